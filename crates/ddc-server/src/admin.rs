@@ -10,10 +10,10 @@ use throng_ddc::{Bucket, Namespace, Value};
 use crate::answer::{Answer, Problem, object};
 use crate::body::Body;
 use crate::serve::Listener;
-use crate::service::{Ask, Service, json};
+use crate::service::{ApiRequest, Service, json};
 
 impl Service {
-    pub(crate) fn peers(&self, ask: &Ask<'_>) -> Response<Body> {
+    pub(crate) fn peers(&self, request: &ApiRequest<'_>) -> Response<Body> {
         let site = Value::string(&self.rules().site);
         let endpoints = self.rules().endpoints.iter().map(|endpoint| Value::string(endpoint)).collect();
         let peer = Value::object([
@@ -23,20 +23,20 @@ impl Service {
             ("endpoints", Value::Array(endpoints)),
         ]);
         let value = Value::object([("currentSite", site), ("peers", Value::Array(vec![peer]))]);
-        object(&value, ask.answer_media(None))
+        object(&value, request.answer_media(None))
     }
 
     pub(crate) fn actions(
         &self,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         bucket: Option<&Bucket>,
     ) -> Response<Body> {
         let rules = self.rules();
-        let permitted = |action: &&Action| rules.access.permit(&ask.caller, **action, namespace, bucket);
+        let permitted = |action: &&Action| rules.access.permit(&request.caller, **action, namespace, bucket);
         let names: Vec<&str> = Action::ALL.iter().filter(permitted).map(|action| action.name()).collect();
         let mut matched = Vec::new();
-        if let Some(claims) = &ask.caller.claims {
+        if let Some(claims) = &request.caller.claims {
             for policy in rules.access.policies.matching(claims, namespace, bucket) {
                 let actions: Vec<&str> = policy.acl.actions.iter().map(|action| action.name()).collect();
                 matched.push(serde_json::json!({
@@ -47,8 +47,8 @@ impl Service {
         json(&serde_json::json!({ "actions": names, "logOutput": [], "matchedPolicies": matched }))
     }
 
-    pub(crate) async fn admin(self: &Arc<Service>, ask: &Ask<'_>, route: &Route) -> Answer {
-        if ask.listener != Listener::Internal {
+    pub(crate) async fn admin(self: &Arc<Service>, request: &ApiRequest<'_>, route: &Route) -> Answer {
+        if request.listener != Listener::Internal {
             return Err(Problem::missing("no such route on this listener"));
         }
         let everywhere: Namespace = "admin".parse().map_err(Problem::bad)?;
@@ -59,7 +59,7 @@ impl Service {
             Route::SnapshotCreate(namespace) => (Action::WriteTransactionLog, namespace),
             _ => (Action::AdminAction, &everywhere),
         };
-        self.permit(ask, action, namespace, None)?;
+        self.permit(request, action, namespace, None)?;
         match route {
             Route::Settings => Ok(json(&serde_json::json!({
                 "settings": { "site": self.rules().site, "figures": self.report() },
@@ -79,7 +79,7 @@ impl Service {
                 let collected = tokio::task::block_in_place(|| self.collect())?;
                 Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
             }
-            Route::ReplicationLog(namespace) => self.incremental(ask, namespace),
+            Route::ReplicationLog(namespace) => self.incremental(request, namespace),
             Route::Snapshots(namespace) => self.snapshots(namespace),
             Route::SnapshotCreate(namespace) => self.create_snapshot(namespace).await,
             _ => Err(Problem::missing("no such route")),

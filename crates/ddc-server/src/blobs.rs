@@ -2,54 +2,58 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Family, Media, Method, Range, negotiate};
 use throng_ddc::compressed::Decoder;
 use throng_ddc::{Document, Hasher, IoHash, Namespace, Value};
-use throng_ddc_store::{Blob, Done, Outcome, StoreError};
+use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
 
 use crate::answer::{Answer, IO_HASH, Problem, empty, object};
-use crate::body::{Body, Check};
-use crate::coming::{Coming, Found};
+use crate::body::{Body, Check, CheckKind};
 use crate::origin::Reach;
-use crate::service::{Ask, Service, check_hash, hash_value};
+use crate::service::{ApiRequest, Service, check_hash, hash_value};
+use crate::streaming::{Found, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
 /// Blobs that were read and found sound; when there are more, all that is forgotten and gained again.
 const VERIFIED_MAX: usize = 1 << 18;
 /// Blobs up to this size are read; larger ones are sent from their files.
 const READ_BYTES_MAX: u64 = 16 << 10;
+/// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end held back.
+const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 impl Service {
     pub(crate) async fn blob_route(
         self: &Arc<Service>,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         family: Family,
         namespace: &Namespace,
         hash: IoHash,
     ) -> Answer {
-        match (ask.method, family) {
+        match (request.method, family) {
             (Method::Put, Family::Compressed) => {
-                ask.content_type(&[Media::Compressed])?;
-                self.put_compressed(ask, namespace, Some(hash)).await
+                request.content_type(&[Media::Compressed])?;
+                self.put_compressed(request, namespace, Some(hash)).await
             }
             (Method::Put, Family::Objects) => {
-                ask.content_type(&[Media::CompactBinary])?;
-                self.put_blob(ask, namespace, Some(hash), true).await
+                request.content_type(&[Media::CompactBinary])?;
+                self.put_blob(request, namespace, Some(hash), true).await
             }
             (Method::Put, Family::Blobs) => {
-                ask.content_type(&[Media::Octets])?;
-                self.put_blob(ask, namespace, Some(hash), false).await
+                request.content_type(&[Media::Octets])?;
+                self.put_blob(request, namespace, Some(hash), false).await
             }
             (Method::Delete, Family::Compressed) => {
                 let shared = match self.tier() {
                     Some(tier) => self.heard(tier.delete_forms(namespace, &hash).await)?,
                     None => false,
                 };
-                let mut result = Ok(Outcome::Unchanged);
+                let mut result = Ok(ChangeResult::Unchanged);
                 let (sender, receiver) = oneshot::channel();
                 self.store.delete_content(
                     namespace,
@@ -60,7 +64,7 @@ impl Service {
                     result = outcome;
                 }
                 match result? {
-                    Outcome::Unchanged if !shared => Err(Problem::missing("no such compressed blob")),
+                    ChangeResult::Unchanged if !shared => Err(Problem::missing("no such compressed blob")),
                     _ => Ok(empty(StatusCode::OK)),
                 }
             }
@@ -68,73 +72,73 @@ impl Service {
                 (false, _) => Err(Problem::missing("no such blob")),
                 (_, Family::Objects) => {
                     let value = Value::object([("deletedCount", Value::Integer(1))]);
-                    Ok(object(&value, ask.answer_media(None)))
+                    Ok(object(&value, request.answer_media(None)))
                 }
                 _ => Ok(empty(StatusCode::NO_CONTENT)),
             },
-            (_, Family::Compressed) => self.get_compressed(ask, namespace, &hash).await,
-            (_, Family::Objects) => self.get_blob(ask, namespace, &hash, Media::CompactBinary).await,
-            (_, Family::Blobs) => self.get_blob(ask, namespace, &hash, Media::Octets).await,
+            (_, Family::Compressed) => self.get_compressed(request, namespace, &hash).await,
+            (_, Family::Objects) => self.get_blob(request, namespace, &hash, Media::CompactBinary).await,
+            (_, Family::Blobs) => self.get_blob(request, namespace, &hash, Media::Octets).await,
         }
     }
 
     pub(crate) async fn get_blob(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         hash: &IoHash,
         media: Media,
     ) -> Answer {
         let missing = || Problem::missing("no such blob");
-        if ask.method == Method::Head {
+        if request.method == Method::Head {
             let mut len = self.blob_len(namespace, hash).await?;
-            if len.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
+            if len.is_none() && self.take_over(request, namespace, hash, false).await?.is_some() {
                 len = self.blob_len(namespace, hash).await?;
             }
             return Ok(head_answer(hash, len.ok_or_else(missing)?, media));
         }
         if media == Media::Octets
-            && let Some(elsewhere) = self.redirect(ask, namespace, hash).await?
+            && let Some(elsewhere) = self.redirect(request, namespace, hash).await?
         {
             return Ok(elsewhere);
         }
-        let mut found = self.find(ask, namespace, hash).await?;
-        if found.is_none() && self.take_over(ask, namespace, hash, false).await?.is_some() {
-            found = self.find(ask, namespace, hash).await?;
+        let mut found = self.find(request, namespace, hash).await?;
+        if found.is_none() && self.take_over(request, namespace, hash, false).await?.is_some() {
+            found = self.find(request, namespace, hash).await?;
         }
         match found.ok_or_else(missing)? {
-            Found::Here(blob) => self.blob_answer(ask, namespace, hash, blob, media).await,
-            Found::Coming(coming, len) => Ok(coming_answer(coming, len, hash, media)),
+            Found::Here(blob) => self.blob_answer(request, namespace, hash, blob, media).await,
+            Found::Streamed(streamed, len) => Ok(streamed_answer(streamed, len, hash, media)),
         }
     }
 
     pub(crate) async fn get_compressed(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         id: &IoHash,
     ) -> Answer {
         let missing = || Problem::missing("no such compressed blob");
         let found = match self.locate(namespace, id, Reach::All).await? {
             Some(found) => Some(found),
-            None => self.take_over(ask, namespace, id, true).await?,
+            None => self.take_over(request, namespace, id, true).await?,
         };
         let hash = found.ok_or_else(missing)?;
         let media = if hash == *id { Media::Octets } else { Media::Compressed };
-        if negotiate(ask.accept(), &[media]).is_none() {
+        if negotiate(request.accept(), &[media]).is_none() {
             let title = format!("what is stored is {}", media.name());
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, title));
         }
-        let mut response = if ask.method == Method::Head {
+        let mut response = if request.method == Method::Head {
             let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
             head_answer(&hash, len, media)
         } else {
-            match self.find(ask, namespace, &hash).await?.ok_or_else(missing)? {
+            match self.find(request, namespace, &hash).await?.ok_or_else(missing)? {
                 Found::Here(blob) => {
                     self.note_form(namespace, id, &hash, blob.len()).await?;
-                    self.blob_answer(ask, namespace, &hash, blob, media).await?
+                    self.blob_answer(request, namespace, &hash, blob, media).await?
                 }
-                Found::Coming(coming, len) => coming_answer(coming, len, &hash, media),
+                Found::Streamed(streamed, len) => streamed_answer(streamed, len, &hash, media),
             }
         };
         if response.status() == StatusCode::OK {
@@ -146,11 +150,11 @@ impl Service {
     /// A blob for an answer. Parts are only given of what is here.
     async fn find(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Found>, Problem> {
-        if [header::RANGE, header::IF_NONE_MATCH].iter().any(|name| ask.headers.contains_key(name)) {
+        if [header::RANGE, header::IF_NONE_MATCH].iter().any(|name| request.headers.contains_key(name)) {
             return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         }
         self.find_or_begin(namespace, hash).await
@@ -159,19 +163,20 @@ impl Service {
     /// A blob, or the part of it that was asked for, or that the client has it.
     pub(crate) async fn blob_answer(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         hash: &IoHash,
         blob: Blob,
         media: Media,
     ) -> Answer {
         let tag = format!("\"{hash}\"");
-        let mut response = if matches_tag(ask.header(header::IF_NONE_MATCH), &tag) {
+        let mut response = if matches_tag(request.header(header::IF_NONE_MATCH), &tag) {
             empty(StatusCode::NOT_MODIFIED)
         } else {
             // A part of something else than the client has is of no use to it.
-            let range = ask.header(header::RANGE).filter(|_| {
-                ask.method == Method::Get && ask.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag)
+            let range = request.header(header::RANGE).filter(|_| {
+                request.method == Method::Get
+                    && request.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag)
             });
             let len = blob.len();
             match Range::read(range, len) {
@@ -183,8 +188,7 @@ impl Service {
                     .with(header::CONTENT_RANGE, format!("bytes */{len}")));
                 }
                 Range::Part { start, end } => {
-                    let mut body = Body::default();
-                    body.push_blob(blob, start, end, None);
+                    let body = self.part_body(namespace, hash, blob, start, end).await?;
                     let mut response = Response::new(body);
                     *response.status_mut() = StatusCode::PARTIAL_CONTENT;
                     if let Ok(value) = HeaderValue::try_from(format!("bytes {start}-{}/{len}", end - 1)) {
@@ -194,7 +198,7 @@ impl Service {
                 }
                 Range::Whole => {
                     let mut body = Body::default();
-                    if ask.method == Method::Get {
+                    if request.method == Method::Get {
                         self.push_whole(&mut body, namespace, hash, blob).await?;
                     } else {
                         body.push_blob(blob, 0, len, None);
@@ -210,8 +214,33 @@ impl Service {
         Ok(response)
     }
 
-    /// Adds a whole blob to a body. What is read for the first time is verified: small blobs before anything is sent, large
-    /// ones before their last piece is.
+    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is checked on its way.
+    async fn part_body(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: Blob,
+        start: u64,
+        end: u64,
+    ) -> Result<Body, Problem> {
+        let mut body = Body::default();
+        if !self.is_verified(&blob) && blob.has_sums() {
+            let (service, namespace) = (Arc::clone(self), namespace.clone());
+            let check = Check { service, namespace, hash: *hash, kind: CheckKind::Parts };
+            body.push_blob(blob, start, end, Some(Box::new(check)));
+            return Ok(body);
+        }
+        // Version 1 of the store wrote large blobs without sums.
+        let sound = self.is_verified(&blob) || self.hash_now(namespace, hash, &blob).await?;
+        let blob = if sound { blob } else { self.replacement(namespace, hash).await? };
+        if end <= blob.len() {
+            body.push_blob(blob, start, end, None);
+        }
+        Ok(body)
+    }
+
+    /// Adds a whole blob to a body. Small ones are checked at every read; others are hashed before they are sent when their
+    /// last check is too old, very large ones before their last piece is.
     pub(crate) async fn push_whole(
         self: &Arc<Service>,
         body: &mut Body,
@@ -220,109 +249,165 @@ impl Service {
         blob: Blob,
     ) -> Result<(), Problem> {
         let len = blob.len();
-        let known = self.is_verified(&blob);
-        if len > SMALL_BYTES_MAX as u64 || known && len > READ_BYTES_MAX {
-            let check = (!known).then(|| {
-                let (service, namespace) = (Arc::clone(self), namespace.clone());
-                Box::new(Check { service, namespace, hash: *hash, hasher: Hasher::new() })
-            });
-            body.push_blob(blob, 0, len, check);
+        if len <= READ_BYTES_MAX {
+            match blob.read_checked() {
+                Ok(bytes) => body.push_bytes(bytes),
+                Err(error) if is_damage(&error) => {
+                    self.counters.add_damaged();
+                    self.store.discard_damaged(namespace, hash, &blob);
+                    let blob = self.replacement(namespace, hash).await?;
+                    body.push_bytes(blob.read_checked()?);
+                }
+                Err(error) => return Err(error.into()),
+            }
             return Ok(());
         }
-        let bytes = blob.read(0, len as usize)?;
-        if !known {
-            if IoHash::of(&bytes) != *hash {
-                self.counters.add_damaged();
-                return self.push_replacement(body, namespace, hash, &blob).await;
+        if self.is_verified(&blob) {
+            body.push_blob(blob, 0, len, None);
+        } else if len > HASH_FIRST_BYTES_MAX {
+            let (service, namespace) = (Arc::clone(self), namespace.clone());
+            let check = Check { service, namespace, hash: *hash, kind: CheckKind::Whole(Hasher::new()) };
+            body.push_blob(blob, 0, len, Some(Box::new(check)));
+        } else if len <= SMALL_BYTES_MAX as u64 {
+            let bytes = blob.read(0, len as usize);
+            match bytes {
+                Ok(bytes) if IoHash::of(&bytes) == *hash => {
+                    self.set_verified(&blob);
+                    body.push_bytes(bytes);
+                }
+                Err(error) if !is_damage(&error) => return Err(error.into()),
+                _ => {
+                    self.counters.add_damaged();
+                    self.store.discard_damaged(namespace, hash, &blob);
+                    let blob = self.replacement(namespace, hash).await?;
+                    body.push_bytes(blob.read_checked()?);
+                }
             }
-            self.set_verified(&blob);
+        } else {
+            let sound = self.hash_now(namespace, hash, &blob).await?;
+            let blob = if sound { blob } else { self.replacement(namespace, hash).await? };
+            body.push_blob(blob, 0, len, None);
         }
-        body.push_bytes(bytes);
         Ok(())
     }
 
-    /// Puts a damaged blob aside, and takes what is elsewhere instead, if there is something.
-    async fn push_replacement(
+    /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if not.
+    async fn hash_now(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) -> Result<bool, Problem> {
+        let (read, wanted) = (blob.clone(), *hash);
+        let sound = tokio::task::spawn_blocking(move || match read.hash() {
+            Ok(found) => Ok(found == wanted),
+            Err(error) if is_damage(&error) => Ok(false),
+            Err(error) => Err(error),
+        });
+        let sound = sound.await.map_err(|_| StoreError::Busy)??;
+        if sound {
+            self.set_verified(blob);
+        } else {
+            self.counters.add_damaged();
+            self.store.discard_damaged(namespace, hash, blob);
+        }
+        Ok(sound)
+    }
+
+    /// Bytes of a stored blob in memory, checked. A damaged one is discarded and brought again, if it can be.
+    pub(crate) async fn checked_bytes(
         &self,
-        body: &mut Body,
         namespace: &Namespace,
         hash: &IoHash,
-        damaged: &Blob,
-    ) -> Result<(), Problem> {
-        self.store.discard_damaged(namespace, hash, damaged);
+        blob: &Blob,
+    ) -> Result<Option<Bytes>, Problem> {
+        match blob.read_checked() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if is_damage(&error) => {
+                self.counters.add_damaged();
+                self.store.discard_damaged(namespace, hash, blob);
+                match self.replacement(namespace, hash).await {
+                    Ok(blob) => Ok(Some(blob.read_checked()?)),
+                    Err(problem) if problem.status == StatusCode::NOT_FOUND => Ok(None),
+                    Err(problem) => Err(problem),
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The blob that comes from elsewhere in place of one that was damaged.
+    async fn replacement(&self, namespace: &Namespace, hash: &IoHash) -> Result<Blob, Problem> {
         // The queue is in order: when this is answered, the damaged one is gone.
         self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
         let found = self.find_blob(namespace, hash).await?;
-        let blob = found.ok_or_else(|| Problem::missing("the blob was damaged and is gone"))?;
-        // It was hashed as it came.
-        let len = blob.len();
-        body.push_blob(blob, 0, len, None);
-        Ok(())
+        found.ok_or_else(|| Problem::missing("the blob was damaged and is gone"))
     }
 
     fn is_verified(&self, blob: &Blob) -> bool {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner).contains(&blob.id())
+        let recheck = self.rules().recheck;
+        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        verified.get(&blob.id()).is_some_and(|checked| checked.elapsed() < recheck)
     }
 
     pub(crate) fn set_verified(&self, blob: &Blob) {
+        // Smaller ones are checked at every read.
+        if blob.len() <= READ_BYTES_MAX {
+            return;
+        }
         let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified.len() >= VERIFIED_MAX {
             verified.clear();
         }
-        verified.insert(blob.id());
+        verified.insert(blob.id(), Instant::now());
     }
 
     pub(crate) async fn put_blob(
         self: &Arc<Service>,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         namespace: &Namespace,
         wanted: Option<IoHash>,
         is_object: bool,
     ) -> Answer {
         let received = if is_object {
-            ask.upload.limit(self.rules().object_bytes_max)?;
-            let bytes = ask.upload.all().await?;
+            request.upload.limit(self.rules().object_bytes_max)?;
+            let bytes = request.upload.all().await?;
             Document::parse(&bytes).map_err(Problem::bad)?;
             let hash = IoHash::of(&bytes);
             Received::Small(bytes, hash)
         } else {
-            self.receive_blob(ask, namespace, wanted).await?
+            self.receive_blob(request, namespace, wanted).await?
         };
         let hash = received.hash();
         check_hash(wanted, hash)?;
         self.keep(namespace, received).await?;
-        self.fill_fallback(ask, namespace, &hash, false).await?;
+        self.fill_fallback(request, namespace, &hash, false).await?;
         let value = Value::object([("identifier", Value::Hash(hash))]);
-        Ok(object(&value, ask.answer_media(None)))
+        Ok(object(&value, request.answer_media(None)))
     }
 
     /// Receives a blob, which the client says has the hash `wanted`.
     pub(crate) async fn receive_blob(
         &self,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         namespace: &Namespace,
         wanted: Option<IoHash>,
     ) -> Result<Received, Problem> {
-        let is_large = ask.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64);
+        let is_large = request.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64);
         match wanted.filter(|_| is_large) {
             // The usual repeated upload. It is verified like any other, but need not be written again.
-            Some(wanted) if self.store.has_blob(namespace, &wanted)? => ask.upload.hash().await,
-            _ => ask.upload.receive(&self.store, None, None).await,
+            Some(wanted) if self.store.blob(namespace, &wanted)?.is_some() => request.upload.hash().await,
+            _ => request.upload.receive(&self.store, None, None).await,
         }
     }
 
     pub(crate) async fn put_compressed(
         self: &Arc<Service>,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         namespace: &Namespace,
         wanted: Option<IoHash>,
     ) -> Answer {
         let mut decoder = self.decoder();
-        let received = ask.upload.receive(&self.store, None, Some(&mut decoder)).await?;
+        let received = request.upload.receive(&self.store, None, Some(&mut decoder)).await?;
         let raw = self.keep_compressed(namespace, received, decoder, wanted).await?;
-        self.fill_fallback(ask, namespace, &raw, true).await?;
+        self.fill_fallback(request, namespace, &raw, true).await?;
         let value = Value::object([("identifier", Value::Hash(raw))]);
-        Ok(object(&value, ask.answer_media(None)))
+        Ok(object(&value, request.answer_media(None)))
     }
 
     /// Stores a compressed buffer and its content id, which is given.
@@ -343,22 +428,23 @@ impl Service {
         }
         let (hash, len) = (received.hash(), received.len());
         self.keep(namespace, received).await?;
-        self.put_form(namespace, raw, len, hash).await?;
+        self.put_form(namespace, raw, (len, hash, found.hash_checked)).await?;
         Ok(raw)
     }
 
-    /// Says, wherever it is asked, that `blob` holds a form of `id`.
+    /// Notes, here and in the object storage, that a blob holds a form of `id`: its weight, the blob, and whether it was
+    /// verified.
     pub(crate) async fn put_form(
         &self,
         namespace: &Namespace,
         id: IoHash,
-        weight: u64,
-        blob: IoHash,
+        form: (u64, IoHash, bool),
     ) -> Result<(), Problem> {
         if let Some(tier) = self.tier() {
-            self.heard(tier.put_form(namespace, &id, weight, &blob).await)?;
+            let (weight, blob, verified) = form;
+            self.heard(tier.put_form(namespace, &id, weight, (&blob, verified)).await)?;
         }
-        self.commit(|done| self.store.put_content(namespace, id, weight, blob, done)).await?;
+        self.commit(|done| self.store.put_content(namespace, id, form, done)).await?;
         Ok(())
     }
 
@@ -370,8 +456,12 @@ impl Service {
         form: &IoHash,
         len: u64,
     ) -> Result<(), Problem> {
-        if self.tier().is_some() && form != id && self.store.content(namespace, id)?.is_none() {
-            self.commit(|done| self.store.put_content(namespace, *id, len, *form, done)).await?;
+        let Some(tier) = self.tier() else { return Ok(()) };
+        if form != id && self.store.content(namespace, id)?.is_none() {
+            let forms = self.heard(tier.forms(namespace, id).await)?;
+            let verified = forms.iter().any(|(_, blob, verified)| blob == form && *verified);
+            let form = (len, *form, verified);
+            self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
         }
         Ok(())
     }
@@ -383,7 +473,7 @@ impl Service {
             None => false,
         };
         let outcome = self.commit(|done| self.store.delete_blob(namespace, hash, done)).await?;
-        Ok(shared || outcome == Outcome::Done)
+        Ok(shared || outcome == ChangeResult::Done)
     }
 
     /// Stores what was received, under its own hash.
@@ -391,7 +481,7 @@ impl Service {
         let hash = received.hash();
         self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
         // The usual repeated upload: what is in the index is durable.
-        if self.store.has_blob(namespace, &hash)? {
+        if self.store.blob(namespace, &hash)?.is_some() {
             return Ok(());
         }
         // Never the other way round: a copy here says that the object storage has the blob.
@@ -423,7 +513,7 @@ impl Service {
                 tokio::task::spawn_blocking(put).await.unwrap_or(Err(StoreError::Busy))?;
             }
         }
-        if receiver.await.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+        if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
             let title = format!("the namespace {namespace} holds as much as it may (ddc.quotas)");
             return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
         }
@@ -436,9 +526,9 @@ impl Service {
 }
 
 /// A large blob that is not here yet, from its first byte on.
-fn coming_answer(coming: Arc<Coming>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
+fn streamed_answer(streamed: Arc<StreamedBlob>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
     let mut body = Body::default();
-    body.push_coming(coming, len);
+    body.push_streamed(streamed, len);
     head_answer(hash, len, media).map(|_| body)
 }
 

@@ -9,10 +9,10 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use throng_ddc::{Hasher, IoHash, Namespace};
-use throng_ddc_store::Blob;
+use throng_ddc_store::{Blob, is_damage};
 
-use crate::coming::Coming;
 use crate::service::Service;
+use crate::streaming::StreamedBlob;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls out of the second-level
 /// cache before it is sent.
@@ -28,7 +28,7 @@ pub(crate) struct Body {
 enum Part {
     Bytes(Bytes),
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
-    Coming { coming: Arc<Coming>, at: u64, end: u64 },
+    Streamed { streamed: Arc<StreamedBlob>, at: u64, end: u64 },
 }
 
 /// A part of a blob that may be sent as it is.
@@ -38,12 +38,53 @@ pub(crate) struct FilePart {
     pub(crate) end: u64,
 }
 
-/// A blob that is read for the first time is hashed on its way out.
+/// Check of a blob on its way out.
 pub(crate) struct Check {
     pub(crate) service: Arc<Service>,
     pub(crate) namespace: Namespace,
     pub(crate) hash: IoHash,
-    pub(crate) hasher: Hasher,
+    pub(crate) kind: CheckKind,
+}
+
+/// Kind of a check.
+pub(crate) enum CheckKind {
+    /// The whole blob is hashed, and its last piece held back until the hash is known.
+    Whole(Hasher),
+    /// Each MiB is compared with its sum before any of it is sent.
+    Parts,
+}
+
+impl Check {
+    /// The next bytes of a blob, from `at` on, at most up to `end`.
+    fn read(&mut self, blob: &Blob, at: u64, end: u64) -> io::Result<Bytes> {
+        let damage = |error: io::Error| {
+            if is_damage(&error) {
+                // The rest is not sent: the receiver sees an answer that broke off.
+                self.service.counters.add_damaged();
+                self.service.store.discard_damaged(&self.namespace, &self.hash, blob);
+            }
+            error
+        };
+        match &mut self.kind {
+            CheckKind::Parts => {
+                let (start, bytes) = blob.read_part_checked(at).map_err(damage)?;
+                let last = (end - start).min(bytes.len() as u64);
+                Ok(bytes.slice((at - start) as usize..last as usize))
+            }
+            CheckKind::Whole(hasher) => {
+                let bytes = blob.read(at, (end - at).min(PIECE_BYTES) as usize).map_err(damage)?;
+                hasher.update(&bytes);
+                if at + bytes.len() as u64 == end {
+                    if hasher.finish() != self.hash {
+                        let error = io::Error::new(io::ErrorKind::InvalidData, "a stored blob is damaged");
+                        return Err(damage(error));
+                    }
+                    self.service.set_verified(blob);
+                }
+                Ok(bytes)
+            }
+        }
+    }
 }
 
 impl Body {
@@ -60,7 +101,7 @@ impl Body {
         }
     }
 
-    /// Bytes `at..end` of a blob. Only a whole blob can be checked.
+    /// Bytes `at..end` of a blob. Only a whole blob can be hashed.
     pub(crate) fn push_blob(&mut self, blob: Blob, at: u64, end: u64, check: Option<Box<Check>>) {
         if at < end {
             self.left += end - at;
@@ -69,22 +110,22 @@ impl Body {
     }
 
     /// A whole blob that is on its way here.
-    pub(crate) fn push_coming(&mut self, coming: Arc<Coming>, end: u64) {
+    pub(crate) fn push_streamed(&mut self, streamed: Arc<StreamedBlob>, end: u64) {
         self.left += end;
-        self.parts.push_back(Part::Coming { coming, at: 0, end });
+        self.parts.push_back(Part::Streamed { streamed, at: 0, end });
     }
 
     /// Whether what comes next may not be here yet.
     pub(crate) fn must_wait(&self) -> bool {
-        matches!(self.parts.front(), Some(Part::Coming { .. }))
+        matches!(self.parts.front(), Some(Part::Streamed { .. }))
     }
 
     /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there is anything more.
     pub(crate) fn poll_ready(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        let Some(Part::Coming { coming, at, end }) = self.parts.front_mut() else {
+        let Some(Part::Streamed { streamed, at, end }) = self.parts.front_mut() else {
             return Poll::Ready(Ok(()));
         };
-        let (blob, until) = ready!(coming.poll_part(context, *at))?;
+        let (blob, until) = ready!(streamed.poll_part(context, *at))?;
         let part = Part::Blob { blob, at: *at, end: until.min(*end), check: None };
         *at = until.min(*end);
         if *at == *end {
@@ -114,31 +155,22 @@ impl Body {
     /// The next bytes.
     pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
         let bytes = match self.parts.front_mut()? {
-            Part::Coming { .. } => return Some(Err(io::Error::other("nobody waited for what comes"))),
+            Part::Streamed { .. } => return Some(Err(io::Error::other("nobody waited for what comes"))),
             Part::Bytes(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.parts.pop_front();
                 bytes
             }
             Part::Blob { blob, at, end, check } => {
-                let piece = (*end - *at).min(PIECE_BYTES);
-                let bytes = match blob.read(*at, piece as usize) {
+                let read = match check {
+                    Some(check) => check.read(blob, *at, *end),
+                    None => blob.read(*at, (*end - *at).min(PIECE_BYTES) as usize),
+                };
+                let bytes = match read {
                     Ok(bytes) => bytes,
                     Err(error) => return Some(Err(error)),
                 };
-                *at += piece;
-                if let Some(check) = check {
-                    check.hasher.update(&bytes);
-                    if *at == *end {
-                        if check.hasher.finish() != check.hash {
-                            // The last piece is not sent: the receiver sees an answer that broke off.
-                            check.service.counters.add_damaged();
-                            check.service.store.discard_damaged(&check.namespace, &check.hash, blob);
-                            return Some(Err(io::Error::other("a stored blob is damaged")));
-                        }
-                        check.service.set_verified(blob);
-                    }
-                }
+                *at += bytes.len() as u64;
                 if *at == *end {
                     self.parts.pop_front();
                 }

@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::answer::Problem;
 use crate::serve::Listener;
-use crate::service::{Question, Service};
+use crate::service::{RawRequest, Service};
 use body::{Incoming, Left};
 use head::{Head, PREFACE};
 pub(crate) use wire::{Rewound, Watchdog, Wire};
@@ -159,7 +159,7 @@ impl<S: Wire> Connection<S> {
         self.left = head.left;
         self.watchdog.within(STALL_TIMEOUT);
         let answer = {
-            let question = Question {
+            let question = RawRequest {
                 method: &head.method,
                 path: &head.path,
                 query: &head.query,

@@ -20,7 +20,7 @@ pub struct Node {
     service: Arc<Service>,
     threads: Vec<JoinHandle<()>>,
     /// Ends what the node does by itself, when it is dropped.
-    care: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
+    maintenance: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Node {
@@ -46,16 +46,22 @@ impl Node {
         let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
         };
-        let (commits, checkpoints) = (Arc::clone(&store), Arc::clone(&store));
-        let care = rules.care;
-        let mut node = Node { service: Service::new(store, rules, origin), threads: Vec::new(), care: None };
+        let (commits, checkpoints, merges) = (Arc::clone(&store), Arc::clone(&store), Arc::clone(&store));
+        let maintenance = rules.maintenance;
+        let service = Service::new(store, rules, origin);
+        let mut node = Node { service, threads: Vec::new(), maintenance: Vec::new() };
         node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
         node.threads
             .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);
+        node.threads.push(thread("cache merge", Box::new(move || merges.run_merges(CHECKPOINT_LOOK)))?);
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
-        let cares = thread("cache care", Box::new(move || service.run_care(care, &ended)))?;
-        node.care = Some((end, cares));
+        let upkeep = thread("cache upkeep", Box::new(move || service.run_maintenance(maintenance, &ended)))?;
+        node.maintenance.push((end, upkeep));
+        let (end, ended) = mpsc::channel();
+        let service = Arc::clone(&node.service);
+        let scrubs = thread("cache scrub", Box::new(move || service.run_scrubs(maintenance, &ended)))?;
+        node.maintenance.push((end, scrubs));
         Ok(node)
     }
 
@@ -69,7 +75,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         // It has things to write down, so it ends before the store does.
-        if let Some((end, thread)) = self.care.take() {
+        for (end, thread) in self.maintenance.drain(..) {
             drop(end);
             let _ = thread.join();
         }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use bytes::Bytes;
@@ -21,19 +21,21 @@ use http_body_util::BodyExt as _;
 use hyper::{Response, StatusCode, header};
 use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
-use throng_ddc_store::{Blob, Incoming, Outcome, PutRef, RefValue, Tier, TierError};
+use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
 
 use crate::answer::Problem;
-use crate::coming::Coming;
 use crate::http1::Watchdog;
 use crate::service::Service;
+use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
-use crate::upstream::{Form, Upstream};
+use crate::upstream::{Form, Lookup, Upstream};
 
 /// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s for the first byte.
 const STALL: Duration = Duration::from_secs(8);
 /// A copy of this age is no proof any more that the object storage has the blob.
 const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
+/// Refs of the upstream whose age is known; with more, all are forgotten and looked up again.
+const FRESH_MAX: usize = 1 << 18;
 /// Attachments of one object that are looked up at a time.
 const LOOKUPS_MAX: usize = 32;
 
@@ -55,6 +57,8 @@ pub(crate) struct OriginCounters {
     pub(crate) fetched: AtomicU64,
     pub(crate) fetched_bytes: AtomicU64,
     pub(crate) failures: AtomicU64,
+    /// Refs that were served although the upstream did not say whether they are as they were.
+    pub(crate) stale: AtomicU64,
     /// Whether the last look failed, so that a change is logged and nothing else.
     failing: AtomicBool,
 }
@@ -175,7 +179,7 @@ impl Service {
         hash: &IoHash,
     ) -> Result<Option<Bytes>, Problem> {
         let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
-        Ok(Some(blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?))
+        self.checked_bytes(namespace, hash, &blob).await
     }
 
     /// The blob of a content id, or else the one with this hash, if it can be had.
@@ -198,7 +202,7 @@ impl Service {
         match &self.origin {
             Origin::Alone => Ok(None),
             Origin::Tier(tier) => {
-                for (_, form) in self.heard(tier.forms(namespace, id).await)? {
+                for (_, form, _) in self.heard(tier.forms(namespace, id).await)? {
                     if self.heard(tier.blob_len(namespace, &form).await)?.is_some() {
                         return Ok(Some(form));
                     }
@@ -284,19 +288,19 @@ impl Service {
             .await
     }
 
-    /// Brings a blob here. Whether it is here now. `coming` learns of its progress if it is large.
+    /// Brings a blob here. Whether it is here now. `streamed` learns of its progress if it is large.
     pub(crate) async fn fetch_blob(
         &self,
         namespace: &Namespace,
         hash: &IoHash,
-        coming: Option<&Coming>,
+        streamed: Option<&StreamedBlob>,
     ) -> Result<bool, Problem> {
         if matches!(self.origin, Origin::Alone) {
             return Ok(false);
         }
         let flight = self.flights.join(namespace, hash);
         let _turn = flight.turn().await;
-        if self.store.has_blob(namespace, hash)? {
+        if self.store.blob(namespace, hash)?.is_some() {
             return Ok(true);
         }
         let incoming = match &self.origin {
@@ -305,11 +309,11 @@ impl Service {
             Origin::Upstream(upstream) => upstream.blob(namespace, hash).await.map(incoming),
         };
         let Some(incoming) = incoming else { return Ok(false) };
-        let coming = coming.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
-        if let Some(coming) = coming {
-            coming.begin(incoming.len);
+        let streamed = streamed.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
+        if let Some(streamed) = streamed {
+            streamed.begin(incoming.len);
         }
-        let mut upload = self.receive_from(incoming)?.shown_to(coming);
+        let mut upload = self.receive_from(incoming)?.shown_to(streamed);
         let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
         if received.hash() != *hash {
             self.counters.add_damaged();
@@ -363,12 +367,13 @@ impl Service {
         let (hash, len) = (received.hash(), received.len());
         self.count_fetched(&received);
         self.keep_here(namespace, received).await?;
-        self.commit(|done| self.store.put_content(namespace, *id, len, hash, done)).await?;
+        let form = (len, hash, found.hash_checked);
+        self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
         Ok(Some(hash))
     }
 
     fn receive_from<'c>(&self, incoming: Incoming) -> Result<Upload<'c>, Problem> {
-        Upload::new(Box::new(FromElsewhere::new(incoming)), self.rules().blob_bytes_max)
+        Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)
     }
 
     fn count_fetched(&self, received: &Received) {
@@ -416,22 +421,63 @@ impl Service {
             Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
             Origin::Upstream(upstream) => {
                 let found = self.store.reference(namespace, bucket, key)?;
-                if found.as_ref().is_some_and(|value| value.finalised) {
+                let is_stale = |value: &RefValue| value.adopted && !self.is_fresh(name);
+                if found.as_ref().is_some_and(|value| value.finalised && !is_stale(value)) {
                     return Ok(found);
                 }
-                let brought = upstream.reference(name, self.rules().object_bytes_max).await;
-                Ok(brought.map_or(found, |(object, bytes)| {
-                    Some(RefValue { object, finalised: true, put: self.now(), inline: Some(bytes) })
-                }))
+                let limit = self.rules().object_bytes_max;
+                let brought = match upstream.reference(name, limit).await {
+                    Lookup::Found(brought) => brought,
+                    Lookup::Missing => match found {
+                        Some(value) if value.adopted => {
+                            let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
+                            self.commit(outcome).await?;
+                            return Ok(None);
+                        }
+                        found => return Ok(found),
+                    },
+                    Lookup::Unknown => {
+                        if found.as_ref().is_some_and(|value| value.finalised) {
+                            self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
+                        }
+                        return Ok(found);
+                    }
+                };
+                self.set_fresh(name);
+                let (object, bytes) = brought;
+                match found {
+                    Some(value) if value.finalised && value.object == object => Ok(Some(value)),
+                    _ => {
+                        let inline = Some(bytes);
+                        Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
+                    }
+                }
             }
         }
+    }
+
+    /// Whether the upstream said lately that a ref is as it was.
+    fn is_fresh(&self, name: &RefName) -> bool {
+        let within = self.rules().upstream_fresh;
+        let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.get(name).is_some_and(|seen| seen.elapsed() < within)
+    }
+
+    fn set_fresh(&self, name: &RefName) {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        if fresh.len() >= FRESH_MAX {
+            fresh.clear();
+        }
+        fresh.insert(name.clone(), Instant::now());
     }
 
     /// Keeps a ref that came from the upstream, once everything that it reaches is here.
     pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
         let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
         let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        if here.is_some() || object.len() > self.store.inline_bytes_max() {
+        // A ref that was put here is never replaced by one of the upstream.
+        let replaces = here.as_ref().is_none_or(|here| here.adopted && here.object != value.object);
+        if !replaces || object.len() > self.store.inline_bytes_max() {
             return Ok(());
         }
         let closed = self.close(&name.namespace, object, Reach::Own).await?;
@@ -441,7 +487,7 @@ impl Service {
                 bucket: name.bucket.clone(),
                 key: name.key,
                 value: value.clone(),
-                overwrite: false,
+                overwrite: here.is_some(),
                 relies_on: closed.blobs,
             };
             self.commit(|done| self.store.put_ref(put, done)).await?;
@@ -449,7 +495,7 @@ impl Service {
         Ok(())
     }
 
-    pub(crate) async fn put_reference(&self, put: PutRef) -> Result<Outcome, Problem> {
+    pub(crate) async fn put_reference(&self, put: PutRef) -> Result<ChangeResult, Problem> {
         match self.tier() {
             Some(tier) => self.heard(tier.put_ref(&put).await),
             None => Ok(self.commit(|done| self.store.put_ref(put, done)).await?),
@@ -461,7 +507,7 @@ impl Service {
         name: &RefName,
         object: IoHash,
         relies_on: &[IoHash],
-    ) -> Result<Outcome, Problem> {
+    ) -> Result<ChangeResult, Problem> {
         let RefName { namespace, bucket, key } = name;
         match self.tier() {
             Some(tier) => self.heard(tier.finalise(namespace, bucket, key, object).await),
@@ -478,7 +524,7 @@ impl Service {
             Some(tier) => self.heard(tier.delete_ref(namespace, bucket, key).await),
             None => {
                 let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
-                Ok(outcome == Outcome::Done)
+                Ok(outcome == ChangeResult::Done)
             }
         }
     }
@@ -500,7 +546,7 @@ impl Service {
             after = Some((last_bucket.clone(), *last_key));
             for (bucket, key, _) in &step {
                 let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
-                count += u64::from(outcome == Outcome::Done);
+                count += u64::from(outcome == ChangeResult::Done);
             }
         }
     }
@@ -530,24 +576,24 @@ fn incoming(response: Response<hyper::body::Incoming>) -> Incoming {
 }
 
 /// A blob on its way here, as the body of an upload.
-struct FromElsewhere {
+struct FetchedBody {
     incoming: Mutex<Incoming>,
     watchdog: Watchdog,
 }
 
-impl FromElsewhere {
-    fn new(incoming: Incoming) -> FromElsewhere {
-        FromElsewhere { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
+impl FetchedBody {
+    fn new(incoming: Incoming) -> FetchedBody {
+        FetchedBody { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
     }
 }
 
-impl fmt::Debug for FromElsewhere {
+impl fmt::Debug for FetchedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FromElsewhere")
+        f.write_str("FetchedBody")
     }
 }
 
-impl Source for FromElsewhere {
+impl Source for FetchedBody {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
         loop {

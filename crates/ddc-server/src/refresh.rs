@@ -70,7 +70,9 @@ impl Service {
                 if blob != attachment.hash
                     && let Some(len) = written
                 {
-                    self.heard(tier.put_form(namespace, &attachment.hash, len, &blob).await)?;
+                    let forms = self.heard(tier.forms(namespace, &attachment.hash).await)?;
+                    let verified = forms.iter().any(|(_, form, verified)| *form == blob && *verified);
+                    self.heard(tier.put_form(namespace, &attachment.hash, len, (&blob, verified)).await)?;
                 }
             }
             closure.resolve(blob.map_or(Resolution::Missing, Resolution::Blob));

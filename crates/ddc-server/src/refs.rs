@@ -11,14 +11,14 @@ use throng_ddc::batch::{self, Op, OpAction, OpResult};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
-use throng_ddc_store::{Outcome, PutRef, RefValue};
+use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
 use crate::answer::{
     ALLOW_OVERWRITE, Answer, INLINE_HASH, IO_HASH, LAST_ACCESS, Problem, empty, object, reply,
 };
 use crate::body::Body;
 use crate::origin::{Closed, Reach};
-use crate::service::{Ask, Service, decompress, hash_value, json};
+use crate::service::{ApiRequest, Service, decompress, hash_value, json};
 use crate::upload::Received;
 
 /// A ref whose blobs are collected while it is put is resolved again; what loses this often has something else wrong.
@@ -33,43 +33,43 @@ impl Service {
 
     pub(crate) async fn put_ref(
         self: &Arc<Service>,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         name: &RefName,
         suffix: Option<Media>,
     ) -> Answer {
         let kinds = [Media::CompactBinary, Media::Octets, Media::Package, Media::Json];
-        let kind = ask.content_type(&kinds)?;
-        let claimed = match ask.header(IO_HASH).map(str::trim).filter(|text| !text.is_empty()) {
+        let kind = request.content_type(&kinds)?;
+        let claimed = match request.header(IO_HASH).map(str::trim).filter(|text| !text.is_empty()) {
             Some(text) => Some(text.parse::<IoHash>().map_err(Problem::bad)?),
             None if kind == Media::Package => None,
             None => return Err(Problem::bad("the header X-Jupiter-IoHash is missing")),
         };
         let overwrite = self.rules_of(&name.namespace).overwrite_refs
-            || ask.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+            || request.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let bytes = match kind {
             Media::CompactBinary => {
-                ask.upload.limit(self.rules().object_bytes_max)?;
-                let bytes = ask.upload.all().await?;
+                request.upload.limit(self.rules().object_bytes_max)?;
+                let bytes = request.upload.all().await?;
                 if claimed != Some(IoHash::of(&bytes)) {
                     return Err(Problem::hash_mismatch("the object does not hash to X-Jupiter-IoHash"));
                 }
                 bytes
             }
             Media::Package => {
-                let bytes = self.receive_package(ask, &name.namespace).await?;
+                let bytes = self.receive_package(request, &name.namespace).await?;
                 if claimed.is_some_and(|claimed| claimed != IoHash::of(&bytes)) {
                     return Err(Problem::hash_mismatch("the root object does not hash to X-Jupiter-IoHash"));
                 }
                 bytes
             }
             _ => {
-                let received = self.receive_blob(ask, &name.namespace, claimed).await?;
+                let received = self.receive_blob(request, &name.namespace, claimed).await?;
                 let (hash, len) = (received.hash(), received.len());
                 if claimed != Some(hash) {
                     return Err(Problem::hash_mismatch("the body does not hash to X-Jupiter-IoHash"));
                 }
                 self.keep(&name.namespace, received).await?;
-                self.fill_fallback(ask, &name.namespace, &hash, false).await?;
+                self.fill_fallback(request, &name.namespace, &hash, false).await?;
                 let value = Value::object([
                     ("RawHash", Value::BinaryAttachment(hash)),
                     ("RawSize", Value::Integer(len)),
@@ -78,7 +78,7 @@ impl Service {
             }
         };
         match self.store_ref(name, bytes, overwrite).await? {
-            Ok(needs) => Ok(needs_answer(needs, ask.answer_media(suffix))),
+            Ok(needs) => Ok(needs_answer(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
                 response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -115,19 +115,22 @@ impl Service {
                     object: hash,
                     finalised: needs.is_empty(),
                     put: self.now(),
+                    adopted: false,
                     inline: inline.then(|| bytes.clone()),
                 },
                 overwrite,
                 relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
             };
             match self.put_reference(put).await? {
-                Outcome::Lost => {}
-                Outcome::Conflict(existing) => {
+                ChangeResult::Lost => {}
+                ChangeResult::Conflict(existing) => {
                     let object = self.object_of(&name.namespace, &existing).await?;
                     return Ok(Err(object.unwrap_or_default()));
                 }
                 // Refs count for no quota.
-                Outcome::Done | Outcome::Unchanged | Outcome::OverQuota => return Ok(Ok(needs)),
+                ChangeResult::Done | ChangeResult::Unchanged | ChangeResult::OverQuota => {
+                    return Ok(Ok(needs));
+                }
             }
         }
         Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "what the object refers to keeps being removed"))
@@ -136,15 +139,15 @@ impl Service {
     /// Stores the attachments of a package as they arrive. Gives the root object.
     async fn receive_package(
         self: &Arc<Service>,
-        ask: &mut Ask<'_>,
+        request: &mut ApiRequest<'_>,
         namespace: &Namespace,
     ) -> Result<Bytes, Problem> {
-        ask.upload.limit(self.rules().package_bytes_max)?;
-        let head = ask.upload.exactly(HEAD_BYTES).await?;
+        request.upload.limit(self.rules().package_bytes_max)?;
+        let head = request.upload.exactly(HEAD_BYTES).await?;
         let table_bytes = Table::bytes_needed(&head).map_err(Problem::bad)?;
-        let rest = ask.upload.exactly(table_bytes - HEAD_BYTES).await?;
+        let rest = request.upload.exactly(table_bytes - HEAD_BYTES).await?;
         let table = Table::read(&[head, rest].concat()).map_err(Problem::bad)?;
-        if let (Some(declared), Some(total)) = (ask.upload.declared(), table.total_bytes())
+        if let (Some(declared), Some(total)) = (request.upload.declared(), table.total_bytes())
             && total > self.rules().package_bytes_max.max(declared)
         {
             return Err(Problem::bad("the package is longer than its body"));
@@ -155,32 +158,33 @@ impl Service {
         let mut root = Bytes::new();
         for (index, entry) in table.entries.iter().enumerate() {
             if index == 0 {
-                root = self.receive_root(ask, entry).await?;
+                root = self.receive_root(request, entry).await?;
             } else if entry.flags.has(Flags::COMPRESSED) {
                 let mut decoder = self.decoder();
-                let received = ask.upload.receive(&self.store, Some(entry.size), Some(&mut decoder)).await?;
+                let received =
+                    request.upload.receive(&self.store, Some(entry.size), Some(&mut decoder)).await?;
                 self.keep_compressed(namespace, received, decoder, Some(entry.hash)).await?;
-                self.fill_fallback(ask, namespace, &entry.hash, true).await?;
+                self.fill_fallback(request, namespace, &entry.hash, true).await?;
             } else {
-                let received = ask.upload.receive(&self.store, Some(entry.size), None).await?;
+                let received = request.upload.receive(&self.store, Some(entry.size), None).await?;
                 if received.hash() != entry.hash {
                     return Err(Problem::hash_mismatch(format!("attachment {index} does not have its hash")));
                 }
                 self.keep(namespace, received).await?;
-                self.fill_fallback(ask, namespace, &entry.hash, false).await?;
+                self.fill_fallback(request, namespace, &entry.hash, false).await?;
             }
         }
-        if !ask.upload.at_end().await? {
+        if !request.upload.at_end().await? {
             return Err(Problem::bad("bytes follow the last payload of the package"));
         }
         Ok(root)
     }
 
-    async fn receive_root(&self, ask: &mut Ask<'_>, entry: &Entry) -> Result<Bytes, Problem> {
+    async fn receive_root(&self, request: &mut ApiRequest<'_>, entry: &Entry) -> Result<Bytes, Problem> {
         if entry.size > self.rules().object_bytes_max {
             return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "the root object is too large"));
         }
-        let stored = ask.upload.exactly(entry.size as usize).await?;
+        let stored = request.upload.exactly(entry.size as usize).await?;
         let root = if entry.flags.has(Flags::COMPRESSED) {
             let rules = self.rules();
             let raw = tokio::task::block_in_place(|| {
@@ -200,7 +204,7 @@ impl Service {
 
     pub(crate) async fn finalise(
         &self,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         name: &RefName,
         hash: IoHash,
         suffix: Option<Media>,
@@ -215,14 +219,14 @@ impl Service {
             let Closed { missing, blobs: mut relies_on } =
                 self.close(&name.namespace, &bytes, Reach::Own).await?;
             if !missing.is_empty() {
-                return Ok(needs_answer(missing, ask.answer_media(suffix)));
+                return Ok(needs_answer(missing, request.answer_media(suffix)));
             }
             if value.inline.is_none() {
                 relies_on.push(hash);
             }
             // A ref that changed meanwhile is looked at again.
-            if self.finalise_reference(name, hash, &relies_on).await? == Outcome::Done {
-                return Ok(needs_answer(Vec::new(), ask.answer_media(suffix)));
+            if self.finalise_reference(name, hash, &relies_on).await? == ChangeResult::Done {
+                return Ok(needs_answer(Vec::new(), request.answer_media(suffix)));
             }
         }
         Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the ref keeps changing"))
@@ -252,12 +256,12 @@ impl Service {
 
     pub(crate) async fn get_ref(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         name: &RefName,
         suffix: Option<Media>,
     ) -> Answer {
         let offers = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
-        let media = suffix.or_else(|| negotiate(ask.accept(), &offers));
+        let media = suffix.or_else(|| negotiate(request.accept(), &offers));
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
         let (value, bytes) = self.finalised(name).await?;
@@ -357,7 +361,8 @@ impl Service {
             };
             entries.push(Entry { size: blob.len(), flags, hash });
             if attachment.is_object() {
-                let bytes = blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?;
+                let bytes = self.checked_bytes(namespace, &form, &blob).await?;
+                let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
                 closure.resolve(throng_ddc::Resolution::Object(&bytes));
                 payloads.push_bytes(bytes);
             } else {
@@ -404,7 +409,7 @@ impl Service {
         Ok(json(&fields))
     }
 
-    pub(crate) async fn references(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
+    pub(crate) async fn references(&self, request: &ApiRequest<'_>, name: &RefName) -> Answer {
         let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
         let bytes = self.object_of(&name.namespace, &value).await?;
         let bytes = bytes.ok_or_else(|| Problem::bad("the ref's object is gone"))?;
@@ -415,7 +420,7 @@ impl Service {
         if value.inline.is_none() {
             blobs.push(value.object);
         }
-        Ok(object(&Value::object([("references", Value::hashes(blobs))]), ask.answer_media(None)))
+        Ok(object(&Value::object([("references", Value::hashes(blobs))]), request.answer_media(None)))
     }
 
     pub(crate) async fn replication_state(&self, name: &RefName) -> Answer {
@@ -434,9 +439,9 @@ impl Service {
         })))
     }
 
-    pub(crate) async fn refs_exist(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
+    pub(crate) async fn refs_exist(&self, request: &ApiRequest<'_>, namespace: &Namespace) -> Answer {
         let mut missing = Vec::new();
-        for text in query_values(&ask.query, "names") {
+        for text in query_values(&request.query, "names") {
             let (bucket, key) =
                 text.split_once('.').ok_or_else(|| Problem::bad("a name is written bucket.key"))?;
             let (bucket, key) = (bucket.parse().map_err(Problem::bad)?, key.parse().map_err(Problem::bad)?);
@@ -448,22 +453,26 @@ impl Service {
                 ]));
             }
         }
-        Ok(object(&Value::object([("missing", Value::Array(missing))]), ask.answer_media(None)))
+        Ok(object(&Value::object([("missing", Value::Array(missing))]), request.answer_media(None)))
     }
 
     // --- Delete
 
-    pub(crate) async fn delete_ref(&self, ask: &Ask<'_>, name: &RefName) -> Answer {
+    pub(crate) async fn delete_ref(&self, request: &ApiRequest<'_>, name: &RefName) -> Answer {
         let count = u64::from(self.delete_reference(name).await?);
-        Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), ask.answer_media(None)))
+        Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), request.answer_media(None)))
     }
 
     // --- Batch
 
-    pub(crate) async fn batch(self: &Arc<Service>, ask: &mut Ask<'_>, namespace: &Namespace) -> Answer {
-        ask.content_type(&[Media::CompactBinary])?;
-        ask.upload.limit(BATCH_BYTES_MAX)?;
-        let body = ask.upload.all().await?;
+    pub(crate) async fn batch(
+        self: &Arc<Service>,
+        request: &mut ApiRequest<'_>,
+        namespace: &Namespace,
+    ) -> Answer {
+        request.content_type(&[Media::CompactBinary])?;
+        request.upload.limit(BATCH_BYTES_MAX)?;
+        let body = request.upload.all().await?;
         let document = Document::parse(&body).map_err(Problem::bad)?;
         let ops = batch::read_request(&document).map_err(Problem::bad)?;
         for op in &ops {
@@ -471,7 +480,7 @@ impl Service {
                 OpAction::Put { .. } => Action::WriteObject,
                 _ => Action::ReadObject,
             };
-            self.permit(ask, action, namespace, Some(&op.bucket))?;
+            self.permit(request, action, namespace, Some(&op.bucket))?;
         }
         let overwrite = self.rules_of(namespace).overwrite_refs;
         let mut results = Vec::with_capacity(ops.len());

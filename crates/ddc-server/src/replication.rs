@@ -17,7 +17,7 @@ use throng_ddc_store::{Cursor, Event, LargeWriter, Snapshot, StoreError};
 use tokio::sync::oneshot;
 
 use crate::answer::{Answer, Problem};
-use crate::service::{Ask, Service, json};
+use crate::service::{ApiRequest, Service, json};
 use crate::upload::Received;
 
 /// Events of one answer, and what one may ask for.
@@ -29,9 +29,9 @@ const STEP: usize = 512;
 const PIECE_BYTES: usize = 1 << 20;
 
 impl Service {
-    pub(crate) fn incremental(&self, ask: &Ask<'_>, namespace: &Namespace) -> Answer {
+    pub(crate) fn incremental(&self, request: &ApiRequest<'_>, namespace: &Namespace) -> Answer {
         self.check_replication()?;
-        let parameter = |name| query_values(&ask.query, name).next();
+        let parameter = |name| query_values(&request.query, name).next();
         let count = match parameter("count") {
             None => COUNT,
             Some(text) => text.parse::<usize>().map_err(Problem::bad)?.clamp(1, COUNT_MAX),

@@ -15,7 +15,7 @@ use throng_admin::{Accepted, Beyond, Intake, Serving, Shutdown};
 use tokio::net::TcpListener;
 
 use crate::http1::{self, Wire};
-use crate::service::{Question, Service};
+use crate::service::{RawRequest, Service};
 use crate::upload::Streamed;
 
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
@@ -101,7 +101,7 @@ async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listene
             {
                 parts.headers.insert(header::HOST, host);
             }
-            let question = Question {
+            let question = RawRequest {
                 method: parts.method.as_str(),
                 path: parts.uri.path(),
                 query: parts.uri.query().unwrap_or_default(),

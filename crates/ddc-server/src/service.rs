@@ -1,30 +1,30 @@
 //! The service: requests in, answers out.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
-use throng_ddc::api::{Allow, Family, Media, Method, Route, RouteError, negotiate};
+use throng_ddc::api::{Allow, Family, Media, Method, RefName, Route, RouteError, negotiate};
 use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
-use throng_ddc_store::{Blob, Done, Outcome, Quotas, Store, StoreError};
+use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
-use crate::coming::Coming;
-use crate::figures::Counters;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::refresh::Refreshes;
 use crate::serve::Listener;
+use crate::stats::Counters;
+use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once.
@@ -49,6 +49,8 @@ pub struct NamespaceRules {
     pub fills_fallback: bool,
     /// Whether a client that asks for it is sent to the object storage for a blob.
     pub redirects: bool,
+    /// Whether its refs and blobs stay when the folder is full: uploads are refused instead.
+    pub keeps: bool,
 }
 
 impl Default for NamespaceRules {
@@ -61,6 +63,7 @@ impl Default for NamespaceRules {
             fallback: None,
             fills_fallback: true,
             redirects: false,
+            keeps: false,
         }
     }
 }
@@ -88,13 +91,17 @@ pub struct Rules {
     pub quotas: Quotas,
     /// What Oodle blocks are verified with, if there is something.
     pub oodle: Option<Arc<dyn OodleDecoder>>,
-    /// What a node does by itself.
-    pub care: Care,
+    /// Age of its last check at which a blob is hashed again before it is served.
+    pub recheck: Duration,
+    /// Age at which a ref that came from the upstream is looked up there again.
+    pub upstream_fresh: Duration,
+    /// Upkeep that a node does by itself.
+    pub maintenance: Maintenance,
 }
 
 /// What a node does by itself, and when.
 #[derive(Clone, Copy, Debug)]
-pub struct Care {
+pub struct Maintenance {
     /// Time between two collections; `None` for no collection.
     pub collect_every: Option<Duration>,
     /// Time between two scrubs; `None` for no scrub.
@@ -105,20 +112,22 @@ pub struct Care {
     pub note_every: Duration,
     /// How long events of the replication log are kept.
     pub events_age_max: Duration,
-    /// Bytes of blobs that the folder may hold, if they are copies of what an object storage has;
-    /// else it grows as needed.
+    /// Bytes that the folder may hold, if it has copies of what an object storage has.
     pub copies_bytes_max: Option<u64>,
+    /// Bytes that the folder may hold without an object storage; `None` for 90 % of what it holds and the disk has left.
+    pub bytes_max: Option<u64>,
 }
 
-impl Default for Care {
-    fn default() -> Care {
-        Care {
+impl Default for Maintenance {
+    fn default() -> Maintenance {
+        Maintenance {
             collect_every: None,
             scrub_every: None,
             scrub_bytes_per_s: 50 << 20,
             note_every: Duration::from_secs(15 * 60),
             events_age_max: Duration::from_secs(7 * 24 * 3600),
             copies_bytes_max: None,
+            bytes_max: None,
         }
     }
 }
@@ -136,7 +145,9 @@ impl Default for Rules {
             endpoints: Vec::new(),
             quotas: Quotas::default(),
             oodle: None,
-            care: Care::default(),
+            recheck: Duration::from_secs(3600),
+            upstream_fresh: Duration::from_secs(60),
+            maintenance: Maintenance::default(),
         }
     }
 }
@@ -156,11 +167,13 @@ pub struct Service {
     pub(crate) flights: Flights,
     pub(crate) refreshes: Refreshes,
     /// Blobs that are served while they come.
-    pub(crate) coming: Mutex<HashMap<(Namespace, IoHash), Arc<Coming>>>,
+    pub(crate) streamed: Mutex<HashMap<(Namespace, IoHash), Arc<StreamedBlob>>>,
     /// When copies of blobs were last used. Only with an object storage, whose copies they are.
     pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
     /// Blobs whose bytes were seen to have their hash since start, by where they lie.
-    pub(crate) verified: Mutex<HashSet<throng_ddc_store::Place>>,
+    pub(crate) verified: Mutex<HashMap<throng_ddc_store::BlobId, Instant>>,
+    /// Refs that came from the upstream, and when it last said that they are as they were.
+    pub(crate) fresh: Mutex<HashMap<RefName, Instant>>,
     pub(crate) accesses: Mutex<Accesses>,
     /// Milliseconds since 1970 at which last uses were last written down.
     pub(crate) noted: AtomicU64,
@@ -174,7 +187,7 @@ impl fmt::Debug for Service {
 }
 
 /// A request as a connection gives it.
-pub(crate) struct Question<'c> {
+pub(crate) struct RawRequest<'c> {
     pub(crate) method: &'c str,
     pub(crate) path: &'c str,
     pub(crate) query: &'c str,
@@ -183,7 +196,7 @@ pub(crate) struct Question<'c> {
 }
 
 /// A request, taken apart.
-pub(crate) struct Ask<'c> {
+pub(crate) struct ApiRequest<'c> {
     pub(crate) method: Method,
     pub(crate) headers: HeaderMap,
     pub(crate) query: String,
@@ -192,7 +205,7 @@ pub(crate) struct Ask<'c> {
     pub(crate) upload: Upload<'c>,
 }
 
-impl Ask<'_> {
+impl ApiRequest<'_> {
     pub(crate) fn header(&self, name: HeaderName) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
@@ -235,9 +248,10 @@ impl Service {
             origin_counters: OriginCounters::default(),
             flights: Flights::default(),
             refreshes: Refreshes::default(),
-            coming: Mutex::default(),
+            streamed: Mutex::default(),
             uses: Mutex::default(),
             verified: Mutex::default(),
+            fresh: Mutex::default(),
             accesses: Mutex::default(),
             noted: AtomicU64::new(0),
             counters: Counters::default(),
@@ -250,7 +264,7 @@ impl Service {
     }
 
     /// Replaces what the service is configured to do, for requests from now on. What a node does by
-    /// itself ([`Rules::care`]) stays as it was at the start.
+    /// itself ([`Rules::maintenance`]) stays as it was at the start.
     pub fn set_rules(&self, rules: Rules) {
         self.store.set_quotas(rules.quotas.clone());
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
@@ -266,7 +280,7 @@ impl Service {
     pub(crate) async fn answer(
         self: &Arc<Service>,
         listener: Listener,
-        question: Question<'_>,
+        question: RawRequest<'_>,
     ) -> Response<Body> {
         let is_head = question.method == "HEAD";
         let accept = question.headers.get(header::ACCEPT).cloned();
@@ -297,8 +311,8 @@ impl Service {
         self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn dispatch(self: &Arc<Service>, listener: Listener, question: Question<'_>) -> Answer {
-        let Question { method, path, query, headers, source } = question;
+    async fn dispatch(self: &Arc<Service>, listener: Listener, question: RawRequest<'_>) -> Answer {
+        let RawRequest { method, path, query, headers, source } = question;
         let method = Method::parse(method);
         let method =
             method.ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
@@ -336,13 +350,13 @@ impl Service {
                 .with(header::WWW_AUTHENTICATE, "Bearer"),
             })?;
         let upload = Upload::new(source, self.rules().blob_bytes_max)?;
-        let ask = Ask { method, headers, query: query.to_owned(), caller, listener, upload };
-        self.route(ask, route).await
+        let request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
+        self.route(request, route).await
     }
 
     /// Whether everything works that an answer may need.
     async fn is_healthy(&self) -> bool {
-        if self.store.check_writable().is_err() {
+        if self.store.check_uploads().is_err() || self.store.has_damaged_index() {
             return false;
         }
         match self.tier() {
@@ -351,7 +365,7 @@ impl Service {
         }
     }
 
-    async fn route(self: &Arc<Service>, mut ask: Ask<'_>, route: Route) -> Answer {
+    async fn route(self: &Arc<Service>, mut request: ApiRequest<'_>, route: Route) -> Answer {
         use Action::{AdminAction, DeleteBucket, DeleteNamespace, DeleteObject, ReadObject, WriteObject};
         match route {
             Route::Health | Route::HealthChecked => unreachable!("answered before"),
@@ -361,134 +375,134 @@ impl Service {
                 "capabilities": ["transactionlog", "ddc"],
                 "siteIdentifier": self.rules().site,
             }))),
-            Route::Peers => Ok(self.peers(&ask)),
+            Route::Peers => Ok(self.peers(&request)),
             Route::Auth(namespace) => {
-                self.permit(&ask, ReadObject, &namespace, None)?;
+                self.permit(&request, ReadObject, &namespace, None)?;
                 Ok(empty(StatusCode::OK))
             }
-            Route::AuthActions(namespace, bucket) => Ok(self.actions(&ask, &namespace, bucket.as_ref())),
+            Route::AuthActions(namespace, bucket) => Ok(self.actions(&request, &namespace, bucket.as_ref())),
             Route::Namespaces => {
                 let mut readable = self.namespaces().await?;
-                readable.retain(|namespace| self.permit(&ask, ReadObject, namespace, None).is_ok());
-                if readable.is_empty() && ask.caller.claims.is_some() {
+                readable.retain(|namespace| self.permit(&request, ReadObject, namespace, None).is_ok());
+                if readable.is_empty() && request.caller.claims.is_some() {
                     return Err(Problem::new(StatusCode::FORBIDDEN, "no namespace may be read"));
                 }
                 let names: Vec<&str> = readable.iter().map(Namespace::as_str).collect();
                 Ok(json(&serde_json::json!({ "namespaces": names })))
             }
-            Route::RefNamespace(namespace) if ask.method == Method::Delete => {
-                self.permit(&ask, DeleteNamespace, &namespace, None)?;
+            Route::RefNamespace(namespace) if request.method == Method::Delete => {
+                self.permit(&request, DeleteNamespace, &namespace, None)?;
                 if !self.namespaces().await?.contains(&namespace) {
                     return Err(Problem::missing("nothing is stored in this namespace"));
                 }
                 self.delete_refs(&namespace, None).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
             }
-            Route::RefNamespace(namespace) => self.batch(&mut ask, &namespace).await,
+            Route::RefNamespace(namespace) => self.batch(&mut request, &namespace).await,
             Route::RefsExist(namespace) => {
-                self.permit(&ask, ReadObject, &namespace, None)?;
-                self.refs_exist(&ask, &namespace).await
+                self.permit(&request, ReadObject, &namespace, None)?;
+                self.refs_exist(&request, &namespace).await
             }
             Route::Bucket(namespace, bucket) => {
-                self.permit(&ask, DeleteBucket, &namespace, Some(&bucket))?;
+                self.permit(&request, DeleteBucket, &namespace, Some(&bucket))?;
                 let count = self.delete_refs(&namespace, Some(&bucket)).await?;
                 let value = Value::object([("countOfDeletedRecords", Value::Integer(count))]);
-                Ok(object(&value, ask.answer_media(None)))
+                Ok(object(&value, request.answer_media(None)))
             }
             Route::Ref(name, suffix) => {
-                let action = match ask.method {
+                let action = match request.method {
                     Method::Put => WriteObject,
                     Method::Delete => DeleteObject,
                     _ => ReadObject,
                 };
-                self.permit(&ask, action, &name.namespace, Some(&name.bucket))?;
-                match ask.method {
-                    Method::Put => self.put_ref(&mut ask, &name, suffix).await,
-                    Method::Delete => self.delete_ref(&ask, &name).await,
+                self.permit(&request, action, &name.namespace, Some(&name.bucket))?;
+                match request.method {
+                    Method::Put => self.put_ref(&mut request, &name, suffix).await,
+                    Method::Delete => self.delete_ref(&request, &name).await,
                     Method::Head => self.head_ref(&name).await,
-                    _ => self.get_ref(&ask, &name, suffix).await,
+                    _ => self.get_ref(&request, &name, suffix).await,
                 }
             }
             Route::Finalise(name, hash, suffix) => {
-                self.permit(&ask, WriteObject, &name.namespace, Some(&name.bucket))?;
-                self.finalise(&ask, &name, hash, suffix).await
+                self.permit(&request, WriteObject, &name.namespace, Some(&name.bucket))?;
+                self.finalise(&request, &name, hash, suffix).await
             }
             Route::RefMetadata(name) => {
-                self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
+                self.permit(&request, ReadObject, &name.namespace, Some(&name.bucket))?;
                 self.metadata(&name).await
             }
             Route::RefReferences(name) => {
-                self.permit(&ask, ReadObject, &name.namespace, Some(&name.bucket))?;
-                self.references(&ask, &name).await
+                self.permit(&request, ReadObject, &name.namespace, Some(&name.bucket))?;
+                self.references(&request, &name).await
             }
             Route::RefReplication(name) => {
-                self.permit(&ask, AdminAction, &name.namespace, Some(&name.bucket))?;
+                self.permit(&request, AdminAction, &name.namespace, Some(&name.bucket))?;
                 self.replication_state(&name).await
             }
             Route::RefBlob(name, hash) => {
-                let action = if ask.method == Method::Put { WriteObject } else { ReadObject };
-                self.permit(&ask, action, &name.namespace, Some(&name.bucket))?;
-                if ask.method != Method::Put {
-                    return self.get_compressed(&ask, &name.namespace, &hash).await;
+                let action = if request.method == Method::Put { WriteObject } else { ReadObject };
+                self.permit(&request, action, &name.namespace, Some(&name.bucket))?;
+                if request.method != Method::Put {
+                    return self.get_compressed(&request, &name.namespace, &hash).await;
                 }
-                match ask.content_type(&[Media::Compressed, Media::Octets])? {
-                    Media::Compressed => self.put_compressed(&mut ask, &name.namespace, Some(hash)).await,
-                    _ => self.put_blob(&mut ask, &name.namespace, Some(hash), false).await,
+                match request.content_type(&[Media::Compressed, Media::Octets])? {
+                    Media::Compressed => self.put_compressed(&mut request, &name.namespace, Some(hash)).await,
+                    _ => self.put_blob(&mut request, &name.namespace, Some(hash), false).await,
                 }
             }
-            Route::BlobBatch => self.blob_batch(&mut ask).await,
-            Route::Family(_, namespace) if ask.method == Method::Delete => {
-                self.permit(&ask, DeleteNamespace, &namespace, None)?;
+            Route::BlobBatch => self.blob_batch(&mut request).await,
+            Route::Family(_, namespace) if request.method == Method::Delete => {
+                self.permit(&request, DeleteNamespace, &namespace, None)?;
                 self.delete_blobs(&namespace).await?;
                 Ok(empty(StatusCode::NO_CONTENT))
             }
             Route::Family(family, namespace) => {
-                self.permit(&ask, WriteObject, &namespace, None)?;
+                self.permit(&request, WriteObject, &namespace, None)?;
                 match family {
                     Family::Compressed => {
-                        ask.content_type(&[Media::Compressed])?;
-                        self.put_compressed(&mut ask, &namespace, None).await
+                        request.content_type(&[Media::Compressed])?;
+                        self.put_compressed(&mut request, &namespace, None).await
                     }
                     _ => {
-                        ask.content_type(&[Media::Octets])?;
-                        self.put_blob(&mut ask, &namespace, None, false).await
+                        request.content_type(&[Media::Octets])?;
+                        self.put_blob(&mut request, &namespace, None, false).await
                     }
                 }
             }
             Route::Exists(family, namespace) | Route::Exist(family, namespace) => {
-                self.permit(&ask, ReadObject, &namespace, None)?;
-                self.exists(&mut ask, family, &namespace).await
+                self.permit(&request, ReadObject, &namespace, None)?;
+                self.exists(&mut request, family, &namespace).await
             }
             Route::Blob(family, namespace, hash) => {
-                let action = match ask.method {
+                let action = match request.method {
                     Method::Put => WriteObject,
                     Method::Delete => DeleteObject,
                     _ => ReadObject,
                 };
-                self.permit(&ask, action, &namespace, None)?;
-                self.blob_route(&mut ask, family, &namespace, hash).await
+                self.permit(&request, action, &namespace, None)?;
+                self.blob_route(&mut request, family, &namespace, hash).await
             }
             Route::ObjectReferences(namespace, hash) => {
-                self.permit(&ask, ReadObject, &namespace, None)?;
+                self.permit(&request, ReadObject, &namespace, None)?;
                 let bytes = self.read_blob(&namespace, &hash).await?;
                 let bytes = bytes.ok_or_else(|| Problem::missing("no such object"))?;
                 let closed = self.close(&namespace, &bytes, Reach::All).await?;
                 if !closed.missing.is_empty() {
                     return Err(Problem::bad("something that the object refers to is missing"));
                 }
-                let media = negotiate(ask.accept(), &[Media::CompactBinary, Media::Json]);
+                let media = negotiate(request.accept(), &[Media::CompactBinary, Media::Json]);
                 let value = Value::object([("references", Value::hashes(closed.blobs))]);
                 Ok(object(&value, media.unwrap_or(Media::CompactBinary)))
             }
             Route::ContentId(namespace, id) => {
-                self.permit(&ask, ReadObject, &namespace, None)?;
+                self.permit(&request, ReadObject, &namespace, None)?;
                 let blob = self.locate(&namespace, &id, Reach::All).await?.filter(|blob| *blob != id);
                 let blob = blob.ok_or_else(|| Problem::missing("no such content id"))?;
                 Ok(json(&serde_json::json!({ "blobs": [format!("{blob:X}")] })))
             }
             Route::ContentIdUpdate(namespace, id, blob, weight) => {
-                self.permit(&ask, WriteObject, &namespace, None)?;
-                self.put_form(&namespace, id, weight, blob).await?;
+                self.permit(&request, WriteObject, &namespace, None)?;
+                self.put_form(&namespace, id, (weight, blob, false)).await?;
                 Ok(empty(StatusCode::OK))
             }
             Route::ReplicationLog(_)
@@ -496,22 +510,22 @@ impl Service {
             | Route::SnapshotCreate(_)
             | Route::RefCleanup
             | Route::LastAccessRollup
-            | Route::Settings => self.admin(&ask, &route).await,
+            | Route::Settings => self.admin(&request, &route).await,
         }
     }
 
     pub(crate) fn permit(
         &self,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         action: Action,
         namespace: &Namespace,
         bucket: Option<&Bucket>,
     ) -> Result<(), Problem> {
         let forbidden = |why: String| Err(Problem::new(StatusCode::FORBIDDEN, why));
-        if ask.listener == Listener::Public && !self.rules_of(namespace).public {
+        if request.listener == Listener::Public && !self.rules_of(namespace).public {
             return forbidden(format!("the namespace {namespace} is not served on public listeners"));
         }
-        if self.rules().access.permit(&ask.caller, action, namespace, bucket) {
+        if self.rules().access.permit(&request.caller, action, namespace, bucket) {
             Ok(())
         } else {
             forbidden(format!("{} is not permitted in namespace {namespace}", action.name()))
@@ -529,7 +543,7 @@ impl Service {
     }
 
     /// Makes a change and waits until it is acknowledged.
-    pub(crate) async fn commit(&self, change: impl FnOnce(Done)) -> Result<Outcome, StoreError> {
+    pub(crate) async fn commit(&self, change: impl FnOnce(Done)) -> Result<ChangeResult, StoreError> {
         let (sender, receiver) = oneshot::channel();
         change(Box::new(move |outcome| drop(sender.send(outcome))));
         receiver.await.unwrap_or(Err(StoreError::Busy))

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Timestamp};
-use throng_ddc_store::{Blob, Done, Outcome, PutRef, RefValue, Store, StoreError};
+use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError};
 
 use crate::node::Node;
 use crate::upload::SMALL_BYTES_MAX;
@@ -52,16 +52,15 @@ pub enum TransferError {
 }
 
 impl Node {
-    /// Writes everything, or one namespace, to `out`.
+    /// Writes everything in a store, or one namespace, to `out`.
     ///
     /// # Errors
     /// As [`TransferError`] says. A damaged blob ends the export: scrub first.
     pub fn export(
-        &self,
+        store: &Store,
         only: Option<&Namespace>,
         out: &mut dyn Write,
     ) -> Result<Transferred, TransferError> {
-        let store = self.service().store();
         let mut done = Transferred::default();
         line(out, &json!({ "export": 1 }))?;
         let namespaces = match only {
@@ -88,9 +87,12 @@ impl Node {
                 let Some(last) = step.last() else { break };
                 after = Some(*last);
                 for (id, weight, blob) in &step {
+                    let verified = store.has_verified_form(namespace, id, *weight, blob)?;
                     let (id, blob, namespace) = (id.to_string(), blob.to_string(), namespace.as_str());
-                    let form =
-                        json!({ "content": id, "weight": weight, "blob": blob, "namespace": namespace });
+                    let form = json!({
+                        "content": id, "weight": weight, "blob": blob, "namespace": namespace,
+                        "verified": verified,
+                    });
                     line(out, &form)?;
                     done.contents += 1;
                 }
@@ -125,7 +127,8 @@ impl Node {
                 let (id, blob, weight) =
                     (parse(text("content"))?, parse(text("blob"))?, number(&entry, "weight")?);
                 let sent = import.sent();
-                import.store.put_content(&namespace, id, weight, blob, sent);
+                let verified = entry["verified"].as_bool().unwrap_or(false);
+                import.store.put_content(&namespace, id, (weight, blob, verified), sent);
                 done.contents += 1;
             } else {
                 // What it reaches must be there before it is resolved.
@@ -185,7 +188,7 @@ fn export_refs(store: &Store, namespace: &Namespace, out: &mut dyn Write) -> Res
     }
 }
 
-type Acknowledgement = Result<Outcome, StoreError>;
+type Acknowledgement = Result<ChangeResult, StoreError>;
 
 /// Changes on their way.
 struct Import<'n> {
@@ -208,7 +211,7 @@ impl Import<'_> {
         while self.waiting > at_most {
             let outcome = self.acknowledgements.1.recv();
             self.waiting -= 1;
-            if outcome.unwrap_or(Err(StoreError::Busy))? == Outcome::OverQuota {
+            if outcome.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
                 return Err(StoreError::Full.into());
             }
         }
@@ -265,7 +268,8 @@ impl Import<'_> {
             relies_on.push(object);
         }
         let finalised = closure.missing().is_empty();
-        let value = RefValue { object, finalised, put, inline: inline.then(|| bytes.clone()) };
+        let inline = inline.then(|| bytes.clone());
+        let value = RefValue { object, finalised, put, inline, adopted: false };
         let relies_on = if finalised { relies_on } else { Vec::new() };
         let namespace = namespace.clone();
         let sent = self.sent();

@@ -15,8 +15,8 @@ use throng_ddc::{Hasher, IoHash};
 use throng_ddc_store::{LargeWriter, Store};
 
 use crate::answer::Problem;
-use crate::coming::Coming;
 use crate::http1::Watchdog;
+use crate::streaming::StreamedBlob;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to files as they arrive.
 pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
@@ -80,7 +80,7 @@ pub(crate) struct Upload<'c> {
     received: u64,
     limit: u64,
     /// Learns what was written to a file.
-    shown_to: Option<&'c Coming>,
+    shown_to: Option<&'c StreamedBlob>,
 }
 
 /// Bytes that were received.
@@ -122,7 +122,7 @@ impl<'c> Upload<'c> {
     }
 
     /// Shows what comes while it comes.
-    pub(crate) fn shown_to(self, shown_to: Option<&'c Coming>) -> Upload<'c> {
+    pub(crate) fn shown_to(self, shown_to: Option<&'c StreamedBlob>) -> Upload<'c> {
         Upload { shown_to, ..self }
     }
 
@@ -253,8 +253,8 @@ impl<'c> Upload<'c> {
                         buffer.clear();
                     }
                 }
-                if let Some(coming) = self.shown_to {
-                    coming.advance(file.blob());
+                if let Some(streamed) = self.shown_to {
+                    streamed.advance(file.blob());
                 }
             }
         }
@@ -265,8 +265,8 @@ impl<'c> Upload<'c> {
         Ok(match writer {
             Some(mut file) => {
                 write(&mut file, &rest)?;
-                if let Some(coming) = self.shown_to {
-                    coming.advance(file.blob());
+                if let Some(streamed) = self.shown_to {
+                    streamed.advance(file.blob());
                 }
                 Received::Large(file)
             }

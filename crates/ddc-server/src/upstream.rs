@@ -63,6 +63,16 @@ pub(crate) enum Form {
     Raw(Response<hyper::body::Incoming>),
 }
 
+/// Answer of the upstream about a ref.
+pub(crate) enum Lookup {
+    /// Its object, and the object's hash.
+    Found((IoHash, Bytes)),
+    /// It has none.
+    Missing,
+    /// It does not answer.
+    Unknown,
+}
+
 impl Upstream {
     /// A client. Asks nothing yet.
     #[must_use]
@@ -95,10 +105,25 @@ impl Upstream {
     }
 
     /// The object of a finalised ref, checked against the hash that came with it.
-    pub(crate) async fn reference(&self, name: &RefName, bytes_max: u64) -> Option<(IoHash, Bytes)> {
+    pub(crate) async fn reference(&self, name: &RefName, bytes_max: u64) -> Lookup {
         let RefName { namespace, bucket, key } = name;
         let path = format!("/api/v1/refs/{namespace}/{}/{}", bucket.as_str(), key.as_str());
-        let response = self.get(path, Media::CompactBinary.name()).await?;
+        let found = self.get(path.clone(), Media::CompactBinary.name()).await;
+        match found {
+            Some(response) => match self.object(response, bytes_max).await {
+                Some(object) => Lookup::Found(object),
+                None => Lookup::Unknown,
+            },
+            None if self.is_missing(&path, Instant::now()) => Lookup::Missing,
+            None => Lookup::Unknown,
+        }
+    }
+
+    async fn object(
+        &self,
+        response: Response<hyper::body::Incoming>,
+        bytes_max: u64,
+    ) -> Option<(IoHash, Bytes)> {
         let claimed = response.headers().get(IO_HASH)?.to_str().ok()?.parse::<IoHash>().ok()?;
         if media_of(&response) != Some(Media::CompactBinary) {
             return None;

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
 
-use crate::key::Location;
+use crate::key::{FileKind, Location};
 use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "large";
+/// Bytes of a large blob that one CRC-32C is about.
+pub const SUM_BYTES: u64 = 1 << 20;
 
 /// Path of a large blob.
 pub(crate) fn name(file: u64) -> String {
@@ -20,14 +22,12 @@ pub(crate) fn name(file: u64) -> String {
 #[derive(Clone, Debug)]
 pub struct Blob {
     file: Arc<dyn File>,
-    id: Place,
-    len: u64,
-    put: Timestamp,
+    location: Location,
 }
 
-/// Where the bytes of a blob lie. Never used for another blob again.
+/// Location of the bytes of a blob. Never used for another blob again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct BlobId {
     large: bool,
     file: u64,
     offset: u64,
@@ -35,38 +35,38 @@ pub struct Place {
 
 impl Blob {
     pub(crate) fn new(file: Arc<dyn File>, location: &Location) -> Blob {
-        let Location { large, file: number, offset, len, put } = *location;
-        Blob { file, id: Place { large, file: number, offset }, len, put }
+        Blob { file, location: *location }
     }
 
     /// Size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.len
+        self.location.len
     }
 
     /// Whether it is the empty blob.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.location.len == 0
     }
 
-    /// When it was put.
+    /// Time at which it was put.
     #[must_use]
     pub fn put(&self) -> Timestamp {
-        self.put
+        self.location.put
     }
 
-    /// What tells its bytes from all others that are or were stored.
+    /// Identity of its bytes among all that are or were stored.
     #[must_use]
-    pub fn id(&self) -> Place {
-        self.id
+    pub fn id(&self) -> BlobId {
+        let Location { file, offset, .. } = self.location;
+        BlobId { large: self.location.is_large(), file, offset }
     }
 
     /// The file that holds it, and where in it: to send from without copying.
     #[must_use]
     pub fn place(&self) -> (&Arc<dyn File>, u64) {
-        (&self.file, self.id.offset)
+        (&self.file, self.location.offset)
     }
 
     /// Reads `len` bytes from `offset`, which must lie within the blob.
@@ -74,12 +74,70 @@ impl Blob {
     /// # Errors
     /// As the system says; [`io::ErrorKind::UnexpectedEof`] beyond the end.
     pub fn read(&self, offset: u64, len: usize) -> io::Result<Bytes> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.location.len) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut bytes = vec![0; len];
-        self.file.read_at(&mut bytes, self.id.offset + offset)?;
+        self.file.read_at(&mut bytes, self.location.offset + offset)?;
         Ok(bytes.into())
+    }
+
+    /// Reads everything, and checks a small blob against its CRC-32C.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] if it is damaged; else as the system says.
+    pub fn read_checked(&self) -> io::Result<Bytes> {
+        let bytes = self.read(0, usize::try_from(self.location.len).unwrap_or(usize::MAX))?;
+        let sound = match self.location.kind {
+            FileKind::Segment => crc32c::crc32c(&bytes) == self.location.crc,
+            FileKind::Plain => true,
+            FileKind::Summed => {
+                let sums = self.sums()?;
+                bytes.chunks(SUM_BYTES as usize).zip(&sums).all(|(chunk, sum)| crc32c::crc32c(chunk) == *sum)
+            }
+        };
+        if sound { Ok(bytes) } else { Err(damaged()) }
+    }
+
+    /// Reads the whole MiB of the blob that holds `offset`, and checks it: its first offset and its bytes. A blob without
+    /// sums cannot be checked in part.
+    ///
+    /// # Errors
+    /// As [`read_checked`](Blob::read_checked).
+    pub fn read_part_checked(&self, offset: u64) -> io::Result<(u64, Bytes)> {
+        if self.location.kind == FileKind::Segment {
+            return Ok((0, self.read_checked()?));
+        }
+        let index = offset / SUM_BYTES;
+        let start = index * SUM_BYTES;
+        let len = self.location.len.checked_sub(start).ok_or(io::ErrorKind::UnexpectedEof)?.min(SUM_BYTES);
+        let bytes = self.read(start, len as usize)?;
+        let sum = self.sums()?.get(index as usize).copied();
+        if sum == Some(crc32c::crc32c(&bytes)) { Ok((start, bytes)) } else { Err(damaged()) }
+    }
+
+    /// Whether parts of it can be checked.
+    #[must_use]
+    pub fn has_sums(&self) -> bool {
+        self.location.kind != FileKind::Plain
+    }
+
+    /// The sums behind the bytes of a large blob.
+    fn sums(&self) -> io::Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * self.location.len.div_ceil(SUM_BYTES) as usize];
+        self.file.read_at(&mut bytes, self.location.len)?;
+        if crc32c::crc32c(&bytes) != self.location.crc {
+            return Err(damaged());
+        }
+        let (chunks, _) = bytes.as_chunks::<4>();
+        Ok(chunks.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect())
+    }
+
+    /// Whether its bytes can be read, have this hash, and are followed by their own sums.
+    #[must_use]
+    pub fn is_sound(&self, hash: &IoHash) -> bool {
+        let sums = self.location.kind != FileKind::Summed || self.sums().is_ok();
+        sums && self.hash().is_ok_and(|found| found == *hash)
     }
 
     /// Reads everything, in pieces of at most 256 KiB, and hashes it.
@@ -88,11 +146,11 @@ impl Blob {
     /// As the system says.
     pub fn hash(&self) -> io::Result<IoHash> {
         let mut hasher = Hasher::new();
-        let mut buf = vec![0; self.len.min(1 << 18) as usize];
+        let mut buf = vec![0; self.location.len.min(1 << 18) as usize];
         let mut done = 0;
-        while done < self.len {
-            let piece = (self.len - done).min(buf.len() as u64) as usize;
-            self.file.read_at(&mut buf[..piece], self.id.offset + done)?;
+        while done < self.location.len {
+            let piece = (self.location.len - done).min(buf.len() as u64) as usize;
+            self.file.read_at(&mut buf[..piece], self.location.offset + done)?;
             hasher.update(&buf[..piece]);
             done += piece as u64;
         }
@@ -108,6 +166,9 @@ pub struct LargeWriter {
     number: u64,
     written: u64,
     hasher: Hasher,
+    /// CRC-32C of each whole MiB, and of what there is of the next.
+    sums: Vec<u32>,
+    sum: u32,
     keep: bool,
 }
 
@@ -115,7 +176,16 @@ impl LargeWriter {
     pub(crate) fn create(fs: Arc<dyn Fs>, number: u64) -> io::Result<LargeWriter> {
         let file = fs.open(&name(number), true)?;
         file.set_len(0)?;
-        Ok(LargeWriter { fs, file, number, written: 0, hasher: Hasher::new(), keep: false })
+        Ok(LargeWriter {
+            fs,
+            file,
+            number,
+            written: 0,
+            hasher: Hasher::new(),
+            sums: Vec::new(),
+            sum: 0,
+            keep: false,
+        })
     }
 
     /// Appends bytes and hashes them.
@@ -125,7 +195,17 @@ impl LargeWriter {
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_at(&[IoSlice::new(bytes)], self.written)?;
         self.hasher.update(bytes);
-        self.written += bytes.len() as u64;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let room = SUM_BYTES - self.written % SUM_BYTES;
+            let (part, behind) = rest.split_at(rest.len().min(room as usize));
+            self.sum = crc32c::crc32c_append(self.sum, part);
+            self.written += part.len() as u64;
+            rest = behind;
+            if self.written.is_multiple_of(SUM_BYTES) {
+                self.sums.push(std::mem::take(&mut self.sum));
+            }
+        }
         Ok(())
     }
 
@@ -145,19 +225,30 @@ impl LargeWriter {
     #[must_use]
     pub fn blob(&self) -> Blob {
         let put = Timestamp::from_unix_ms(0);
-        let location = Location { large: true, file: self.number, offset: 0, len: self.written, put };
+        let (file, len) = (self.number, self.written);
+        let location = Location { kind: FileKind::Plain, file, offset: 0, len, put, crc: 0 };
         Blob::new(Arc::clone(&self.file), &location)
     }
 
     /// Makes the file durable, if `sync` says so, and keeps it.
     pub(crate) fn seal(mut self, sync: bool, put: Timestamp) -> io::Result<Location> {
+        if !self.written.is_multiple_of(SUM_BYTES) {
+            self.sums.push(self.sum);
+        }
+        let sums: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+        self.file.write_at(&[IoSlice::new(&sums)], self.written)?;
         if sync {
             self.file.sync()?;
             self.fs.sync_dir(FOLDER)?;
         }
         self.keep = true;
-        Ok(Location { large: true, file: self.number, offset: 0, len: self.written, put })
+        let (file, len, crc) = (self.number, self.written, crc32c::crc32c(&sums));
+        Ok(Location { kind: FileKind::Summed, file, offset: 0, len, put, crc })
     }
+}
+
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a stored blob is damaged")
 }
 
 impl Drop for LargeWriter {

@@ -9,9 +9,11 @@ use bytes::Bytes;
 use throng_ddc::{IoHash, Timestamp};
 
 use crate::blob;
-use crate::key::{Location, RefValue};
-use crate::log::{self, AppendError, Entry, Log};
-use crate::plan::{Plan, index_entry};
+use crate::index::{IndexChange, IndexEntry, LogPosition, RecordPosition, Totals};
+use crate::key::{FileKind, Location, RefValue};
+use crate::log::{AppendError, Log, Written};
+use crate::plan::{Plan, Planned};
+use crate::record::Kind;
 use crate::store::{Done, Durability, Store, StoreError, lock};
 
 /// Bytes of payload that one write to the log takes at most, a last blob aside.
@@ -36,6 +38,8 @@ pub(crate) enum Change {
     },
     Content {
         key: Vec<u8>,
+        /// The form was decoded, and its hash was right.
+        verified: bool,
     },
     Ref {
         key: Vec<u8>,
@@ -66,18 +70,34 @@ pub(crate) enum Change {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Writes a blob again at the end of the log, if it is still where it was.
+    /// Writes what a record says again at the end of the log, if it is still the newest of its key; with the payload, if it
+    /// has one.
     Move {
         key: Vec<u8>,
-        from: Location,
-        payload: Bytes,
+        record: RecordPosition,
+        payload: Option<Bytes>,
+    },
+    /// Writes a delete again at the end of the log.
+    MoveDelete {
+        key: Vec<u8>,
+        range: Vec<u8>,
+    },
+    /// Writes down which keys damage took: fingerprint, segment and offset.
+    Loss {
+        keys: Vec<(u64, u64, u64)>,
     },
 }
 
 impl Change {
+    /// Whether a disk without space refuses it.
+    fn needs_space(&self) -> bool {
+        use Change::{Blob, Content, Finalise, Large, Ref};
+        matches!(self, Blob { .. } | Large { .. } | Content { .. } | Ref { .. } | Finalise { .. })
+    }
+
     pub(crate) fn payload_len(&self) -> usize {
         match self {
-            Change::Blob { payload, .. } | Change::Move { payload, .. } => payload.len(),
+            Change::Blob { payload, .. } | Change::Move { payload: Some(payload), .. } => payload.len(),
             Change::Ref { value, .. } => value.inline.as_ref().map_or(0, Bytes::len),
             _ => 0,
         }
@@ -138,6 +158,23 @@ impl Store {
             if due && let Err(error) = self.checkpoint() {
                 tracing::error!(%error, "the index could not be written; the log keeps growing");
             }
+            self.look_at_disk();
+        }
+    }
+
+    /// Merges the runs of the index whenever checkpoints have written enough; until the store is shut. For a thread.
+    pub fn run_merges(&self, every: std::time::Duration) {
+        loop {
+            {
+                let queue = lock(&self.queue);
+                if queue.closed {
+                    return;
+                }
+                drop(self.closing.wait_timeout_while(queue, every, |queue| !queue.closed));
+            }
+            if let Err(error) = self.merge() {
+                tracing::error!(%error, "the runs of the index could not be merged; look-ups become slower");
+            }
         }
     }
 
@@ -171,7 +208,8 @@ impl Store {
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
-        if let Err(error) = self.check_writable() {
+        let checked = if change.needs_space() { self.check_uploads() } else { self.check_writable() };
+        if let Err(error) = checked {
             return done(Err(error));
         }
         let queue = lock(&self.queue);
@@ -216,17 +254,25 @@ impl Store {
     }
 
     fn commit_batch(&self, log: &mut Log, batch: Vec<(Change, Done)>) {
-        let mut plan = Plan::new(self, log.position().sequence);
+        let room = self
+            .check_writable()
+            .and_then(|()| self.with_reserve(|| log.make_room().map_err(StoreError::from)));
+        let mut plan = Plan::new(self, log.position());
         let mut answers = Vec::with_capacity(batch.len());
         for (change, done) in batch {
-            answers.push((plan.decide(change), done));
+            let answer = room.clone().and_then(|()| plan.decide(change));
+            answers.push((answer, done));
         }
-        let Plan { entries, unused_files, .. } = plan;
-        let written = self.write(log, entries);
-        if let Err(error) = &written {
-            self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
-            tracing::error!(%error, "changes could not be written");
-            lock(&self.sizes).reset();
+        let Plan { entries, index_only, mut unused_files, freed_files, large_bytes, may_use_reserve, .. } =
+            plan;
+        let written = self.write(log, entries, index_only, may_use_reserve, large_bytes);
+        match &written {
+            Ok(()) => unused_files.extend(freed_files),
+            Err(error) => {
+                self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
+                tracing::error!(%error, "changes could not be written");
+                lock(&self.sizes).reset();
+            }
         }
         for file in unused_files {
             let _ = self.fs.remove(&blob::name(file));
@@ -240,44 +286,70 @@ impl Store {
     }
 
     /// Appends, syncs, makes visible.
-    fn write(&self, log: &mut Log, entries: Vec<Entry>) -> Result<(), StoreError> {
-        if entries.is_empty() {
+    fn write(
+        &self,
+        log: &mut Log,
+        planned: Vec<Planned>,
+        index_only: Vec<IndexChange>,
+        may_use_reserve: bool,
+        large_bytes: i64,
+    ) -> Result<(), StoreError> {
+        if planned.is_empty() {
+            self.index.apply(index_only);
             return Ok(());
         }
-        self.check_writable()?;
         let before = log.position();
-        let places =
+        let (entries, firsts): (Vec<_>, Vec<_>) =
+            planned.into_iter().map(|planned| (planned.entry, planned.first)).unzip();
+        let mut append = || {
             log.append(&entries).map_err(
                 |AppendError { source, broken }| {
                     if broken { self.set_broken(source) } else { source.into() }
                 },
-            )?;
+            )
+        };
+        let written = if may_use_reserve { self.with_reserve(append) } else { append() }?;
         if self.options.durability == Durability::Sync
             && let Err(error) = log.sync()
         {
-            // What of this is on disk nobody knows, and asking again would only say that there is nothing to do.
+            // How much of this is on disk is unknown, and a second sync would only say that there is nothing to do.
             return Err(self.set_broken(error));
         }
         let after = log.position();
-        let bytes = if after.segment == before.segment { after.offset - before.offset } else { after.offset };
-        self.counters.log_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.log_bytes.fetch_add(after.offset - before.offset, Ordering::Relaxed);
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
         self.counters.changes.fetch_add(entries.len() as u64, Ordering::Relaxed);
-        self.index.apply(
-            entries.into_iter().zip(places).map(|(entry, payload)| {
-                index_entry(log::Found { key: entry.key, value: entry.value, payload })
-            }),
-        );
+        self.large_bytes.fetch_add(large_bytes as u64, Ordering::Relaxed);
+        let changes = entries.into_iter().zip(firsts).zip(written).filter_map(|((entry, first), written)| {
+            let Written { segment, offset, payload } = written;
+            let record = RecordPosition { first: first.unwrap_or(segment), segment, offset };
+            let key: Box<[u8]> = entry.key.into();
+            match entry.kind {
+                Kind::Put => {
+                    let payload = entry.payload.map(|bytes| (payload, bytes.len() as u64));
+                    let value = index_value(entry.value, segment, payload);
+                    Some((key, Some(IndexEntry::new(record, value))))
+                }
+                // A delete that is written again is about older records than those in the index.
+                Kind::Delete => first.is_some().then_some((key, None)),
+                Kind::Commit | Kind::Loss => None,
+            }
+        });
+        self.index.apply(changes.chain(index_only));
         Ok(())
     }
 
-    /// Writes the index up to what is in the log now. What a start has to read begins there.
+    /// Writes the index up to what is in the log now, and gives that position: a start reads the log from there.
     ///
     /// # Errors
     /// As the system says; nothing is lost then.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
+        self.write_index().map(drop)
+    }
+
+    pub(crate) fn write_index(&self) -> Result<LogPosition, StoreError> {
         let _one = lock(&self.checkpoint);
-        let position = {
+        let (position, totals) = {
             let mut log = lock(&self.log);
             // The index must not know of what the log could still lose.
             if let Err(error) = log.sync() {
@@ -285,10 +357,19 @@ impl Store {
             }
             self.index.begin_checkpoint();
             self.checkpointed_bytes.store(self.counters.log_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
-            log.position()
+            (log.position(), Totals { large_bytes: self.large_bytes.load(Ordering::Relaxed) })
         };
-        self.index.finish_checkpoint(position)?;
+        self.with_reserve(|| Ok(self.index.finish_checkpoint(position, totals)?))?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
+        Ok(position)
+    }
+
+    /// Merges the runs of the index as far as that is due.
+    ///
+    /// # Errors
+    /// As the system says; nothing is lost then.
+    pub fn merge(&self) -> Result<(), StoreError> {
+        while self.index.merge()? {}
         Ok(())
     }
 
@@ -298,4 +379,13 @@ impl Store {
         self.is_broken.store(true, Ordering::Relaxed);
         StoreError::Broken(error)
     }
+}
+
+/// Value that the index holds for a record.
+pub(crate) fn index_value(value: Vec<u8>, segment: u64, payload: Option<(u64, u64)>) -> Vec<u8> {
+    let Some((offset, len)) = payload else { return value };
+    let put = value.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    let put = Timestamp::from_unix_ms(put);
+    let crc = crate::key::payload_crc(&value);
+    Location { kind: FileKind::Segment, file: segment, offset, len, put, crc }.write().to_vec()
 }

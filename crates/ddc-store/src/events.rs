@@ -6,6 +6,7 @@
 //! | `t` namespace | bucket(4) and sequence(8) of the last event that was forgotten |
 //! | `s` namespace milliseconds(8) | hash of the blob that is a snapshot |
 //! | `E` | the newest bucket of time that any event has |
+//! | `S` | milliseconds since 1970 at which the last scrub ended (8) |
 //!
 //! Numbers in keys are big-endian, so that events lie in order. An event is written with the change that it tells of: either
 //! both are in the log or none is. A bucket of time is five minutes; buckets never go back, even when the clock does, so that no
@@ -26,6 +27,8 @@ const BUCKET_MS: u64 = 5 * 60 * 1000;
 const SNAPSHOTS_MAX: usize = 2;
 /// Where the newest bucket of time is kept.
 pub(crate) const NEWEST: &[u8] = b"E";
+/// Key of the time at which the last scrub ended.
+const SCRUBBED: &[u8] = b"S";
 
 /// A place in the replication log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,13 +170,13 @@ impl Store {
             {
                 last.insert(namespace, event.cursor);
                 count += 1;
-                self.queue_care(Change::Delete { key: index_key.to_vec() });
+                self.queue_maintenance(Change::Delete { key: index_key.to_vec() });
             }
             Ok(())
         })?;
         for (namespace, cursor) in last {
             let key = key::in_namespace(b't', &namespace);
-            self.queue_care(Change::Set { key, value: cursor.write().to_vec() });
+            self.queue_maintenance(Change::Set { key, value: cursor.write().to_vec() });
         }
         self.commit();
         Ok(count)
@@ -192,12 +195,28 @@ impl Store {
         let prefix = key::in_namespace(b's', namespace);
         let olds = self.index.scan(&prefix, None, 1024)?;
         for (old, _) in olds.iter().take((olds.len() + 1).saturating_sub(SNAPSHOTS_MAX)) {
-            self.queue_care(Change::Delete { key: old.to_vec() });
+            self.queue_maintenance(Change::Delete { key: old.to_vec() });
         }
         let mut key = prefix;
         key.extend_from_slice(&snapshot.at.unix_ms().to_be_bytes());
         self.enqueue(Change::Set { key, value: snapshot.blob.as_bytes().to_vec() }, done);
         Ok(())
+    }
+
+    /// Notes that a scrub ended.
+    pub fn note_scrub(&self, at: Timestamp) {
+        let value = at.unix_ms().to_le_bytes().to_vec();
+        self.queue_maintenance(Change::Set { key: SCRUBBED.to_vec(), value });
+    }
+
+    /// Time at which the last scrub ended.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn scrubbed_at(&self) -> Result<Option<Timestamp>, StoreError> {
+        let found = self.index.get(SCRUBBED)?;
+        let ms = found.and_then(|value| value.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)));
+        Ok(ms.map(Timestamp::from_unix_ms))
     }
 
     /// The snapshots of a namespace, the oldest first.

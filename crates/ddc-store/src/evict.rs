@@ -1,95 +1,197 @@
-//! A folder of copies: what was used longest ago goes when there is too much.
+//! A folder with a limit: what was unused longest goes when there is too much.
 
-use throng_ddc::{IoHash, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use crate::blob;
-use crate::care::Collected;
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
+
 use crate::commit::Change;
-use crate::key::{self, Location};
-use crate::log;
+use crate::key::{self, Location, RefValue};
+use crate::maintenance::CollectReport;
+use crate::marks::Marks;
 use crate::store::{Store, StoreError, lock};
 
-/// Copies are removed when the folder has reached this part of what it may hold ...
+/// Blobs are removed when the folder has reached this part of what it may hold ...
 const FULL_PERCENT: u64 = 95;
 /// ... until the blobs are this part of it. Segments then hold a little more than the blobs in them.
 const KEEP_PERCENT: u64 = 72;
 /// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
+/// Uses are told apart by steps of this length: all refs of the last step that goes are removed together.
+const TIME_UNIT_MS: u64 = 4000;
+
+/// Settings of an eviction.
+pub struct EvictOptions<'a> {
+    /// Bytes that the folder may hold.
+    pub bytes_max: u64,
+    /// Whether the folder holds copies only, whose refs are not here.
+    pub copies: bool,
+    /// The time.
+    pub now: Timestamp,
+    /// Blobs younger than this stay: their refs are still on the way.
+    pub blob_age_min: Duration,
+    /// Whether nothing of a namespace may go.
+    pub keeps: &'a dyn Fn(&Namespace) -> bool,
+    /// Last use of a blob, where that is known.
+    pub last_use: &'a dyn Fn(&IoHash) -> Option<Timestamp>,
+    /// Last use of a ref, where that is known better than the store has it noted.
+    pub last_access: &'a dyn Fn(&Namespace, &Bucket, &Key) -> Option<Timestamp>,
+}
+
+fn unit(time: Timestamp) -> u32 {
+    u32::try_from(time.unix_ms() / TIME_UNIT_MS).unwrap_or(u32::MAX).max(1)
+}
 
 impl Store {
-    /// Bytes of segments and large files, damaged ones and unused space included. The index is small beside them.
-    ///
-    /// # Errors
-    /// As the system says.
-    pub fn disk_bytes(&self) -> Result<u64, StoreError> {
-        let mut total = 0;
-        for segment in log::segments(&*self.fs)? {
-            total += self.fs.open(&log::name(segment), false)?.len()?;
-        }
-        for name in self.fs.list(blob::FOLDER)? {
-            // It may have been removed since it was listed.
-            if let Ok(file) = self.fs.open(&format!("{}/{name}", blob::FOLDER), false) {
-                total += file.len()?;
-            }
-        }
-        Ok(total)
-    }
-
-    /// Removes the blobs that were used longest ago, if the folder holds more than 95 % of `bytes_max`, until it holds about
-    /// 85 %. Only for folders whose blobs are elsewhere too: refs are not looked at.
+    /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of `bytes_max`, until it holds
+    /// about 85 %. A blob goes only when no ref that stays reaches it.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
-    pub fn evict(
-        &self,
-        bytes_max: u64,
-        last_use: &dyn Fn(&IoHash) -> Option<Timestamp>,
-    ) -> Result<Collected, StoreError> {
-        let mut done = Collected::default();
-        if self.disk_bytes()? < bytes_max / 100 * FULL_PERCENT {
+    pub fn evict(&self, options: &EvictOptions<'_>) -> Result<CollectReport, StoreError> {
+        let mut done = CollectReport::default();
+        if self.disk_bytes() < options.bytes_max / 100 * FULL_PERCENT {
             return Ok(done);
         }
-        let _one = lock(&self.care);
-        let used_at = |hash: &IoHash, location: &Location| last_use(hash).max(Some(location.put));
-        let mut uses = Vec::new();
-        self.walk(b"b", &mut |index_key, stored| {
-            if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored)) {
-                uses.push((used_at(&hash, &location), location.len));
+        let _one = lock(&self.maintenance);
+        {
+            let _log = lock(&self.log);
+            *lock(&self.relied_on) = Some(BTreeSet::new());
+        }
+        let result = self.evict_unused(options, &mut done);
+        {
+            let _log = lock(&self.log);
+            *lock(&self.relied_on) = None;
+        }
+        result?;
+        self.give_back(&mut done, LIVE_PERCENT_MIN)?;
+        Ok(done)
+    }
+
+    fn evict_unused(&self, options: &EvictOptions<'_>, done: &mut CollectReport) -> Result<(), StoreError> {
+        let namespaces = self.namespaces()?;
+        let mut marks = Marks::new(self.index.entries(), true);
+        if !options.copies {
+            for namespace in &namespaces {
+                self.mark_uses(namespace, options, &mut marks)?;
             }
-            Ok(())
-        })?;
-        uses.sort_unstable();
-        let live: u64 = uses.iter().map(|(_, len)| len).sum();
-        let mut surplus = live.saturating_sub(bytes_max / 100 * KEEP_PERCENT);
+        }
+        let used_at = |marks: &Marks, hash: &IoHash, location: &Location| {
+            let noted = (options.last_use)(hash).max(Some(location.put)).map_or(1, unit);
+            // A ref's last use counts for what it reaches, however long ago that was put.
+            match marks.last_use(hash) {
+                0 => noted,
+                used => used,
+            }
+        };
+        // Bytes of blobs by last use.
+        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut live = 0;
+        for namespace in &namespaces {
+            let keeps = (options.keeps)(namespace);
+            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+                if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
+                {
+                    live += location.len;
+                    if !keeps {
+                        *bytes.entry(used_at(&marks, &hash, &location)).or_default() += location.len;
+                    }
+                }
+                Ok(())
+            })?;
+            self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+                live += stored.len() as u64;
+                if let (Some((_, bucket, key)), Some(value), false) =
+                    (key::read_reference(index_key), RefValue::read(stored), keeps)
+                {
+                    let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
+                    *bytes.entry(used).or_default() += stored.len() as u64;
+                }
+                Ok(())
+            })?;
+        }
+        let mut surplus = live.saturating_sub(options.bytes_max / 100 * KEEP_PERCENT);
         let mut freed = 0;
-        let newest_to_go = uses.iter().take_while(|(_, len)| {
+        let newest_to_go = bytes.iter().take_while(|(_, bytes)| {
             let goes = freed < surplus;
-            freed += len;
+            freed += **bytes;
             goes
         });
-        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else {
-            return self.give_back(&mut done, LIVE_PERCENT_MIN).map(|()| done);
-        };
-        let mut files = Vec::new();
-        self.walk(b"b", &mut |index_key, stored| {
-            let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
+        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(()) };
+        let young = options.now.unix_ms().saturating_sub(options.blob_age_min.as_millis() as u64);
+        for namespace in namespaces.iter().filter(|namespace| !(options.keeps)(namespace)) {
+            // Before the blobs: no ref may stay without what it reaches.
+            self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+                let (Some((_, bucket, key)), Some(value)) =
+                    (key::read_reference(index_key), RefValue::read(stored))
+                else {
+                    return Ok(());
+                };
+                if self.ref_use(namespace, &bucket, &key, &value, options)? <= limit && !options.copies {
+                    done.refs += 1;
+                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() });
+                }
+                Ok(())
+            })?;
+            self.commit();
+            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+                let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
+                else {
+                    return Ok(());
+                };
+                let is_young = location.put.unix_ms() > young && marks.last_use(&hash) == 0;
+                if surplus > 0 && used_at(&marks, &hash, &location) <= limit && !is_young {
+                    surplus = surplus.saturating_sub(location.len);
+                    done.blobs += 1;
+                    done.blob_bytes += location.len;
+                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() });
+                }
+                Ok(())
+            })?;
+            self.commit();
+            self.drop_unused_accesses(namespace)?;
+            self.drop_unused_forms(namespace)?;
+        }
+        Ok(())
+    }
+
+    /// Marks what every ref of a namespace reaches with the ref's last use.
+    fn mark_uses(
+        &self,
+        namespace: &Namespace,
+        options: &EvictOptions<'_>,
+        marks: &mut Marks,
+    ) -> Result<(), StoreError> {
+        let keeps = (options.keeps)(namespace);
+        self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+            let (Some((_, bucket, key)), Some(value)) =
+                (key::read_reference(index_key), RefValue::read(stored))
             else {
                 return Ok(());
             };
-            if surplus > 0 && used_at(&hash, &location) <= limit {
-                surplus = surplus.saturating_sub(location.len);
-                done.blobs += 1;
-                done.blob_bytes += location.len;
-                files.extend(location.large.then_some(location.file));
-                self.queue_care(Change::Collect { key: index_key.to_vec(), value: stored.into() });
-            }
-            Ok(())
+            let used = match keeps {
+                true => u32::MAX,
+                false => self.ref_use(namespace, &bucket, &key, &value, options)?,
+            };
+            marks.begin_ref(false);
+            self.mark(namespace, &value, used, marks)
         })?;
-        self.commit();
-        for file in files {
-            let _ = self.fs.remove(&blob::name(file));
+        for snapshot in self.snapshots(namespace)? {
+            marks.mark(&snapshot.blob, u32::MAX);
         }
-        self.give_back(&mut done, LIVE_PERCENT_MIN)?;
-        Ok(done)
+        Ok(())
+    }
+
+    fn ref_use(
+        &self,
+        namespace: &Namespace,
+        bucket: &Bucket,
+        key: &Key,
+        value: &RefValue,
+        options: &EvictOptions<'_>,
+    ) -> Result<u32, StoreError> {
+        let noted = self.last_access(namespace, bucket, key)?;
+        let used = (options.last_access)(namespace, bucket, key).max(noted).max(Some(value.put));
+        Ok(used.map_or(1, unit))
     }
 }

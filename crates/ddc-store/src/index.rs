@@ -1,63 +1,175 @@
-//! The index: an ordered map in a redb file, under a map in memory with what the log holds beyond it.
+//! The index: sorted runs on disk under maps in memory, a cache of what the log says.
 //!
-//! Acknowledged means: in the log. The index follows in large transactions ([`Index::checkpoint`]), which also say up to
-//! where the log is contained, so that a start reads only the rest of the log. redb was chosen over fjall because it takes
-//! a storage back end of ours: the simulated disk that cuts the power between any two writes drives it too. That its commits
-//! are dear (11 to 15 µs per durable put at 64 per commit, fjall 2 to 4) does not matter here, since no request waits for
-//! one.
+//! Acknowledged means: in the log. The index follows in checkpoints, each of which writes a run and a manifest that names
+//! the runs and the position up to which they contain the log, so that a start reads only the rest of the log. Runs are
+//! never changed; a merge replaces several by one. Every block is checked when it is read, and an index that does not check
+//! is built again from the log.
+//!
+//! A look-up asks the maps, then the runs from the newest to the oldest, most of which their filters spare it. Each run has
+//! more than the entries of all newer ones together, so that there are few of them and an entry is written again about as
+//! often as the logarithm of their number says.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::ops::Bound::{Excluded, Included, Unbounded};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use redb::{Database, ReadOnlyTable, ReadableDatabase as _, StorageBackend, TableDefinition};
+use throng_platform::Fs;
 
-use throng_platform::File;
+use crate::key;
+use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter};
+use crate::store::lock;
 
-const ENTRIES: TableDefinition<'static, &[u8], &[u8]> = TableDefinition::new("entries");
-/// Where the log is contained up to: segment, offset, next sequence number.
-const POSITION: TableDefinition<'static, (), (u64, u64, u64)> = TableDefinition::new("position");
+pub(crate) const FOLDER: &str = "index";
+/// Made when a block of the index does not check: the next start builds the index again.
+const DAMAGE_MARK: &str = "index/damaged";
+/// Two files that are written in turn, so that one of them is whole at any time.
+const MANIFESTS: [&str; 2] = ["index/manifest.0", "index/manifest.1"];
+const MANIFEST_MAGIC: &[u8; 8] = b"TDCIDX01";
+/// An index up to this size is read as a whole when it is opened, so that its damage is found before it is served.
+const CHECKED_BYTES_MAX: u64 = 64 << 20;
+/// Blocks that a scan of at most so many entries reads stay in memory; those of longer walks are not read again soon.
+const KEEP_LIMIT_MAX: usize = 64;
 
-/// A place in the log, and the sequence number of the record that begins there.
+/// A position in the log, and the sequence number of the record that begins there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position {
+pub(crate) struct LogPosition {
     pub(crate) segment: u64,
     pub(crate) offset: u64,
     pub(crate) sequence: u64,
 }
 
-/// Something about the index file failed. redb's own errors, as text.
+/// Failure of the index.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("the index: {0}")]
-pub struct IndexError(String);
+#[non_exhaustive]
+pub enum IndexError {
+    /// A block of a run does not check.
+    #[error(
+        "the index is damaged (run {run:016x}, offset {offset}); restart the server, or stop it and run `throng ddc reindex`"
+    )]
+    Damaged {
+        /// Number of the run.
+        run: u64,
+        /// Offset of the block in the run's file.
+        offset: u64,
+    },
+    /// The system failed to read or write.
+    #[error("the index: {0}")]
+    Io(Arc<io::Error>),
+}
 
 impl IndexError {
-    fn from(error: impl Into<redb::Error>) -> IndexError {
-        IndexError(error.into().to_string())
+    pub(crate) fn damaged(run: u64, offset: u64) -> IndexError {
+        IndexError::Damaged { run, offset }
+    }
+}
+
+impl From<io::Error> for IndexError {
+    fn from(error: io::Error) -> IndexError {
+        IndexError::Io(Arc::new(error))
+    }
+}
+
+/// Record that an entry stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecordPosition {
+    /// Smallest segment that may hold a record of this key.
+    pub(crate) first: u64,
+    /// Segment of the record, 0 for what is in the index only.
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+}
+
+/// An entry of the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct IndexEntry {
+    pub(crate) record: RecordPosition,
+    pub(crate) value: Box<[u8]>,
+}
+
+impl IndexEntry {
+    pub(crate) fn new(record: RecordPosition, value: impl Into<Box<[u8]>>) -> IndexEntry {
+        IndexEntry { record, value: value.into() }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let RecordPosition { first, segment, offset } = self.record;
+        for mut number in [segment, segment - first.min(segment), offset] {
+            while number >= 0x80 {
+                out.push(number as u8 | 0x80);
+                number >>= 7;
+            }
+            out.push(number as u8);
+        }
+        out.extend_from_slice(&self.value);
+    }
+
+    fn read(mut bytes: &[u8]) -> Option<IndexEntry> {
+        let mut number = || {
+            let mut number = 0_u64;
+            for shift in (0..64).step_by(7) {
+                let (byte, rest) = bytes.split_first()?;
+                bytes = rest;
+                number |= u64::from(byte & 0x7F) << shift;
+                if byte & 0x80 == 0 {
+                    return Some(number);
+                }
+            }
+            None
+        };
+        let (segment, behind, offset) = (number()?, number()?, number()?);
+        let first = segment.checked_sub(behind)?;
+        Some(IndexEntry::new(RecordPosition { first, segment, offset }, bytes))
     }
 }
 
 /// A key and its value.
 pub(crate) type Pair = (Box<[u8]>, Box<[u8]>);
 
-type Layer = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
+/// A key and its entry; `None` for a deleted key.
+pub(crate) type IndexChange = (Box<[u8]>, Option<IndexEntry>);
+
+type Layer = BTreeMap<Box<[u8]>, Option<IndexEntry>>;
 
 struct Layers {
-    /// What was written since the last checkpoint began.
+    /// Entries since the last checkpoint began.
     fresh: Layer,
     fresh_bytes: usize,
-    /// What a running checkpoint is writing. Empty when none runs.
+    /// Entries that a running checkpoint writes. Empty when none runs.
     frozen: Arc<Layer>,
-    /// What earlier checkpoints wrote. Kept open: opening it costs more than a look into it.
-    written: Arc<Table>,
+    /// The newest first.
+    runs: Arc<Vec<Arc<Run>>>,
 }
 
-type Table = ReadOnlyTable<&'static [u8], &'static [u8]>;
+/// Numbers that the manifest keeps for the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// Bytes of large blobs.
+    pub(crate) large_bytes: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Manifest {
+    version: u64,
+    position: LogPosition,
+    totals: Totals,
+    next_run: u64,
+    runs: Vec<RunInfo>,
+    /// Runs that the manifest before this one names, which is in the other file.
+    before: Vec<u64>,
+}
 
 pub(crate) struct Index {
-    base: Database,
+    fs: Arc<dyn Fs>,
+    cache: Arc<BlockCache>,
     layers: RwLock<Layers>,
+    manifest: Mutex<Manifest>,
+    /// Held by a merge: one at a time.
+    merge: Mutex<()>,
+    next_run: AtomicU64,
+    damaged: AtomicBool,
 }
 
 impl fmt::Debug for Index {
@@ -67,113 +179,264 @@ impl fmt::Debug for Index {
 }
 
 impl Index {
-    pub(crate) fn open(file: Arc<dyn File>, cache_bytes: usize) -> Result<Index, IndexError> {
-        let mut builder = redb::Builder::new();
-        builder.set_cache_size(cache_bytes);
-        let base = builder.create_with_backend(Backend(file)).map_err(IndexError::from)?;
-        let write = base.begin_write().map_err(IndexError::from)?;
-        write.open_table(ENTRIES).map_err(IndexError::from)?;
-        write.open_table(POSITION).map_err(IndexError::from)?;
-        write.commit().map_err(IndexError::from)?;
-        let written = open_table(&base)?;
-        let layers = Layers { fresh: Layer::new(), fresh_bytes: 0, frozen: Arc::default(), written };
-        Ok(Index { base, layers: RwLock::new(layers) })
+    fn empty(fs: Arc<dyn Fs>, cache_bytes: usize) -> Index {
+        let layers =
+            Layers { fresh: Layer::new(), fresh_bytes: 0, frozen: Arc::default(), runs: Arc::default() };
+        Index {
+            fs,
+            cache: Arc::new(BlockCache::new(cache_bytes)),
+            layers: RwLock::new(layers),
+            manifest: Mutex::default(),
+            merge: Mutex::default(),
+            next_run: AtomicU64::new(1),
+            damaged: AtomicBool::new(false),
+        }
     }
 
-    /// Up to where the log is contained; `None` if nothing ever was.
-    pub(crate) fn position(&self) -> Result<Option<Position>, IndexError> {
-        let read = self.base.begin_read().map_err(IndexError::from)?;
-        let table = read.open_table(POSITION).map_err(IndexError::from)?;
-        let found = table.get(()).map_err(IndexError::from)?;
-        Ok(found.map(|found| {
-            let (segment, offset, sequence) = found.value();
-            Position { segment, offset, sequence }
-        }))
+    /// Opens the index, and gives the position up to which it contains the log. `None` if there is none, or it is damaged;
+    /// `usable` says whether the log still has what follows a position.
+    pub(crate) fn open(
+        fs: &Arc<dyn Fs>,
+        cache_bytes: usize,
+        usable: &dyn Fn(LogPosition) -> bool,
+    ) -> Result<Option<(Index, LogPosition, Totals)>, IndexError> {
+        if fs.open(DAMAGE_MARK, false).is_ok() {
+            tracing::error!("the index was found damaged; it is built again from the log");
+            return Ok(None);
+        }
+        let mut manifests = Vec::new();
+        for name in MANIFESTS {
+            manifests.extend(read_manifest(&**fs, name)?);
+        }
+        manifests.sort_by_key(|manifest| std::cmp::Reverse(manifest.version));
+        let named: Vec<u64> = manifests.iter().flat_map(|m| m.runs.iter().map(|run| run.number)).collect();
+        for mut manifest in manifests {
+            if !usable(manifest.position) {
+                continue;
+            }
+            let mut index = Index::empty(Arc::clone(fs), cache_bytes);
+            let runs = manifest.runs.iter().map(|info| Run::open(&**fs, *info, Arc::clone(&index.cache)));
+            match runs.map(|run| run.map(Arc::new)).collect::<Result<Vec<_>, _>>() {
+                Ok(runs) => {
+                    index.layers.get_mut().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(runs)
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the index cannot be opened");
+                    continue;
+                }
+            }
+            let bytes: u64 = manifest.runs.iter().map(|run| run.len).sum();
+            if bytes <= CHECKED_BYTES_MAX
+                && let Err(error) = index.check()
+            {
+                tracing::error!(%error, "the index does not check");
+                continue;
+            }
+            // Runs whose checkpoint or merge ended with the process.
+            for number in fs.list(FOLDER)?.iter().filter_map(|name| run_number(name)) {
+                if !named.contains(&number) {
+                    fs.remove(&run::name(number))?;
+                }
+            }
+            let last = named.iter().copied().max().unwrap_or(0);
+            index.next_run = AtomicU64::new(manifest.next_run.max(last + 1));
+            manifest.before = named;
+            let (position, totals) = (manifest.position, manifest.totals);
+            index.manifest = Mutex::new(manifest);
+            return Ok(Some((index, position, totals)));
+        }
+        Ok(None)
+    }
+
+    /// An empty index in place of whatever is there.
+    pub(crate) fn create(fs: &Arc<dyn Fs>, cache_bytes: usize) -> Result<Index, IndexError> {
+        let mut index = Index::empty(Arc::clone(fs), cache_bytes);
+        let names = fs.list(FOLDER)?;
+        let last = names.iter().filter_map(|name| run_number(name)).max().unwrap_or(0);
+        // Never a number that an older manifest names.
+        index.next_run = AtomicU64::new(last + 1);
+        for name in names {
+            fs.remove(&format!("{FOLDER}/{name}"))?;
+        }
+        fs.sync_dir(FOLDER)?;
+        Ok(index)
+    }
+
+    /// Entries of all runs, replaced ones included: an upper bound for how many keys there are.
+    pub(crate) fn entries(&self) -> u64 {
+        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+        let memory = layers.fresh.len() + layers.frozen.len();
+        layers.runs.iter().map(|run| run.info.entries).sum::<u64>() + memory as u64
+    }
+
+    /// Bytes of all runs.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.runs().iter().map(|run| run.info.len).sum()
+    }
+
+    /// Whether a block did not check.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed)
+    }
+
+    fn runs(&self) -> Arc<Vec<Arc<Run>>> {
+        Arc::clone(&self.layers.read().unwrap_or_else(PoisonError::into_inner).runs)
+    }
+
+    /// Reads every block.
+    pub(crate) fn check(&self) -> Result<(), IndexError> {
+        for run in self.runs().iter() {
+            let mut entries = run.iter(b"", false)?;
+            while entries.next().map_err(|error| self.note_damage(error))?.is_some() {}
+        }
+        Ok(())
+    }
+
+    fn note_damage(&self, error: IndexError) -> IndexError {
+        if matches!(error, IndexError::Damaged { .. }) && !self.damaged.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "look-ups that need this block fail; the next start builds the index again");
+            // Without the mark, a start that meets the block again notices it as well.
+            let _ = self.fs.open(DAMAGE_MARK, true).and_then(|file| file.sync());
+            let _ = self.fs.sync_dir(FOLDER);
+        }
+        error
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Box<[u8]>>, IndexError> {
+        Ok(self.entry(key)?.map(|entry| entry.value))
+    }
+
+    pub(crate) fn entry(&self, key: &[u8]) -> Result<Option<IndexEntry>, IndexError> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = layers.fresh.get(key).or_else(|| layers.frozen.get(key)) {
             return Ok(entry.clone());
         }
-        let written = Arc::clone(&layers.written);
+        let runs = Arc::clone(&layers.runs);
         drop(layers);
-        let found = written.get(key).map_err(IndexError::from)?;
-        Ok(found.map(|found| found.value().into()))
+        let fingerprint = run::fingerprint(key);
+        for run in runs.iter() {
+            match run.get(key, fingerprint).map_err(|error| self.note_damage(error))? {
+                None => {}
+                Some(None) => return Ok(None),
+                Some(Some(bytes)) => {
+                    let damaged = || self.note_damage(IndexError::damaged(run.info.number, 0));
+                    return IndexEntry::read(&bytes).ok_or_else(damaged).map(Some);
+                }
+            }
+        }
+        Ok(None)
     }
 
-    /// Up to `limit` entries whose key begins with `prefix` and is greater than `after`, in order.
+    /// Up to `limit` keys that begin with `prefix`, after `after`, in order, with their values.
     pub(crate) fn scan(
         &self,
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Vec<Pair>, IndexError> {
-        use std::ops::Bound::{Excluded, Included, Unbounded};
-        let from = match after {
+        let entries = self.scan_entries(prefix, after, limit)?;
+        Ok(entries.into_iter().map(|(key, entry)| (key, entry.value)).collect())
+    }
+
+    /// The same with whole entries.
+    pub(crate) fn scan_entries(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(Box<[u8]>, IndexEntry)>, IndexError> {
+        let mut after: Option<Box<[u8]>> = after.map(Box::from);
+        loop {
+            let (found, end) = self.scan_step(prefix, after.as_deref(), limit)?;
+            match end {
+                // Everything up to here was deleted.
+                Some(end) if found.is_empty() => after = Some(end),
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    /// One step of a scan, and the key up to which it looked if that is not the end.
+    fn scan_step(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<(Vec<(Box<[u8]>, IndexEntry)>, Option<Box<[u8]>>), IndexError> {
+        let start = match after {
             Some(after) if after >= prefix => Excluded(after),
             _ => Included(prefix),
         };
-        let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-        let mut base = layers
-            .written
-            .range::<&[u8]>((from, Unbounded))
-            .map_err(IndexError::from)?
-            .map(|entry| entry.map(|(key, value)| -> Pair { (key.value().into(), value.value().into()) }))
-            .peekable();
-        let mut over = {
-            // The fresher layer wins.
-            let mut merged: BTreeMap<&[u8], &Option<Box<[u8]>>> = BTreeMap::new();
-            for layer in [&*layers.frozen, &layers.fresh] {
-                let part = layer.range::<[u8], _>((from, Unbounded));
-                // Deleted entries of these layers may hide as many of the base.
-                merged.extend(
-                    part.take_while(|(key, _)| key.starts_with(prefix)).map(|(key, value)| (&**key, value)),
-                );
+        let mut end: Option<Box<[u8]>> = None;
+        let mut memory = Vec::new();
+        let runs = {
+            let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+            for layer in [&layers.fresh, &*layers.frozen] {
+                let part = layer.range::<[u8], _>((start, Unbounded));
+                let part = part.take_while(|(key, _)| key.starts_with(prefix)).take(limit);
+                let part: Vec<IndexChange> = part.map(|(key, entry)| (key.clone(), entry.clone())).collect();
+                if part.len() == limit {
+                    let last = part.last().map(|(key, _)| key.clone());
+                    end = end.into_iter().chain(last).min();
+                }
+                memory.push(part.into_iter().peekable());
             }
-            merged.into_iter().peekable()
+            Arc::clone(&layers.runs)
         };
+        let from = match start {
+            Included(key) | Excluded(key) => key,
+            Unbounded => b"",
+        };
+        // Forms of one content id are looked up with every answer; the filters know their common prefix.
+        let filtered = key::is_form_prefix(prefix).then(|| run::fingerprint(prefix));
+        let mut disk = Vec::new();
+        for run in runs.iter() {
+            if filtered.is_some_and(|fingerprint| !run.has(fingerprint)) {
+                continue;
+            }
+            let cursor = RunCursor::new(run, from, after, limit <= KEEP_LIMIT_MAX);
+            disk.push((cursor.map_err(|error| self.note_damage(error))?, run.info.number));
+        }
         let mut found = Vec::new();
         while found.len() < limit {
-            let base_key: Option<&Box<[u8]>> = match base.peek() {
-                Some(Ok((key, _))) if key.starts_with(prefix) => Some(key),
-                Some(Err(_)) => {
-                    let error = base.next().and_then(Result::err).expect("an error was seen");
-                    return Err(IndexError::from(error));
+            let in_memory = memory.iter_mut().filter_map(|part| part.peek().map(|(key, _)| key));
+            let on_disk = disk.iter().filter_map(|(cursor, _)| cursor.head.as_ref().map(|(key, _)| key));
+            let next = in_memory.chain(on_disk).min().filter(|key| key.starts_with(prefix)).cloned();
+            let Some(next) = next.filter(|key| end.as_ref().is_none_or(|end| key <= end)) else { break };
+            // The newest source that has the key decides; the others skip it.
+            let mut entry: Option<Option<IndexEntry>> = None;
+            for part in &mut memory {
+                if let Some((_, value)) = part.next_if(|(key, _)| *key == next) {
+                    entry.get_or_insert(value);
                 }
-                _ => None,
-            };
-            let take_over = match (base_key, over.peek()) {
-                (None, None) => break,
-                (Some(_), None) => false,
-                (None, Some(_)) => true,
-                (Some(base_key), Some((over_key, _))) => {
-                    let same = **base_key == **over_key;
-                    let first = **over_key <= **base_key;
-                    if same {
-                        base.next();
+            }
+            for (cursor, number) in &mut disk {
+                if cursor.head.as_ref().is_some_and(|(key, _)| *key == next) {
+                    let head = cursor.advance().map_err(|error| self.note_damage(error))?;
+                    if entry.is_none()
+                        && let Some((_, value)) = head
+                    {
+                        let read = |bytes: Box<[u8]>| {
+                            let damaged = || self.note_damage(IndexError::damaged(*number, 0));
+                            IndexEntry::read(&bytes).ok_or_else(damaged)
+                        };
+                        entry = Some(value.map(read).transpose()?);
                     }
-                    first
                 }
-            };
-            if take_over {
-                let (key, value) = over.next().expect("it was seen");
-                if let Some(value) = value {
-                    found.push((Box::from(key), value.clone()));
-                }
-            } else if let Some(Ok(entry)) = base.next() {
-                found.push(entry);
+            }
+            if let Some(Some(entry)) = entry {
+                found.push((next, entry));
             }
         }
-        Ok(found)
+        Ok((found, end))
     }
 
     /// Makes entries visible. They must be in the log already.
-    pub(crate) fn apply(&self, entries: impl IntoIterator<Item = (Box<[u8]>, Option<Box<[u8]>>)>) {
+    pub(crate) fn apply(&self, entries: impl IntoIterator<Item = IndexChange>) {
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
-        for (key, value) in entries {
-            layers.fresh_bytes += key.len() + value.as_ref().map_or(0, |value| value.len()) + 64;
-            layers.fresh.insert(key, value);
+        for (key, entry) in entries {
+            layers.fresh_bytes += key.len() + entry.as_ref().map_or(0, |entry| entry.value.len()) + 96;
+            layers.fresh.insert(key, entry);
         }
     }
 
@@ -188,65 +451,222 @@ impl Index {
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         layers.fresh_bytes = 0;
         let fresh = std::mem::take(&mut layers.fresh);
-        // What an earlier checkpoint could not write is still there, and older.
+        // Entries that an earlier checkpoint could not write are still there, and older.
         Arc::make_mut(&mut layers.frozen).extend(fresh);
     }
 
-    /// Writes what was set aside, and that the log is contained up to `position`.
-    pub(crate) fn finish_checkpoint(&self, position: Position) -> Result<(), IndexError> {
+    /// Writes what was set aside as a run, and a manifest that contains the log up to `position`.
+    pub(crate) fn finish_checkpoint(&self, position: LogPosition, totals: Totals) -> Result<(), IndexError> {
         let frozen = Arc::clone(&self.layers.read().unwrap_or_else(PoisonError::into_inner).frozen);
-        let mut write = self.base.begin_write().map_err(IndexError::from)?;
-        // Opening after a crash must not walk the whole file.
-        write.set_quick_repair(true);
-        {
-            let mut table = write.open_table(ENTRIES).map_err(IndexError::from)?;
-            for (key, value) in frozen.iter() {
-                match value {
-                    Some(value) => drop(table.insert(&**key, &**value).map_err(IndexError::from)?),
-                    None => drop(table.remove(&**key).map_err(IndexError::from)?),
+        let mut runs = Vec::new();
+        if !frozen.is_empty() {
+            let mut bytes = Vec::new();
+            let mut writer = self.writer(frozen.len() as u64)?;
+            for (key, entry) in frozen.iter() {
+                bytes.clear();
+                if let Some(entry) = entry {
+                    entry.write(&mut bytes);
                 }
+                writer.add(key, entry.is_some().then_some(&bytes[..]))?;
             }
-            let mut table = write.open_table(POSITION).map_err(IndexError::from)?;
-            let value = (position.segment, position.offset, position.sequence);
-            table.insert((), value).map_err(IndexError::from)?;
+            if let Some(info) = writer.finish()? {
+                runs.push(Arc::new(Run::open(&*self.fs, info, Arc::clone(&self.cache))?));
+            }
         }
-        write.commit().map_err(IndexError::from)?;
-        let written = open_table(&self.base)?;
+        let mut manifest = lock(&self.manifest);
+        // A merge changes the list only under the same lock.
+        runs.extend(self.runs().iter().cloned());
+        (manifest.position, manifest.totals) = (position, totals);
+        self.write_manifest(&mut manifest, &runs)?;
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
-        let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.written, written));
+        let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.runs, Arc::new(runs)));
         drop(layers);
+        drop(manifest);
         // Dropping them takes a while, in which others may read.
         drop((frozen, done));
         Ok(())
     }
+
+    fn writer(&self, entries_max: u64) -> Result<RunWriter, IndexError> {
+        let number = self.next_run.fetch_add(1, Ordering::Relaxed);
+        Ok(RunWriter::create(&*self.fs, number, random(), entries_max)?)
+    }
+
+    /// Writes the manifest that names `runs`, and removes runs that neither it nor the one before names.
+    fn write_manifest(&self, manifest: &mut Manifest, runs: &[Arc<Run>]) -> Result<(), IndexError> {
+        let mut next = manifest.clone();
+        next.version += 1;
+        next.next_run = self.next_run.load(Ordering::Relaxed);
+        next.runs = runs.iter().map(|run| run.info).collect();
+        next.before = manifest.runs.iter().map(|run| run.number).collect();
+        let file = self.fs.open(MANIFESTS[(next.version % 2) as usize], true)?;
+        // The runs must be found under their names before anything names them.
+        self.fs.sync_dir(FOLDER)?;
+        file.write_at(&[IoSlice::new(&next.write())], 0)?;
+        file.sync()?;
+        let unnamed = std::mem::take(&mut manifest.before);
+        *manifest = next;
+        for number in unnamed {
+            if !manifest.names(number) {
+                let _ = self.fs.remove(&run::name(number));
+            }
+        }
+        Ok(())
+    }
+
+    /// Merges runs, if the sizes of some have come close to each other. Whether it did.
+    pub(crate) fn merge(&self) -> Result<bool, IndexError> {
+        let _one = lock(&self.merge);
+        let runs = self.runs();
+        let Some(count) = merge_count(&runs) else { return Ok(false) };
+        let (merged, rest) = runs.split_at(count);
+        let entries = merged.iter().map(|run| run.info.entries).sum();
+        let mut writer = self.writer(entries)?;
+        let mut cursors = Vec::new();
+        for run in merged {
+            cursors.push(RunCursor::new(run, b"", None, false).map_err(|error| self.note_damage(error))?);
+        }
+        while let Some(next) =
+            cursors.iter().filter_map(|cursor| cursor.head.as_ref().map(|(key, _)| key)).min().cloned()
+        {
+            let mut newest: Option<Option<Box<[u8]>>> = None;
+            for cursor in &mut cursors {
+                if cursor.head.as_ref().is_some_and(|(key, _)| *key == next)
+                    && let Some((_, value)) = cursor.advance().map_err(|error| self.note_damage(error))?
+                {
+                    newest.get_or_insert(value);
+                }
+            }
+            match newest.flatten() {
+                Some(value) => writer.add(&next, Some(&value))?,
+                // The oldest run hides nothing.
+                None if rest.is_empty() => {}
+                None => writer.add(&next, None)?,
+            }
+        }
+        let written = match writer.finish()? {
+            Some(info) => Some(Arc::new(Run::open(&*self.fs, info, Arc::clone(&self.cache))?)),
+            None => None,
+        };
+        let mut manifest = lock(&self.manifest);
+        let now = self.runs();
+        let oldest_merged = merged.first().map_or(0, |run| run.info.number);
+        let fresh = now.iter().take_while(|run| run.info.number != oldest_merged).cloned();
+        let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
+        self.write_manifest(&mut manifest, &replaced)?;
+        self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
+        Ok(true)
+    }
 }
 
-fn open_table(base: &Database) -> Result<Arc<Table>, IndexError> {
-    let read = base.begin_read().map_err(IndexError::from)?;
-    Ok(Arc::new(read.open_table(ENTRIES).map_err(IndexError::from)?))
+/// How many of the newest runs to merge: those up to the last that is not larger than all newer ones together.
+fn merge_count(runs: &[Arc<Run>]) -> Option<usize> {
+    let mut newer = 0;
+    let mut count = 0;
+    for (index, run) in runs.iter().enumerate() {
+        if index > 0 && run.info.len <= newer {
+            count = index + 1;
+        }
+        newer += run.info.len;
+    }
+    (count > 1).then_some(count)
 }
 
-#[derive(Debug)]
-struct Backend(Arc<dyn File>);
+/// Number of a run by its file name.
+fn run_number(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.strip_suffix(".run")?, 16).ok()
+}
 
-impl StorageBackend for Backend {
-    fn len(&self) -> Result<u64, io::Error> {
-        self.0.len()
+/// A number that nobody outside can guess.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// Cursor of a scan or merge over one run.
+struct RunCursor {
+    entries: RunIter,
+    /// The next entry.
+    head: Option<RunEntry>,
+}
+
+impl RunCursor {
+    fn new(run: &Arc<Run>, from: &[u8], after: Option<&[u8]>, keep: bool) -> Result<RunCursor, IndexError> {
+        let mut cursor = RunCursor { entries: run.iter(from, keep)?, head: None };
+        cursor.advance()?;
+        if cursor.head.as_ref().is_some_and(|(key, _)| Some(&**key) == after) {
+            cursor.advance()?;
+        }
+        Ok(cursor)
     }
 
-    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
-        self.0.read_at(out, offset)
+    /// Takes the next entry.
+    fn advance(&mut self) -> Result<Option<RunEntry>, IndexError> {
+        let next = self.entries.next()?;
+        Ok(std::mem::replace(&mut self.head, next))
+    }
+}
+
+impl Manifest {
+    fn names(&self, number: u64) -> bool {
+        self.before.contains(&number) || self.runs.iter().any(|run| run.number == number)
     }
 
-    fn set_len(&self, len: u64) -> Result<(), io::Error> {
-        self.0.set_len(len)
+    /// Magic, length(4) and CRC-32C(4) of the rest: numbers of eight bytes.
+    fn write(&self) -> Vec<u8> {
+        let LogPosition { segment, offset, sequence } = self.position;
+        let Totals { large_bytes } = self.totals;
+        let mut numbers =
+            vec![self.version, segment, offset, sequence, large_bytes, self.next_run, self.runs.len() as u64];
+        for RunInfo { number, nonce, len, entries } in &self.runs {
+            numbers.extend([*number, *nonce, *len, *entries]);
+        }
+        let body: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let mut bytes = MANIFEST_MAGIC.to_vec();
+        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
     }
 
-    fn sync_data(&self) -> Result<(), io::Error> {
-        self.0.sync()
+    fn read(bytes: &[u8]) -> Option<Manifest> {
+        let rest = bytes.strip_prefix(MANIFEST_MAGIC)?;
+        let (len, rest) = rest.split_first_chunk()?;
+        let (crc, rest) = rest.split_first_chunk()?;
+        let body = rest.get(..u32::from_le_bytes(*len) as usize)?;
+        if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
+            return None;
+        }
+        let mut numbers =
+            body.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap_or_default()));
+        let mut number = || numbers.next();
+        let version = number()?;
+        let position = LogPosition { segment: number()?, offset: number()?, sequence: number()? };
+        let totals = Totals { large_bytes: number()? };
+        let (next_run, count) = (number()?, number()?);
+        let mut runs = Vec::new();
+        for _ in 0..count {
+            runs.push(RunInfo { number: number()?, nonce: number()?, len: number()?, entries: number()? });
+        }
+        Some(Manifest { version, position, totals, next_run, runs, before: Vec::new() })
     }
+}
 
-    fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
-        self.0.write_at(&[IoSlice::new(data)], offset)
+fn read_manifest(fs: &dyn Fs, name: &str) -> Result<Option<Manifest>, IndexError> {
+    let file = match fs.open(name, false) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    // A manifest of as many runs as ever are is a kilobyte long.
+    let mut bytes = vec![0; file.len()?.min(1 << 20) as usize];
+    file.read_at(&mut bytes, 0)?;
+    let manifest = Manifest::read(&bytes);
+    if manifest.is_none() {
+        tracing::warn!(
+            name,
+            "a manifest of the index does not check: the power failed while it was written, or it is damaged"
+        );
     }
+    Ok(manifest)
 }

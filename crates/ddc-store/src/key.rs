@@ -3,9 +3,9 @@
 //! | Key | Value |
 //! |---|---|
 //! | `b` namespace hash | where the blob is: [`Location`] |
-//! | `c` namespace content-id weight(8, big-endian) blob | nothing |
+//! | `c` namespace content-id weight(8, big-endian) blob | 1 if the form was decoded and its hash was right, else nothing |
 //! | `r` namespace bucket key | the ref: [`RefValue`] |
-//! | `a` namespace bucket key | when the ref was last used: milliseconds since 1970, little-endian |
+//! | `a` namespace bucket key | when the ref was last used: seconds since 1970(4), little-endian; in the index only |
 //!
 //! Those of the replication log are in `events.rs`. Namespace and bucket are preceded by their length in one byte, so that prefixes select exactly one.
 
@@ -51,6 +51,17 @@ pub(crate) fn read_content_form(bytes: &[u8]) -> Option<(IoHash, u64, IoHash)> {
     let (id, rest) = rest.split_at_checked(IoHash::BYTES)?;
     let (weight, blob) = rest.split_first_chunk()?;
     Some((IoHash::read(id)?, u64::from_be_bytes(*weight), IoHash::read(blob)?))
+}
+
+/// Part of a form's index key that all forms of its content id share; `None` for other keys.
+pub(crate) fn form_prefix(key: &[u8]) -> Option<&[u8]> {
+    let len = key.len().checked_sub(8 + IoHash::BYTES)?;
+    (key[0] == b'c').then(|| &key[..len])
+}
+
+/// Whether this is the prefix of the forms of one content id.
+pub(crate) fn is_form_prefix(prefix: &[u8]) -> bool {
+    matches!(prefix, [b'c', len, ..] if prefix.len() == 2 + usize::from(*len) + IoHash::BYTES)
 }
 
 /// Prefix of the refs of a bucket.
@@ -105,30 +116,71 @@ pub(crate) fn last_hash(key: &[u8]) -> Option<IoHash> {
     IoHash::read(key.last_chunk::<{ IoHash::BYTES }>()?)
 }
 
-/// Where the bytes of a blob are.
+/// Time in the value of an access key.
+pub(crate) fn read_access(value: &[u8]) -> Option<Timestamp> {
+    let seconds = u32::from_le_bytes(value.try_into().ok()?);
+    Some(Timestamp::from_unix_ms(u64::from(seconds) * 1000))
+}
+
+/// CRC-32C of a payload in the value of its record.
+pub(crate) fn payload_crc(value: &[u8]) -> u32 {
+    value.last_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// Value of a small blob's record.
+pub(crate) fn blob_value(put: Timestamp, payload: &[u8]) -> Vec<u8> {
+    let mut value = put.unix_ms().to_le_bytes().to_vec();
+    value.extend_from_slice(&crc32c::crc32c(payload).to_le_bytes());
+    value
+}
+
+/// Location of the bytes of a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
-    /// A large blob has a file to itself; a small one lies in a segment of the log.
-    pub(crate) large: bool,
+    /// Kind of file that holds it.
+    pub(crate) kind: FileKind,
     /// Number of the file or segment.
     pub(crate) file: u64,
-    /// Where it begins.
+    /// Offset of its first byte.
     pub(crate) offset: u64,
     /// Bytes.
     pub(crate) len: u64,
-    /// When it was put.
+    /// Time at which it was put.
     pub(crate) put: Timestamp,
+    /// CRC-32C of the bytes of a small blob, or of the sums that follow those of a large one.
+    pub(crate) crc: u32,
+}
+
+/// Kind of file that holds a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    /// A segment of the log: small blobs.
+    Segment,
+    /// A file of its own, as version 1 of the format wrote it.
+    Plain,
+    /// A file of its own, with a CRC-32C of each MiB behind the bytes.
+    Summed,
 }
 
 impl Location {
-    pub(crate) const BYTES: usize = 33;
+    pub(crate) const BYTES: usize = 37;
+
+    /// Whether the blob has a file of its own.
+    pub(crate) fn is_large(&self) -> bool {
+        self.kind != FileKind::Segment
+    }
 
     pub(crate) fn write(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        bytes[0] = u8::from(self.large);
+        bytes[0] = match self.kind {
+            FileKind::Segment => 0,
+            FileKind::Plain => 1,
+            FileKind::Summed => 2,
+        };
         for (at, value) in [(1, self.file), (9, self.offset), (17, self.len), (25, self.put.unix_ms())] {
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
+        bytes[33..].copy_from_slice(&self.crc.to_le_bytes());
         bytes
     }
 
@@ -136,11 +188,17 @@ impl Location {
         let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         Some(Location {
-            large: bytes[0] == 1,
+            kind: match bytes[0] {
+                0 => FileKind::Segment,
+                1 => FileKind::Plain,
+                2 => FileKind::Summed,
+                _ => return None,
+            },
             file: u64_at(1),
             offset: u64_at(9),
             len: u64_at(17),
             put: Timestamp::from_unix_ms(u64_at(25)),
+            crc: u32::from_le_bytes(bytes[33..].try_into().expect("four bytes")),
         })
     }
 }
@@ -156,6 +214,8 @@ pub struct RefValue {
     pub put: Timestamp,
     /// The object, if it is small; else it is a blob.
     pub inline: Option<Bytes>,
+    /// It was brought from an upstream cache, which may have replaced it since.
+    pub adopted: bool,
 }
 
 impl RefValue {
@@ -163,17 +223,19 @@ impl RefValue {
     /// A ref that is put again unchanged is written again only when it is older than this, for policies that count from it.
     const REFRESH_MS: u64 = 3600 * 1000;
 
-    /// Whether putting this where `old` is changes nothing that anybody would notice.
+    /// Whether putting this in place of `old` changes nothing that a client would notice.
     pub(crate) fn is_refresh_of(&self, old: &RefValue) -> bool {
         let age_ms = self.put.unix_ms().saturating_sub(old.put.unix_ms());
-        old.object == self.object && old.finalised == self.finalised && age_ms < Self::REFRESH_MS
+        let same = (old.object, old.finalised, old.adopted) == (self.object, self.finalised, self.adopted);
+        same && age_ms < Self::REFRESH_MS
     }
 
     pub(crate) fn write(&self) -> Vec<u8> {
         let inline = self.inline.as_deref().unwrap_or_default();
         let mut bytes = Vec::with_capacity(Self::HEAD_BYTES + inline.len());
         bytes.push(1);
-        bytes.push(u8::from(self.finalised) | u8::from(self.inline.is_some()) << 1);
+        let flags = [self.finalised, self.inline.is_some(), self.adopted];
+        bytes.push(flags.iter().rev().fold(0, |byte, flag| byte << 1 | u8::from(*flag)));
         bytes.extend_from_slice(&self.put.unix_ms().to_le_bytes());
         bytes.extend_from_slice(self.object.as_bytes());
         bytes.extend_from_slice(inline);
@@ -184,6 +246,7 @@ impl RefValue {
         let (head, inline) = bytes.split_first_chunk::<{ Self::HEAD_BYTES }>()?;
         (head[0] == 1).then(|| RefValue {
             finalised: head[1] & 1 != 0,
+            adopted: head[1] & 4 != 0,
             inline: (head[1] & 2 != 0).then(|| Bytes::copy_from_slice(inline)),
             put: Timestamp::from_unix_ms(u64::from_le_bytes(head[2..10].try_into().expect("eight bytes"))),
             object: IoHash::read(&head[10..]).expect("twenty bytes"),

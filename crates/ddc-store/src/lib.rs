@@ -4,14 +4,22 @@
 //!
 //! | Name | What |
 //! |---|---|
-//! | `log/*.seg` | segments of an append-only log: every change of the index, and small blobs |
-//! | `large/*` | one file for each large blob |
-//! | `index.redb` | the index, which follows the log |
+//! | `segments/*` | segments of an append-only log: every change of the index, and small blobs |
+//! | `large/*` | one file for each large blob, with a checksum of each MiB behind it |
+//! | `index/*` | the index, which follows the log and is built again from it when it is damaged |
 //! | `lock` | held by the process that uses the folder |
 //! | `quarantine/*` | blobs that were found damaged |
+//! | `reserve` | space for deletes and collections on a full disk |
+//! | `format-2` | the version of the format |
+//! | `index.redb`, `log/*` | a message for version 1 of the format, which knows only these |
 //!
 //! A change is acknowledged when it is in the log and, with [`Durability::Sync`], on disk. All that arrive while a sync runs
 //! share the next one (*group commit*). Nothing is visible before it is acknowledged, and every byte was hashed before.
+//!
+//! Every record, block and blob is checked when it is read. Damage of the disk makes the keys that it held missing, never
+//! wrong and never older, with three exceptions, in which the state is an acknowledged earlier one: damage in the last commit
+//! before a crash looks like a torn write; what a disk loses that it said was synced leaves no trace; and damage that takes a
+//! record together with the fingerprint of its key at the end of its commit leaves nothing that names the key.
 //!
 //! A [`Tier`] is a bucket of an object storage that several nodes share; their folders then are caches of it.
 //!
@@ -19,25 +27,33 @@
 #![forbid(unsafe_code)]
 
 mod blob;
-mod care;
 mod commit;
+mod convert;
 mod events;
 mod evict;
 mod index;
 mod key;
 mod log;
+mod maintenance;
+mod marks;
+mod open;
 mod plan;
 mod quota;
 mod reads;
 mod record;
+mod run;
+mod space;
 mod store;
 mod tier;
 
-pub use blob::{Blob, LargeWriter, Place};
-pub use care::{CollectOptions, Collected, Scrubbed, Usage, Verified};
+pub use blob::{Blob, BlobId, LargeWriter, SUM_BYTES};
 pub use events::{Cursor, Event, Snapshot};
+pub use evict::EvictOptions;
 pub use index::IndexError;
 pub use key::RefValue;
+pub use maintenance::{CollectOptions, CollectReport, ScrubReport, Usage, VerifyReport};
 pub use quota::Quotas;
-pub use store::{Done, Durability, Options, Outcome, PutRef, Stats, Store, StoreError};
+pub use reads::is_damage;
+pub use space::Space;
+pub use store::{ChangeResult, Done, Durability, Options, PutRef, Stats, Store, StoreError};
 pub use tier::{Incoming, Tier, TierError, TierOptions};

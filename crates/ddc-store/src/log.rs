@@ -1,62 +1,472 @@
-//! The log: what was promised, in order.
+//! The log: every acknowledged change, in order.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
-use throng_ddc::Hasher;
 
-use crate::index::Position;
+use crate::index::{LogPosition, random};
 use crate::key;
-use crate::record::{self, HEADER_BYTES, Header};
+use crate::record::{self, BLOB_VALUE_BYTES, HEADER_BYTES, Header, Kind};
+use crate::run::fingerprint;
 use throng_platform::{File, Fs};
 
-pub(crate) const FOLDER: &str = "log";
+pub(crate) const FOLDER: &str = "segments";
 /// Number of the first segment.
-pub(crate) const FIRST: u64 = 1;
+const FIRST: u64 = 1;
+/// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files by default.
+const OPEN_MAX: usize = 256;
 
-/// A change that is to be written.
+/// A record that is to be written.
 #[derive(Debug)]
 pub(crate) struct Entry {
+    pub(crate) kind: Kind,
     pub(crate) key: Vec<u8>,
-    /// `None` deletes the key.
-    pub(crate) value: Option<Vec<u8>>,
+    pub(crate) value: Vec<u8>,
     /// Bytes whose hash ends the key.
     pub(crate) payload: Option<Bytes>,
 }
 
-/// Where the payload of a record lies.
+/// Position of a record that was written, and of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Written {
     pub(crate) segment: u64,
     pub(crate) offset: u64,
-    pub(crate) len: u64,
+    pub(crate) payload: u64,
 }
 
 /// A record that was found in the log.
+#[derive(Debug)]
 pub(crate) struct Found {
+    pub(crate) kind: Kind,
     pub(crate) key: Vec<u8>,
-    pub(crate) value: Option<Vec<u8>>,
-    pub(crate) payload: Option<Place>,
+    pub(crate) value: Vec<u8>,
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+    /// Offset and length of the payload.
+    pub(crate) payload: Option<(u64, u64)>,
+}
+
+/// What a reader of the log does with what it finds.
+pub(crate) trait Reader {
+    /// A record, in the order of the log.
+    fn record(&mut self, found: Found) -> io::Result<()>;
+    /// A key, by its fingerprint, whose record before this position is damaged.
+    fn lost(&mut self, fingerprint: u64, segment: u64, offset: u64);
+    /// Bytes that are no record although the log goes on behind them.
+    fn gap(&mut self, segment: u64, offset: u64, len: u64);
+}
+
+/// The segments on disk, and those that are open for reading.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    fs: Arc<dyn Fs>,
+    known: RwLock<BTreeMap<u64, Segment>>,
+    open: Mutex<OpenFiles>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    nonce: u64,
+    /// Bytes of records.
+    bytes: u64,
+}
+
+/// Files in two generations: the old one is closed when the young one is half of what may be open.
+#[derive(Debug, Default)]
+struct OpenFiles {
+    young: BTreeMap<u64, Arc<dyn File>>,
+    old: BTreeMap<u64, Arc<dyn File>>,
+}
+
+impl Segments {
+    /// Lists the folder.
+    pub(crate) fn list(fs: Arc<dyn Fs>) -> io::Result<Segments> {
+        let mut known = BTreeMap::new();
+        for name in fs.list(FOLDER)? {
+            if let Some((number, nonce)) = read_name(&name) {
+                let bytes = fs.open(&format!("{FOLDER}/{name}"), false)?.len()?;
+                known.insert(number, Segment { nonce, bytes });
+            }
+        }
+        Ok(Segments { fs, known: RwLock::new(known), open: Mutex::default() })
+    }
+
+    /// Numbers of all segments, in order.
+    pub(crate) fn numbers(&self) -> Vec<u64> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    /// Whether a segment with a number in `first..=last` exists.
+    pub(crate) fn any_in(&self, first: u64, last: u64) -> bool {
+        first <= last
+            && self.known.read().unwrap_or_else(PoisonError::into_inner).range(first..=last).next().is_some()
+    }
+
+    /// The smallest number of a segment that is not below `first`.
+    pub(crate) fn next_from(&self, first: u64) -> Option<u64> {
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .range(first..)
+            .next()
+            .map(|(number, _)| *number)
+    }
+
+    /// Whether every segment from `first` to the last one exists.
+    pub(crate) fn are_whole_from(&self, first: u64) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let count = known.range(first..).count() as u64;
+        known.last_key_value().is_some_and(|(last, _)| *last >= first && count == last - first + 1)
+    }
+
+    /// Bytes of all segments.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).values().map(|segment| segment.bytes).sum()
+    }
+
+    /// Bytes of a segment.
+    pub(crate) fn bytes_of(&self, number: u64) -> u64 {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(&number).map_or(0, |segment| segment.bytes)
+    }
+
+    /// A segment for reading; `None` if it is gone.
+    pub(crate) fn open(&self, number: u64) -> io::Result<Option<Arc<dyn File>>> {
+        {
+            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(file) = open.young.get(&number) {
+                return Ok(Some(Arc::clone(file)));
+            }
+            if let Some(file) = open.old.remove(&number) {
+                open.insert(number, &file);
+                return Ok(Some(file));
+            }
+        }
+        let Some(name) = self.name(number) else { return Ok(None) };
+        match self.fs.open(&name, false) {
+            Ok(file) => {
+                self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, &file);
+                Ok(Some(file))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> io::Result<()> {
+        if let Some(name) = self.name(number) {
+            self.fs.remove(&name)?;
+        }
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.young.remove(&number);
+        open.old.remove(&number);
+        Ok(())
+    }
+
+    fn name(&self, number: u64) -> Option<String> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(&number).map(|segment| name(number, segment.nonce))
+    }
+
+    fn nonce(&self, number: u64) -> Option<u64> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(&number).map(|segment| segment.nonce)
+    }
+
+    fn create(&self, number: u64) -> io::Result<(Arc<dyn File>, u64)> {
+        let nonce = random();
+        let file = self.fs.open(&name(number, nonce), true)?;
+        self.fs.sync_dir(FOLDER)?;
+        self.set_bytes(number, nonce, 0);
+        Ok((file, nonce))
+    }
+
+    fn set_bytes(&self, number: u64, nonce: u64, bytes: u64) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(number, Segment { nonce, bytes });
+    }
+
+    /// Reads the records of a segment from `from` on. Gives where they end and the next sequence number.
+    ///
+    /// The last segment may end in the middle of a commit: what nothing behind it proves to have been synced is its torn
+    /// end. Every other segment was synced as a whole before the next one was made.
+    pub(crate) fn read(
+        &self,
+        number: u64,
+        from: u64,
+        sequence: u64,
+        is_last: bool,
+        reader: &mut dyn Reader,
+    ) -> io::Result<(u64, u64)> {
+        let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
+            return Ok((from, sequence));
+        };
+        let mut cursor =
+            SegmentCursor { file: &*file, number, nonce, len: file.len()?, window: Vec::new(), at: 0 };
+        let mut sequence = sequence;
+        let mut offset = from;
+        // Up to where commits behind the damage say that the segment was synced.
+        let mut synced: Option<u64> = (!is_last).then_some(u64::MAX);
+        // Keys of the commit that is being read.
+        let mut pending: HashMap<u64, u32> = HashMap::new();
+        loop {
+            let read = cursor.record(offset)?.filter(|(_, header, _)| header.sequence >= sequence);
+            let Some((found, header, next)) = read else {
+                let Some(next) = cursor.find(offset + 1)? else {
+                    if !is_last && !cursor.is_zero(offset)? {
+                        reader.gap(number, offset, cursor.len - offset);
+                    }
+                    break;
+                };
+                if *synced.insert(match synced {
+                    Some(synced) => synced,
+                    None => cursor.synced_after(next)?,
+                }) <= offset
+                {
+                    break;
+                }
+                reader.gap(number, offset, next - offset);
+                // The sequence goes on behind the gap with a number that is not known.
+                offset = next;
+                if let Some((_, header, _)) = cursor.record(next)? {
+                    if header.sequence < sequence {
+                        // A copy of an older record, written to the wrong place.
+                        offset = next + 1;
+                    } else {
+                        sequence = header.sequence;
+                    }
+                }
+                continue;
+            };
+            // A payload that is not whole is part of a torn end, or damaged.
+            if is_last && !cursor.payload_is_sound(&found)? {
+                let synced = *synced.insert(match synced {
+                    Some(synced) => synced,
+                    None => cursor.synced_after(next)?,
+                });
+                if synced <= offset {
+                    break;
+                }
+                reader.gap(number, offset, next - offset);
+                (offset, sequence) = (next, header.sequence + 1);
+                continue;
+            }
+            match found.kind {
+                Kind::Put | Kind::Delete => {
+                    *pending.entry(fingerprint(&found.key)).or_default() += 1;
+                    reader.record(found)?;
+                }
+                Kind::Loss => {
+                    for (key, ..) in losses(&found.value) {
+                        *pending.entry(key).or_default() += 1;
+                    }
+                    reader.record(found)?;
+                }
+                Kind::Commit => {
+                    for key in fingerprints(&found.value) {
+                        // A commit may have several records of a key, the last of which counts.
+                        match pending.get_mut(&key).filter(|count| **count > 0) {
+                            Some(count) => *count -= 1,
+                            None => reader.lost(key, number, offset),
+                        }
+                    }
+                    pending.clear();
+                }
+            }
+            (offset, sequence) = (next, header.sequence + 1);
+        }
+        Ok((offset, sequence))
+    }
+}
+
+impl OpenFiles {
+    fn insert(&mut self, number: u64, file: &Arc<dyn File>) {
+        if self.young.len() >= OPEN_MAX / 2 {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(number, Arc::clone(file));
+    }
+}
+
+/// Fingerprints in the value of a commit.
+fn fingerprints(value: &[u8]) -> impl Iterator<Item = u64> {
+    let (chunks, _) = value.as_chunks::<8>();
+    chunks.iter().skip(1).map(|chunk| u64::from_le_bytes(*chunk))
+}
+
+/// Fingerprints, segments and offsets in the value of a loss.
+pub(crate) fn losses(value: &[u8]) -> impl Iterator<Item = (u64, u64, u64)> {
+    let (chunks, _) = value.as_chunks::<8>();
+    let (triples, _) = chunks.as_chunks::<3>();
+    triples.iter().map(|triple| {
+        let [key, segment, offset] = triple.map(u64::from_le_bytes);
+        (key, segment, offset)
+    })
+}
+
+/// First and last segment in the value of a delete.
+pub(crate) fn read_range(value: &[u8]) -> Option<(u64, u64)> {
+    let (first, last) = value.split_first_chunk()?;
+    Some((u64::from_le_bytes(*first), u64::from_le_bytes(last.try_into().ok()?)))
+}
+
+pub(crate) fn write_range(first: u64, last: u64) -> Vec<u8> {
+    [first.to_le_bytes(), last.to_le_bytes()].concat()
+}
+
+/// Bytes of a segment, a window at a time.
+struct SegmentCursor<'f> {
+    file: &'f dyn File,
+    number: u64,
+    nonce: u64,
+    len: u64,
+    window: Vec<u8>,
+    /// Offset of the window.
+    at: u64,
+}
+
+/// Bytes that are read at a time where one record follows the other.
+const WINDOW_BYTES: u64 = 4 << 10;
+/// Bytes that are read at a time in search of a record.
+const SEARCH_BYTES: u64 = 256 << 10;
+
+impl SegmentCursor<'_> {
+    /// `len` bytes from `offset`; `None` beyond the end of the file.
+    fn bytes(&mut self, offset: u64, len: usize) -> io::Result<Option<&[u8]>> {
+        if offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+            return Ok(None);
+        }
+        let held = offset >= self.at && offset + len as u64 <= self.at + self.window.len() as u64;
+        if !held {
+            let size = (len as u64).max(WINDOW_BYTES).min(self.len - offset);
+            self.window.resize(size as usize, 0);
+            self.at = offset;
+            if let Err(error) = self.file.read_at(&mut self.window, offset) {
+                self.window.clear();
+                return Err(error);
+            }
+        }
+        let start = (offset - self.at) as usize;
+        Ok(Some(&self.window[start..start + len]))
+    }
+
+    /// The record at `offset`, and where the next begins. `None` if there is no valid one.
+    fn record(&mut self, offset: u64) -> io::Result<Option<(Found, Header, u64)>> {
+        let (number, nonce) = (self.number, self.nonce);
+        let Some(head) = self.bytes(offset, HEADER_BYTES)? else { return Ok(None) };
+        let head: [u8; HEADER_BYTES] = head.try_into().expect("as many as asked for");
+        let Some(header) = Header::read(&head, nonce) else { return Ok(None) };
+        let body = header.key_len + header.value_len;
+        let at = offset + HEADER_BYTES as u64;
+        let Some(bytes) = self.bytes(at, body)? else { return Ok(None) };
+        if !header.matches(&head, bytes) {
+            return Ok(None);
+        }
+        let mut key = bytes.to_vec();
+        let value = key.split_off(header.key_len);
+        let payload_at = at + body as u64;
+        let Some(end) = payload_at.checked_add(header.payload_len).filter(|end| *end <= self.len) else {
+            return Ok(None);
+        };
+        // An empty payload is a payload too.
+        let has_payload =
+            header.kind == Kind::Put && key.first() == Some(&b'b') && value.len() == BLOB_VALUE_BYTES;
+        let payload = has_payload.then_some((payload_at, header.payload_len));
+        let found = Found { kind: header.kind, key, value, segment: number, offset, payload };
+        Ok(Some((found, header, end)))
+    }
+
+    fn payload_is_sound(&self, found: &Found) -> io::Result<bool> {
+        let Some((offset, len)) = found.payload else { return Ok(true) };
+        let mut buf = vec![0; len.min(SEARCH_BYTES) as usize];
+        let mut crc = 0;
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(SEARCH_BYTES) as usize;
+            self.file.read_at(&mut buf[..piece], offset + done)?;
+            crc = crc32c::crc32c_append(crc, &buf[..piece]);
+            done += piece as u64;
+        }
+        Ok(crc == key::payload_crc(&found.value))
+    }
+
+    /// The first offset from `from` on at which there is a valid record.
+    fn find(&mut self, from: u64) -> io::Result<Option<u64>> {
+        let mut at = from;
+        let mut buf = Vec::new();
+        while at + HEADER_BYTES as u64 <= self.len {
+            let size = (self.len - at).min(SEARCH_BYTES) as usize;
+            buf.resize(size, 0);
+            self.file.read_at(&mut buf, at)?;
+            let mut start = 0;
+            while let Some(hit) = buf[start..].windows(4).position(|bytes| bytes == record::MAGIC) {
+                let offset = at + (start + hit) as u64;
+                if self.record(offset)?.is_some() {
+                    return Ok(Some(offset));
+                }
+                start += hit + 1;
+            }
+            // The magic may lie across two pieces.
+            at += (size - 3) as u64;
+        }
+        Ok(None)
+    }
+
+    /// The largest position that any commit from `from` on says was synced before it.
+    fn synced_after(&mut self, from: u64) -> io::Result<u64> {
+        let mut synced = 0;
+        let mut next = Some(from);
+        while let Some(offset) = next {
+            next = match self.record(offset)? {
+                Some((found, _, end)) => {
+                    if found.kind == Kind::Commit {
+                        synced =
+                            synced.max(found.value.first_chunk().map_or(0, |at| u64::from_le_bytes(*at)));
+                    }
+                    Some(end)
+                }
+                None => self.find(offset + 1)?,
+            };
+        }
+        Ok(synced)
+    }
+
+    fn is_zero(&mut self, from: u64) -> io::Result<bool> {
+        let mut at = from;
+        let mut buf = Vec::new();
+        while at < self.len {
+            buf.resize((self.len - at).min(SEARCH_BYTES) as usize, 0);
+            self.file.read_at(&mut buf, at)?;
+            if buf.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            at += buf.len() as u64;
+        }
+        Ok(true)
+    }
 }
 
 /// The open end of the log. One writer.
 #[derive(Debug)]
 pub(crate) struct Log {
-    fs: Arc<dyn Fs>,
+    segments: Arc<Segments>,
     file: Arc<dyn File>,
     segment: u64,
+    nonce: u64,
     /// Where the next record goes.
     end: u64,
+    /// Up to where the segment is synced.
+    synced: u64,
     sequence: u64,
     room: Room,
-    /// Bytes that were written since the last sync.
-    unsynced: bool,
     /// Headers, keys and values of a batch.
     heads: Vec<u8>,
 }
 
-/// What is prepared behind the end of the log, where a reader finds zeros and with them the end.
+/// Space that is prepared behind the end of the log, where a reader finds zeros and with them the end.
 ///
 /// A write that extends a file is durable only with its new size, which the file system's own journal has to record: that
 /// takes several times as long as to overwrite what is there. So space is reserved in large steps, and small batches, which
@@ -93,89 +503,97 @@ const SMALL_BATCHES: u32 = 4;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Log {
-    /// Reads the log from `from`, gives every record to `apply` and opens a new segment behind it.
-    ///
-    /// A record that does not check ends its segment: it was being written when the power failed, and nothing of it or
-    /// behind it was acknowledged.
+    /// Reads the log from `from`, gives every record to `reader` and opens a new segment behind it.
     pub(crate) fn open(
-        fs: Arc<dyn Fs>,
-        from: Position,
+        segments: Arc<Segments>,
+        from: LogPosition,
         room: Room,
-        apply: &mut dyn FnMut(Found),
+        reader: &mut dyn Reader,
     ) -> io::Result<Log> {
+        let numbers = segments.numbers();
         let mut sequence = from.sequence.max(1);
-        let segments = segments(&*fs)?;
-        for segment in segments.iter().copied().filter(|segment| *segment >= from.segment) {
-            let file = fs.open(&name(segment), false)?;
-            let mut offset = if segment == from.segment { from.offset } else { 0 };
-            let len = file.len()?;
-            // A damaged segment must not hide the ones behind it; no segment is ever written again once the next exists.
-            let mut any_sequence = segment != from.segment;
-            while let Some((found, header, next)) = read_record(&*file, segment, offset, len)? {
-                if header.sequence < sequence || header.sequence > sequence && !any_sequence {
-                    break;
+        for number in numbers.iter().copied().filter(|number| *number >= from.segment) {
+            let offset = if number == from.segment { from.offset } else { 0 };
+            let is_last = Some(&number) == numbers.last();
+            let (end, next) = segments.read(number, offset, sequence, is_last, reader)?;
+            sequence = next;
+            if is_last && let Some(file) = segments.open(number)? {
+                let len = file.len()?;
+                if end < len {
+                    tracing::debug!(segment = number, cut = len - end, "the torn end of the log is cut off");
+                    file.set_len(end)?;
                 }
-                any_sequence = false;
-                sequence = header.sequence + 1;
-                offset = next;
-                apply(found);
-            }
-            if offset < len {
-                tracing::debug!(
-                    segment,
-                    cut = len - offset,
-                    "what follows the last record of the log is cut off"
-                );
-                file.set_len(offset)?;
+                // The next segment says that all of this one is durable.
                 file.sync()?;
+                let nonce = segments.nonce(number).unwrap_or(0);
+                segments.set_bytes(number, nonce, end);
             }
         }
-        let segment = segments.last().map_or(FIRST, |last| last + 1);
-        let file = create(&*fs, segment)?;
-        Ok(Log { fs, file, segment, end: 0, sequence, room, unsynced: false, heads: Vec::new() })
+        let segment = numbers.last().map_or(FIRST, |last| last + 1);
+        let (file, nonce) = segments.create(segment)?;
+        Ok(Log { segments, file, segment, nonce, end: 0, synced: 0, sequence, room, heads: Vec::new() })
     }
 
-    /// Appends `entries`; gives where their payloads are. Durable after the next [`sync`](Log::sync).
+    /// Begins a new segment if this one is full.
+    pub(crate) fn make_room(&mut self) -> io::Result<()> {
+        if self.end < self.room.segment_bytes_max {
+            return Ok(());
+        }
+        self.sync()?;
+        let (file, nonce) = self.segments.create(self.segment + 1)?;
+        self.give_room_back();
+        (self.file, self.nonce, self.segment) = (file, nonce, self.segment + 1);
+        (self.end, self.synced) = (0, 0);
+        (self.room.reserved, self.room.zeroed) = (0, 0);
+        Ok(())
+    }
+
+    /// Appends `entries`, a commit of them, and gives where they are. Durable after the next [`sync`](Log::sync).
     ///
     /// On an error nothing was appended, unless that cannot be arranged: then [`AppendError::broken`].
-    pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Option<Place>>, AppendError> {
-        if self.end >= self.room.segment_bytes_max {
-            self.roll().map_err(|source| AppendError { source, broken: false })?;
-        }
+    pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Written>, AppendError> {
         self.heads.clear();
         let mut ends = Vec::with_capacity(entries.len());
-        for (entry, sequence) in entries.iter().zip(self.sequence..) {
+        let mut commit = self.synced.to_le_bytes().to_vec();
+        let mut sequence = self.sequence;
+        for entry in entries {
             let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-            record::write(&mut self.heads, sequence, &entry.key, entry.value.as_deref(), payload_len);
+            let head = (entry.kind, sequence, self.nonce);
+            record::write(&mut self.heads, head, &entry.key, &entry.value, payload_len);
             ends.push(self.heads.len());
+            match entry.kind {
+                // The keys of a loss are those of the damage: they are lost with it, rather than old ones found again.
+                Kind::Loss => {
+                    losses(&entry.value).for_each(|(key, ..)| commit.extend_from_slice(&key.to_le_bytes()))
+                }
+                _ => commit.extend_from_slice(&fingerprint(&entry.key).to_le_bytes()),
+            }
+            sequence += 1;
         }
-        let mut parts = Vec::with_capacity(2 * entries.len());
-        let mut places = Vec::with_capacity(entries.len());
+        record::write(&mut self.heads, (Kind::Commit, sequence, self.nonce), &[], &commit, 0);
+        sequence += 1;
+        let mut parts = Vec::with_capacity(2 * entries.len() + 1);
+        let mut written = Vec::with_capacity(entries.len());
         let mut offset = self.end;
         let mut previous = 0;
         // Heads without payload between them are one part.
         let mut start = 0;
         for (entry, end) in entries.iter().zip(ends) {
-            offset += (end - previous) as u64;
+            let payload = offset + (end - previous) as u64;
+            written.push(Written { segment: self.segment, offset, payload });
+            offset = payload;
             previous = end;
-            match &entry.payload {
-                Some(payload) => {
-                    parts.push(IoSlice::new(&self.heads[start..end]));
-                    start = end;
-                    places.push(Some(Place { segment: self.segment, offset, len: payload.len() as u64 }));
-                    if !payload.is_empty() {
-                        parts.push(IoSlice::new(payload));
-                    }
-                    offset += payload.len() as u64;
+            if let Some(payload) = &entry.payload {
+                parts.push(IoSlice::new(&self.heads[start..end]));
+                start = end;
+                if !payload.is_empty() {
+                    parts.push(IoSlice::new(payload));
                 }
-                None => places.push(None),
+                offset += payload.len() as u64;
             }
         }
-        if start < self.heads.len() {
-            parts.push(IoSlice::new(&self.heads[start..]));
-        }
+        parts.push(IoSlice::new(&self.heads[start..]));
         let total: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        self.unsynced = true;
         let end = self.end + total;
         if end > self.room.reserved && self.room.reserve_bytes > 0 {
             self.file.reserve(self.end, total + self.room.reserve_bytes);
@@ -192,40 +610,31 @@ impl Log {
             }
         }
         if let Err(source) = self.file.write_at(&parts, self.end) {
-            // What was written in part must not be found behind what is written next.
+            // The written part must not be found behind what is written next.
             let broken = self.file.set_len(self.end).is_err();
             (self.room.reserved, self.room.zeroed) = (self.end, self.end);
             return Err(AppendError { source, broken });
         }
-        self.end = end;
-        self.sequence += entries.len() as u64;
-        Ok(places)
+        (self.end, self.sequence) = (end, sequence);
+        self.segments.set_bytes(self.segment, self.nonce, end);
+        Ok(written)
     }
 
     /// Makes everything appended durable.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
-        if self.unsynced {
+        if self.synced < self.end {
             self.file.sync()?;
-            self.unsynced = false;
+            self.synced = self.end;
         }
         Ok(())
     }
 
     /// Where the next record will be.
-    pub(crate) fn position(&self) -> Position {
-        Position { segment: self.segment, offset: self.end, sequence: self.sequence }
+    pub(crate) fn position(&self) -> LogPosition {
+        LogPosition { segment: self.segment, offset: self.end, sequence: self.sequence }
     }
 
-    fn roll(&mut self) -> io::Result<()> {
-        self.sync()?;
-        let file = create(&*self.fs, self.segment + 1)?;
-        self.give_room_back();
-        (self.file, self.segment, self.end) = (file, self.segment + 1, 0);
-        (self.room.reserved, self.room.zeroed) = (0, 0);
-        Ok(())
-    }
-
-    /// Cuts off what was prepared and is not needed. If that is lost, a start does it again.
+    /// Cuts off what was prepared and is not needed.
     fn give_room_back(&self) {
         if let Err(error) = self.file.set_len(self.end) {
             tracing::warn!(%error, "the space behind a full segment of the log is not given back");
@@ -239,7 +648,7 @@ impl Drop for Log {
     }
 }
 
-/// Why a batch could not be appended.
+/// Failure to append a batch.
 #[derive(Debug)]
 pub(crate) struct AppendError {
     pub(crate) source: io::Error,
@@ -247,71 +656,11 @@ pub(crate) struct AppendError {
     pub(crate) broken: bool,
 }
 
-/// Numbers of the segments on disk, in order.
-pub(crate) fn segments(fs: &dyn Fs) -> io::Result<Vec<u64>> {
-    let number = |name: &String| u64::from_str_radix(name.strip_suffix(".seg")?, 16).ok();
-    let mut found: Vec<u64> = fs.list(FOLDER)?.iter().filter_map(number).collect();
-    found.sort_unstable();
-    Ok(found)
+fn name(number: u64, nonce: u64) -> String {
+    format!("{FOLDER}/{number:016x}-{nonce:016x}.seg")
 }
 
-/// Path of a segment.
-pub(crate) fn name(segment: u64) -> String {
-    format!("{FOLDER}/{segment:016x}.seg")
-}
-
-fn create(fs: &dyn Fs, segment: u64) -> io::Result<Arc<dyn File>> {
-    let file = fs.open(&name(segment), true)?;
-    file.set_len(0)?;
-    fs.sync_dir(FOLDER)?;
-    Ok(file)
-}
-
-/// The record at `offset`, and where the next begins. `None` if there is no valid one.
-fn read_record(
-    file: &dyn File,
-    segment: u64,
-    offset: u64,
-    len: u64,
-) -> io::Result<Option<(Found, Header, u64)>> {
-    let left = len.saturating_sub(offset);
-    if left < HEADER_BYTES as u64 {
-        return Ok(None);
-    }
-    let mut head = [0; HEADER_BYTES];
-    file.read_at(&mut head, offset)?;
-    let Some(header) = Header::read(&head) else { return Ok(None) };
-    let body = header.key_len + header.value_len;
-    let payload_offset = offset + (HEADER_BYTES + body) as u64;
-    let Some(end) = payload_offset.checked_add(header.payload_len).filter(|end| *end <= len) else {
-        return Ok(None);
-    };
-    let mut key = vec![0; body];
-    file.read_at(&mut key, offset + HEADER_BYTES as u64)?;
-    if !header.matches(&head, &key) {
-        return Ok(None);
-    }
-    let value = key.split_off(header.key_len);
-    // An empty payload is a payload too: keys of blobs without one have a location as their value.
-    let has_payload = header.payload_len > 0 || key.first() == Some(&b'b') && value.len() == 8;
-    let payload = has_payload.then_some(Place { segment, offset: payload_offset, len: header.payload_len });
-    if let Some(place) = payload
-        && hash_of(file, place)? != key::last_hash(&key)
-    {
-        return Ok(None);
-    }
-    Ok(Some((Found { key, value: (!header.delete).then_some(value), payload }, header, end)))
-}
-
-fn hash_of(file: &dyn File, place: Place) -> io::Result<Option<throng_ddc::IoHash>> {
-    let mut hasher = Hasher::new();
-    let mut buf = vec![0; (place.len as usize).min(1 << 18)];
-    let mut done = 0;
-    while done < place.len {
-        let piece = (place.len - done).min(buf.len() as u64) as usize;
-        file.read_at(&mut buf[..piece], place.offset + done)?;
-        hasher.update(&buf[..piece]);
-        done += piece as u64;
-    }
-    Ok(Some(hasher.finish()))
+fn read_name(name: &str) -> Option<(u64, u64)> {
+    let (number, nonce) = name.strip_suffix(".seg")?.split_once('-')?;
+    Some((u64::from_str_radix(number, 16).ok()?, u64::from_str_radix(nonce, 16).ok()?))
 }

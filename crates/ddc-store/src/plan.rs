@@ -4,191 +4,291 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
-use throng_ddc::{IoHash, Timestamp};
+use throng_ddc::IoHash;
 
 use crate::commit::Change;
 use crate::events::{self, Cursor};
+use crate::index::{IndexChange, IndexEntry, LogPosition, RecordPosition};
 use crate::key::{self, Location, RefValue};
-use crate::log::{self, Entry, Place};
+use crate::log::{Entry, write_range};
 use crate::quota::Quotas;
-use crate::store::{Outcome, Store, StoreError, lock};
+use crate::record::Kind;
+use crate::store::{ChangeResult, Store, StoreError, lock};
 
 /// Turns changes of one batch into entries of the log, one after the other: each sees those before it.
 pub(crate) struct Plan<'s> {
     store: &'s Store,
-    pub(crate) entries: Vec<Entry>,
-    /// What this batch makes of keys. The value of a blob is not known yet; it is empty here.
-    pending: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-    /// Large files that nobody refers to.
+    pub(crate) entries: Vec<Planned>,
+    /// Entries that are in the index only.
+    pub(crate) index_only: Vec<IndexChange>,
+    /// Keys that this batch changes.
+    pending: BTreeMap<Vec<u8>, Option<Pending>>,
+    /// Large files that no entry names.
     pub(crate) unused_files: Vec<u64>,
-    /// Sequence number of the first entry.
-    sequence: u64,
+    /// Large files that no entry names once the batch is written.
+    pub(crate) freed_files: Vec<u64>,
+    /// Bytes of large blobs that come, less those that go.
+    pub(crate) large_bytes: i64,
+    /// Every change of the batch makes space, now or with the next collection.
+    pub(crate) may_use_reserve: bool,
+    /// Where the first entry goes.
+    position: LogPosition,
     quotas: Arc<Quotas>,
 }
 
+/// A record, and what the index has to know of it.
+pub(crate) struct Planned {
+    pub(crate) entry: Entry,
+    /// Smallest segment with a record of the key. `None`: the segment of this one, or, for a delete, that the index stays.
+    pub(crate) first: Option<u64>,
+}
+
+/// Key that the batch sets.
+struct Pending {
+    first: u64,
+    /// Value, empty for a blob of the batch, whose location is not known yet.
+    value: Vec<u8>,
+    /// Bytes of a blob of the batch.
+    payload_len: u64,
+}
+
 impl<'s> Plan<'s> {
-    pub(crate) fn new(store: &'s Store, sequence: u64) -> Plan<'s> {
+    /// A plan for records from `position` on.
+    pub(crate) fn new(store: &'s Store, position: LogPosition) -> Plan<'s> {
         Plan {
             store,
             entries: Vec::new(),
+            index_only: Vec::new(),
             pending: BTreeMap::new(),
             unused_files: Vec::new(),
-            sequence,
+            freed_files: Vec::new(),
+            large_bytes: 0,
+            may_use_reserve: true,
+            position,
             quotas: store.quotas(),
         }
     }
 
     /// What becomes of a change.
-    pub(crate) fn decide(&mut self, change: Change) -> Result<Outcome, StoreError> {
+    pub(crate) fn decide(&mut self, change: Change) -> Result<ChangeResult, StoreError> {
         match change {
             Change::Blob { key, payload, put } => {
-                if self.exists(&key)? {
-                    return Ok(Outcome::Unchanged);
+                let old = self.get(&key)?;
+                if let Some(old) = &old
+                    && !self.is_hole(&old.value)
+                {
+                    return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, payload.len() as u64)? {
-                    return Ok(Outcome::OverQuota);
+                    return Ok(ChangeResult::OverQuota);
                 }
-                let value = Some(put.unix_ms().to_le_bytes().to_vec());
-                self.write(Entry { key, value, payload: Some(payload) });
+                self.forget_large(old.as_ref());
+                self.may_use_reserve = false;
+                let value = key::blob_value(put, &payload);
+                self.put(Entry { kind: Kind::Put, key, value, payload: Some(payload) }, old.as_ref());
             }
             Change::Large { key, location } => {
-                if self.exists(&key)? {
+                let old = self.get(&key)?;
+                if let Some(old) = &old
+                    && !self.is_hole(&old.value)
+                {
                     self.unused_files.push(location.file);
-                    return Ok(Outcome::Unchanged);
+                    return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, location.len)? {
                     self.unused_files.push(location.file);
-                    return Ok(Outcome::OverQuota);
+                    return Ok(ChangeResult::OverQuota);
                 }
-                self.write(Entry { key, value: Some(location.write().to_vec()), payload: None });
+                self.forget_large(old.as_ref());
+                self.large_bytes += location.len as i64;
+                self.may_use_reserve = false;
+                self.set(key, location.write().to_vec(), old.as_ref());
             }
-            Change::Content { key } => {
-                if self.exists(&key)? {
-                    return Ok(Outcome::Unchanged);
+            Change::Content { key, verified } => {
+                let old = self.get(&key)?;
+                let value = vec![1; usize::from(verified)];
+                if old.as_ref().is_some_and(|old| !verified || *old.value == value[..]) {
+                    return Ok(ChangeResult::Unchanged);
                 }
-                self.write(Entry { key, value: Some(Vec::new()), payload: None });
+                self.may_use_reserve = false;
+                self.set(key, value, old.as_ref());
             }
             Change::Ref { key, value, overwrite, relies_on } => {
-                if let Some(old) = self.get(&key)?.and_then(|old| RefValue::read(&old)) {
+                let old = self.get(&key)?;
+                if let Some(old) = old.as_ref().and_then(|old| RefValue::read(&old.value)) {
                     if old.object != value.object && !overwrite {
-                        return Ok(Outcome::Conflict(old));
+                        return Ok(ChangeResult::Conflict(old));
                     }
                     if value.is_refresh_of(&old) && self.rely_on(&relies_on)? {
-                        return Ok(Outcome::Unchanged);
+                        return Ok(ChangeResult::Unchanged);
                     }
                 }
                 if !self.rely_on(&relies_on)? {
-                    return Ok(Outcome::Lost);
+                    return Ok(ChangeResult::Lost);
+                }
+                let bytes = value.write();
+                let old_len = old.as_ref().map_or(0, |old| old.value.len() as u64);
+                self.release(&key, old_len);
+                if !self.admit(&key, bytes.len() as u64)? {
+                    self.admit(&key, old_len)?;
+                    return Ok(ChangeResult::OverQuota);
                 }
                 if value.finalised {
-                    self.tell(&key, false, &value.object);
+                    self.tell(&key, false, &value.object)?;
                 }
-                self.write(Entry { key, value: Some(value.write()), payload: None });
+                self.may_use_reserve = false;
+                self.set(key, bytes, old.as_ref());
             }
             Change::Access { key, used } => {
-                self.write(Entry { key, value: Some(used.unix_ms().to_le_bytes().to_vec()), payload: None });
+                let seconds = u32::try_from(used.unix_ms() / 1000).unwrap_or(u32::MAX);
+                let entry = IndexEntry::new(RecordPosition::default(), seconds.to_le_bytes());
+                self.index_only.push((key.into(), Some(entry)));
             }
             Change::Finalise { key, object, relies_on } => {
-                let Some(mut value) = self.get(&key)?.and_then(|old| RefValue::read(&old)) else {
-                    return Ok(Outcome::Unchanged);
+                let old = self.get(&key)?;
+                let Some(mut value) = old.as_ref().and_then(|old| RefValue::read(&old.value)) else {
+                    return Ok(ChangeResult::Unchanged);
                 };
                 if value.object != object {
-                    return Ok(Outcome::Conflict(value));
+                    return Ok(ChangeResult::Conflict(value));
                 }
                 if !self.rely_on(&relies_on)? {
-                    return Ok(Outcome::Lost);
+                    return Ok(ChangeResult::Lost);
                 }
                 if value.finalised {
-                    return Ok(Outcome::Done);
+                    return Ok(ChangeResult::Done);
                 }
                 value.finalised = true;
-                self.tell(&key, false, &value.object);
-                self.write(Entry { key, value: Some(value.write()), payload: None });
+                self.tell(&key, false, &value.object)?;
+                self.may_use_reserve = false;
+                self.set(key, value.write(), old.as_ref());
             }
-            Change::Set { key, value } => self.write(Entry { key, value: Some(value), payload: None }),
+            Change::Set { key, value } => {
+                let old = self.get(&key)?;
+                self.set(key, value, old.as_ref());
+            }
             Change::Delete { key } => {
-                let Some(old) = self.get(&key)? else { return Ok(Outcome::Unchanged) };
-                self.leave(&key, &old);
-                self.write(Entry { key, value: None, payload: None });
+                let Some(old) = self.get(&key)? else { return Ok(ChangeResult::Unchanged) };
+                self.delete(key, &old)?;
             }
             Change::Collect { key, value } => {
                 let wanted = lock(&self.store.relied_on).as_ref().is_some_and(|wanted| wanted.contains(&key));
-                if wanted || self.get(&key)?.as_deref() != Some(&value) {
-                    return Ok(Outcome::Unchanged);
-                }
-                self.leave(&key, &value);
-                self.write(Entry { key, value: None, payload: None });
+                let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
+                let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
+                self.delete(key, &old)?;
             }
-            Change::Move { key, from, payload } => {
-                if self.get(&key)?.as_deref() != Some(&from.write()) {
-                    return Ok(Outcome::Unchanged);
-                }
-                let value = Some(from.put.unix_ms().to_le_bytes().to_vec());
-                self.write(Entry { key, value, payload: Some(payload) });
+            Change::Move { key, record, payload } => {
+                let old = self.get(&key)?.filter(|old| old.record == record);
+                let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
+                let value = match &payload {
+                    Some(payload) => {
+                        let put = Location::read(&old.value).map_or(0, |location| location.put.unix_ms());
+                        key::blob_value(throng_ddc::Timestamp::from_unix_ms(put), payload)
+                    }
+                    None => old.value.to_vec(),
+                };
+                self.put(Entry { kind: Kind::Put, key, value, payload }, Some(&old));
+            }
+            Change::MoveDelete { key, range } => {
+                let entry = Entry { kind: Kind::Delete, key, value: range, payload: None };
+                self.entries.push(Planned { entry, first: None });
+            }
+            Change::Loss { keys } => {
+                let numbers = keys.iter().flat_map(|(key, segment, offset)| [*key, *segment, *offset]);
+                let value = numbers.flat_map(u64::to_le_bytes).collect();
+                let entry = Entry { kind: Kind::Loss, key: Vec::new(), value, payload: None };
+                self.entries.push(Planned { entry, first: None });
             }
         }
-        Ok(Outcome::Done)
+        Ok(ChangeResult::Done)
     }
 
-    /// Whether the namespace of a blob may hold so many bytes more; they are counted then.
-    fn admit(&mut self, blob: &[u8], len: u64) -> Result<bool, StoreError> {
+    /// Whether a blob's own file is gone, so that what the index says of it is worth nothing.
+    fn is_hole(&self, value: &[u8]) -> bool {
+        Location::read(value).is_some_and(|location| location.is_large() && !self.store.has_file(&location))
+    }
+
+    /// Takes the bytes of a large blob that goes off the total; its file goes once that is written.
+    fn forget_large(&mut self, old: Option<&IndexEntry>) {
+        if let Some(location) = old.and_then(|old| Location::read(&old.value)).filter(Location::is_large) {
+            self.large_bytes -= location.len as i64;
+            self.freed_files.push(location.file);
+        }
+    }
+
+    /// Whether the namespace of a blob or ref may hold so many bytes more; they are counted then.
+    fn admit(&mut self, key: &[u8], len: u64) -> Result<bool, StoreError> {
         if self.quotas.is_empty() {
             return Ok(true);
         }
-        let Some((namespace, _)) = key::read_blob(blob) else { return Ok(true) };
+        let Some((namespace, _)) = key::split_namespace(key) else { return Ok(true) };
         match self.quotas.of(&namespace) {
             Some(quota) => lock(&self.store.sizes).admit(self.store, &namespace, len, quota),
             None => Ok(true),
         }
     }
 
-    /// Notes what follows from the end of a key.
-    fn leave(&mut self, key: &[u8], value: &[u8]) {
+    fn release(&mut self, key: &[u8], len: u64) {
+        if !self.quotas.is_empty()
+            && let Some((namespace, _)) = key::split_namespace(key)
+        {
+            lock(&self.store.sizes).release(&namespace, len);
+        }
+    }
+
+    /// Deletes a key, and what follows from that.
+    fn delete(&mut self, key: Vec<u8>, old: &IndexEntry) -> Result<(), StoreError> {
         match key.first() {
-            Some(b'b') if !self.quotas.is_empty() => {
-                // A blob of this batch has no location yet.
-                let unwritten = || self.entries.iter().rev().find(|entry| entry.key == key);
-                let len = match Location::read(value) {
-                    Some(location) => location.len,
-                    None => unwritten().and_then(|entry| entry.payload.as_ref()).map_or(0, Bytes::len) as u64,
-                };
-                if let Some((namespace, _)) = key::read_blob(key) {
-                    lock(&self.store.sizes).release(&namespace, len);
-                }
+            Some(b'b') => {
+                let unwritten =
+                    self.pending.get(&key).and_then(Option::as_ref).map_or(0, |new| new.payload_len);
+                let len = Location::read(&old.value).map_or(unwritten, |location| location.len);
+                self.release(&key, len);
+                self.forget_large(Some(old));
             }
             Some(b'r') => {
-                if let Some(value) = RefValue::read(value).filter(|value| value.finalised) {
-                    self.tell(key, true, &value.object);
+                self.release(&key, old.value.len() as u64);
+                if let Some(value) = RefValue::read(&old.value).filter(|value| value.finalised) {
+                    self.tell(&key, true, &value.object)?;
                 }
             }
             _ => {}
         }
+        if old.record.segment == 0 {
+            self.index_only.push((key.into(), None));
+            return Ok(());
+        }
+        let RecordPosition { first, segment, .. } = old.record;
+        self.pending.insert(key.clone(), None);
+        let entry = Entry { kind: Kind::Delete, key, value: write_range(first, segment), payload: None };
+        self.entries.push(Planned { entry, first: Some(first) });
+        Ok(())
     }
 
     /// Adds an event to the replication log, if there is one.
-    fn tell(&mut self, reference: &[u8], deleted: bool, object: &IoHash) {
+    fn tell(&mut self, reference: &[u8], deleted: bool, object: &IoHash) -> Result<(), StoreError> {
         if !self.store.has_events() {
-            return;
+            return Ok(());
         }
         let now = events::now();
         let newest = self.store.newest_bucket.load(Ordering::Relaxed);
         let bucket = Cursor::at(now).bucket.max(newest);
         if bucket > newest {
             self.store.newest_bucket.store(bucket, Ordering::Relaxed);
-            let value = Some(bucket.to_be_bytes().to_vec());
-            self.write(Entry { key: events::NEWEST.to_vec(), value, payload: None });
+            let old = self.get(events::NEWEST)?;
+            self.set(events::NEWEST.to_vec(), bucket.to_be_bytes().to_vec(), old.as_ref());
         }
-        let cursor = Cursor { bucket, sequence: self.sequence + self.entries.len() as u64 };
+        let cursor = Cursor { bucket, sequence: self.position.sequence + self.entries.len() as u64 };
         if let Some((key, value)) = events::entry(reference, cursor, now, deleted, object) {
-            self.write(Entry { key, value: Some(value), payload: None });
+            self.set(key, value, None);
         }
+        Ok(())
     }
 
     /// Whether all these blobs are stored. A collection that runs will not take them.
     fn rely_on(&mut self, blobs: &[Vec<u8>]) -> Result<bool, StoreError> {
         for key in blobs {
-            if !self.exists(key)? {
+            if self.get(key)?.is_none() {
                 return Ok(false);
             }
         }
@@ -198,38 +298,30 @@ impl<'s> Plan<'s> {
         Ok(true)
     }
 
-    fn write(&mut self, entry: Entry) {
+    fn set(&mut self, key: Vec<u8>, value: Vec<u8>, old: Option<&IndexEntry>) {
+        self.put(Entry { kind: Kind::Put, key, value, payload: None }, old);
+    }
+
+    fn put(&mut self, entry: Entry, old: Option<&IndexEntry>) {
+        let first = old.map_or(self.position.segment, |old| old.record.first);
+        // A segment that is gone holds no record; the smallest one that may is a later one.
+        let first = self.store.segments.next_from(first).unwrap_or(self.position.segment);
         // A blob's location is not known yet; that it exists is.
-        let seen = if entry.payload.is_some() { Some(Vec::new()) } else { entry.value.clone() };
-        self.pending.insert(entry.key.clone(), seen);
-        self.entries.push(entry);
+        let value = if entry.payload.is_some() { Vec::new() } else { entry.value.clone() };
+        let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
+        self.pending.insert(entry.key.clone(), Some(Pending { first, value, payload_len }));
+        self.entries.push(Planned { entry, first: Some(first) });
     }
 
-    fn exists(&self, key: &[u8]) -> Result<bool, StoreError> {
+    /// The entry of a key after the changes so far.
+    fn get(&self, key: &[u8]) -> Result<Option<IndexEntry>, StoreError> {
         match self.pending.get(key) {
-            Some(value) => Ok(value.is_some()),
-            None => Ok(self.store.index.get(key)?.is_some()),
+            Some(pending) => Ok(pending.as_ref().map(|pending| {
+                let segment = self.position.segment;
+                let record = RecordPosition { first: pending.first, segment, offset: u64::MAX };
+                IndexEntry::new(record, pending.value.clone())
+            })),
+            None => Ok(self.store.index.entry(key)?),
         }
     }
-
-    fn get(&self, key: &[u8]) -> Result<Option<Box<[u8]>>, StoreError> {
-        match self.pending.get(key) {
-            Some(value) => Ok(value.as_deref().map(Box::from)),
-            None => Ok(self.store.index.get(key)?),
-        }
-    }
-}
-
-/// What the index holds for a record.
-pub(crate) fn index_entry(found: log::Found) -> (Box<[u8]>, Option<Box<[u8]>>) {
-    let value = match (found.value, found.payload) {
-        (Some(value), Some(place)) => {
-            let put = value.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            let put = Timestamp::from_unix_ms(put);
-            let Place { segment, offset, len } = place;
-            Some(Location { large: false, file: segment, offset, len, put }.write().to_vec())
-        }
-        (value, _) => value,
-    };
-    (found.key.into(), value.map(Vec::into))
 }

@@ -7,7 +7,7 @@ use throng_ddc::Namespace;
 use crate::key::{self, Location};
 use crate::store::{Store, StoreError};
 
-/// Bytes of blobs that namespaces may hold.
+/// Bytes of blobs and refs that namespaces may hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas {
     /// Namespaces that differ from `default`.
@@ -32,7 +32,7 @@ impl Quotas {
 pub(crate) struct Sizes(BTreeMap<Namespace, u64>);
 
 impl Sizes {
-    /// Counts a blob of `len` bytes that is about to come, unless that is more than `quota`. Whether it may.
+    /// Counts a blob or ref of `len` bytes that is about to come, unless that is more than `quota`. Whether it may.
     pub(crate) fn admit(
         &mut self,
         store: &Store,
@@ -48,6 +48,10 @@ impl Sizes {
                     size += Location::read(stored).map_or(0, |location| location.len);
                     Ok(())
                 })?;
+                store.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
+                    size += stored.len() as u64;
+                    Ok(())
+                })?;
                 self.0.entry(namespace.clone()).or_insert(size)
             }
         };
@@ -58,7 +62,7 @@ impl Sizes {
         Ok(fits)
     }
 
-    /// Takes the size of a deleted blob off.
+    /// Takes the size of a deleted blob or ref off.
     pub(crate) fn release(&mut self, namespace: &Namespace, len: u64) {
         if let Some(size) = self.0.get_mut(namespace) {
             *size = size.saturating_sub(len);

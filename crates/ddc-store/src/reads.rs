@@ -2,31 +2,40 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use throng_ddc::{Attachment, Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
 
 use crate::blob::{self, Blob};
+use crate::commit::Change;
 use crate::key::{self, Location, RefValue};
-use crate::log;
 use crate::store::{Store, StoreError};
+
+/// Forms of a content id that one look-up reads; there are rarely more than two.
+const FORMS_STEP: usize = 4;
 
 impl Store {
     /// A blob.
     ///
     /// # Errors
-    /// As the system says. A blob whose file is gone is a miss, and counted as such.
+    /// As the system says. A blob whose file is gone is a miss from now on, so that the next upload is kept.
     pub fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
         let key = key::blob(namespace, hash);
         let Some(location) = self.location(&key)? else { return Ok(None) };
-        match self.open_blob(&location)? {
-            Some(blob) => Ok(Some(blob)),
-            // Moved, and its segment removed, since we looked.
-            None => match self.location(&key)? {
-                Some(moved) if moved != location => self.open_blob(&moved),
-                _ => Ok(None),
-            },
+        if let Some(blob) = self.open_blob(&location)? {
+            return Ok(Some(blob));
+        }
+        // Moved, and its segment removed, since the look-up; or lost.
+        match self.location(&key)? {
+            Some(moved) if moved != location => self.open_blob(&moved),
+            Some(lost) => {
+                tracing::error!(%namespace, %hash, "the file of a blob is gone");
+                self.counters.damaged.fetch_add(1, Ordering::Relaxed);
+                self.queue_maintenance(Change::Collect { key, value: lost.write().into() });
+                Ok(None)
+            }
+            None => Ok(None),
         }
     }
 
@@ -38,25 +47,47 @@ impl Store {
         Ok(self.index.get(&key::blob(namespace, hash))?.is_some())
     }
 
-    /// The blob that holds the lightest stored form of a content id.
+    /// The blob that holds the best stored form of a content id: the lightest verified one, else the lightest.
     ///
     /// # Errors
     /// As the system says.
     pub fn content(&self, namespace: &Namespace, id: &IoHash) -> Result<Option<IoHash>, StoreError> {
         let prefix = key::content(namespace, id);
         let mut after: Option<Box<[u8]>> = None;
+        let mut unverified = None;
         loop {
-            let forms = self.index.scan(&prefix, after.as_deref(), 4)?;
-            let Some((last, _)) = forms.last() else { return Ok(None) };
-            for (form, _) in &forms {
-                if let Some(blob) = key::last_hash(form)
-                    && self.has_blob(namespace, &blob)?
-                {
-                    return Ok(Some(blob));
+            let forms = self.index.scan(&prefix, after.as_deref(), FORMS_STEP)?;
+            let Some((last, _)) = forms.last() else { return Ok(unverified) };
+            for (form, value) in &forms {
+                let Some(blob) = key::last_hash(form) else { continue };
+                let verified = **value == [1];
+                if (verified || unverified.is_none()) && self.has_blob(namespace, &blob)? {
+                    if verified {
+                        return Ok(Some(blob));
+                    }
+                    unverified = Some(blob);
                 }
+            }
+            if forms.len() < FORMS_STEP {
+                return Ok(unverified);
             }
             after = Some(last.clone());
         }
+    }
+
+    /// Whether a form of a content id was decoded and hashed.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn has_verified_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        weight: u64,
+        blob: &IoHash,
+    ) -> Result<bool, StoreError> {
+        let form = self.index.get(&key::content_form(namespace, id, weight, blob))?;
+        Ok(form.as_deref() == Some(&[1][..]))
     }
 
     /// A ref, finalised or not.
@@ -84,13 +115,20 @@ impl Store {
         }
     }
 
-    /// A whole blob in memory.
+    /// A whole blob in memory. One that is damaged is put aside, and a miss.
     ///
     /// # Errors
     /// As the system says.
     pub fn read_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Bytes>, StoreError> {
         let Some(blob) = self.blob(namespace, hash)? else { return Ok(None) };
-        Ok(Some(blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?))
+        match blob.read_checked() {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if is_damage(&error) => {
+                self.discard_damaged(namespace, hash, &blob);
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Walks everything that `document` reaches. The second part names the blobs it lies in, objects included.
@@ -219,25 +257,20 @@ impl Store {
     }
 
     pub(crate) fn open_blob(&self, location: &Location) -> Result<Option<Blob>, StoreError> {
-        if location.large {
-            return match self.fs.open(&blob::name(location.file), false) {
-                Ok(file) => Ok(Some(Blob::new(file, location))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(error.into()),
-            };
+        if !location.is_large() {
+            let file = self.segments.open(location.file)?;
+            return Ok(file.map(|file| Blob::new(file, location)));
         }
-        let open = self.segments.read().unwrap_or_else(PoisonError::into_inner).get(&location.file).cloned();
-        let file = match open {
-            Some(file) => file,
-            None => match self.fs.open(&log::name(location.file), false) {
-                Ok(file) => {
-                    let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-                    Arc::clone(segments.entry(location.file).or_insert(file))
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error.into()),
-            },
-        };
-        Ok(Some(Blob::new(file, location)))
+        match self.fs.open(&blob::name(location.file), false) {
+            Ok(file) => Ok(Some(Blob::new(file, location))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
+}
+
+/// Whether a read failed because the bytes are not those that were written.
+#[must_use]
+pub fn is_damage(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }

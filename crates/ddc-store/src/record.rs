@@ -2,21 +2,29 @@
 //!
 //! ```text
 //! offset size
-//!      0    4  magic "TDC1"
-//!      4    4  CRC-32 of bytes 8..40, key and value
-//!      8    1  kind: 1 put, 2 delete
+//!      0    4  magic "TDC2"
+//!      4    4  CRC-32C of bytes 8..40, key and value
+//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss
 //!      9    1  0
 //!     10    2  key length
 //!     12    4  value length
 //!     16    8  payload length
 //!     24    8  sequence number
-//!     32    8  0
+//!     32    8  nonce of the segment
 //!     40       key, value, payload
 //! ```
 //!
-//! Numbers are little-endian. The key of a record with payload ends with the payload's IoHash, which is its checksum.
-//! Sequence numbers grow by one from record to record, across segments: what is left of an older life of the disk cannot
-//! be taken for a record.
+//! Numbers are little-endian. Sequence numbers grow by one from record to record, across segments. The nonce is random and in
+//! the name of the segment: no bytes that a client uploads can pose as a record, so that a reader finds the next record
+//! behind damage by looking for one.
+//!
+//! | Kind | Key | Value |
+//! |---|---|---|
+//! | put of a small blob | the index key, which ends with the payload's IoHash | milliseconds since 1970(8), CRC-32C of the payload(4) |
+//! | any other put | the index key | what the index holds |
+//! | delete | the index key | first(8) and last(8) segment that may hold an older record of the key |
+//! | commit | none | up to where the segment was synced before(8), fingerprint(8) of the key of each record of the commit |
+//! | loss | none | for each key that damage took: fingerprint(8), segment(8) and offset(8) that its older records lie before |
 
 /// Size of what stands before the key.
 pub(crate) const HEADER_BYTES: usize = 40;
@@ -24,15 +32,43 @@ pub(crate) const HEADER_BYTES: usize = 40;
 pub(crate) const KEY_BYTES_MAX: usize = 4 + 64 + 64 + 40;
 /// Longest value: a ref with its object inline.
 pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
+/// Value of a small blob's record.
+pub(crate) const BLOB_VALUE_BYTES: usize = 12;
 
-const MAGIC: [u8; 4] = *b"TDC1";
-const PUT: u8 = 1;
-const DELETE: u8 = 2;
+pub(crate) const MAGIC: [u8; 4] = *b"TDC2";
 
-/// A record's header, checked.
+/// Meaning of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The key has this value from now on.
+    Put,
+    /// The key has no value any more, unless a newer record than those that the delete names gave it one.
+    Delete,
+    /// End of what was written at once.
+    Commit,
+    /// Keys whose records were damaged.
+    Loss,
+}
+
+impl Kind {
+    fn read(byte: u8) -> Option<Kind> {
+        [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss].into_iter().find(|kind| kind.byte() == byte)
+    }
+
+    fn byte(self) -> u8 {
+        match self {
+            Kind::Put => 1,
+            Kind::Delete => 2,
+            Kind::Commit => 3,
+            Kind::Loss => 4,
+        }
+    }
+}
+
+/// A record's header, whose checksum covers key and value as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    pub(crate) delete: bool,
+    pub(crate) kind: Kind,
     pub(crate) key_len: usize,
     pub(crate) value_len: usize,
     pub(crate) payload_len: u64,
@@ -41,49 +77,52 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads a header. `None` if it cannot be one.
-    pub(crate) fn read(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
+    /// Reads a header of a segment with this nonce. `None` if it cannot be one.
+    pub(crate) fn read(bytes: &[u8; HEADER_BYTES], nonce: u64) -> Option<Header> {
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        if bytes[..4] != MAGIC || u64_at(32) != nonce {
+            return None;
+        }
         let header = Header {
-            delete: bytes[8] == DELETE,
+            kind: Kind::read(bytes[8])?,
             key_len: usize::from(u16::from_le_bytes([bytes[10], bytes[11]])),
             value_len: u32_at(12) as usize,
             payload_len: u64_at(16),
             sequence: u64_at(24),
             crc: u32_at(4),
         };
-        let known = matches!(bytes[8], PUT | DELETE) && bytes[..4] == MAGIC;
-        let sized = header.key_len <= KEY_BYTES_MAX && header.value_len <= VALUE_BYTES_MAX;
-        (known && sized).then_some(header)
+        (header.key_len <= KEY_BYTES_MAX && header.value_len <= VALUE_BYTES_MAX).then_some(header)
     }
 
     /// Whether `head` (this header's bytes) and what follows it are what was written.
     pub(crate) fn matches(&self, head: &[u8; HEADER_BYTES], key_and_value: &[u8]) -> bool {
-        let mut crc = crc32fast::Hasher::new();
-        crc.update(&head[8..]);
-        crc.update(key_and_value);
-        crc.finalize() == self.crc
+        crc32c::crc32c_append(crc32c::crc32c(&head[8..]), key_and_value) == self.crc
     }
 }
 
-/// Appends header, key and value; the payload is to follow. `value` of `None` deletes the key.
-pub(crate) fn write(out: &mut Vec<u8>, sequence: u64, key: &[u8], value: Option<&[u8]>, payload_len: u64) {
+/// Appends header, key and value; the payload is to follow.
+pub(crate) fn write(
+    out: &mut Vec<u8>,
+    (kind, sequence, nonce): (Kind, u64, u64),
+    key: &[u8],
+    value: &[u8],
+    payload_len: u64,
+) {
     assert!(key.len() <= KEY_BYTES_MAX, "a key of {} bytes", key.len());
+    assert!(value.len() <= VALUE_BYTES_MAX, "a value of {} bytes", value.len());
     let start = out.len();
-    let value_bytes = value.unwrap_or_default();
-    assert!(value_bytes.len() <= VALUE_BYTES_MAX, "a value of {} bytes", value_bytes.len());
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&[if value.is_some() { PUT } else { DELETE }, 0]);
+    out.extend_from_slice(&[kind.byte(), 0]);
     out.extend_from_slice(&(key.len() as u16).to_le_bytes());
-    out.extend_from_slice(&(value_bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(value.len() as u32).to_le_bytes());
     out.extend_from_slice(&payload_len.to_le_bytes());
     out.extend_from_slice(&sequence.to_le_bytes());
-    out.extend_from_slice(&[0; 8]);
+    out.extend_from_slice(&nonce.to_le_bytes());
     out.extend_from_slice(key);
-    out.extend_from_slice(value_bytes);
-    let crc = crc32fast::hash(&out[start + 8..]);
+    out.extend_from_slice(value);
+    let crc = crc32c::crc32c(&out[start + 8..]);
     out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
@@ -94,20 +133,21 @@ mod tests {
     #[test]
     fn a_changed_bit_is_noticed() {
         let mut bytes = Vec::new();
-        write(&mut bytes, 7, b"key", Some(b"value"), 9);
-        let valid = |bytes: &[u8]| {
+        write(&mut bytes, (Kind::Put, 7, 99), b"key", b"value", 9);
+        let valid = |bytes: &[u8], nonce: u64| {
             let head = bytes.first_chunk().expect("a header");
-            Header::read(head).filter(|header| {
+            Header::read(head, nonce).filter(|header| {
                 let end = HEADER_BYTES + header.key_len + header.value_len;
                 bytes.get(HEADER_BYTES..end).is_some_and(|rest| header.matches(head, rest))
             })
         };
-        let header = valid(&bytes).expect("valid");
-        assert_eq!((header.sequence, header.payload_len, header.delete), (7, 9, false));
+        let header = valid(&bytes, 99).expect("valid");
+        assert_eq!((header.sequence, header.payload_len, header.kind), (7, 9, Kind::Put));
+        assert_eq!(valid(&bytes, 98), None, "a record of another segment");
         for bit in 0..bytes.len() * 8 {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(valid(&changed), None, "bit {bit}");
+            assert_eq!(valid(&changed, 99), None, "bit {bit}");
         }
     }
 }

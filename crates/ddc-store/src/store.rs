@@ -1,6 +1,6 @@
 //! The store itself: what it is made of, how it is opened, what can be asked of it to change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -11,13 +11,11 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use crate::blob::{self, LargeWriter};
 use crate::commit::{Change, Queue};
-use crate::events;
 use crate::index::{Index, IndexError};
-use crate::key::{self, RefValue};
-use crate::log::{self, Log, Room};
-use crate::plan::index_entry;
+use crate::key::{self, Location, RefValue};
+use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Sizes};
-use throng_platform::{File, Fs};
+use throng_platform::Fs;
 
 /// When a change is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +50,10 @@ pub struct Options {
     pub queue_bytes_max: usize,
     /// Whether refs that come and go are written to the replication log.
     pub replication_log: bool,
+    /// Bytes of the disk that are kept for deletes and collections; 0 for none.
+    pub disk_reserve_bytes: u64,
+    /// Uploads are refused while the disk has less space than this.
+    pub free_bytes_min: u64,
 }
 
 impl Default for Options {
@@ -66,6 +68,8 @@ impl Default for Options {
             index_cache_bytes: 32 << 20,
             queue_bytes_max: 128 << 20,
             replication_log: false,
+            disk_reserve_bytes: 64 << 20,
+            free_bytes_min: 128 << 20,
         }
     }
 }
@@ -74,9 +78,22 @@ impl Default for Options {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No space left. Reads go on, and writes too once there is space.
-    #[error("the disk is full; nothing more can be stored until space is made")]
+    /// No space left. Reads and deletes go on, and uploads too once there is space.
+    #[error(
+        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads go on as soon as there is space"
+    )]
     Full,
+    /// Written by a version that knows more.
+    #[error(
+        "the store has format {0}, and this version reads formats 1 and 2; use the version that wrote it"
+    )]
+    Format(String),
+    /// A store of version 1 can only be converted, which a look at it must not do.
+    #[error("the store has format 1; start the server once, or run `throng ddc reindex`, to convert it")]
+    OldFormat,
+    /// A store of version 1 could not be read.
+    #[error("the store of version 1 cannot be converted: its index says {0}")]
+    Convert(String),
     /// Too much waits to be written.
     #[error("more is being uploaded than the disk takes")]
     Busy,
@@ -91,19 +108,30 @@ pub enum StoreError {
     Index(#[from] IndexError),
 }
 
+impl StoreError {
+    /// Whether the disk has no space.
+    pub(crate) fn is_full(&self) -> bool {
+        match self {
+            StoreError::Full => true,
+            StoreError::Index(IndexError::Io(error)) => is_full(error),
+            _ => false,
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 impl From<io::Error> for StoreError {
     fn from(error: io::Error) -> StoreError {
-        if error.kind() == io::ErrorKind::StorageFull || error.kind() == io::ErrorKind::QuotaExceeded {
-            StoreError::Full
-        } else {
-            StoreError::Io(Arc::new(error))
-        }
+        if is_full(&error) { StoreError::Full } else { StoreError::Io(Arc::new(error)) }
     }
 }
 
 /// What became of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ChangeResult {
     /// It was made.
     Done,
     /// What was to be put was there already; what was to be deleted or finalised was not.
@@ -117,7 +145,7 @@ pub enum Outcome {
 }
 
 /// Called once, with what became of a change, when that is durable. On the thread that commits: it must not wait.
-pub type Done = Box<dyn FnOnce(Result<Outcome, StoreError>) + Send>;
+pub type Done = Box<dyn FnOnce(Result<ChangeResult, StoreError>) + Send>;
 
 /// A ref that is to be put.
 #[derive(Clone, Debug)]
@@ -149,6 +177,8 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Changes that were refused because a write failed.
     pub failures: u64,
+    /// Damaged parts of the log, damaged blobs and lost files that were found.
+    pub damaged: u64,
 }
 
 #[derive(Default)]
@@ -158,6 +188,7 @@ pub(crate) struct Counters {
     pub(crate) log_bytes: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) failures: AtomicU64,
+    pub(crate) damaged: AtomicU64,
 }
 
 /// A cache on disk. Shared by threads; see the crate's documentation.
@@ -176,20 +207,28 @@ pub struct Store {
     pub(crate) log: Mutex<Log>,
     /// Held while a checkpoint runs.
     pub(crate) checkpoint: Mutex<()>,
-    pub(crate) segments: RwLock<BTreeMap<u64, Arc<dyn File>>>,
-    next_large: AtomicU64,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) next_large: AtomicU64,
+    /// Bytes of large blobs that the index names.
+    pub(crate) large_bytes: AtomicU64,
     /// Large files with smaller numbers are of earlier processes.
     pub(crate) first_large: u64,
-    /// Held by collections and scrubs: one at a time.
-    pub(crate) care: Mutex<()>,
+    /// Held by collections and evictions: one at a time.
+    pub(crate) maintenance: Mutex<()>,
+    /// Held by a scrub: one at a time.
+    pub(crate) scrub: Mutex<()>,
+    /// Files of uploads that ended with an earlier process are gone.
+    pub(crate) has_cleaned_up: AtomicBool,
     /// What `log_bytes` was at the last checkpoint.
     pub(crate) checkpointed_bytes: AtomicU64,
     pub(crate) broken: Mutex<Option<Arc<io::Error>>>,
     pub(crate) is_broken: AtomicBool,
+    /// The disk has less space than uploads need.
+    pub(crate) is_full: AtomicBool,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs. Only used by whoever
     /// holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
-    quotas: RwLock<Arc<Quotas>>,
+    pub(crate) quotas: RwLock<Arc<Quotas>>,
     /// What namespaces with a quota hold. Only used by whoever holds `log`.
     pub(crate) sizes: Mutex<Sizes>,
     /// The newest bucket of time that any event has. Only used by whoever holds `log`.
@@ -204,63 +243,6 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the store in `fs`, or makes one there.
-    ///
-    /// # Errors
-    /// As the system says; a damaged index.
-    pub fn open(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
-        for folder in [log::FOLDER, blob::FOLDER, "quarantine"] {
-            fs.create_dir(folder)?;
-        }
-        let index_file = fs.open("index.redb", true)?;
-        fs.sync_dir("")?;
-        let index = match Index::open(Arc::clone(&index_file), options.index_cache_bytes) {
-            Ok(index) => index,
-            // The power failed while the file was being made, or it is damaged. All of it is in the log, if that is whole.
-            Err(error) if log::segments(&*fs)?.first().is_none_or(|first| *first == log::FIRST) => {
-                tracing::warn!(%error, "the index is made anew from the log");
-                index_file.set_len(0)?;
-                Index::open(index_file, options.index_cache_bytes)?
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let from = index.position()?.unwrap_or_default();
-        let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
-        let log = Log::open(Arc::clone(&fs), from, room, &mut |found| {
-            index.apply([index_entry(found)]);
-        })?;
-        let newest_bucket = index.get(events::NEWEST)?;
-        let newest_bucket = newest_bucket
-            .and_then(|value| value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)))
-            .unwrap_or(0);
-        // Numbers are never used twice, whatever became of the files.
-        let large = fs.list(blob::FOLDER)?;
-        let last = large.iter().filter_map(|name| u64::from_str_radix(name, 16).ok()).max().unwrap_or(0);
-        let store = Store {
-            fs,
-            options,
-            index,
-            queue: Mutex::default(),
-            arrived: Condvar::new(),
-            closing: Condvar::new(),
-            checkpointed_bytes: AtomicU64::new(0),
-            log: Mutex::new(log),
-            checkpoint: Mutex::default(),
-            segments: RwLock::default(),
-            next_large: AtomicU64::new(last + 1),
-            first_large: last + 1,
-            care: Mutex::default(),
-            broken: Mutex::default(),
-            is_broken: AtomicBool::new(false),
-            relied_on: Mutex::default(),
-            quotas: RwLock::default(),
-            sizes: Mutex::default(),
-            newest_bucket: AtomicU32::new(newest_bucket),
-            counters: Counters::default(),
-        };
-        Ok(Arc::new(store))
-    }
-
     // --- Changes
 
     /// Puts a small blob, whose hash the caller has checked.
@@ -274,7 +256,7 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn begin_large(&self) -> Result<LargeWriter, StoreError> {
-        self.check_writable()?;
+        self.check_uploads()?;
         let number = self.next_large.fetch_add(1, Ordering::Relaxed);
         Ok(LargeWriter::create(Arc::clone(&self.fs), number)?)
     }
@@ -296,10 +278,17 @@ impl Store {
         Ok(())
     }
 
-    /// Says that `blob` holds a form of `content`. The one with the smallest weight wins, while its blob exists.
-    pub fn put_content(&self, namespace: &Namespace, content: IoHash, weight: u64, blob: IoHash, done: Done) {
+    /// Notes that `blob` holds a form of `content`, and whether it was decoded and hashed. The verified one with the
+    /// smallest weight wins, else the one with the smallest weight, while its blob exists.
+    pub fn put_content(
+        &self,
+        namespace: &Namespace,
+        content: IoHash,
+        (weight, blob, verified): (u64, IoHash, bool),
+        done: Done,
+    ) {
         let key = key::content_form(namespace, &content, weight, &blob);
-        self.submit(Change::Content { key }, done);
+        self.submit(Change::Content { key, verified }, done);
     }
 
     /// Forgets every form of a content id. Their blobs stay until they are collected.
@@ -314,7 +303,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let forms = self.index.scan(&key::content(namespace, content), None, 1024)?;
         let Some(((last, _), others)) = forms.split_last() else {
-            done(Ok(Outcome::Unchanged));
+            done(Ok(ChangeResult::Unchanged));
             return Ok(());
         };
         for (form, _) in others {
@@ -382,8 +371,7 @@ impl Store {
         key: &Key,
     ) -> Result<Option<Timestamp>, StoreError> {
         let found = self.index.get(&key::access(&key::reference(namespace, bucket, key)))?;
-        Ok(found
-            .and_then(|value| Some(Timestamp::from_unix_ms(u64::from_le_bytes(value[..].try_into().ok()?)))))
+        Ok(found.and_then(|value| key::read_access(&value)))
     }
 
     /// Deletes a ref. Its blobs stay until they are collected.
@@ -449,7 +437,28 @@ impl Store {
             log_bytes: read(&self.counters.log_bytes),
             checkpoints: read(&self.counters.checkpoints),
             failures: read(&self.counters.failures),
+            damaged: read(&self.counters.damaged),
         }
+    }
+
+    /// Whether uploads are possible.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] or [`StoreError::Broken`] if not.
+    pub fn check_uploads(&self) -> Result<(), StoreError> {
+        self.check_writable()?;
+        if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// Whether the index met damage since it was opened: the next start builds it again.
+    #[must_use]
+    pub fn has_damaged_index(&self) -> bool {
+        self.index.is_damaged()
+    }
+
+    /// Whether a large blob has its file.
+    pub(crate) fn has_file(&self, location: &Location) -> bool {
+        !matches!(self.fs.open(&blob::name(location.file), false), Err(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
     /// Whether writes are possible.

@@ -3,7 +3,7 @@
 //! | Object | What |
 //! |---|---|
 //! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash |
-//! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id |
+//! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id; `-v` follows if it was verified |
 //! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, and the object if it is small |
 //!
 //! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied: every look at one is a request,

@@ -117,14 +117,14 @@ impl Method {
     }
 }
 
-/// Which ref.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Name of a ref.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RefName {
-    /// Namespace.
+    /// Namespace that the ref belongs to.
     pub namespace: Namespace,
-    /// Bucket.
+    /// Bucket within the namespace.
     pub bucket: Bucket,
-    /// Key.
+    /// Key within the bucket.
     pub key: Key,
 }
 

@@ -37,6 +37,11 @@ pub trait Fs: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// As the system says.
     fn sync_dir(&self, folder: &str) -> io::Result<()>;
+    /// Bytes that the disk has left for this process; `None` if it has no end.
+    ///
+    /// # Errors
+    /// As the system says.
+    fn free_bytes(&self) -> io::Result<Option<u64>>;
 }
 
 /// An open file. Its content stays readable after it was removed.
@@ -154,6 +159,122 @@ impl Fs for Folder {
 
     fn sync_dir(&self, folder: &str) -> io::Result<()> {
         std::fs::File::open(self.path.join(folder))?.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        let found = rustix::fs::statvfs(&self.path)?;
+        Ok(Some(found.f_bavail * found.f_frsize))
+    }
+}
+
+/// A folder of which nothing changes: new files and changes of existing ones are kept in memory.
+///
+/// For command lines that look at what a server wrote. It refuses a folder that a server uses.
+#[derive(Debug)]
+pub struct ReadOnlyFolder {
+    path: PathBuf,
+    written: crate::SimulatedDisk,
+    /// Locked, together with others that only read, as long as it is open.
+    _lock: Option<std::fs::File>,
+}
+
+impl ReadOnlyFolder {
+    /// Opens the folder.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if a server uses it; else as the system says.
+    pub fn open(path: impl Into<PathBuf>) -> io::Result<ReadOnlyFolder> {
+        let path = path.into();
+        let lock = match std::fs::File::open(path.join("lock")) {
+            Ok(lock) => Some(lock),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        match lock.as_ref().map_or(Ok(()), std::fs::File::try_lock_shared) {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => {
+                let why = "a server uses this folder; stop it first, or ask the server: its metrics and \
+                           `GET /api/v1/cache` on the admin listener tell what it holds and found damaged";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+            }
+            Err(std::fs::TryLockError::Error(error)) => return Err(error),
+        }
+        Ok(ReadOnlyFolder { path, written: crate::SimulatedDisk::new(Default::default()), _lock: lock })
+    }
+}
+
+impl Fs for ReadOnlyFolder {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        if let Ok(file) = self.written.open(path, false) {
+            return Ok(file);
+        }
+        match std::fs::File::open(self.path.join(path)) {
+            Ok(file) => Ok(Arc::new(ReadOnlyFile(RealFile { file, position: Mutex::new(u64::MAX) }))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && create => self.written.open(path, true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        // What is on disk stays, and is found again.
+        let _ = self.written.remove(path);
+        Ok(())
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        let mut names = self.written.list(folder)?;
+        match std::fs::read_dir(self.path.join(folder)) {
+            Ok(entries) => {
+                for entry in entries {
+                    names.extend(entry?.file_name().into_string().ok());
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn create_dir(&self, _folder: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_dir(&self, _folder: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+}
+
+/// A file whose changes go nowhere.
+#[derive(Debug)]
+struct ReadOnlyFile(RealFile);
+
+impl File for ReadOnlyFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn write_at(&self, _parts: &[IoSlice<'_>], _offset: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reserve(&self, _offset: u64, _len: u64) {}
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ mod fs;
 mod http_client;
 mod simulated_disk;
 
-pub use fs::{File, Folder, Fs};
+pub use fs::{File, Folder, Fs, ReadOnlyFolder};
 pub use http_body_util::Empty;
 pub use hyper::Request;
 

@@ -20,6 +20,8 @@ pub struct DiskState {
     synced_names: BTreeMap<String, u64>,
     files: BTreeMap<u64, Content>,
     next_file: u64,
+    /// Bytes of all files at most; `None` for a disk without end.
+    capacity: Option<u64>,
 }
 
 #[derive(Clone, Default)]
@@ -36,6 +38,16 @@ enum Write {
 }
 
 impl DiskState {
+    /// Limits the bytes of all files: writes beyond it fail with [`io::ErrorKind::StorageFull`].
+    pub fn set_capacity(&mut self, capacity: Option<u64>) {
+        self.capacity = capacity;
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let used: u64 = self.names.values().map(|file| self.files[file].now.len() as u64).sum();
+        self.capacity.map(|capacity| capacity.saturating_sub(used))
+    }
+
     /// The disk after a power failure now.
     pub fn after_power_failure(&self, rng: &mut Rng) -> DiskState {
         let mut names = self.synced_names.clone();
@@ -75,6 +87,7 @@ impl DiskState {
             files,
             unsynced_names: Vec::new(),
             next_file: self.next_file,
+            capacity: self.capacity,
         }
     }
 
@@ -145,6 +158,11 @@ impl SimulatedDisk {
         self.with(|inner| inner.hook = hook);
     }
 
+    /// Limits the bytes of all files from now on.
+    pub fn set_capacity(&self, capacity: Option<u64>) {
+        self.with(|inner| inner.state.set_capacity(capacity));
+    }
+
     /// A copy of the state, cheap because file contents are shared.
     #[must_use]
     pub fn state(&self) -> DiskState {
@@ -194,11 +212,16 @@ impl Fs for SimulatedDisk {
     }
 
     fn list(&self, folder: &str) -> io::Result<Vec<String>> {
-        let prefix = format!("{folder}/");
+        let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         Ok(self.with(|inner| {
             let names = inner.state.names.keys();
-            names.filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect()
+            let below = names.filter_map(|name| name.strip_prefix(&prefix));
+            below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
         }))
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(self.with(|inner| inner.state.free_bytes()))
     }
 
     fn create_dir(&self, _folder: &str) -> io::Result<()> {
@@ -230,6 +253,16 @@ struct Handle {
 }
 
 impl Handle {
+    /// Whether the file may become this long.
+    fn check_space(&self, len: u64) -> io::Result<()> {
+        let more = len.saturating_sub(self.content(|content| content.now.len() as u64));
+        let free = self.disk.with(|inner| inner.state.free_bytes());
+        if more > 0 && free.is_some_and(|free| free < more) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
     fn content<T>(&self, act: impl FnOnce(&Content) -> T) -> T {
         self.disk.with(|inner| act(&inner.state.files[&self.file]))
     }
@@ -253,6 +286,7 @@ impl File for Handle {
 
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
         let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        self.check_space(offset + bytes.len() as u64)?;
         self.change(|content| {
             put(Arc::make_mut(&mut content.now), offset as usize, &bytes);
             content.unsynced.push(Write::Bytes(offset as usize, Arc::new(bytes)));
@@ -273,7 +307,7 @@ impl File for Handle {
     fn reserve(&self, offset: u64, len: u64) {
         if self.content(|content| content.now.len() as u64) < offset + len {
             // Reserving is a hint: its result is not checked.
-            let _ = self.set_len(offset + len);
+            let _ = self.check_space(offset + len).and_then(|()| self.set_len(offset + len));
         }
     }
 

@@ -15,7 +15,7 @@ use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Claims;
 use throng_ddc_server::{
-    Access, Care, Identify, Identity, Listener, NamespaceRules, Node, OodleProgram, Origin, Rules,
+    Access, Identify, Identity, Listener, Maintenance, NamespaceRules, Node, OodleProgram, Origin, Rules,
     ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
 };
 use throng_ddc_store::{Durability, Options, Quotas, Tier, TierOptions};
@@ -293,6 +293,9 @@ pub(crate) fn read_namespaces(
     for name in &ddc.redirect_namespaces {
         change(name, &|rules| rules.redirects = true)?;
     }
+    for name in &ddc.keep_namespaces {
+        change(name, &|rules| rules.keeps = true)?;
+    }
     for (name, from) in &ddc.fallbacks {
         let from = parse(from)?;
         change(name, &|rules| rules.fallback = Some(from.clone()))?;
@@ -340,21 +343,24 @@ fn rules(
         ..Default::default()
     };
     let every = |unit: Duration, count: u32| (count > 0).then(|| unit * count);
-    let care = Care {
+    let maintenance = Maintenance {
         collect_every: every(MINUTE, ddc.collect_minutes),
         scrub_every: every(60 * MINUTE, ddc.scrub_hours),
         scrub_bytes_per_s: ddc.scrub_bytes_per_s,
         events_age_max: DAY * ddc.replication_days,
         copies_bytes_max: Some(settings.ddc_tier.copies_bytes_max),
-        ..Care::default()
+        bytes_max: (ddc.bytes_max > 0).then_some(ddc.bytes_max),
+        ..Maintenance::default()
     };
     let namespaces = read_namespaces(ddc, &default)?;
     Ok(Rules {
         access: Access { identify, policies: crate::ddc_policies::read(ddc)?, hosts: ddc.hosts.clone() },
         namespaces,
         default,
-        care,
+        maintenance,
         quotas: read_quotas(ddc)?,
+        recheck: Duration::from_secs(ddc.recheck_s.into()),
+        upstream_fresh: Duration::from_secs(settings.ddc_upstream.fresh_s.into()),
         oodle: oodle(ddc)?,
         blob_bytes_max: ddc.blob_bytes_max,
         endpoints: addresses.iter().map(|address| format!("{}://{}", address.scheme, address.addr)).collect(),

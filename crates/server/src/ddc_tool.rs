@@ -1,14 +1,16 @@
-//! Care for the folder of a derived-data cache that does not run, for `throng ddc`.
+//! Maintenance for the folder of a derived-data cache that does not run, for `throng ddc`.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use throng_ddc::Namespace;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc_server::{NamespaceRules, Node, Rules, Transferred};
-use throng_ddc_store::Options;
+use throng_ddc_store::{Options, Store};
+use throng_platform::{Folder, ReadOnlyFolder};
 
 use crate::ddc::FOLDER;
 
@@ -17,8 +19,10 @@ use crate::ddc::FOLDER;
 pub enum Work {
     /// Count what each namespace holds.
     Stats,
-    /// Read every blob and follow every ref; change nothing.
+    /// Read log, index and every blob, and follow every ref; change nothing.
     Verify,
+    /// Build the index again from the log.
+    Reindex,
     /// Read every blob and put damaged ones aside.
     Scrub,
     /// Remove refs that nobody used for so many days (0: none), and blobs that no ref reaches.
@@ -56,13 +60,30 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
         _ => RefPolicy::Keep,
     };
     let rules = Rules { default: NamespaceRules { refs, ..NamespaceRules::default() }, ..Rules::default() };
-    let node = Node::open(&folder, Options::default(), rules)
-        .map_err(|error| format!("`{}`: {error}", folder.display()))?;
-    work_on(&node, work)
+    let name = |error: &dyn std::fmt::Display| format!("`{}`: {error}", folder.display());
+    match work {
+        Work::Stats | Work::Verify | Work::Export { .. } => {
+            let fs = ReadOnlyFolder::open(&folder).map_err(|error| name(&error))?;
+            let store =
+                Store::open_read_only(Arc::new(fs), Options::default()).map_err(|error| name(&error))?;
+            look(&store, work)
+        }
+        Work::Reindex => {
+            let fs = Folder::new(&folder).map_err(|error| name(&error))?;
+            let store = Store::reindex(Arc::new(fs), Options::default()).map_err(|error| name(&error))?;
+            store.merge().map_err(|error| name(&error))?;
+            let damaged = store.stats().damaged;
+            Ok((json!({ "log_gaps": damaged, "index_bytes": store.index_bytes() }), damaged == 0))
+        }
+        Work::Scrub | Work::Collect { .. } | Work::Import { .. } => {
+            let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
+            work_on(&node, work)
+        }
+    }
 }
 
-fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
-    let (service, store) = (node.service(), node.service().store());
+/// Work that changes nothing.
+fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
     let failed = |error: throng_ddc_store::StoreError| error.to_string();
     let name = |file: &Path, error: std::io::Error| format!("`{}`: {error}", file.display());
     Ok(match work {
@@ -70,51 +91,62 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
             let mut namespaces = Map::new();
             for namespace in store.namespaces().map_err(failed)? {
                 let usage = store.usage(&namespace).map_err(failed)?;
-                let figures = json!({
+                let counts = json!({
                     "refs": usage.refs, "unfinalised_refs": usage.unfinalised, "blobs": usage.blobs,
                     "blob_bytes": usage.blob_bytes, "content_ids": usage.contents,
                 });
-                namespaces.insert(namespace.as_str().to_owned(), figures);
+                namespaces.insert(namespace.as_str().to_owned(), counts);
             }
             (json!({ "namespaces": namespaces }), true)
-        }
-        Work::Verify => {
-            let found = store.verify().map_err(failed)?;
-            let figures = json!({
-                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged,
-                "refs": found.refs, "incomplete_refs": found.incomplete,
-            });
-            (figures, found.damaged == 0)
-        }
-        Work::Scrub => {
-            let found = service.scrub(u64::MAX).map_err(failed)?;
-            let figures = json!({
-                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged, "lost": found.lost,
-            });
-            (figures, found.damaged + found.lost == 0)
-        }
-        Work::Collect { .. } => {
-            let done = service.collect().map_err(failed)?;
-            let figures = json!({
-                "refs": done.refs, "blobs": done.blobs, "blob_bytes": done.blob_bytes,
-                "moved_blobs": done.moved, "removed_segments": done.segments,
-            });
-            (figures, true)
         }
         Work::Export { file, namespace } => {
             let namespace = namespace.as_deref().map(str::parse::<Namespace>).transpose();
             let namespace = namespace.map_err(|error| error.to_string())?;
             let mut out = BufWriter::new(File::create(file).map_err(|error| name(file, error))?);
-            let done = node.export(namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
+            let done =
+                Node::export(store, namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
             let written = out.flush().and_then(|()| out.get_ref().sync_all());
             written.map_err(|error| name(file, error))?;
             (transferred(done), true)
+        }
+        _ => {
+            let found = store.verify().map_err(failed)?;
+            let counts = json!({
+                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged,
+                "log_gaps": found.log_gaps, "refs": found.refs, "incomplete_refs": found.incomplete,
+            });
+            (counts, found.damaged + found.log_gaps == 0)
+        }
+    })
+}
+
+/// Work that changes the store.
+fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
+    let service = node.service();
+    let failed = |error: throng_ddc_store::StoreError| error.to_string();
+    let name = |file: &Path, error: std::io::Error| format!("`{}`: {error}", file.display());
+    Ok(match work {
+        Work::Scrub => {
+            let found = service.scrub(u64::MAX).map_err(failed)?;
+            let counts = json!({
+                "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged, "lost": found.lost,
+            });
+            (counts, found.damaged + found.lost == 0)
+        }
+        Work::Collect { .. } => {
+            let done = service.collect().map_err(failed)?;
+            let counts = json!({
+                "refs": done.refs, "blobs": done.blobs, "blob_bytes": done.blob_bytes,
+                "moved_blobs": done.moved, "removed_segments": done.segments,
+            });
+            (counts, true)
         }
         Work::Import { file } => {
             let mut input = BufReader::new(File::open(file).map_err(|error| name(file, error))?);
             let done = node.import(&mut input).map_err(|error| error.to_string())?;
             (transferred(done), true)
         }
+        _ => return look(service.store(), work),
     })
 }
 

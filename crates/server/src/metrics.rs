@@ -27,7 +27,7 @@ pub(crate) struct Figures<'a> {
     pub(crate) ready: bool,
     pub(crate) logins_pending: usize,
     /// Of the derived-data cache, if one runs.
-    pub(crate) cache: Option<throng_ddc_server::Figures>,
+    pub(crate) cache: Option<throng_ddc_server::CacheStats>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
 }
@@ -215,7 +215,7 @@ mod tests {
             started_unix_s: 0.0,
             ready: true,
             logins_pending: 0,
-            cache: Some(throng_ddc_server::Figures::default()),
+            cache: Some(throng_ddc_server::CacheStats::default()),
             matcher: Some(&matcher),
         };
         (families(&figures), reference_families(&figures))

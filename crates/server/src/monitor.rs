@@ -402,7 +402,7 @@ impl Monitor for Watch {
             started_unix_s: self.clock.unix_start_ns() as f64 / 1e9,
             ready: self.health().ready,
             logins_pending: self.logins.pending(),
-            cache: self.cache.get().map(|cache| cache.figures()),
+            cache: self.cache.get().map(|cache| cache.stats()),
             matcher: matcher.as_ref(),
         };
         let mut families = metrics::families(&figures);

@@ -26,8 +26,10 @@ pub(crate) struct DdcArgs {
 enum WorkArgs {
     /// Count refs and blobs of each namespace
     Stats,
-    /// Read every blob and follow every ref without changes; exit 1 if something is damaged
+    /// Read log, index and every blob and follow every ref without changes; exit 1 if something is damaged
     Verify,
+    /// Rebuild the index from the log
+    Reindex,
     /// Read every blob and quarantine damaged ones; exit 1 if there were any
     Scrub,
     /// Remove expired refs and unreferenced blobs
@@ -59,6 +61,7 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
     let work = match args.work {
         WorkArgs::Stats => Work::Stats,
         WorkArgs::Verify => Work::Verify,
+        WorkArgs::Reindex => Work::Reindex,
         WorkArgs::Scrub => Work::Scrub,
         WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
         WorkArgs::Export { file, namespace } => Work::Export { file, namespace },

@@ -1,15 +1,15 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
-mod care;
 mod common;
 mod editor;
-mod elsewhere;
+mod fallback;
 mod history;
 mod hostile;
 mod hosts;
 #[cfg(feature = "object-storage")]
 #[path = "common/linear.rs"]
 mod linear;
+mod maintenance;
 mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]

@@ -8,7 +8,7 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::key::RefValue;
-use crate::store::{Outcome, PutRef};
+use crate::store::{ChangeResult, PutRef};
 
 /// A bucket that holds a cache. This build cannot make one.
 #[derive(Debug)]
@@ -39,13 +39,13 @@ requests! {
     put_blob(&Namespace, &IoHash, Bytes) -> ();
     put_large(&Namespace, &IoHash, &Blob) -> ();
     delete_blob(&Namespace, &IoHash) -> bool;
-    forms(&Namespace, &IoHash) -> Vec<(u64, IoHash)>;
-    put_form(&Namespace, &IoHash, u64, &IoHash) -> ();
+    forms(&Namespace, &IoHash) -> Vec<(u64, IoHash, bool)>;
+    put_form(&Namespace, &IoHash, u64, (&IoHash, bool)) -> ();
     delete_forms(&Namespace, &IoHash) -> bool;
     reference(&Namespace, &Bucket, &Key) -> Option<RefValue>;
-    put_ref(&PutRef) -> Outcome;
-    finalise(&Namespace, &Bucket, &Key, IoHash) -> Outcome;
-    refresh_ref(&Namespace, &Bucket, &Key, IoHash, Timestamp) -> Outcome;
+    put_ref(&PutRef) -> ChangeResult;
+    finalise(&Namespace, &Bucket, &Key, IoHash) -> ChangeResult;
+    refresh_ref(&Namespace, &Bucket, &Key, IoHash, Timestamp) -> ChangeResult;
     delete_ref(&Namespace, &Bucket, &Key) -> bool;
     delete_refs(&Namespace, Option<&Bucket>) -> u64;
     delete_blobs(&Namespace) -> ();

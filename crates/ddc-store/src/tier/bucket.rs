@@ -14,10 +14,12 @@ use super::connect::{Client, connect};
 use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::key::RefValue;
-use crate::store::{Outcome, PutRef};
+use crate::store::{ChangeResult, PutRef};
 
 /// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to 5 GiB.
 const PART_BYTES: u64 = 8 << 20;
+/// End of the name of a form that was decoded and hashed.
+const VERIFIED_SUFFIX: &str = "-v";
 /// A ref that changes between look and change this often in a row is contended by something that does not end.
 const ATTEMPTS: usize = 16;
 
@@ -170,11 +172,16 @@ impl Tier {
 
     // --- Content ids
 
-    /// Blobs that hold forms of a content id, with their weights, the lightest first.
+    /// Blobs that hold forms of a content id, each with its weight and whether it was verified: first those that were, the
+    /// lightest first.
     ///
     /// # Errors
     /// [`TierError::Failed`].
-    pub async fn forms(&self, namespace: &Namespace, id: &IoHash) -> Result<Vec<(u64, IoHash)>, TierError> {
+    pub async fn forms(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Result<Vec<(u64, IoHash, bool)>, TierError> {
         let prefix = self.path(["c", namespace.as_str(), &id.to_string()]);
         let mut forms = Vec::new();
         let mut list = self.client.store.list(Some(&prefix));
@@ -182,15 +189,17 @@ impl Tier {
             let location = meta?.location;
             let form = location.filename().and_then(|name| {
                 let (weight, blob) = name.split_once('-')?;
-                Some((u64::from_str_radix(weight, 16).ok()?, blob.parse().ok()?))
+                let verified = blob.strip_suffix(VERIFIED_SUFFIX);
+                let hash = verified.unwrap_or(blob).parse().ok()?;
+                Some((u64::from_str_radix(weight, 16).ok()?, hash, verified.is_some()))
             });
             forms.extend(form);
         }
-        forms.sort_unstable();
+        forms.sort_unstable_by_key(|(weight, blob, verified)| (!verified, *weight, *blob));
         Ok(forms)
     }
 
-    /// Says that `blob` holds a form of the content id.
+    /// Notes that `blob` holds a form of the content id, and whether it was decoded and hashed.
     ///
     /// # Errors
     /// [`TierError::Failed`].
@@ -199,9 +208,9 @@ impl Tier {
         namespace: &Namespace,
         id: &IoHash,
         weight: u64,
-        blob: &IoHash,
+        (blob, verified): (&IoHash, bool),
     ) -> Result<(), TierError> {
-        let name = format!("{weight:016x}-{blob}");
+        let name = format!("{weight:016x}-{blob}{}", if verified { VERIFIED_SUFFIX } else { "" });
         self.client
             .store
             .put(&self.path(["c", namespace.as_str(), &id.to_string(), &name]), PutPayload::new())
@@ -236,13 +245,13 @@ impl Tier {
     ///
     /// # Errors
     /// [`TierError::Failed`] (whether it was made is unknown then), [`TierError::Contended`].
-    pub async fn put_ref(&self, put: &PutRef) -> Result<Outcome, TierError> {
+    pub async fn put_ref(&self, put: &PutRef) -> Result<ChangeResult, TierError> {
         let path = self.ref_path(&put.namespace, &put.bucket, &put.key);
         self.change(&path, |old| match old {
             Some(old) if old.object != put.value.object && !put.overwrite => {
-                Err(Outcome::Conflict(old.clone()))
+                Err(ChangeResult::Conflict(old.clone()))
             }
-            Some(old) if put.value.is_refresh_of(old) => Err(Outcome::Unchanged),
+            Some(old) if put.value.is_refresh_of(old) => Err(ChangeResult::Unchanged),
             _ => Ok(put.value.clone()),
         })
         .await
@@ -258,12 +267,12 @@ impl Tier {
         bucket: &Bucket,
         key: &Key,
         object: IoHash,
-    ) -> Result<Outcome, TierError> {
+    ) -> Result<ChangeResult, TierError> {
         let path = self.ref_path(namespace, bucket, key);
         self.change(&path, |old| match old {
-            None => Err(Outcome::Unchanged),
-            Some(old) if old.object != object => Err(Outcome::Conflict(old.clone())),
-            Some(old) if old.finalised => Err(Outcome::Done),
+            None => Err(ChangeResult::Unchanged),
+            Some(old) if old.object != object => Err(ChangeResult::Conflict(old.clone())),
+            Some(old) if old.finalised => Err(ChangeResult::Done),
             Some(old) => Ok(RefValue { finalised: true, ..old.clone() }),
         })
         .await
@@ -280,11 +289,11 @@ impl Tier {
         key: &Key,
         object: IoHash,
         now: Timestamp,
-    ) -> Result<Outcome, TierError> {
+    ) -> Result<ChangeResult, TierError> {
         let path = self.ref_path(namespace, bucket, key);
         self.change(&path, |old| match old {
             Some(old) if old.object == object && old.finalised => Ok(RefValue { put: now, ..old.clone() }),
-            _ => Err(Outcome::Unchanged),
+            _ => Err(ChangeResult::Unchanged),
         })
         .await
     }
@@ -362,8 +371,8 @@ impl Tier {
     async fn change(
         &self,
         path: &Path,
-        decide: impl Fn(Option<&RefValue>) -> Result<RefValue, Outcome>,
-    ) -> Result<Outcome, TierError> {
+        decide: impl Fn(Option<&RefValue>) -> Result<RefValue, ChangeResult>,
+    ) -> Result<ChangeResult, TierError> {
         for _ in 0..ATTEMPTS {
             let (old, mode) = match self.look(path).await {
                 Ok(None) => (None, PutMode::Create),
@@ -378,7 +387,7 @@ impl Tier {
             };
             let payload = PutPayload::from(value.write());
             match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
-                Ok(_) => return Ok(Outcome::Done),
+                Ok(_) => return Ok(ChangeResult::Done),
                 // Another node was faster; or this was the second attempt of a write whose answer was lost.
                 Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 }

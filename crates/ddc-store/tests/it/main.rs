@@ -1,4 +1,8 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
-mod care;
+mod common;
+mod damage;
+mod maintenance;
 mod power_failure;
+mod simulation;
+mod space;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use throng_ddc::{
     Attachment, AttachmentKind, Bucket, Document, IoHash, Key, Namespace, Style, Timestamp, Value,
 };
-use throng_ddc_store::{Options, Outcome, PutRef, RefValue, Store};
+use throng_ddc_store::{ChangeResult, Options, PutRef, RefValue, Store};
 use throng_platform::{DiskState, SimulatedDisk};
 use throng_stdx::Rng;
 
@@ -78,6 +78,7 @@ fn open(disk: &SimulatedDisk) -> Arc<Store> {
         reserve_bytes: 8_000,
         zero_bytes: 3_000,
         index_cache_bytes: 1 << 16,
+        disk_reserve_bytes: 0,
         ..Options::default()
     };
     Store::open(Arc::new(disk.clone()), options).expect("the store opens after any power failure")
@@ -151,8 +152,13 @@ fn change(store: &Store, model: &Arc<Mutex<Model>>, rng: &mut Rng) {
             let object =
                 Value::object([("payload", Value::Array(fields)), ("n", Value::Integer(rng.next_u64()))]);
             let bytes = Bytes::from(object.encode(Style::Plain));
-            let value =
-                RefValue { object: IoHash::of(&bytes), finalised: true, put: now(), inline: Some(bytes) };
+            let value = RefValue {
+                object: IoHash::of(&bytes),
+                finalised: true,
+                put: now(),
+                inline: Some(bytes),
+                adopted: false,
+            };
             let key = ref_key(rng);
             known.refs.entry(key).or_insert_with(|| (vec![None], 0)).0.push(Some(value.clone()));
             drop(known);
@@ -167,7 +173,7 @@ fn change(store: &Store, model: &Arc<Mutex<Model>>, rng: &mut Rng) {
             store.put_ref(
                 put,
                 Box::new(move |done| {
-                    assert_eq!(done.expect("the disk works"), Outcome::Done);
+                    assert_eq!(done.expect("the disk works"), ChangeResult::Done);
                     acknowledge_ref(&shared, key, Some(&value));
                 }),
             );

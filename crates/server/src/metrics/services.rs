@@ -6,7 +6,7 @@ use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 
 use super::{family, gauge, labelled, plain};
 
-pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> {
+pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Family> {
     use FamilyKind::Counter;
     let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
     let lookup = |kind: &'static str, result: &'static str, number: u64| Sample {
@@ -46,7 +46,7 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
         count(
             "throng_ddc_damaged",
             "Blobs found damaged or missing; lookups miss them since.",
-            cache.damaged,
+            cache.damaged + cache.store.damaged,
         ),
         count("throng_ddc_fetched_blobs", "Blobs fetched from object storage or an upstream.", cache.fetched),
         count(
@@ -71,6 +71,17 @@ pub(super) fn cache_families(cache: &throng_ddc_server::Figures) -> Vec<Family> 
             "throng_ddc_write_failures",
             "Changes that could not be written to disk.",
             cache.store.failures,
+        ),
+        gauge("throng_ddc_used_bytes", "Bytes in the cache's folder.", cache.space.used as f64),
+        gauge(
+            "throng_ddc_full",
+            "1 when the disk has too little space for uploads.",
+            f64::from(u8::from(cache.space.is_full)),
+        ),
+        gauge(
+            "throng_ddc_index_damaged",
+            "1 when the index was found damaged; a restart rebuilds it.",
+            f64::from(u8::from(cache.index_damaged)),
         ),
     ]
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use bytes::Bytes;
 use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value};
 use throng_ddc_server::{Node, Rules};
-use throng_ddc_store::{Done, Options, Outcome, PutRef, RefValue, StoreError};
+use throng_ddc_store::{ChangeResult, Done, Options, PutRef, RefValue, StoreError};
 
 fn open(folder: &std::path::Path) -> Node {
     Node::open(folder, Options::default(), Rules::default()).expect("the folder opens")
@@ -20,8 +20,8 @@ fn key() -> Key {
     "00000000000000000000000000000000000000aa".parse().expect("a key")
 }
 
-fn wait(change: impl FnOnce(Done)) -> Outcome {
-    let (sender, receiver) = mpsc::channel::<Result<Outcome, StoreError>>();
+fn wait(change: impl FnOnce(Done)) -> ChangeResult {
+    let (sender, receiver) = mpsc::channel::<Result<ChangeResult, StoreError>>();
     change(Box::new(move |outcome| drop(sender.send(outcome))));
     receiver.recv().expect("it is answered").expect("it is stored")
 }
@@ -38,14 +38,20 @@ fn fill(node: &Node) -> [IoHash; 3] {
     let large = writer.hash();
     wait(|done| store.put_large(&name, writer, now, done).expect("there is space"));
     let content = IoHash::of(b"content");
-    wait(|done| store.put_content(&name, content, 5, hash, done));
+    wait(|done| store.put_content(&name, content, (5, hash, true), done));
     let attachments = [large, content].map(Value::BinaryAttachment).to_vec();
     let object = Bytes::from(Value::object([("a", Value::Array(attachments))]).encode(Style::Plain));
     let relies_on = vec![large, hash];
-    let value = RefValue { object: IoHash::of(&object), finalised: true, put: now, inline: Some(object) };
+    let value = RefValue {
+        object: IoHash::of(&object),
+        finalised: true,
+        put: now,
+        inline: Some(object),
+        adopted: false,
+    };
     let bucket = "default".parse().expect("a name");
     let put = PutRef { namespace: name, bucket, key: key(), value, overwrite: true, relies_on };
-    assert_eq!(wait(|done| store.put_ref(put, done)), Outcome::Done);
+    assert_eq!(wait(|done| store.put_ref(put, done)), ChangeResult::Done);
     [hash, large, content]
 }
 
@@ -55,7 +61,7 @@ fn an_export_brings_everything_elsewhere() {
     let (from, to) = (open(folders[0].path()), open(folders[1].path()));
     let [small, large, content] = fill(&from);
     let mut stream = Vec::new();
-    let taken = from.export(None, &mut stream).expect("memory");
+    let taken = Node::export(from.service().store(), None, &mut stream).expect("memory");
     assert_eq!((taken.blobs, taken.bytes, taken.contents, taken.refs), (2, 5 + (3 << 20), 1, 1));
     assert_eq!(to.import(&mut Cursor::new(&stream)).expect("a valid stream"), taken);
     let store = to.service().store();
@@ -80,7 +86,7 @@ fn a_damaged_export_is_refused() {
     let (from, to) = (open(folders[0].path()), open(folders[1].path()));
     fill(&from);
     let mut stream = Vec::new();
-    from.export(Some(&namespace()), &mut stream).expect("memory");
+    Node::export(from.service().store(), Some(&namespace()), &mut stream).expect("memory");
     for (what, change) in [("a flipped bit", stream.len() / 2), ("the first line", 2)] {
         let mut damaged = stream.clone();
         damaged[change] ^= 1;
@@ -118,5 +124,5 @@ fn last_uses_survive_a_restart() {
     // Nothing expires by default; what the ref reaches stays, what nothing reaches and is an hour old goes.
     let collected = node.service().collect().expect("the disk works");
     assert_eq!((collected.refs, collected.blobs), (0, 0));
-    assert_eq!(node.service().figures().collections, 1);
+    assert_eq!(node.service().stats().collections, 1);
 }

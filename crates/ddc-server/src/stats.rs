@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
-use throng_ddc_store::{Collected, Scrubbed, Stats};
+use throng_ddc_store::{CollectReport, ScrubReport, Space, Stats};
 
 use crate::service::Service;
 
@@ -29,14 +29,14 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn add_collected(&self, collected: &Collected) {
+    pub(crate) fn add_collected(&self, collected: &CollectReport) {
         self.collections.fetch_add(1, Ordering::Relaxed);
         self.collected_refs.fetch_add(collected.refs, Ordering::Relaxed);
         self.collected_blobs.fetch_add(collected.blobs, Ordering::Relaxed);
         self.collected_bytes.fetch_add(collected.blob_bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_scrubbed(&self, scrubbed: &Scrubbed) {
+    pub(crate) fn add_scrubbed(&self, scrubbed: &ScrubReport) {
         self.scrubbed_bytes.fetch_add(scrubbed.bytes, Ordering::Relaxed);
         self.damaged.fetch_add(scrubbed.damaged + scrubbed.lost, Ordering::Relaxed);
     }
@@ -48,7 +48,7 @@ impl Counters {
 
 /// What the cache did since it was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub struct CacheStats {
     /// Requests, those that were none included.
     pub requests: u64,
     /// Requests that failed for a reason that is ours.
@@ -85,17 +85,21 @@ pub struct Figures {
     pub fetched_bytes: u64,
     /// Looks elsewhere that failed.
     pub origin_failures: u64,
-    /// What the store counts.
+    /// Counters of the store.
     pub store: Stats,
+    /// Space that the store uses and has.
+    pub space: Space,
+    /// The index was found damaged.
+    pub index_damaged: bool,
 }
 
 impl Service {
     /// What the cache did so far.
     #[must_use]
-    pub fn figures(&self) -> Figures {
+    pub fn stats(&self) -> CacheStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
-        Figures {
+        CacheStats {
             requests: read(&counters.requests),
             failures: read(&counters.failures),
             malformed: read(&counters.malformed),
@@ -115,45 +119,56 @@ impl Service {
             fetched_bytes: read(&self.origin_counters.fetched_bytes),
             origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
             store: self.store.stats(),
+            space: self.store.space(),
+            index_damaged: self.store.has_damaged_index(),
         }
     }
 
     /// The same as JSON, with hit ratios: what a hit-rate page shows.
     #[must_use]
     pub fn report(&self) -> Value {
-        let figures = self.figures();
+        let stats = self.stats();
+        let space = stats.space;
         let ratio = |hits: u64, misses: u64| match hits + misses {
             0 => Value::Null,
             all => (hits as f64 / all as f64).into(),
         };
         let lookups = |hits: u64, misses: u64| json!({ "hits": hits, "misses": misses, "hit_ratio": ratio(hits, misses) });
         json!({
-            "requests": figures.requests,
-            "failures": figures.failures,
-            "malformed": figures.malformed,
-            "refs": lookups(figures.ref_hits, figures.ref_misses),
-            "blobs": lookups(figures.blob_hits, figures.blob_misses),
-            "bytes_in": figures.bytes_in,
-            "bytes_out": figures.bytes_out,
+            "requests": stats.requests,
+            "failures": stats.failures,
+            "malformed": stats.malformed,
+            "refs": lookups(stats.ref_hits, stats.ref_misses),
+            "blobs": lookups(stats.blob_hits, stats.blob_misses),
+            "bytes_in": stats.bytes_in,
+            "bytes_out": stats.bytes_out,
             "collections": {
-                "count": figures.collections,
-                "refs": figures.collected_refs,
-                "blobs": figures.collected_blobs,
-                "blob_bytes": figures.collected_bytes,
+                "count": stats.collections,
+                "refs": stats.collected_refs,
+                "blobs": stats.collected_blobs,
+                "blob_bytes": stats.collected_bytes,
             },
-            "scrubbed_bytes": figures.scrubbed_bytes,
-            "damaged": figures.damaged,
+            "scrubbed_bytes": stats.scrubbed_bytes,
+            "damaged": stats.damaged + stats.store.damaged,
+            "disk": {
+                "used_bytes": space.used,
+                "free_bytes": space.free,
+                "bytes_max": self.bytes_max(),
+                "full": space.is_full,
+                "index_damaged": stats.index_damaged,
+            },
             "elsewhere": {
-                "fetched_blobs": figures.fetched,
-                "fetched_bytes": figures.fetched_bytes,
-                "failures": figures.origin_failures,
+                "fetched_blobs": stats.fetched,
+                "fetched_bytes": stats.fetched_bytes,
+                "failures": stats.origin_failures,
+                "unconfirmed_refs": self.origin_counters.stale.load(Ordering::Relaxed),
             },
             "store": {
-                "commits": figures.store.commits,
-                "changes": figures.store.changes,
-                "log_bytes": figures.store.log_bytes,
-                "checkpoints": figures.store.checkpoints,
-                "failures": figures.store.failures,
+                "commits": stats.store.commits,
+                "changes": stats.store.changes,
+                "log_bytes": stats.store.log_bytes,
+                "checkpoints": stats.store.checkpoints,
+                "failures": stats.store.failures,
             },
         })
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Style, Timestamp, Value};
-use throng_ddc_store::{CollectOptions, Collected, Options, Outcome, PutRef, RefValue, Store, StoreError};
+use throng_ddc_store::{
+    ChangeResult, CollectOptions, CollectReport, Options, PutRef, RefValue, Store, StoreError,
+};
 use throng_platform::{DiskState, Folder, Fs, SimulatedDisk};
 use throng_stdx::Rng;
 
@@ -25,7 +27,7 @@ fn a_collection_takes_what_nobody_reaches_and_gives_the_space_back() {
     let large = put_large(&store, &noise(500, 5000));
     let compressed = put_blob(&store, &noise(600, 300), 0);
     let content = IoHash::of(b"what was compressed");
-    wait(&store, |done| store.put_content(&namespace(), content, 300, compressed, done));
+    wait(&store, |done| store.put_content(&namespace(), content, (300, compressed, true), done));
     for (n, hashes) in kept.chunks(10).enumerate() {
         put_ref(&store, n as u64, hashes, 0);
     }
@@ -84,7 +86,7 @@ fn a_ref_that_arrives_during_a_collection_keeps_its_blobs_or_is_told_that_they_a
     let other = put_blob(&store, b"not wanted", 0);
     collect(&store, START_MS + 5 * HOUR_MS, RefPolicy::Keep);
     let outcome = try_put_ref(&store, 2, &[other], 0);
-    assert_eq!(outcome.expect("the disk works"), Outcome::Lost);
+    assert_eq!(outcome.expect("the disk works"), ChangeResult::Lost);
     assert!(store.reference(&namespace(), &bucket(), &ref_key(2)).expect("readable").is_none());
 }
 
@@ -100,7 +102,9 @@ fn a_scrub_finds_every_flipped_bit_and_serves_none() {
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
         let mut state = disk.state();
-        state.flip_a_bit(if seed % 2 == 0 { "log/" } else { "large/" }, &mut rng).expect("there are files");
+        state
+            .flip_a_bit(if seed % 2 == 0 { "segments/" } else { "large/" }, &mut rng)
+            .expect("there are files");
         let store = open(Arc::new(SimulatedDisk::new(state)), 20_000);
         let scrubbed = store.scrub(&mut |_| {}).expect("the index is readable");
         assert_eq!(scrubbed.blobs, 70);
@@ -149,7 +153,7 @@ fn a_disk_that_is_full_for_a_while_takes_writes_again() {
         answer(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(0), done))
     };
     assert!(matches!(put(), Err(StoreError::Full)));
-    assert_eq!(put().expect("there is space"), Outcome::Done);
+    assert_eq!(put().expect("there is space"), ChangeResult::Done);
     drop(store);
     let store = open(Arc::new(disk), 1 << 20);
     assert_eq!(store.read_blob(&namespace(), &IoHash::of(&bytes)).expect("readable"), Some(bytes));
@@ -176,7 +180,7 @@ fn a_real_folder_keeps_everything_over_a_restart() {
 
 fn open(fs: Arc<dyn Fs>, segment_bytes_max: u64) -> Arc<Store> {
     let small = Options { segment_bytes_max, index_cache_bytes: 1 << 18, ..Options::default() };
-    let options = Options { reserve_bytes: 0, zero_bytes: 0, ..small };
+    let options = Options { reserve_bytes: 0, zero_bytes: 0, disk_reserve_bytes: 0, ..small };
     Store::open(fs, options).expect("the store opens")
 }
 
@@ -203,7 +207,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Queues a change, commits, gives the answer.
-fn answer(store: &Store, change: impl FnOnce(throng_ddc_store::Done)) -> Result<Outcome, StoreError> {
+fn answer(store: &Store, change: impl FnOnce(throng_ddc_store::Done)) -> Result<ChangeResult, StoreError> {
     let (sender, receiver) = mpsc::channel();
     change(Box::new(move |outcome| sender.send(outcome).expect("the test waits")));
     store.commit();
@@ -211,7 +215,7 @@ fn answer(store: &Store, change: impl FnOnce(throng_ddc_store::Done)) -> Result<
 }
 
 fn wait(store: &Store, change: impl FnOnce(throng_ddc_store::Done)) {
-    assert_eq!(answer(store, change).expect("the disk works"), Outcome::Done);
+    assert_eq!(answer(store, change).expect("the disk works"), ChangeResult::Done);
 }
 
 fn put_blob(store: &Store, bytes: &[u8], hours: u64) -> IoHash {
@@ -229,10 +233,10 @@ fn put_large(store: &Store, bytes: &[u8]) -> IoHash {
 }
 
 fn put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) {
-    assert_eq!(try_put_ref(store, n, attached, hours).expect("the disk works"), Outcome::Done);
+    assert_eq!(try_put_ref(store, n, attached, hours).expect("the disk works"), ChangeResult::Done);
 }
 
-fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result<Outcome, StoreError> {
+fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result<ChangeResult, StoreError> {
     let attachments = attached.iter().map(|hash| Value::BinaryAttachment(*hash)).collect();
     let object = Value::object([("payload", Value::Array(attachments))]).encode(Style::Plain);
     let document = throng_ddc::Document::parse(&object).expect("a document");
@@ -243,6 +247,7 @@ fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result
         finalised: true,
         put: at(hours),
         inline: Some(Bytes::from(object)),
+        adopted: false,
     };
     let put = PutRef {
         namespace: namespace(),
@@ -255,7 +260,7 @@ fn try_put_ref(store: &Store, n: u64, attached: &[IoHash], hours: u64) -> Result
     answer(store, |done| store.put_ref(put, done))
 }
 
-fn collect(store: &Store, now_ms: u64, policy: RefPolicy) -> Collected {
+fn collect(store: &Store, now_ms: u64, policy: RefPolicy) -> CollectReport {
     let options = CollectOptions {
         now: Timestamp::from_unix_ms(now_ms),
         policy: &|_| policy,

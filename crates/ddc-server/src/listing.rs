@@ -12,22 +12,28 @@ use throng_ddc::{IoHash, Namespace, Value};
 
 use crate::answer::{Answer, Problem, object};
 use crate::origin::Reach;
-use crate::service::{Ask, Service, check_hash, json};
+use crate::service::{ApiRequest, Service, check_hash, json};
 use crate::upload::Received;
 
 /// Bytes of a request that lists hashes or operations.
 const LIST_BYTES_MAX: u64 = 16 << 20;
 
 impl Service {
-    pub(crate) async fn exists(&self, ask: &mut Ask<'_>, family: Family, namespace: &Namespace) -> Answer {
+    pub(crate) async fn exists(
+        &self,
+        request: &mut ApiRequest<'_>,
+        family: Family,
+        namespace: &Namespace,
+    ) -> Answer {
         let mut ids = Vec::new();
-        for text in query_values(&ask.query, "id") {
+        for text in query_values(&request.query, "id") {
             ids.push(text.parse::<IoHash>().map_err(Problem::bad)?);
         }
-        ask.upload.limit(LIST_BYTES_MAX)?;
-        let body = ask.upload.all().await?;
+        request.upload.limit(LIST_BYTES_MAX)?;
+        let body = request.upload.all().await?;
         if ids.is_empty() && !body.is_empty() {
-            ids = if ask.header(header::CONTENT_TYPE).and_then(Media::parse) == Some(Media::CompactBinary) {
+            ids = if request.header(header::CONTENT_TYPE).and_then(Media::parse) == Some(Media::CompactBinary)
+            {
                 hashes_of_array(&body).ok_or_else(|| Problem::bad("the body is no array of hashes"))?
             } else {
                 let texts: Vec<String> = serde_json::from_slice(&body).map_err(Problem::bad)?;
@@ -45,18 +51,18 @@ impl Service {
             }
         }
         let value = Value::object([("needs", Value::hashes(missing))]);
-        Ok(object(&value, ask.answer_media(None)))
+        Ok(object(&value, request.answer_media(None)))
     }
 
-    pub(crate) async fn blob_batch(self: &Arc<Service>, ask: &mut Ask<'_>) -> Answer {
-        ask.upload.limit(LIST_BYTES_MAX)?;
-        let body = ask.upload.all().await?;
-        let request: serde_json::Value = serde_json::from_slice(&body).map_err(Problem::bad)?;
+    pub(crate) async fn blob_batch(self: &Arc<Service>, request: &mut ApiRequest<'_>) -> Answer {
+        request.upload.limit(LIST_BYTES_MAX)?;
+        let body = request.upload.all().await?;
+        let document: serde_json::Value = serde_json::from_slice(&body).map_err(Problem::bad)?;
         let member = |value: &serde_json::Value, name: &str| {
             let object = value.as_object()?;
             object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.clone())
         };
-        let operations = member(&request, "operations").and_then(|value| value.as_array().cloned());
+        let operations = member(&document, "operations").and_then(|value| value.as_array().cloned());
         let operations = operations.ok_or_else(|| Problem::bad("there is no array named operations"))?;
         let mut planned = Vec::new();
         for operation in &operations {
@@ -70,7 +76,7 @@ impl Service {
                 "DELETE" => Action::DeleteObject,
                 _ => return Err(Problem::bad("op is GET, HEAD, PUT or DELETE")),
             };
-            self.permit(ask, action, &namespace, None)?;
+            self.permit(request, action, &namespace, None)?;
             let content =
                 text("content").map(|content| STANDARD.decode(content)).transpose().map_err(Problem::bad)?;
             let id = match text("id") {
@@ -99,7 +105,7 @@ impl Service {
                     let found = IoHash::of(&bytes);
                     check_hash(id, found)?;
                     self.keep(&namespace, Received::Small(bytes, found)).await?;
-                    self.fill_fallback(ask, &namespace, &found, false).await?;
+                    self.fill_fallback(request, &namespace, &found, false).await?;
                     format!("{found:X}").into()
                 }
                 _ => {

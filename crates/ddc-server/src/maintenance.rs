@@ -6,11 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
-use throng_ddc_store::{CollectOptions, Collected, Scrubbed, StoreError};
+use throng_ddc_store::{CollectOptions, CollectReport, EvictOptions, ScrubReport, StoreError};
 
-use crate::service::{Accesses, Care, Service};
+use crate::service::{Accesses, Maintenance, Service};
 
-/// How often a node that keeps copies looks whether they are too many.
+/// Part of the disk that the folder may fill unless the settings say otherwise.
+const BYTES_MAX_PERCENT: u64 = 90;
+/// How often a node looks whether the folder holds too much.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
@@ -21,15 +23,13 @@ impl Service {
     ///
     /// # Errors
     /// As the store says.
-    pub fn collect(&self) -> Result<Collected, StoreError> {
+    pub fn collect(&self) -> Result<CollectReport, StoreError> {
         if self.tier().is_some() {
-            return self.evict(self.rules().care.copies_bytes_max.unwrap_or(u64::MAX));
+            return self.evict(self.bytes_max());
         }
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
-        let last = |namespace: &Namespace, bucket: &Bucket, key: &Key| {
-            let key = (namespace.clone(), bucket.clone(), *key);
-            self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
-        };
+        let last =
+            |namespace: &Namespace, bucket: &Bucket, key: &Key| self.last_access(namespace, bucket, key);
         let collected = self.store.collect(&CollectOptions {
             now: self.now(),
             policy: &policy,
@@ -40,14 +40,33 @@ impl Service {
         Ok(collected)
     }
 
-    /// Removes copies that were used longest ago, if there are more than `bytes_max` bytes of them.
+    /// Bytes that the folder may hold.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        let maintenance = &self.rules().maintenance;
+        if self.tier().is_some() {
+            return maintenance.copies_bytes_max.unwrap_or(u64::MAX);
+        }
+        let space = self.store.space();
+        let most = space.free.map_or(u64::MAX, |free| (free + space.used) / 100 * BYTES_MAX_PERCENT);
+        maintenance.bytes_max.unwrap_or(most)
+    }
+
+    /// Removes what was unused longest, if the folder holds more than `bytes_max` bytes.
     ///
     /// # Errors
     /// As the store says.
-    pub fn evict(&self, bytes_max: u64) -> Result<Collected, StoreError> {
-        let last =
+    pub fn evict(&self, bytes_max: u64) -> Result<CollectReport, StoreError> {
+        let last_use =
             |hash: &IoHash| self.uses.lock().unwrap_or_else(PoisonError::into_inner).get(hash).copied();
-        let evicted = self.store.evict(bytes_max, &last)?;
+        let evicted = self.store.evict(&EvictOptions {
+            bytes_max,
+            copies: self.tier().is_some(),
+            now: self.now(),
+            blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
+            keeps: &|namespace| self.rules_of(namespace).keeps,
+            last_use: &last_use,
+            last_access: &|namespace, bucket, key| self.last_access(namespace, bucket, key),
+        })?;
         self.counters.add_collected(&evicted);
         Ok(evicted)
     }
@@ -56,12 +75,19 @@ impl Service {
     ///
     /// # Errors
     /// As the store says.
-    pub fn scrub(&self, bytes_per_s: u64) -> Result<Scrubbed, StoreError> {
+    pub fn scrub(&self, bytes_per_s: u64) -> Result<ScrubReport, StoreError> {
         let scrubbed = self.store.scrub(&mut |bytes| {
             std::thread::sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_s.max(1) as f64));
         })?;
         self.counters.add_scrubbed(&scrubbed);
+        self.store.note_scrub(self.now());
         Ok(scrubbed)
+    }
+
+    /// Last use of a ref since it was last written down.
+    fn last_access(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Option<Timestamp> {
+        let key = (namespace.clone(), bucket.clone(), *key);
+        self.accesses.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
 
     /// Writes down which refs were used since the last time, and tells which.
@@ -83,20 +109,35 @@ impl Service {
         self.store.note_accesses(accesses, Box::new(|_| {}));
     }
 
-    /// Cares for the store until `end` is gone. For a thread.
-    pub(crate) fn run_care(&self, care: Care, end: &Receiver<()>) {
+    /// Scrubs the store from time to time until `end` is gone. For a thread of its own: a scrub takes hours.
+    pub(crate) fn run_scrubs(&self, maintenance: Maintenance, end: &Receiver<()>) {
+        let Some(every) = maintenance.scrub_every else { return };
+        loop {
+            // Counted from the end of the last scrub, of an earlier process too.
+            let last = self.store.scrubbed_at().ok().flatten();
+            let age = last.map_or(Duration::ZERO, |last| self.now().since(last));
+            let wait = if last.is_some() { every.saturating_sub(age) } else { every };
+            if last.is_none() {
+                self.store.note_scrub(self.now());
+            }
+            match end.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) => self.scrub_and_tell(maintenance.scrub_bytes_per_s),
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Does the other upkeep of the store until `end` is gone. For a thread.
+    pub(crate) fn run_maintenance(&self, maintenance: Maintenance, end: &Receiver<()>) {
         let copies = self.tier().is_some();
         // What others rely on too is not for one node to collect.
         let mut tasks = [
-            Task::new(Some(care.note_every), |service| drop(service.note_accesses())),
-            Task::new(care.collect_every.filter(|_| !copies), Service::collect_and_tell),
-            Task::new(care.scrub_every, |service| service.scrub_and_tell(care.scrub_bytes_per_s)),
+            Task::new(Some(maintenance.note_every), |service| drop(service.note_accesses())),
+            Task::new(maintenance.collect_every.filter(|_| !copies), Service::collect_and_tell),
             Task::new(Some(FORGET_EVERY).filter(|_| self.store.has_events()), |service| {
-                service.forget_events(care.events_age_max);
+                service.forget_events(maintenance.events_age_max);
             }),
-            Task::new(care.copies_bytes_max.filter(|_| copies).map(|_| EVICT_EVERY), |service| {
-                service.evict_and_tell(care.copies_bytes_max.unwrap_or(u64::MAX));
-            }),
+            Task::new(Some(EVICT_EVERY), Service::evict_and_tell),
         ];
         loop {
             let next = tasks.iter().filter_map(|task| task.due).min().unwrap_or_else(Instant::now);
@@ -137,11 +178,16 @@ impl Service {
         }
     }
 
-    fn evict_and_tell(&self, bytes_max: u64) {
-        match self.evict(bytes_max) {
-            Ok(done) if done.blobs == 0 => {}
-            Ok(done) => tracing::info!(blobs = done.blobs, bytes = done.blob_bytes, "removed old copies"),
-            Err(error) => tracing::error!(%error, "removing old copies ended early"),
+    fn evict_and_tell(&self) {
+        match self.evict(self.bytes_max()) {
+            Ok(done) if done.blobs + done.refs == 0 => {}
+            Ok(done) => tracing::info!(
+                refs = done.refs,
+                blobs = done.blobs,
+                bytes = done.blob_bytes,
+                "removed what was unused longest"
+            ),
+            Err(error) => tracing::error!(%error, "an eviction ended early"),
         }
     }
 

@@ -13,7 +13,7 @@ use throng_ddc_store::{Blob, LargeWriter};
 use crate::answer::{Problem, empty};
 use crate::body::Body;
 use crate::origin::Reach;
-use crate::service::{Ask, Service};
+use crate::service::{ApiRequest, Service};
 use crate::upload::{Received, SMALL_BYTES_MAX};
 
 /// Time for which an address in the object storage may be used.
@@ -27,7 +27,7 @@ impl Service {
     /// What the caller may not read there is not there.
     pub(crate) async fn take_over(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         id: &IoHash,
         is_content: bool,
@@ -35,7 +35,7 @@ impl Service {
         let Some(from) = self.rules_of(namespace).fallback.filter(|from| from != namespace) else {
             return Ok(None);
         };
-        if self.permit(ask, Action::ReadObject, &from, None).is_err() {
+        if self.permit(request, Action::ReadObject, &from, None).is_err() {
             return Ok(None);
         }
         self.carry(&from, namespace, id, is_content).await
@@ -44,7 +44,7 @@ impl Service {
     /// Copies what was uploaded to where others take it from, if the namespace does that and the caller may write there.
     pub(crate) async fn fill_fallback(
         self: &Arc<Service>,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         id: &IoHash,
         is_content: bool,
@@ -53,7 +53,7 @@ impl Service {
         let Some(to) = rules.fallback.filter(|to| rules.fills_fallback && to != namespace) else {
             return Ok(());
         };
-        if self.permit(ask, Action::WriteObject, &to, None).is_ok() {
+        if self.permit(request, Action::WriteObject, &to, None).is_ok() {
             self.carry(namespace, &to, id, is_content).await?;
         }
         Ok(())
@@ -71,7 +71,7 @@ impl Service {
         let Some(hash) = found else { return Ok(None) };
         let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(None) };
         // The usual repeated upload: its bytes need not be read again.
-        if !self.store.has_blob(to, &hash)? {
+        if self.store.blob(to, &hash)?.is_none() {
             let received = self.copy(&blob)?;
             if received.hash() != hash {
                 self.counters.add_damaged();
@@ -81,7 +81,8 @@ impl Service {
             self.keep(to, received).await?;
         }
         if hash != *id {
-            self.put_form(to, *id, blob.len(), hash).await?;
+            let verified = self.store.has_verified_form(from, id, blob.len(), &hash)?;
+            self.put_form(to, *id, (blob.len(), hash, verified)).await?;
         }
         Ok(Some(hash))
     }
@@ -109,12 +110,12 @@ impl Service {
     /// Where the object storage has a blob, if the client asks to be sent there and the namespace permits it.
     pub(crate) async fn redirect(
         &self,
-        ask: &Ask<'_>,
+        request: &ApiRequest<'_>,
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Response<Body>>, Problem> {
         let wanted =
-            query_values(&ask.query, "supportsRedirect").any(|value| value.eq_ignore_ascii_case("true"));
+            query_values(&request.query, "supportsRedirect").any(|value| value.eq_ignore_ascii_case("true"));
         let Some(tier) = self.tier().filter(|_| wanted && self.rules_of(namespace).redirects) else {
             return Ok(None);
         };

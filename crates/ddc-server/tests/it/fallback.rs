@@ -285,7 +285,7 @@ async fn a_large_blob_is_served_while_it_comes() {
     }
     let again = server.client().await.get(&path, "*/*").await;
     assert!(again.body == bytes, "it is here now");
-    assert_eq!(server.service().figures().fetched, 1);
+    assert_eq!(server.service().stats().fetched, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -304,5 +304,5 @@ async fn what_comes_and_is_something_else_breaks_off_and_is_not_kept() {
     let namespace = "game".parse().expect("a name");
     let hash = path.rsplit_once('/').and_then(|(_, hash)| hash.parse().ok()).expect("a hash");
     assert!(!server.service().store().has_blob(&namespace, &hash).expect("it can be asked"));
-    assert_eq!(server.service().figures().damaged, 1);
+    assert_eq!(server.service().stats().damaged, 1);
 }

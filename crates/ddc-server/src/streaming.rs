@@ -22,7 +22,7 @@ const HELD_BYTES: u64 = 64 << 10;
 
 /// A blob on its way here, and those who wait for it.
 #[derive(Default)]
-pub(crate) struct Coming(Mutex<State>);
+pub(crate) struct StreamedBlob(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -37,7 +37,7 @@ struct State {
     waiting: Vec<Waker>,
 }
 
-impl Coming {
+impl StreamedBlob {
     /// So many bytes will come, in a file.
     pub(crate) fn begin(&self, total: u64) {
         self.change(|state| state.total = Some(total));
@@ -112,7 +112,7 @@ pub(crate) enum Found {
     /// It is here.
     Here(Blob),
     /// It is on its way here, and so large.
-    Coming(Arc<Coming>, u64),
+    Streamed(Arc<StreamedBlob>, u64),
 }
 
 impl Service {
@@ -127,7 +127,7 @@ impl Service {
         }
         self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
         let found = match self.begin(namespace, hash).await? {
-            Some((coming, len)) => Some(Found::Coming(coming, len)),
+            Some((streamed, len)) => Some(Found::Streamed(streamed, len)),
             None => self.store.blob(namespace, hash)?.map(Found::Here),
         };
         if found.is_some() {
@@ -141,24 +141,24 @@ impl Service {
         self: &Arc<Service>,
         namespace: &Namespace,
         hash: &IoHash,
-    ) -> Result<Option<(Arc<Coming>, u64)>, Problem> {
+    ) -> Result<Option<(Arc<StreamedBlob>, u64)>, Problem> {
         let wanted = (namespace.clone(), *hash);
-        let (coming, first) = {
-            let mut all = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let (streamed, first) = {
+            let mut all = self.streamed.lock().unwrap_or_else(PoisonError::into_inner);
             let first = !all.contains_key(&wanted);
             (Arc::clone(all.entry(wanted.clone()).or_default()), first)
         };
         if first {
             // It goes on if the client leaves: the next one will want it.
-            let (service, coming) = (Arc::clone(self), Arc::clone(&coming));
+            let (service, streamed) = (Arc::clone(self), Arc::clone(&streamed));
             tokio::spawn(async move {
                 let (namespace, hash) = &wanted;
-                let brought = service.fetch_blob(namespace, hash, Some(&coming)).await;
-                service.coming.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
-                coming.end(brought);
+                let brought = service.fetch_blob(namespace, hash, Some(&streamed)).await;
+                service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
+                streamed.end(brought);
             });
         }
-        let total = std::future::poll_fn(|context| coming.poll_begun(context)).await?;
-        Ok(total.map(|total| (coming, total)))
+        let total = std::future::poll_fn(|context| streamed.poll_begun(context)).await?;
+        Ok(total.map(|total| (streamed, total)))
     }
 }

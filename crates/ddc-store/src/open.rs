@@ -1,0 +1,302 @@
+//! Opening a store: its version, its index, the rest of its log.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
+
+use throng_platform::Fs;
+
+use crate::blob;
+use crate::commit::index_value;
+use crate::convert;
+use crate::events;
+use crate::index::{self, Index, IndexEntry, IndexError, LogPosition, RecordPosition, Totals};
+use crate::key::Location;
+use crate::log::{self, Found, Log, Reader, Room, Segments, losses, read_range};
+use crate::record::Kind;
+use crate::run::fingerprint;
+use crate::store::{Options, Store, StoreError};
+
+/// Version of the format. The name of an empty file says it: names are not what decays.
+const VERSION: u32 = 2;
+const VERSION_PREFIX: &str = "format-";
+
+impl Store {
+    /// Opens the store in `fs`, or makes one there. An index that does not check is built again from the log.
+    ///
+    /// # Errors
+    /// As the system says; a format that this version does not know.
+    pub fn open(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
+        Store::open_with(fs, options, false)
+    }
+
+    /// Opens the store in `fs` and builds its index again from the log.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn reindex(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
+        Store::open_with(fs, options, true)
+    }
+
+    /// Opens a store for looking at it; `fs` keeps changes to itself.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; [`StoreError::OldFormat`] for a store of version 1.
+    pub fn open_read_only(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
+        if read_version(&*fs)? && convert::exists(&*fs) {
+            return Err(StoreError::OldFormat);
+        }
+        Store::open_with(fs, Options { disk_reserve_bytes: 0, ..options }, false)
+    }
+
+    fn open_with(fs: Arc<dyn Fs>, options: Options, reindex: bool) -> Result<Arc<Store>, StoreError> {
+        let is_new = read_version(&*fs)?;
+        for folder in [log::FOLDER, blob::FOLDER, index::FOLDER, "quarantine"] {
+            fs.create_dir(folder)?;
+        }
+        fs.sync_dir("")?;
+        let old = if is_new { convert::find(&fs)? } else { None };
+        let segments = Arc::new(Segments::list(Arc::clone(&fs))?);
+        let usable =
+            |position: LogPosition| position.segment > 0 && segments.are_whole_from(position.segment);
+        let found = match reindex {
+            true => None,
+            false => Index::open(&fs, options.index_cache_bytes, &usable)?,
+        };
+        let is_rebuild = found.is_none();
+        let (index, from, totals) = match found {
+            Some(found) => found,
+            None => {
+                (Index::create(&fs, options.index_cache_bytes)?, LogPosition::default(), Totals::default())
+            }
+        };
+        if is_rebuild && segments.bytes() > 0 {
+            tracing::warn!(bytes = segments.bytes(), "the index is built from the log");
+        }
+        let mut replay = Replay {
+            index: &index,
+            totals,
+            lost: BTreeMap::new(),
+            gaps: 0,
+            limit: options.checkpoint_bytes,
+            flushes: is_rebuild,
+            failure: None,
+        };
+        let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
+        let opened = Log::open(Arc::clone(&segments), from, room, &mut replay);
+        if let Some(error) = replay.failure.take() {
+            return Err(error.into());
+        }
+        let log = opened?;
+        let lost = replay.forget_lost()?;
+        let (gaps, totals) = (replay.gaps, replay.totals);
+        if gaps > 0 {
+            tracing::error!(
+                gaps,
+                lost,
+                "the log is damaged; the keys that the damage held are missing until they are put again"
+            );
+        }
+        let newest_bucket = index.get(events::NEWEST)?;
+        let newest_bucket = newest_bucket
+            .and_then(|value| value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)))
+            .unwrap_or(0);
+        // Numbers are never used twice, whatever became of the files.
+        let large = fs.list(blob::FOLDER)?;
+        let last = large.iter().filter_map(|name| u64::from_str_radix(name, 16).ok()).max().unwrap_or(0);
+        let store = Arc::new(Store {
+            fs,
+            options,
+            index,
+            segments,
+            queue: Mutex::default(),
+            arrived: Condvar::new(),
+            closing: Condvar::new(),
+            checkpointed_bytes: AtomicU64::new(0),
+            log: Mutex::new(log),
+            checkpoint: Mutex::default(),
+            next_large: AtomicU64::new(last + 1),
+            first_large: last + 1,
+            large_bytes: AtomicU64::new(totals.large_bytes),
+            maintenance: Mutex::default(),
+            scrub: Mutex::default(),
+            has_cleaned_up: AtomicBool::new(false),
+            broken: Mutex::default(),
+            is_broken: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            relied_on: Mutex::default(),
+            quotas: RwLock::default(),
+            sizes: Mutex::default(),
+            newest_bucket: AtomicU32::new(newest_bucket),
+            counters: Default::default(),
+        });
+        store.counters.damaged.fetch_add(gaps, Ordering::Relaxed);
+        if is_rebuild {
+            // Until now a start would have begun the rebuild again.
+            store.checkpoint()?;
+        }
+        if let Some(old) = old {
+            convert::convert(&store, &old)?;
+        }
+        if is_new {
+            // Before the version is noted: an old one that finds a new store must end.
+            convert::write_sentinel(&*store.fs)?;
+            store.fs.open(&format!("{VERSION_PREFIX}{VERSION}"), true)?;
+            store.fs.sync_dir("")?;
+        }
+        store.look_at_disk();
+        Ok(store)
+    }
+}
+
+/// Whether no version is noted.
+fn read_version(fs: &dyn Fs) -> Result<bool, StoreError> {
+    let names = match fs.list("") {
+        Ok(names) => names,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error.into()),
+    };
+    let mut is_new = true;
+    for version in names.iter().filter_map(|name| name.strip_prefix(VERSION_PREFIX)) {
+        if version.parse() != Ok(VERSION) {
+            return Err(StoreError::Format(version.to_owned()));
+        }
+        is_new = false;
+    }
+    Ok(is_new)
+}
+
+/// Applies records of the log to the index.
+struct Replay<'i> {
+    index: &'i Index,
+    totals: Totals,
+    /// Keys whose records were damaged, by fingerprint: what lies before the position is not current any more.
+    lost: BTreeMap<u64, (u64, u64)>,
+    gaps: u64,
+    /// Bytes of entries that may be in memory.
+    limit: usize,
+    /// Whether entries go to disk on the way.
+    flushes: bool,
+    failure: Option<IndexError>,
+}
+
+impl Replay<'_> {
+    fn apply(&mut self, found: Found) -> Result<(), IndexError> {
+        let Found { kind, key, value, segment, offset, payload } = found;
+        let old = match kind {
+            Kind::Put | Kind::Delete => self.index.entry(&key)?,
+            Kind::Commit => None,
+            Kind::Loss => {
+                for (key, segment, offset) in losses(&value) {
+                    self.lose(key, segment, offset);
+                }
+                None
+            }
+        };
+        match kind {
+            Kind::Put => {
+                let first = old.as_ref().map_or(segment, |old| old.record.first);
+                self.count(&key, old.as_ref(), false);
+                let value = index_value(value, segment, payload);
+                let entry = IndexEntry::new(RecordPosition { first, segment, offset }, value);
+                self.count(&key, Some(&entry), true);
+                self.index.apply([(key.into(), Some(entry))]);
+            }
+            Kind::Delete => {
+                let last = read_range(&value).map_or(u64::MAX, |(_, last)| last);
+                if let Some(old) = old.filter(|old| old.record.segment <= last) {
+                    self.count(&key, Some(&old), false);
+                    self.index.apply([(key.into(), None)]);
+                }
+            }
+            Kind::Commit | Kind::Loss => {}
+        }
+        if self.flushes && self.index.fresh_bytes() > self.limit {
+            self.index.begin_checkpoint();
+            // The position says that the rebuild has not ended.
+            self.index.finish_checkpoint(LogPosition::default(), Totals::default())?;
+            while self.index.merge()? {}
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, key: &[u8], entry: Option<&IndexEntry>, comes: bool) {
+        if key.first() == Some(&b'b')
+            && let Some(location) =
+                entry.and_then(|entry| Location::read(&entry.value)).filter(Location::is_large)
+        {
+            let total = &mut self.totals.large_bytes;
+            *total = if comes { *total + location.len } else { total.saturating_sub(location.len) };
+        }
+    }
+
+    fn lose(&mut self, fingerprint: u64, segment: u64, offset: u64) {
+        let bound = self.lost.entry(fingerprint).or_default();
+        *bound = (*bound).max((segment, offset));
+    }
+
+    /// Takes keys out of the index whose newest record was lost. Gives how many records were lost.
+    fn forget_lost(&mut self) -> Result<usize, IndexError> {
+        if self.lost.is_empty() {
+            return Ok(0);
+        }
+        let mut after: Option<Box<[u8]>> = None;
+        loop {
+            let step = self.index.scan_entries(b"", after.as_deref(), 512)?;
+            let Some((last, _)) = step.last() else { return Ok(self.lost.len()) };
+            after = Some(last.clone());
+            for (key, entry) in step {
+                let RecordPosition { segment, offset, .. } = entry.record;
+                let bound = self.lost.get(&fingerprint(&key)).copied().unwrap_or_default();
+                if segment > 0 && (segment, offset) < bound {
+                    self.count(&key, Some(&entry), false);
+                    self.index.apply([(key, None)]);
+                }
+            }
+        }
+    }
+}
+
+impl Reader for Replay<'_> {
+    fn record(&mut self, found: Found) -> io::Result<()> {
+        self.apply(found).map_err(|error| {
+            let text = error.to_string();
+            self.failure = Some(error);
+            io::Error::other(text)
+        })
+    }
+
+    fn lost(&mut self, fingerprint: u64, segment: u64, offset: u64) {
+        self.lose(fingerprint, segment, offset);
+    }
+
+    fn gap(&mut self, segment: u64, offset: u64, len: u64) {
+        self.gaps += 1;
+        tracing::error!(segment, offset, len, "a part of the log is damaged");
+    }
+}
+
+/// Counts what is wrong with a log.
+#[derive(Default)]
+pub(crate) struct Damage {
+    pub(crate) records: u64,
+    pub(crate) gaps: u64,
+    pub(crate) lost: BTreeSet<u64>,
+}
+
+impl Reader for Damage {
+    fn record(&mut self, _found: Found) -> io::Result<()> {
+        self.records += 1;
+        Ok(())
+    }
+
+    fn lost(&mut self, fingerprint: u64, _segment: u64, _offset: u64) {
+        self.lost.insert(fingerprint);
+    }
+
+    fn gap(&mut self, segment: u64, offset: u64, len: u64) {
+        self.gaps += 1;
+        tracing::error!(segment, offset, len, "a part of the log is damaged");
+    }
+}

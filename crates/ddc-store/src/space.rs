@@ -1,0 +1,85 @@
+//! Space on the disk: what is left, and a reserve for what makes more of it.
+
+use std::sync::atomic::Ordering;
+
+use crate::store::{Store, StoreError};
+
+/// File that is as large as the reserve.
+const RESERVE: &str = "reserve";
+
+/// Space that the store uses and has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes of segments, large files and index.
+    pub used: u64,
+    /// Bytes that the disk has left; `None` if it does not say.
+    pub free: Option<u64>,
+    /// Uploads are refused.
+    pub is_full: bool,
+}
+
+impl Store {
+    /// Bytes of segments, large files and the index, unused space in them included.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        self.segments.bytes() + self.large_bytes.load(Ordering::Relaxed) + self.index.bytes()
+    }
+
+    /// Bytes of the index.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        self.index.bytes()
+    }
+
+    /// Space that the store uses and has, as of the last look at the disk.
+    #[must_use]
+    pub fn space(&self) -> Space {
+        Space {
+            used: self.disk_bytes(),
+            free: self.fs.free_bytes().unwrap_or(None),
+            is_full: self.is_full.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Looks at what the disk has left: uploads are refused from now on, or permitted again. Makes the reserve.
+    pub fn look_at_disk(&self) {
+        let Ok(Some(free)) = self.fs.free_bytes() else { return };
+        let reserve = self.options.disk_reserve_bytes;
+        let has_reserve = reserve == 0 || self.reserve_bytes() >= reserve;
+        if !has_reserve && free > 2 * reserve + self.options.free_bytes_min {
+            match self.fs.open(RESERVE, true) {
+                Ok(file) => file.reserve(0, reserve),
+                Err(error) => {
+                    tracing::warn!(%error, "no space could be reserved for deletes and collections")
+                }
+            }
+        }
+        let is_full = free < self.options.free_bytes_min;
+        if is_full != self.is_full.swap(is_full, Ordering::Relaxed) {
+            if is_full {
+                tracing::error!(free, "the disk is nearly full; uploads are refused until there is space");
+            } else {
+                tracing::info!(free, "the disk has space again; uploads go on");
+            }
+        }
+    }
+
+    fn reserve_bytes(&self) -> u64 {
+        self.fs.open(RESERVE, false).and_then(|file| file.len()).unwrap_or(0)
+    }
+
+    /// Does something that may use the reserve, which is given up when the disk is full.
+    pub(crate) fn with_reserve<T>(
+        &self,
+        mut act: impl FnMut() -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        match act() {
+            Err(error) if error.is_full() && self.reserve_bytes() > 0 => {
+                tracing::warn!("the disk is full; the reserve is given up for deletes and collections");
+                self.fs.open(RESERVE, false).and_then(|file| file.set_len(0).and_then(|()| file.sync()))?;
+                act()
+            }
+            other => other,
+        }
+    }
+}

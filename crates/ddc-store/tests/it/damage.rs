@@ -1,0 +1,311 @@
+//! Damage: what is found, what it takes, and what brings it back.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use throng_ddc::{IoHash, Namespace};
+use throng_ddc_store::{ChangeResult, Store, StoreError};
+use throng_platform::{DiskState, Fs, SimulatedDisk};
+use throng_stdx::Rng;
+
+use crate::common::*;
+
+/// A disk with some refs and blobs of which the log holds several versions, and a segment behind them.
+fn written() -> (SimulatedDisk, Vec<IoHash>) {
+    let disk = disk();
+    let store = open(disk.clone());
+    let mut blobs = Vec::new();
+    for n in 0..60_u64 {
+        blobs.push(put_blob(&store, &[n as u8; 300]));
+        put_ref(&store, n % 20, &blobs[n as usize..], n);
+    }
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    drop(open(disk.clone()));
+    (disk, blobs)
+}
+
+/// How many keys are missing; everything else is as it was put last.
+fn missing(store: &Store, blobs: &[IoHash]) -> usize {
+    let mut missing = 0;
+    for (n, hash) in blobs.iter().enumerate() {
+        match store.read_blob(&namespace(), hash).expect("the index is sound") {
+            Some(bytes) => assert_eq!(bytes, vec![n as u8; 300]),
+            None => missing += 1,
+        }
+    }
+    for n in 0..20 {
+        match store.reference(&namespace(), &bucket(), &key(n)).expect("the index is sound") {
+            Some(value) => assert_eq!(value.put, at(40 + n), "ref {n} is an older version"),
+            None => missing += 1,
+        }
+    }
+    missing
+}
+
+#[test]
+fn a_bit_in_the_log_takes_one_key_and_brings_no_older_version_back() {
+    let (disk, blobs) = written();
+    let mut taken = 0;
+    for seed in 0..150 {
+        let mut state = disk.state();
+        state.flip_a_bit("segments/", &mut Rng::new(seed)).expect("there are segments");
+        let store = Store::reindex(Arc::new(SimulatedDisk::new(state)), options()).expect("it opens");
+        let missing = missing(&store, &blobs);
+        assert!(missing <= 1, "seed {seed}: one bit took {missing} keys");
+        taken += missing;
+        // A key that is put again is there again.
+        for (n, hash) in blobs.iter().enumerate() {
+            let put =
+                |done| store.put_blob(&namespace(), *hash, Bytes::from(vec![n as u8; 300]), at(0), done);
+            result(&store, put).expect("the disk works");
+        }
+        assert!(blobs.iter().all(|hash| store.read_blob(&namespace(), hash).expect("sound").is_some()));
+    }
+    assert!(taken > 50, "only {taken} flips took a key");
+}
+
+#[test]
+fn a_damaged_index_is_built_again_and_nothing_is_missing() {
+    let (disk, blobs) = written();
+    for seed in 0..150 {
+        let mut state = disk.state();
+        let mut rng = Rng::new(seed);
+        for _ in 0..3 {
+            state.flip_a_bit("index/", &mut rng).expect("there is an index");
+        }
+        let store = open(SimulatedDisk::new(state));
+        assert_eq!(missing(&store, &blobs), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_torn_end_is_cut_and_no_damage() {
+    let (disk, blobs) = written();
+    let store = open(disk.clone());
+    let before = store.stats();
+    let bytes = Bytes::from(vec![77; 500]);
+    let hash = IoHash::of(&bytes);
+    done(&store, |done| store.put_blob(&namespace(), hash, bytes.clone(), at(0), done));
+    drop(store);
+    let last = disk.list("segments").expect("listed").pop().expect("a segment");
+    let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+    file.set_len(file.len().expect("known") - 40).expect("the disk works");
+    let store = open(disk.clone());
+    assert_eq!(store.stats().damaged, before.damaged);
+    assert_eq!(missing(&store, &blobs), 0);
+    // The record is whole, its commit is not.
+    assert_eq!(store.read_blob(&namespace(), &hash).expect("sound"), Some(bytes));
+}
+
+#[test]
+fn a_payload_that_was_written_in_part_is_not_found_after_a_crash() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let hash = put_blob(&store, &[5; 900]);
+    drop(store);
+    let last = disk.list("segments").expect("listed").pop().expect("a segment");
+    let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+    file.write_at(&[std::io::IoSlice::new(&[0; 100])], 400).expect("the disk works");
+    let store = open(disk);
+    assert!(!store.has_blob(&namespace(), &hash).expect("sound"));
+}
+
+#[test]
+fn a_segment_of_an_earlier_life_is_not_read_for_the_one_of_now() {
+    let disk = disk();
+    drop(open(disk.clone()));
+    let first = disk.list("segments").expect("listed").remove(0);
+    let other = SimulatedDisk::new(DiskState::default());
+    let store = open(other.clone());
+    let hash = put_blob(&store, b"of another store");
+    drop(store);
+    let foreign = other.list("segments").expect("listed").remove(0);
+    let from = other.open(&format!("segments/{foreign}"), false).expect("it exists");
+    let mut bytes = vec![0; from.len().expect("known") as usize];
+    from.read_at(&mut bytes, 0).expect("readable");
+    let to = disk.open(&format!("segments/{first}"), false).expect("it exists");
+    to.write_at(&[std::io::IoSlice::new(&bytes)], 0).expect("the disk works");
+    let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+    assert!(!store.has_blob(&namespace(), &hash).expect("sound"));
+}
+
+#[test]
+fn a_large_blob_whose_file_is_gone_is_a_miss_and_can_be_put_again() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let bytes = vec![9; 3 << 20];
+    let hash = put_large(&store, &bytes);
+    for name in disk.list("large").expect("listed") {
+        disk.remove(&format!("large/{name}")).expect("the disk works");
+    }
+    assert!(store.blob(&namespace(), &hash).expect("readable").is_none());
+    assert_eq!(put_large(&store, &bytes), hash);
+    assert_eq!(store.read_blob(&namespace(), &hash).expect("readable").expect("it is there again"), bytes);
+    assert!(store.stats().damaged > 0);
+}
+
+#[test]
+fn a_part_of_a_large_blob_is_checked_by_its_own_sum() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let mut bytes = vec![0; (2 << 20) + 17];
+    Rng::new(1).fill(&mut bytes);
+    let hash = put_large(&store, &bytes);
+    let blob = store.blob(&namespace(), &hash).expect("readable").expect("stored");
+    for (offset, start) in [(0, 0), ((1 << 20) + 5, 1 << 20), ((2 << 20) + 16, 2 << 20)] {
+        let (at, part) = blob.read_part_checked(offset).expect("sound");
+        assert_eq!((at, &part[..]), (start as u64, &bytes[start..(start + (1 << 20)).min(bytes.len())]));
+    }
+    let name = disk.list("large").expect("listed").remove(0);
+    let file = disk.open(&format!("large/{name}"), false).expect("it exists");
+    file.write_at(&[std::io::IoSlice::new(&[!bytes[(1 << 20) + 3]])], (1 << 20) + 3).expect("the disk works");
+    assert!(blob.read_part_checked(1 << 20).is_err() && blob.read_checked().is_err());
+    assert!(blob.read_part_checked(5).is_ok(), "the first MiB is as it was");
+}
+
+#[test]
+fn a_newer_format_is_refused_by_its_name() {
+    let disk = disk();
+    drop(open(disk.clone()));
+    disk.open("format-3", true).expect("the disk works");
+    let refused = Store::open(Arc::new(disk), options()).expect_err("it is too new");
+    assert!(matches!(&refused, StoreError::Format(version) if version == "3"), "{refused}");
+}
+
+#[test]
+fn version_1_refuses_this_format_by_its_name() {
+    let disk = disk();
+    drop(open(disk.clone()));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("index.redb");
+    let file = disk.open("index.redb", false).expect("version 1 looks here");
+    let mut bytes = vec![0; file.len().expect("known") as usize];
+    file.read_at(&mut bytes, 0).expect("readable");
+    std::fs::write(&path, bytes).expect("written");
+    let database = redb::Database::create(&path).expect("it is a database");
+    let write = database.begin_write().expect("writable");
+    let table = redb::TableDefinition::<&[u8], &[u8]>::new("entries");
+    let refused = write.open_table(table).expect_err("it has another type").to_string();
+    assert!(refused.contains("format 2"), "{refused}");
+    // Version 1 builds an index anew only where its log begins with segment 1.
+    assert_eq!(disk.list("log").expect("listed"), ["ffffffffffffffff.seg"]);
+}
+
+#[test]
+fn a_store_of_version_1_is_converted_with_what_only_its_index_holds() {
+    let disk = disk();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/ddc/store-v1");
+    let large: Vec<u8> = (0..=255).cycle().take(256 * 4097).collect();
+    let copy = |name: &str, bytes: &[u8]| {
+        let file = disk.open(name, true).expect("the disk works");
+        file.write_at(&[std::io::IoSlice::new(bytes)], 0).expect("the disk works");
+        file.sync().expect("the disk works");
+    };
+    for entry in std::fs::read_dir(fixtures).expect("the fixture is there") {
+        let entry = entry.expect("readable");
+        let name = entry.file_name().into_string().expect("a name");
+        let path = if name.ends_with(".seg") { format!("log/{name}") } else { name };
+        copy(&path, &std::fs::read(entry.path()).expect("readable"));
+    }
+    copy("large/0000000000000001", &large);
+    for folder in ["", "log", "large"] {
+        disk.sync_dir(folder).expect("the disk works");
+    }
+    let refused = Store::open_read_only(Arc::new(disk.clone()), options()).expect_err("it must be converted");
+    assert!(matches!(refused, StoreError::OldFormat), "{refused}");
+    let check = |store: &Store| {
+        for n in 0..8_u64 {
+            let value = store.reference(&namespace(), &bucket(), &key(n)).expect("readable");
+            assert_eq!(value.is_some(), n != 1, "ref {n}");
+            let bytes = format!("value {} ", if n == 0 { 100 } else { n }).repeat(20);
+            let blob = store.read_blob(&namespace(), &IoHash::of(bytes.as_bytes())).expect("readable");
+            assert!(n == 1 || blob.as_deref() == Some(bytes.as_bytes()), "blob of ref {n}");
+        }
+        for n in 0..5 {
+            let loose = format!("loose {n}");
+            let found = store.read_blob(&namespace(), &IoHash::of(loose.as_bytes())).expect("readable");
+            assert_eq!(found.as_deref(), Some(loose.as_bytes()));
+        }
+        let blob = store.blob(&namespace(), &IoHash::of(&large)).expect("readable").expect("stored");
+        assert_eq!(blob.hash().expect("readable"), IoHash::of(&large));
+    };
+    // The power fails at every write of the conversion; the next start goes on with it.
+    let states = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = Arc::clone(&states);
+    disk.set_hook(Some(Box::new(move |state| {
+        seen.lock().expect("no panic").push(state.clone());
+        Ok(())
+    })));
+    let store = open(disk.clone());
+    disk.set_hook(None);
+    check(&store);
+    drop(store);
+    check(&open(disk.clone()));
+    assert_eq!(disk.list("log").expect("listed"), ["ffffffffffffffff.seg"]);
+    let states = std::mem::take(&mut *states.lock().expect("no panic"));
+    assert!(states.len() > 20, "{} writes", states.len());
+    for (seed, state) in states.iter().enumerate() {
+        let after = state.after_power_failure(&mut Rng::new(seed as u64));
+        check(&open(SimulatedDisk::new(after)));
+    }
+}
+
+#[test]
+fn a_queue_that_is_full_refuses_what_comes() {
+    let store =
+        Store::open(Arc::new(disk()), throng_ddc_store::Options { queue_bytes_max: 2_000, ..options() })
+            .expect("it opens");
+    let results = Arc::new(std::sync::Mutex::new(Vec::new()));
+    for n in 0..4_u8 {
+        let bytes = Bytes::from(vec![n; 700]);
+        let results = Arc::clone(&results);
+        let note = Box::new(move |result| results.lock().expect("no panic").push((n, result)));
+        store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(0), note);
+    }
+    store.commit();
+    let results = results.lock().expect("no panic");
+    let taken =
+        |n: u8| results.iter().any(|(which, result)| *which == n && matches!(result, Ok(ChangeResult::Done)));
+    let refused =
+        |n: u8| results.iter().any(|(which, result)| *which == n && matches!(result, Err(StoreError::Busy)));
+    assert!(taken(0) && taken(1) && refused(2) && refused(3), "{results:?}");
+}
+
+#[test]
+fn a_conflicting_ref_is_not_replaced_without_permission() {
+    let store = open(disk());
+    put_ref(&store, 1, &[], 0);
+    let blob = put_blob(&store, b"another object");
+    let attachment = vec![throng_ddc::Value::BinaryAttachment(blob)];
+    let other = throng_ddc_store::PutRef { overwrite: false, ..reference(1, attachment, 1, vec![blob]) };
+    let conflict = result(&store, |done| store.put_ref(other, done)).expect("the disk works");
+    let ChangeResult::Conflict(old) = conflict else { panic!("{conflict:?}") };
+    assert_eq!(old.put, at(0));
+    let now = store.reference(&namespace(), &bucket(), &key(1)).expect("readable").expect("stored");
+    assert_eq!(now, old);
+}
+
+#[test]
+fn the_part_of_a_failed_append_is_not_found_behind_the_next_one() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let kept = put_blob(&store, b"before");
+    let mut left = 1;
+    disk.set_hook(Some(Box::new(move |_| {
+        left -= 1;
+        if left == 0 { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+    })));
+    let bytes = Bytes::from(vec![3; 2_000]);
+    let failed =
+        result(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(0), done));
+    assert!(matches!(failed, Err(StoreError::Full)), "{failed:?}");
+    disk.set_hook(None);
+    let small = put_blob(&store, b"after");
+    drop(store);
+    let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+    assert_eq!(store.stats().damaged, 0);
+    assert!(!store.has_blob(&namespace(), &IoHash::of(&bytes)).expect("readable"));
+    let all: &Namespace = &namespace();
+    assert!([kept, small].iter().all(|hash| store.has_blob(all, hash).expect("readable")));
+}

@@ -1,0 +1,209 @@
+//! Space: full disks, limits of folders and namespaces, files that go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use throng_ddc::gc::RefPolicy;
+use throng_ddc::{IoHash, Namespace, Style, Value};
+use throng_ddc_store::{
+    ChangeResult, CollectOptions, CollectReport, EvictOptions, Options, Quotas, Store, StoreError,
+};
+use throng_platform::Fs as _;
+
+use crate::common::*;
+
+fn collect(store: &Store, minutes: u64) -> Result<CollectReport, StoreError> {
+    store.collect(&CollectOptions {
+        now: at(minutes),
+        policy: &|_| RefPolicy::Keep,
+        last_access: &|_, _, _| None,
+        blob_age_min: Duration::from_secs(3600),
+    })
+}
+
+fn evict(store: &Store, bytes_max: u64, minutes: u64, kept: Option<&Namespace>) -> CollectReport {
+    let options = EvictOptions {
+        bytes_max,
+        copies: false,
+        now: at(minutes),
+        blob_age_min: Duration::from_secs(60),
+        keeps: &|namespace| Some(namespace) == kept,
+        last_use: &|_| None,
+        last_access: &|_, _, _| None,
+    };
+    store.evict(&options).expect("the disk works")
+}
+
+#[test]
+fn a_full_disk_takes_deletes_and_collections_and_uploads_again_when_there_is_space() {
+    let disk = disk();
+    let options = Options { disk_reserve_bytes: 20_000, free_bytes_min: 5_000, ..options() };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
+    disk.set_capacity(Some(u64::MAX));
+    let used = u64::MAX - disk.free_bytes().expect("known").expect("it has an end");
+    disk.set_capacity(Some(used + 300_000));
+    store.look_at_disk();
+    let mut n = 0_u64;
+    let put = |n: u64| {
+        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[1; 900]].concat());
+        result(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(0), done))
+    };
+    while put(n).is_ok() {
+        n += 1;
+        put_ref(&store, n, &[], 0);
+        store.look_at_disk();
+    }
+    assert!(n > 100, "only {n} blobs");
+    assert!(store.space().is_full);
+    // Another process takes what is left.
+    let free = disk.free_bytes().expect("known").expect("it has an end");
+    let other = disk.open("other", true).expect("the disk works");
+    other.set_len(free).expect("the disk works");
+    assert!(matches!(put(n), Err(StoreError::Full)));
+    for gone in 1..=n {
+        done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(gone), done));
+    }
+    let collected = collect(&store, 600).expect("a collection has space of its own");
+    assert_eq!(collected.blobs, n);
+    assert!(collected.segments > 0, "{collected:?}");
+    store.look_at_disk();
+    assert!(!store.space().is_full);
+    assert_eq!(put(n).expect("there is space"), ChangeResult::Done);
+}
+
+#[test]
+fn the_refs_that_were_unused_longest_go_first_with_what_only_they_reach() {
+    let store = open(disk());
+    let shared = put_blob(&store, &[200; 900]);
+    for n in 0..100_u64 {
+        let own = put_blob(&store, &[n as u8; 900]);
+        put_ref(&store, n, &[own, shared], n);
+    }
+    // An old ref that is in use.
+    store.note_accesses([(namespace(), bucket(), key(3), at(200))], Box::new(|_| {}));
+    store.commit();
+    let report = evict(&store, 80_000, 300, None);
+    assert!(report.refs > 10 && report.blobs > 10, "{report:?}");
+    let left: Vec<u64> = (0..100)
+        .filter(|n| store.reference(&namespace(), &bucket(), &key(*n)).expect("readable").is_some())
+        .collect();
+    assert!(left.contains(&3) && left.contains(&99) && !left.contains(&0), "{left:?}");
+    let oldest = *left.iter().find(|n| **n != 3).expect("some are left");
+    assert_eq!(left.len() as u64, 100 - oldest + 1, "{left:?}: what stays was used later than all that went");
+    for n in &left {
+        let own = IoHash::of(&[*n as u8; 900]);
+        assert!(store.has_blob(&namespace(), &own).expect("readable"), "the blob of ref {n}");
+    }
+    assert!(store.has_blob(&namespace(), &shared).expect("readable"));
+}
+
+#[test]
+fn nothing_of_a_namespace_that_is_kept_goes() {
+    let store = open(disk());
+    for n in 0..60_u64 {
+        let own = put_blob(&store, &[n as u8; 900]);
+        put_ref(&store, n, &[own], n);
+    }
+    let kept = namespace();
+    let report = evict(&store, 10_000, 300, Some(&kept));
+    assert_eq!((report.refs, report.blobs), (0, 0));
+}
+
+#[test]
+fn refs_count_in_the_quota_of_a_namespace() {
+    let store = open(disk());
+    store.set_quotas(Quotas { default: Some(100_000), ..Quotas::default() });
+    let put = |n: u64, len: usize| {
+        let noise = Value::Binary(vec![n as u8; len]);
+        result(&store, |done| store.put_ref(reference(n, vec![noise], 0, Vec::new()), done))
+            .expect("the disk works")
+    };
+    assert_eq!(put(1, 60_000), ChangeResult::Done);
+    assert_eq!(put(2, 60_000), ChangeResult::OverQuota);
+    assert_eq!(put(1, 30_000), ChangeResult::Done, "it takes the place of the larger one");
+    assert_eq!(put(2, 60_000), ChangeResult::Done);
+    done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(2), done));
+    assert_eq!(put(3, 60_000), ChangeResult::Done);
+}
+
+#[test]
+fn a_deleted_large_blob_gives_its_file_back_at_once() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let hash = put_large(&store, &vec![7; 100_000]);
+    assert!(store.disk_bytes() >= 100_000);
+    done(&store, |done| store.delete_blob(&namespace(), &hash, done));
+    assert!(disk.list("large").expect("listed").is_empty());
+    assert!(store.disk_bytes() < 50_000);
+}
+
+#[test]
+fn an_object_is_walked_although_another_ref_has_it_as_a_plain_attachment() {
+    let store = open(disk());
+    let inner = put_blob(&store, b"reached through the object");
+    let object = Value::object([("inner", Value::BinaryAttachment(inner))]).encode(Style::Plain);
+    let object = put_blob(&store, &object);
+    put_ref(&store, 1, &[object], 0);
+    let put = reference(2, vec![Value::ObjectAttachment(object)], 0, vec![object, inner]);
+    done(&store, |done| store.put_ref(put, done));
+    assert_eq!(collect(&store, 600).expect("the disk works").blobs, 0);
+    assert!(store.has_blob(&namespace(), &inner).expect("readable"));
+}
+
+#[test]
+fn the_smallest_verified_form_wins_over_a_smaller_unverified_one() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let id = IoHash::of(b"content");
+    let (garbage, large, small) =
+        (put_blob(&store, b"g"), put_blob(&store, b"large"), put_blob(&store, b"smal"));
+    let put = |weight, blob, verified| {
+        done(&store, |done| store.put_content(&namespace(), id, (weight, blob, verified), done));
+    };
+    put(1, garbage, false);
+    assert_eq!(store.content(&namespace(), &id).expect("readable"), Some(garbage), "the only one");
+    put(5, large, true);
+    assert_eq!(store.content(&namespace(), &id).expect("readable"), Some(large));
+    put(4, small, true);
+    assert_eq!(store.content(&namespace(), &id).expect("readable"), Some(small));
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+    assert_eq!(store.content(&namespace(), &id).expect("readable"), Some(small));
+    done(&store, |done| store.delete_blob(&namespace(), &small, done));
+    done(&store, |done| store.delete_blob(&namespace(), &large, done));
+    assert_eq!(
+        store.content(&namespace(), &id).expect("readable"),
+        Some(garbage),
+        "the last one that is stored"
+    );
+}
+
+#[test]
+fn a_crash_right_after_a_collection_loses_nothing() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let mut blobs = Vec::new();
+    for n in 0..200_u64 {
+        blobs.push(put_blob(&store, &[n as u8; 400]));
+        put_ref(&store, n, &blobs[n as usize..], 0);
+    }
+    for n in 0..100 {
+        done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(n), done));
+    }
+    collect(&store, 600).expect("the disk works");
+    for n in 200..230_u64 {
+        put_ref(&store, n, &[], 0);
+    }
+    let crashed = disk.state().after_power_failure(&mut throng_stdx::Rng::new(3));
+    for reindex in [false, true] {
+        let fs = Arc::new(throng_platform::SimulatedDisk::new(crashed.clone()));
+        let store = if reindex { Store::reindex(fs, options()) } else { Store::open(fs, options()) };
+        let store = store.expect("it opens");
+        for n in 0..230 {
+            let found = store.reference(&namespace(), &bucket(), &key(n)).expect("readable");
+            assert_eq!(found.is_some(), n >= 100, "ref {n}, rebuilt: {reindex}");
+        }
+    }
+}
