@@ -16,7 +16,7 @@ use throng_wire::unrealpb::UnrealObjectRef;
 
 use crate::data::{ChannelData, MergeOptions, Plan, Update};
 use crate::failpoint::failpoint;
-use crate::fanout::{FanOut, Place};
+use crate::fanout::{FanOut, FanoutPosition};
 use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher};
 use crate::mail::{Head, Payload};
 use crate::outbox::Entry;
@@ -68,7 +68,7 @@ pub(crate) struct Subscription {
     pub(crate) stale: bool,
     /// Channel time in nanoseconds from which its windows count.
     pub(crate) anchor: i64,
-    pub(crate) place: Place,
+    pub(crate) place: FanoutPosition,
 }
 
 /// Keys of subscriptions by connection. The ids stand in the subscriptions, so a million of these cost half as much as
@@ -315,7 +315,7 @@ impl Channel {
     ) {
         let had_first = options.skip_first;
         let anchor = self.time(board.now).saturating_add(i64::from(options.delay_ms) * 1_000_000);
-        let place = Place::Nowhere;
+        let place = FanoutPosition::Nowhere;
         let key = self.subs.insert(Subscription {
             address,
             kind,
@@ -375,7 +375,7 @@ impl Channel {
             options.masks.add(masks);
         }
         // A full state that is due comes when it was promised.
-        if matches!(self.subs[key as usize].place, Place::Waiting { .. }) {
+        if matches!(self.subs[key as usize].place, FanoutPosition::Waiting { .. }) {
             return;
         }
         self.options_changed(board, key, &before);

@@ -126,7 +126,7 @@ struct Joiner {
 
 /// Where a subscription stands in the fan-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum FanoutPosition {
     /// It gets nothing: no access, or no data yet and no wish for a first state.
     Nowhere,
     /// It gets a full state at this tick, or when there is data.
@@ -213,14 +213,14 @@ impl Channel {
                 "a subscription that cannot be found",
             );
             let in_place = match sub.place {
-                Place::Nowhere => true,
-                Place::Waiting { due } => fan.waiting.contains(&(due, key as u32)),
-                Place::Member { cohort, at } => {
+                FanoutPosition::Nowhere => true,
+                FanoutPosition::Waiting { due } => fan.waiting.contains(&(due, key as u32)),
+                FanoutPosition::Member { cohort, at } => {
                     placed += 1;
                     let cohort = fan.cohorts.get(cohort as usize);
                     cohort.and_then(|it| it.members.get(at as usize)).is_some_and(|it| it.sub == key as u32)
                 }
-                Place::Joiner { cohort, at } => {
+                FanoutPosition::Joiner { cohort, at } => {
                     placed += 1;
                     let cohort = fan.cohorts.get(cohort as usize);
                     let joiner = cohort.and_then(|it| it.joiners.get(at as usize));
@@ -229,7 +229,8 @@ impl Channel {
             };
             findings.expect(in_place, "a subscription is not where it says");
             // Nobody who may read is left out where there is something to get.
-            let nowhere = sub.place == Place::Nowhere && sub.options.can_read() && self.data.is_some();
+            let nowhere =
+                sub.place == FanoutPosition::Nowhere && sub.options.can_read() && self.data.is_some();
             findings.expect(!nowhere, "a reader is nowhere");
         }
         let held: usize = fan.cohorts.iter().map(|(_, it)| it.members.len() + it.joiners.len()).sum();
@@ -271,7 +272,7 @@ impl Channel {
             sub.stale |= sub.had_first;
             sub.had_first = false;
             sub.anchor = sub.anchor.min(now);
-            sub.place = Place::Nowhere;
+            sub.place = FanoutPosition::Nowhere;
             board.add_place(sub.address.conn, self.id);
             if sub.options.can_read() {
                 self.wait(key, now);
@@ -290,13 +291,15 @@ impl FanOut {
         self.first + self.ring.len() as u64
     }
 
-    fn member_mut(&mut self, place: Place) -> Option<&mut Member> {
+    fn member_mut(&mut self, place: FanoutPosition) -> Option<&mut Member> {
         match place {
-            Place::Member { cohort, at } => self.cohorts[cohort as usize].members.get_mut(at as usize),
-            Place::Joiner { cohort, at } => {
+            FanoutPosition::Member { cohort, at } => {
+                self.cohorts[cohort as usize].members.get_mut(at as usize)
+            }
+            FanoutPosition::Joiner { cohort, at } => {
                 self.cohorts[cohort as usize].joiners.get_mut(at as usize).map(|joiner| &mut joiner.member)
             }
-            Place::Nowhere | Place::Waiting { .. } => None,
+            FanoutPosition::Nowhere | FanoutPosition::Waiting { .. } => None,
         }
     }
 

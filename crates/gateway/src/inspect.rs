@@ -8,7 +8,7 @@ use throng_stdx::Instant;
 
 use crate::channel::{Channel, Subscription};
 use crate::connection::Connection;
-use crate::fanout::Place;
+use crate::fanout::FanoutPosition;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::reason::CloseReason;
 use crate::settings::ChannelType;
@@ -293,10 +293,10 @@ impl SubscriptionView {
             masks: sub.options.masks.to_vec(),
             skip_self: sub.options.skip_self,
             place: match sub.place {
-                Place::Nowhere => "none",
-                Place::Waiting { .. } => "full state due",
-                Place::Member { .. } => "in step",
-                Place::Joiner { .. } => "catching up",
+                FanoutPosition::Nowhere => "none",
+                FanoutPosition::Waiting { .. } => "full state due",
+                FanoutPosition::Member { .. } => "in step",
+                FanoutPosition::Joiner { .. } => "catching up",
             },
             since: sub.since,
         }

@@ -25,7 +25,7 @@ pub use waker::Waker;
 use crate::clock::Clock;
 use crate::config::{ConnectSpec, Limits, ListenerSpec, Transport};
 use crate::enet::sessions::{EnetConn, Enets};
-use crate::enet::{Delivery, HostFigures};
+use crate::enet::{Delivery, HostCounters};
 use crate::handler::{CloseMode, Handler, WriteOutcome};
 use crate::kcp::sessions::{Cx, Session, Sessions};
 use crate::listener::{Listener, Permit, ReservedDescriptor, Rules};
@@ -645,7 +645,7 @@ impl EventLoop {
     }
 
     /// Counters of the ENet hosts of this loop's listeners and outgoing connections.
-    pub fn enet_figures(&self) -> HostFigures {
+    pub fn enet_figures(&self) -> HostCounters {
         self.enets.figures()
     }
 

@@ -300,18 +300,18 @@ impl Stream {
                 flow
             });
             match outcome {
-                ws::Outcome::Used(count) => used += count,
-                ws::Outcome::Ready(count) => {
+                ws::FeedResult::Used(count) => used += count,
+                ws::FeedResult::Ready(count) => {
                     used += count;
                     self.ready(sink)?;
                     if let Some(ws) = &mut self.ws {
                         ws.accept();
                     }
                 }
-                ws::Outcome::PeerClosed(code) => return Err(End::linger(CloseCause::WsClosed { code })),
-                ws::Outcome::Rejected(why) => return Err(End::linger(CloseCause::WsRejected(why))),
-                ws::Outcome::Refused(error) => return Err(End::cut(CloseCause::WsRefused(error))),
-                ws::Outcome::Broken(error) => return Err(End::linger(CloseCause::WsProtocol(error))),
+                ws::FeedResult::PeerClosed(code) => return Err(End::linger(CloseCause::WsClosed { code })),
+                ws::FeedResult::Rejected(why) => return Err(End::linger(CloseCause::WsRejected(why))),
+                ws::FeedResult::Refused(error) => return Err(End::cut(CloseCause::WsRefused(error))),
+                ws::FeedResult::Broken(error) => return Err(End::linger(CloseCause::WsProtocol(error))),
             }
         }
         self.rest.extend_from_slice(&bytes[used..]);

@@ -14,7 +14,7 @@ use throng_replication::{ClassId, Classes};
 
 use crate::clock::thread_cpu_ns;
 use crate::shared::{classes, sphere, store};
-use crate::workload::{CULL_DISTANCE, Thing};
+use crate::workload::{BenchObject, CULL_DISTANCE};
 
 const PACKET_BYTES_MAX: usize = 1200;
 /// Words of a live block of the workload's classes.
@@ -119,7 +119,7 @@ impl Baseline {
     }
 
     /// Hands over what the last step set, as the game would to its objects.
-    pub fn apply(&mut self, frame: u32, things: &[Thing]) {
+    pub fn apply(&mut self, frame: u32, things: &[BenchObject]) {
         for thing in things.iter().skip(self.live.len()) {
             let mut live = [0; LIVE];
             store(thing, 0x1fff, &mut live);

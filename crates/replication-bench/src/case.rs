@@ -11,7 +11,7 @@ use crate::baseline::Baseline;
 use crate::clock::thread_cpu_ns;
 use crate::shared::{Shared, store};
 use crate::socket::{Sent, Sockets};
-use crate::workload::{CULL_DISTANCE, Chests, Group, SEED_BASE, Thing, World};
+use crate::workload::{BenchObject, CULL_DISTANCE, Chests, Group, SEED_BASE, World};
 
 /// Frames between sending a packet and its acknowledgement at the server: 100 ms.
 const ACK_FRAMES: usize = 3;
@@ -425,7 +425,7 @@ fn shared_frame(
 
 /// Every receiver holds exactly the objects within its connection's reach, with the values that the
 /// world has.
-fn compare(things: &[Thing], clients: &[Client], classes: &throng_replication::Classes) -> Verified {
+fn compare(things: &[BenchObject], clients: &[Client], classes: &throng_replication::Classes) -> Verified {
     let mut verified = Verified::default();
     for (at, client) in clients.iter().enumerate() {
         let view = things[at].position;

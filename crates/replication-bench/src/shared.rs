@@ -8,7 +8,7 @@ use throng_replication::{
 };
 use throng_stdx::Instant;
 
-use crate::workload::{CULL_DISTANCE, Thing};
+use crate::workload::{BenchObject, CULL_DISTANCE};
 
 /// Time between frames in virtual time.
 pub const FRAME: Duration = Duration::from_nanos(33_333_333);
@@ -59,7 +59,7 @@ pub fn sphere() -> Sphere {
 }
 
 /// Writes the properties of `mask` of a thing into a live block of its class.
-pub fn store(thing: &Thing, mask: u16, live: &mut [u32]) {
+pub fn store(thing: &BenchObject, mask: u16, live: &mut [u32]) {
     // Live words: 3 position, 4 rotation, 3 velocity, then 2 for each integer.
     if mask & 1 != 0 {
         for (word, part) in live[0..3].iter_mut().zip(thing.position) {
@@ -156,7 +156,7 @@ impl Shared {
 
     /// Creates the objects that the world has and the server lacks, and hands over what the last
     /// step set.
-    pub fn apply(&mut self, things: &[Thing]) {
+    pub fn apply(&mut self, things: &[BenchObject]) {
         for (at, thing) in things.iter().enumerate().skip(self.handles.len()) {
             let class = ClassId(u16::from(!thing.is_character));
             let handle = self.server.create(class).expect("the limit is a million objects");

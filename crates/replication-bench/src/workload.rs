@@ -122,7 +122,7 @@ impl Group {
 
 /// One object of the world, as a game would hold it.
 #[derive(Clone, Debug, Default)]
-pub struct Thing {
+pub struct BenchObject {
     /// Metres.
     pub position: [f32; 3],
     /// Radians about the vertical.
@@ -156,7 +156,7 @@ pub struct Thing {
     home: [f32; 2],
 }
 
-impl Thing {
+impl BenchObject {
     /// Rotation as a quaternion: x, y, z, w.
     #[must_use]
     pub fn rotation(&self) -> [f32; 4] {
@@ -199,7 +199,7 @@ pub struct World {
     chests: Chests,
     rng: SplitMix,
     /// Characters, then chests.
-    pub things: Vec<Thing>,
+    pub things: Vec<BenchObject>,
     checksum: u64,
 }
 
@@ -220,7 +220,13 @@ impl World {
             };
             let yaw = rng.range(-3.14159, 3.14159);
             let home = [x, y];
-            things.push(Thing { position: [x, y, 0.0], yaw, home, is_character: true, ..Thing::default() });
+            things.push(BenchObject {
+                position: [x, y, 0.0],
+                yaw,
+                home,
+                is_character: true,
+                ..BenchObject::default()
+            });
         }
         for i in 0..group.connections {
             for k in 0..group.chests {
@@ -229,7 +235,12 @@ impl World {
                 let [x, y] = things[i].home;
                 let home = [x + radius * angle.cos(), y + radius * angle.sin()];
                 let yaw = rng.range(-3.14159, 3.14159);
-                things.push(Thing { position: [home[0], home[1], 0.0], yaw, home, ..Thing::default() });
+                things.push(BenchObject {
+                    position: [home[0], home[1], 0.0],
+                    yaw,
+                    home,
+                    ..BenchObject::default()
+                });
             }
         }
         for thing in &mut things {
@@ -293,7 +304,7 @@ impl World {
     }
 }
 
-fn walk(thing: &mut Thing, group: &Group, rng: &mut SplitMix) {
+fn walk(thing: &mut BenchObject, group: &Group, rng: &mut SplitMix) {
     const PI: f32 = core::f32::consts::PI;
     let [x, y, _] = thing.position;
     thing.yaw += rng.range(-0.1, 0.1);

@@ -20,7 +20,7 @@ use crate::process::ProcessFigures;
 use crate::report::ShardReport;
 
 /// Sources of the metrics at one moment.
-pub(crate) struct Figures<'a> {
+pub(crate) struct MetricSources<'a> {
     pub(crate) reports: &'a [ShardReport],
     pub(crate) process: ProcessFigures,
     pub(crate) started_unix_s: f64,
@@ -61,7 +61,7 @@ pub(crate) fn type_name(channel_type: ChannelType) -> Cow<'static, str> {
 }
 
 /// All metrics under their own names.
-pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
+pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let mut families = gateway_families(&total);
     let world = figures.reports.iter().find_map(|report| report.world.as_ref());
@@ -74,7 +74,7 @@ pub(crate) fn families(figures: &Figures<'_>) -> Vec<Family> {
     families
 }
 
-fn process_families(figures: &Figures<'_>) -> Vec<Family> {
+fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
         gauge("throng_ready", "1 when players should be sent here.", f64::from(u8::from(figures.ready))),
@@ -136,7 +136,7 @@ mod tests {
     use crate::report::RoundTimes;
     use crate::report::{TICK_BOUNDS, Ticks};
     use throng_gateway::WorldServerView;
-    use throng_net::enet::HostFigures;
+    use throng_net::enet::HostCounters;
 
     #[test]
     fn ticks_are_counted_by_type_and_add_up() {
@@ -165,7 +165,7 @@ mod tests {
         vec![ShardReport {
             stats,
             loop_stats: throng_net::LoopStats::default(),
-            enet: HostFigures::default(),
+            enet: HostCounters::default(),
             rounds: RoundTimes::default(),
             ticks,
             world: Some(world),
@@ -209,7 +209,7 @@ mod tests {
             queues: queues(),
             ..throng_matcher_server::Report::default()
         };
-        let figures = Figures {
+        let figures = MetricSources {
             reports: &reports,
             process: ProcessFigures::default(),
             started_unix_s: 0.0,

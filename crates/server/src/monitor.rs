@@ -19,7 +19,7 @@ use crate::capture::Record;
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post};
-use crate::metrics::{self, Figures};
+use crate::metrics::{self, MetricSources};
 use crate::process::ProcessFigures;
 use crate::report::{ChannelReport, ShardReport};
 use crate::runs::Runs;
@@ -396,7 +396,7 @@ impl Monitor for Watch {
     fn metrics(&self) -> Vec<Family> {
         let reports = self.reports(false);
         let matcher = self.matcher.as_ref().map(throng_matcher_server::Handle::report);
-        let figures = Figures {
+        let figures = MetricSources {
             reports: &reports,
             process: ProcessFigures::read(),
             started_unix_s: self.clock.unix_start_ns() as f64 / 1e9,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use throng_gateway::{ChannelType, ChannelView, ConnectionView, Stats, WorldView};
 use throng_net::LoopStats;
-use throng_net::enet::HostFigures;
+use throng_net::enet::HostCounters;
 
 use crate::mailbox::Taken;
 
@@ -101,7 +101,7 @@ pub(crate) struct ChannelReport {
 pub(crate) struct ShardReport {
     pub(crate) stats: Stats,
     pub(crate) loop_stats: LoopStats,
-    pub(crate) enet: HostFigures,
+    pub(crate) enet: HostCounters,
     pub(crate) rounds: RoundTimes,
     pub(crate) ticks: Ticks,
     /// Of the shard that has it.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_update_head};
 
-use super::{Joiner, Made, Member, Place, Position, compile_mask, same_mask};
+use super::{FanoutPosition, Joiner, Made, Member, Position, compile_mask, same_mask};
 use crate::channel::Channel;
 use crate::data::{FieldMask, Mosaic, Plan, Update, merged, split};
 use crate::failpoint::failpoint;
@@ -61,12 +61,12 @@ impl Channel {
                 board.deliver(&payload, state, [member.address()]);
             }
             self.subs[member.sub as usize].place =
-                Place::Member { cohort: index as u32, at: members.len() as u32 };
+                FanoutPosition::Member { cohort: index as u32, at: members.len() as u32 };
             members.push(member);
         }
         for (position, joiner) in early.iter().enumerate() {
             self.subs[joiner.member.sub as usize].place =
-                Place::Joiner { cohort: index as u32, at: position as u32 };
+                FanoutPosition::Joiner { cohort: index as u32, at: position as u32 };
         }
 
         let cohort = &mut self.fan.cohorts[index];
@@ -185,7 +185,7 @@ impl Channel {
         let Some(data) = &mut self.data else { return };
         data.content.settle();
         let sub = &mut self.subs[key as usize];
-        sub.place = Place::Nowhere;
+        sub.place = FanoutPosition::Nowhere;
         failpoint!();
         sub.had_first = true;
         // Spec §7.5: windows count from the tick of the full state.

@@ -4,7 +4,9 @@ use core::mem;
 use std::sync::Arc;
 
 use super::schedule::{millis, phase};
-use super::{Cohort, FanOut, Joiner, Made, Member, Place, Position, Removals, compile_mask, same_mask};
+use super::{
+    Cohort, FanOut, FanoutPosition, Joiner, Made, Member, Position, Removals, compile_mask, same_mask,
+};
 use crate::channel::{Channel, Options, RateBy};
 use crate::data::FieldMask;
 use crate::failpoint::failpoint;
@@ -54,15 +56,15 @@ impl Channel {
                 self.start_fan_out(board, key);
             }
             (true, true) if moved => match self.subs[key as usize].place {
-                Place::Nowhere => {}
-                Place::Waiting { .. } => {
+                FanoutPosition::Nowhere => {}
+                FanoutPosition::Waiting { .. } => {
                     self.leave(key);
                     let sub = &self.subs[key as usize];
                     let due = sub.anchor.saturating_add(millis(sub.options.interval_ms));
                     let due = due.max(self.time(board.now));
                     self.wait(key, due);
                 }
-                Place::Member { .. } | Place::Joiner { .. } => {
+                FanoutPosition::Member { .. } | FanoutPosition::Joiner { .. } => {
                     let was_overdue = self.fan.overdue.iter().any(|&(_, overdue)| overdue == key);
                     let position = self.leave(key);
                     self.subs[key as usize].anchor = last;
@@ -93,7 +95,7 @@ impl Channel {
         let unplaced: Vec<u32> = self
             .subs
             .iter()
-            .filter(|(_, sub)| sub.place == Place::Nowhere && sub.options.can_read())
+            .filter(|(_, sub)| sub.place == FanoutPosition::Nowhere && sub.options.can_read())
             .map(|(key, _)| key as u32)
             .collect();
         for key in unplaced {
@@ -130,7 +132,7 @@ impl Channel {
     /// Moves a subscription to the full states, due when its running window ends. One that waits already keeps its time.
     pub(crate) fn await_full_state(&mut self, board: &Switchboard, key: u32) {
         let sub = &self.subs[key as usize];
-        if !sub.options.can_read() || matches!(sub.place, Place::Waiting { .. }) {
+        if !sub.options.can_read() || matches!(sub.place, FanoutPosition::Waiting { .. }) {
             return;
         }
         let interval_ms = sub.options.interval_ms;
@@ -165,7 +167,7 @@ impl Channel {
         let due = self.tick_at_or_after(due);
         self.fan.waiting.insert((due, key));
         failpoint!();
-        self.subs[key as usize].place = Place::Waiting { due };
+        self.subs[key as usize].place = FanoutPosition::Waiting { due };
     }
 
     /// Puts a subscription into the cohort of its interval, phase and mask. There is data.
@@ -216,12 +218,12 @@ impl Channel {
         failpoint!();
         let place = if in_step {
             cohort.members.push(member);
-            Place::Member { cohort: cohort_index, at: cohort.members.len() as u32 - 1 }
+            FanoutPosition::Member { cohort: cohort_index, at: cohort.members.len() as u32 - 1 }
         } else {
             let not_before = if anchor <= now { i64::MIN } else { anchor.saturating_add(interval) };
             let Position { cursor, folded, .. } = position;
             cohort.joiners.push(Joiner { member, cursor, folded, not_before });
-            Place::Joiner { cohort: cohort_index, at: cohort.joiners.len() as u32 - 1 }
+            FanoutPosition::Joiner { cohort: cohort_index, at: cohort.joiners.len() as u32 - 1 }
         };
         if pending && cohort.due.is_none() {
             cohort.due = Some(cohort.due_after(now));
@@ -233,15 +235,15 @@ impl Channel {
     pub(crate) fn leave(&mut self, key: u32) -> Position {
         let fan = &mut self.fan;
         fan.overdue.retain(|&(_, overdue)| overdue != key);
-        let place = mem::replace(&mut self.subs[key as usize].place, Place::Nowhere);
+        let place = mem::replace(&mut self.subs[key as usize].place, FanoutPosition::Nowhere);
         failpoint!();
         let (cohort_index, position, moved) = match place {
-            Place::Nowhere => return Position::at(fan.end()),
-            Place::Waiting { due } => {
+            FanoutPosition::Nowhere => return Position::at(fan.end()),
+            FanoutPosition::Waiting { due } => {
                 fan.waiting.remove(&(due, key));
                 return Position::at(fan.end());
             }
-            Place::Member { cohort: index, at } => {
+            FanoutPosition::Member { cohort: index, at } => {
                 let cohort = &mut fan.cohorts[index as usize];
                 let member = cohort.members.swap_remove(at as usize);
                 let position =
@@ -249,7 +251,7 @@ impl Channel {
                 let moved = cohort.members.get(at as usize).map(|moved| (moved.sub, place));
                 (index, position, moved)
             }
-            Place::Joiner { cohort: index, at } => {
+            FanoutPosition::Joiner { cohort: index, at } => {
                 let cohort = &mut fan.cohorts[index as usize];
                 let Joiner { member, cursor, folded, .. } = cohort.joiners.swap_remove(at as usize);
                 let position = Position { cursor, folded, own_end: member.own_end };

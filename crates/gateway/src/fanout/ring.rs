@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Change, Joiner, Place, Removals};
+use super::{Change, FanoutPosition, Joiner, Removals};
 use crate::channel::Channel;
 use crate::data::{FieldMask, MergeOptions, Plan, Update, filter, merged, removals};
 use crate::ids::ConnId;
@@ -89,12 +89,13 @@ impl Channel {
                 }
                 cohort.members.swap_remove(at);
                 if let Some(other) = cohort.members.get(at) {
-                    moved.push((other.sub, Place::Member { cohort: index as u32, at: at as u32 }));
+                    moved.push((other.sub, FanoutPosition::Member { cohort: index as u32, at: at as u32 }));
                 }
                 let folded = cohort.folded.clone();
                 let joiner = Joiner { member, cursor: start, folded, not_before: i64::MIN };
                 cohort.joiners.push(joiner);
-                let place = Place::Joiner { cohort: index as u32, at: cohort.joiners.len() as u32 - 1 };
+                let place =
+                    FanoutPosition::Joiner { cohort: index as u32, at: cohort.joiners.len() as u32 - 1 };
                 moved.push((member.sub, place));
             }
             for joiner in &mut cohort.joiners {

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use throng_stdx::Instant;
 
-use super::{Cohort, Place};
+use super::{Cohort, FanoutPosition};
 use crate::channel::{Channel, RateBy, Subscription};
 use crate::ids::ConnId;
 use crate::inspect::SubscriptionView;
@@ -20,12 +20,12 @@ impl Channel {
         let overdue = self.fan.overdue.iter().find(|(_, overdue)| *overdue == key).map(|(due, _)| *due);
         let sooner = |flush: i64| overdue.map_or(flush, |due| flush.min(due));
         let (pending, own, due, next) = match sub.place {
-            Place::Nowhere => (0, 0, None, None),
-            Place::Waiting { due } => {
+            FanoutPosition::Nowhere => (0, 0, None, None),
+            FanoutPosition::Waiting { due } => {
                 let due = self.data.is_some().then_some(due);
                 (0, 0, due, due)
             }
-            Place::Member { cohort, at } => {
+            FanoutPosition::Member { cohort, at } => {
                 let cohort = &self.fan.cohorts[cohort as usize];
                 let skip_self = cohort.members[at as usize].skip_self;
                 let (pending, own) = self.pending(cohort.start, skip_self.then_some(conn));
@@ -33,7 +33,7 @@ impl Channel {
                 let next = sooner(self.next_flush(cohort, now, i64::MIN));
                 (pending, own, (pending > 0).then_some(next), Some(next))
             }
-            Place::Joiner { cohort, at } => {
+            FanoutPosition::Joiner { cohort, at } => {
                 let cohort = &self.fan.cohorts[cohort as usize];
                 let joiner = &cohort.joiners[at as usize];
                 let (pending, own) = self.pending(joiner.cursor, joiner.member.skip_self.then_some(conn));
@@ -45,7 +45,7 @@ impl Channel {
         Some(Delivery {
             subscription: SubscriptionView::new(self, sub),
             rate_by: rate_by(sub),
-            full_state: matches!(sub.place, Place::Waiting { .. }),
+            full_state: matches!(sub.place, FanoutPosition::Waiting { .. }),
             pending,
             own,
             due: due.map(|due| self.instant(due)),

@@ -14,12 +14,12 @@ use crate::data::{Plan, records, shape};
 pub(crate) struct Locator {
     /// Field number of the object reference, if the type has one.
     object: Option<u32>,
-    places: SmallVec<[Place; 3]>,
+    places: SmallVec<[PathSlot; 3]>,
 }
 
 /// One place where a position may stand.
 #[derive(Debug)]
-struct Place {
+struct PathSlot {
     path: SmallVec<[u32; 3]>,
     /// Field numbers of the plane's two axes and of height.
     axes: [u32; 3],
@@ -33,7 +33,7 @@ impl Locator {
         let object = shape::field(plan, &["objRef"]).map(|field| field.number);
         let places = paths.iter().filter_map(|position| {
             let shape::Vector { path, components: [x, y, z] } = shape::vector(plan, &position.path)?;
-            Some(Place { path, axes: if position.z_up { [x, y, z] } else { [x, z, y] } })
+            Some(PathSlot { path, axes: if position.z_up { [x, y, z] } else { [x, z, y] } })
         });
         Self { object, places: places.collect() }
     }
@@ -94,7 +94,7 @@ impl Locator {
     }
 }
 
-impl Place {
+impl PathSlot {
     /// The components present at this place, `None` when nothing stands there.
     fn read(&self, bytes: &[u8]) -> Option<[Option<f64>; 3]> {
         let mut message = bytes;

@@ -9,7 +9,7 @@ use throng_enet::{Config, ConfigError, Host, PeerId};
 use throng_stdx::Instant;
 
 use super::guard::Guard;
-use super::{HostFigures, entropy};
+use super::{HostCounters, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
 use crate::sys::{self, Epoll, Events};
@@ -273,8 +273,8 @@ impl Endpoint {
 
     /// Counters of host and socket, and the memory that they hold.
     #[must_use]
-    pub fn figures(&self) -> HostFigures {
-        HostFigures::of(&self.host, &self.port, &self.guard)
+    pub fn figures(&self) -> HostCounters {
+        HostCounters::of(&self.host, &self.port, &self.guard)
     }
 
     /// Whom a peer's token names; `None` for plain clients. Known from

@@ -42,9 +42,9 @@
 //! [`Pacing::interval`] apart, so that their system calls serve many datagrams each. With nothing
 //! to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
 
+mod counters;
 mod endpoint;
 mod envelope;
-mod figures;
 mod guard;
 mod port;
 mod server;
@@ -52,8 +52,8 @@ pub(crate) mod sessions;
 
 use std::io::{self, Read as _};
 
+pub use counters::HostCounters;
 pub use endpoint::{Endpoint, OpenError, Pacing};
-pub use figures::HostFigures;
 pub use server::{Server, ServerOptions, ServerPeer, ServerStats};
 pub use throng_enet::secure;
 pub use throng_enet::{

@@ -38,7 +38,7 @@ pub(super) struct Port {
 }
 
 pub(super) struct Route {
-    pub(super) place: Place,
+    pub(super) place: SocketLocation,
     pub(super) progress: Arc<Progress>,
     pub(super) accepted_bytes: u64,
     pub(super) watched: bool,
@@ -52,7 +52,7 @@ pub(super) struct Route {
     pub(super) _permit: Option<Permit>,
 }
 
-pub(super) enum Place {
+pub(super) enum SocketLocation {
     Here(ConnKey),
     There(Arc<Inbox>, ConnKey),
     /// Detached, not attached yet; what it is to be told waits.
@@ -99,9 +99,9 @@ impl Port {
             let waiting = route.accepted_bytes - done.min(route.accepted_bytes);
             if done != before && waiting <= QUEUE_BYTES_MAX / 2 {
                 match &route.place {
-                    Place::Here(key) => room.push((None, *key)),
-                    Place::There(inbox, key) => room.push((Some(inbox.clone()), *key)),
-                    Place::Moving(_) => {}
+                    SocketLocation::Here(key) => room.push((None, *key)),
+                    SocketLocation::There(inbox, key) => room.push((Some(inbox.clone()), *key)),
+                    SocketLocation::Moving(_) => {}
                 }
             }
             if route.finish_by.is_some_and(|at| at <= now) {

@@ -13,7 +13,7 @@ use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError}
 use throng_stdx::Instant;
 
 use super::guard::Guard;
-use super::{Endpoint, HostFigures, OpenError, Pacing, TOO_SLOW, entropy};
+use super::{Endpoint, HostCounters, OpenError, Pacing, TOO_SLOW, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
 use crate::udp::UdpOptions;
@@ -76,7 +76,7 @@ impl ServerPeer {
 #[non_exhaustive]
 pub struct ServerStats {
     /// Of the hosts and their sockets.
-    pub hosts: HostFigures,
+    pub hosts: HostCounters,
     /// Packets that were dropped because their peer was gone.
     pub orphaned_packets: u64,
     /// Unreliable packets that were dropped because too much waits for their peer.

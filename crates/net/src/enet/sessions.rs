@@ -23,8 +23,8 @@ use throng_stdx::Instant;
 
 use super::envelope::Envelope;
 use super::guard::Guard;
-use super::port::{Place, Port, Progress, Route};
-use super::{HostFigures, entropy};
+use super::port::{Port, Progress, Route, SocketLocation};
+use super::{HostCounters, entropy};
 use crate::config::{ConnectSpec, ListenerSpec};
 use crate::event_loop::{ConnKey, Waker};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
@@ -145,10 +145,10 @@ impl Enets {
         self.get(key).map(EnetConn::peer)
     }
 
-    pub(crate) fn figures(&self) -> HostFigures {
-        let mut sum = HostFigures::default();
+    pub(crate) fn figures(&self) -> HostCounters {
+        let mut sum = HostCounters::default();
         for (_, port) in &self.ports {
-            sum += HostFigures::of(&port.host, &port.udp, &port.guard);
+            sum += HostCounters::of(&port.host, &port.udp, &port.guard);
         }
         sum
     }
@@ -321,7 +321,7 @@ impl Enets {
         let mut conn = self.conns.remove(key.slot());
         if conn.owner.is_none() {
             let route = self.ports.get_mut(conn.port).and_then(|port| port.routes.get_mut(&conn.id))?;
-            route.place = Place::Moving(Vec::new());
+            route.place = SocketLocation::Moving(Vec::new());
             conn.owner = Some(self.inbox.clone());
         }
         Some(conn)
@@ -475,7 +475,7 @@ impl Enets {
             // One of ours.
             route.connected = true;
             port.host.set_timeout(id, TIMEOUT_LIMIT, TIMEOUT_MIN, TIMEOUT_MAX);
-            if let Place::Here(key) = route.place
+            if let SocketLocation::Here(key) = route.place
                 && let Some(conn) = self.get_mut(key)
             {
                 conn.connected = true;
@@ -540,7 +540,7 @@ impl Enets {
         };
         let key = ConnKey::enet(self.conns.insert(conn), *generation);
         let route = Route {
-            place: Place::Here(key),
+            place: SocketLocation::Here(key),
             progress,
             accepted_bytes: 0,
             watched: false,
@@ -560,17 +560,17 @@ impl Enets {
         };
         let data = route.envelope.get_or_insert_with(|| Envelope::of(&data)).open(data);
         match &mut route.place {
-            Place::Here(key) => {
+            SocketLocation::Here(key) => {
                 let key = *key;
                 self.give(key, data, handler);
             }
-            Place::There(inbox, key) => {
+            SocketLocation::There(inbox, key) => {
                 if !inbox.post(Letter::Data { key: *key, bytes: data }) {
                     inbox.post(Letter::Ended { key: *key, cause: CloseCause::Overrun });
                     self.drop_peer(slot, peer, 0);
                 }
             }
-            Place::Moving(letters) => {
+            SocketLocation::Moving(letters) => {
                 // The key is put right when the connection has arrived.
                 letters.push(Letter::Data { key: ConnKey::enet(0, 0), bytes: data });
             }
@@ -592,10 +592,10 @@ impl Enets {
             _ => CloseCause::TimedOut(TimedOut::Handshake),
         };
         match route.place {
-            Place::Here(key) => self.end(key, cause, handler),
-            Place::There(inbox, key) => drop(inbox.post(Letter::Ended { key, cause })),
+            SocketLocation::Here(key) => self.end(key, cause, handler),
+            SocketLocation::There(inbox, key) => drop(inbox.post(Letter::Ended { key, cause })),
             // The loop that attaches it learns that its route is gone.
-            Place::Moving(_) => {}
+            SocketLocation::Moving(_) => {}
         }
     }
 
@@ -633,14 +633,14 @@ impl Enets {
                     inbox.post(Letter::Ended { key, cause: CloseCause::EndOfStream });
                     return;
                 };
-                if let Place::Moving(letters) = &mut route.place {
+                if let SocketLocation::Moving(letters) = &mut route.place {
                     for letter in letters.drain(..) {
                         if let Letter::Data { bytes, .. } = letter {
                             inbox.post(Letter::Data { key, bytes });
                         }
                     }
                 }
-                route.place = Place::There(inbox, key);
+                route.place = SocketLocation::There(inbox, key);
             }
             // For connections, not for ports.
             Letter::Data { .. } | Letter::Ended { .. } | Letter::Room { .. } => {}

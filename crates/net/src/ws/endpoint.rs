@@ -54,7 +54,7 @@ enum Stage {
 
 /// Result of feeding bytes to an [`Endpoint`].
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum FeedResult {
     /// All is well; this many bytes were used (fewer than given only if the sink paused).
     Used(usize),
     /// The handshake is complete, after this many bytes. A server now calls `accept` or `refuse`.
@@ -106,34 +106,39 @@ impl Endpoint {
         now: Instant,
         input: &mut [u8],
         sink: &mut dyn FnMut(&[u8]) -> Flow,
-    ) -> Outcome {
+    ) -> FeedResult {
         match &mut self.stage {
             Stage::Open => self.feed_open(now, input, sink),
             // Nothing more is wanted before the driver has agreed.
-            Stage::Requested(_) => Outcome::Used(0),
+            Stage::Requested(_) => FeedResult::Used(0),
             Stage::AwaitRequest(reader, policy) => match reader.feed(input, policy) {
-                Ok(None) => Outcome::Used(input.len()),
+                Ok(None) => FeedResult::Used(input.len()),
                 Ok(Some((request, used))) => {
                     self.stage = Stage::Requested(Box::new(request));
-                    Outcome::Ready(used)
+                    FeedResult::Ready(used)
                 }
                 Err(rejection) => {
                     self.sending = rejection.response();
-                    Outcome::Rejected(rejection)
+                    FeedResult::Rejected(rejection)
                 }
             },
             Stage::AwaitResponse(reader) => match reader.feed(input) {
-                Ok(None) => Outcome::Used(input.len()),
+                Ok(None) => FeedResult::Used(input.len()),
                 Ok(Some(used)) => {
                     self.stage = Stage::Open;
-                    Outcome::Ready(used)
+                    FeedResult::Ready(used)
                 }
-                Err(error) => Outcome::Refused(error),
+                Err(error) => FeedResult::Refused(error),
             },
         }
     }
 
-    fn feed_open(&mut self, now: Instant, input: &mut [u8], sink: &mut dyn FnMut(&[u8]) -> Flow) -> Outcome {
+    fn feed_open(
+        &mut self,
+        now: Instant,
+        input: &mut [u8],
+        sink: &mut dyn FnMut(&[u8]) -> Flow,
+    ) -> FeedResult {
         let (pong, mut closed) = (&mut self.pong, None);
         let result = self.decoder.feed(input, &mut |event| {
             match event {
@@ -152,13 +157,13 @@ impl Endpoint {
         match (result, closed) {
             (Err(error), _) => {
                 self.say_goodbye(error.close_code(), &error.to_string());
-                Outcome::Broken(error)
+                FeedResult::Broken(error)
             }
             (Ok(_), Some(code)) => {
                 self.say_goodbye(code.unwrap_or(1000), "");
-                Outcome::PeerClosed(code)
+                FeedResult::PeerClosed(code)
             }
-            (Ok(used), None) => Outcome::Used(used),
+            (Ok(used), None) => FeedResult::Used(used),
         }
     }
 

@@ -24,7 +24,7 @@ mod handshake;
 mod outgoing;
 
 pub use decoder::{Decoder, Event, ProtocolError};
-pub(crate) use endpoint::{Endpoint, Outcome};
+pub(crate) use endpoint::{Endpoint, FeedResult};
 pub use handshake::{
     HEAD_BYTES_MAX, Rejection, Request, RequestReader, ResponseError, ResponseReader, accept_response,
     request_head,

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use common::*;
-use throng_net::enet::HostFigures;
+use throng_net::enet::HostCounters;
 use throng_net::enet::secure::{ConnectToken, GateConfig, TokenClaims, TokenKey};
 use throng_net::*;
 
@@ -42,7 +42,7 @@ fn hopeless(addr: std::net::SocketAddr, token: Option<ConnectToken>) -> ConnectS
     ConnectSpec { timeout: Duration::from_millis(300), ..spec(addr, token) }
 }
 
-fn figures(node: &Node) -> HostFigures {
+fn figures(node: &Node) -> HostCounters {
     node.net.enet_figures()
 }
 

@@ -22,7 +22,7 @@ pub struct Callout {
 
 /// Request to the service.
 #[derive(Serialize)]
-struct Question<'a> {
+struct CalloutRequest<'a> {
     connection: u32,
     kind: &'static str,
     address: String,
@@ -32,13 +32,13 @@ struct Question<'a> {
 
 /// Response of the service.
 #[derive(Deserialize)]
-struct Answer {
-    result: Outcome,
+struct CalloutResponse {
+    result: CalloutResult,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Outcome {
+enum CalloutResult {
     Ok,
     InvalidPlayer,
     InvalidToken,
@@ -57,7 +57,7 @@ impl Callout {
     }
 
     async fn verdict(&self, login: &Login) -> Verdict {
-        let question = Question {
+        let question = CalloutRequest {
             connection: login.conn,
             kind: if login.kind == ConnKind::Server { "server" } else { "client" },
             address: login.addr.to_string(),
@@ -71,9 +71,9 @@ impl Callout {
         };
         let answer = self.fetcher.post(body, authorization.as_ref()).await;
         match answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string())) {
-            Ok(Answer { result: Outcome::Ok }) => Verdict::Success,
-            Ok(Answer { result: Outcome::InvalidPlayer }) => Verdict::InvalidPit,
-            Ok(Answer { result: Outcome::InvalidToken }) => Verdict::InvalidLt,
+            Ok(CalloutResponse { result: CalloutResult::Ok }) => Verdict::Success,
+            Ok(CalloutResponse { result: CalloutResult::InvalidPlayer }) => Verdict::InvalidPit,
+            Ok(CalloutResponse { result: CalloutResult::InvalidToken }) => Verdict::InvalidLt,
             Err(why) => Verdict::Error(why),
         }
     }

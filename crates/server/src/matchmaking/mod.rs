@@ -13,8 +13,8 @@
 //! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
 //! of a match goes to all who are in it: the link owns the channel and hands it round.
 
-mod asked;
 mod matches;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -246,7 +246,7 @@ impl Link {
         };
         let request = MatchmakingRequest::parse(request);
         let method = request.as_ref().map_or(0, |request| request.method);
-        let body = request.and_then(|request| asked::in_the_name_of(name, &request));
+        let body = request.and_then(|request| requests::in_the_name_of(name, &request));
         let slot = Arc::clone(&self.slots).try_acquire_owned();
         let (Some(body), Ok(slot)) = (body, slot) else {
             let error = match self.slots.available_permits() {

@@ -3,10 +3,10 @@
 use throng_admin::{Family, FamilyKind, Sample};
 use throng_gateway::{CloseReason, KindStats};
 
-use super::{Figures, KINDS, family, gauge, labelled, total, type_name, upper};
+use super::{KINDS, MetricSources, family, gauge, labelled, total, type_name, upper};
 
 /// The metrics of the reference under its names, for its dashboard.
-pub(crate) fn reference_families(figures: &Figures<'_>) -> Vec<Family> {
+pub(crate) fn reference_families(figures: &MetricSources<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let per_kind = |name, help, figure: fn(&KindStats) -> u64| {
         let sample = |kind| labelled("connType", upper(kind), figure(total.kind(kind)) as f64);

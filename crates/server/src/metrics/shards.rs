@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use throng_admin::{Family, FamilyKind, Sample, SampleValue};
-use throng_net::enet::HostFigures;
+use throng_net::enet::HostCounters;
 
 use super::{ROUND_TRIP_UNBOUNDED_S, family, index_text, labelled, plain, type_name};
 use crate::report::{ROUND_BOUNDS, ShardReport, TICK_BOUNDS, Ticks};
@@ -132,9 +132,9 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
 /// The ENet hosts under the listeners, all shards together.
 pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
     use FamilyKind::{Counter, Gauge};
-    let mut hosts = HostFigures::default();
+    let mut hosts = HostCounters::default();
     reports.iter().for_each(|report| hosts += report.enet);
-    let HostFigures { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, .. } = hosts;
+    let HostCounters { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, .. } = hosts;
     let both = |name, help, [inward, outward]: [u64; 2]| {
         let samples =
             [("in", inward), ("out", outward)].map(|(way, count)| labelled("direction", way, count as f64));

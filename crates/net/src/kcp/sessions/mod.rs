@@ -24,7 +24,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use throng_stdx::{Instant, Rng, TimerWheel};
 
 use self::datagrams::{Outgoing, receive};
-use self::port::{Place, Port};
+use self::port::{Port, SocketLocation};
 pub(crate) use self::session::Session;
 use self::session::{Address, Home};
 use crate::config::{ConnectSpec, Limits, ListenerSpec};
@@ -275,7 +275,7 @@ impl Sessions {
         if let Home::Here(port) = session.home {
             let name = (session.peer, session.kcp.conv());
             if let Some(route) = self.ports.get_mut(port.slot()).and_then(|p| p.routes.get_mut(&name)) {
-                route.place = Place::Moving(Vec::new());
+                route.place = SocketLocation::Moving(Vec::new());
             }
             session.home = Home::There(Address {
                 owner: self.inbox.clone(),

@@ -45,12 +45,12 @@ pub(super) struct Port {
 }
 
 pub(super) struct Route {
-    pub(super) place: Place,
+    pub(super) place: SocketLocation,
     /// The peer has shown that it owns its address.
     pub(super) proven: bool,
 }
 
-pub(super) enum Place {
+pub(super) enum SocketLocation {
     Here(ConnKey),
     There(Arc<Inbox>, ConnKey),
     /// Detached, not attached yet; datagrams wait.
@@ -69,12 +69,12 @@ impl Sessions {
         let route = self.ports.get_mut(port.slot()).and_then(|port| port.routes.get_mut(&(peer, conv)));
         match route {
             Some(route) => {
-                if let Place::Moving(held) = &mut route.place {
+                if let SocketLocation::Moving(held) = &mut route.place {
                     for bytes in held.drain(..) {
                         inbox.post(Letter::Datagram { key, bytes });
                     }
                 }
-                route.place = Place::There(inbox, key);
+                route.place = SocketLocation::There(inbox, key);
             }
             // The peer began another session while this one was on its way.
             None => drop(inbox.post(Letter::Replaced { key })),
@@ -120,9 +120,9 @@ impl Sessions {
         let Some(old) = p.forget(peer, conv) else { return };
         p.bury(peer, conv, cx.now);
         match old.place {
-            Place::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
-            Place::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
-            Place::Moving(_) => {}
+            SocketLocation::Here(key) => self.end(key, CloseCause::Replaced, cx, handler),
+            SocketLocation::There(inbox, key) => drop(inbox.post(Letter::Replaced { key })),
+            SocketLocation::Moving(_) => {}
         }
     }
 
@@ -142,15 +142,17 @@ impl Sessions {
         let Some(p) = self.ports.get_mut(port.slot()) else { return };
         if let Some(route) = p.routes.get_mut(&(peer, first.conv)) {
             match &mut route.place {
-                Place::Here(key) => {
+                SocketLocation::Here(key) => {
                     let key = *key;
                     self.feed(key, datagram, cx, handler);
                 }
-                Place::There(inbox, key) => {
+                SocketLocation::There(inbox, key) => {
                     inbox.post(Letter::Datagram { key: *key, bytes: datagram.to_vec() });
                 }
-                Place::Moving(held) if held.len() < HELD_DATAGRAMS_MAX => held.push(datagram.to_vec()),
-                Place::Moving(_) => {}
+                SocketLocation::Moving(held) if held.len() < HELD_DATAGRAMS_MAX => {
+                    held.push(datagram.to_vec())
+                }
+                SocketLocation::Moving(_) => {}
             }
             return;
         }
@@ -217,7 +219,7 @@ impl Sessions {
         };
         let key = self.insert(session, cx);
         if let Some(p) = self.ports.get_mut(port.slot()) {
-            p.routes.insert((peer, conv), Route { place: Place::Here(key), proven: false });
+            p.routes.insert((peer, conv), Route { place: SocketLocation::Here(key), proven: false });
             p.convs.entry(peer).or_default().push(conv);
             p.newcomers.push_back(key);
         }

@@ -9,7 +9,7 @@ use crate::udp::{UdpPort, UdpStats};
 /// Counters of hosts and their sockets, for metrics; those of several hosts can be added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct HostFigures {
+pub struct HostCounters {
     /// Peers that are connected, or connecting or disconnecting.
     pub peers: usize,
     /// Handshakes that are not proven yet.
@@ -27,7 +27,7 @@ pub struct HostFigures {
     pub gate: GateStats,
 }
 
-impl HostFigures {
+impl HostCounters {
     pub(super) fn of(host: &Host, udp: &UdpPort, guard: &Guard) -> Self {
         Self {
             peers: host.peer_count(),
@@ -41,7 +41,7 @@ impl HostFigures {
     }
 }
 
-impl std::ops::AddAssign for HostFigures {
+impl std::ops::AddAssign for HostCounters {
     fn add_assign(&mut self, other: Self) {
         let Self { peers, half_open, held_bytes, queued_bytes, udp, enet, gate } = other;
         self.peers += peers;
