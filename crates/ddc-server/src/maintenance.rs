@@ -172,7 +172,7 @@ impl Service {
                 blobs = done.blobs,
                 bytes = done.blob_bytes,
                 segments = done.segments,
-                "collected what nobody needs"
+                "collection finished"
             ),
             Err(error) => tracing::error!(%error, "a collection ended early"),
         }

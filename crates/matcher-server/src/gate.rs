@@ -35,7 +35,7 @@ impl Gate {
     #[must_use]
     pub fn leased() -> Gate {
         let gate = Gate(Some(Arc::default()));
-        gate.close("nobody knows yet who serves the area");
+        gate.close("the server of the area is not known yet");
         gate
     }
 

@@ -151,7 +151,7 @@ impl Matcher {
         let compiled = self.queues.list[queue].rules();
         let entry = &self.rooms[room];
         if entry.deleting || entry.sealed {
-            return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
+            return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
         }
         if entry.backfill != NONE {
             return Err(invalid("the room has a backfill"));

@@ -217,7 +217,7 @@ impl Matcher {
     ) -> String {
         let size = u64::from(self.tickets[index].facts.size);
         if shown.is_empty() {
-            return "nobody else waits in this queue".to_owned();
+            return "no other player waits in this queue".to_owned();
         }
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for rule in shown.iter().flat_map(|other| &other.fails) {

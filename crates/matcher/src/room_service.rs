@@ -436,7 +436,7 @@ impl Matcher {
     fn check_joinable(&self, index: u32, size: usize) -> Outcome {
         let room = &self.rooms[index];
         if room.deleting || room.sealed {
-            return Err(Problem::new(Status::RoomClosed, "the room accepts nobody any more"));
+            return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
         }
         let free = room.free(self.modes[room.mode].rules.capacity) as usize;
         if room.full || free < size {

@@ -250,7 +250,7 @@ fn check_values(set: &RuleSet, rule: &Rule, path: &str) -> Checked {
         }
     }
     if rule.kind == RuleKind::Contains && !rule.value.as_ref().is_some_and(serde_json::Value::is_string) {
-        return Err(problem(format!("{path}.value"), "it must be a text"));
+        return Err(problem(format!("{path}.value"), "it must be a string"));
     }
     Ok(())
 }

@@ -563,13 +563,13 @@ impl Attribute {
                 }
             }
             AttributeKind::String => {
-                let text = value.as_str().ok_or("it must be a text")?;
+                let text = value.as_str().ok_or("it must be a string")?;
                 if text.len() > 256 {
                     return Err("texts have at most 256 bytes".to_owned());
                 }
             }
             AttributeKind::StringList => {
-                let list = value.as_array().ok_or("it must be a list of texts")?;
+                let list = value.as_array().ok_or("it must be a list of strings")?;
                 if list.len() > 64
                     || list.iter().any(|item| item.as_str().is_none_or(|text| text.len() > 256))
                 {

@@ -660,7 +660,7 @@ section! {
         nats_url: String = "", Kind::Text;
         /// File with the token for the NATS servers.
         nats_token_file: String = "", Kind::Path;
-        /// Action on a message bus when the matcher of the area is lost. `wait`: nobody serves until
+        /// Action on a message bus when the matcher of the area is lost. `wait`: no matcher serves until
         /// it is back with its journal, or `throng matcher takeover` gives its state up. `empty`: the
         /// next matcher serves with an empty state; always with `durability = "none"`.
         takeover: String = "wait", Kind::Choice(&["wait", "empty"]);

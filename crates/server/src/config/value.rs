@@ -27,7 +27,7 @@ pub enum Kind {
     Addr,
     /// A file or folder; empty = not used. Relative paths count from the working directory.
     Path,
-    /// A list of texts.
+    /// A list of strings.
     List,
     /// A table from text to text.
     Map,

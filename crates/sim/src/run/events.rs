@@ -207,7 +207,7 @@ impl Simulation {
         payload: &[u8],
     ) -> Result<(), Violation> {
         let Some((from, count)) = read_payload(payload) else {
-            return Err(format!("actor {index} got a message that nobody sent: {payload:?}"));
+            return Err(format!("actor {index} got a message that no actor sent: {payload:?}"));
         };
         self.outcome.messages += 1;
         if msg_type == TO_OWNER && self.actors[from].conn != Some(client) && self.actors[from].returns == 0 {

@@ -154,7 +154,7 @@ message!(RoomInfo {
     3 MatchMode Str, "its mode";
     4 Roles Keyed(&RoleInfo, "RoleID"), "members in the order of joining";
     5 IsHidden Bool, "not listed";
-    6 IsFull Bool, "accepts nobody";
+    6 IsFull Bool, "accepts no more players";
     7 IsDeleting Bool, "being removed";
     8 Data Map(&Json), "free-form";
     9 Rev U64, "grows by one with every change";
@@ -211,14 +211,14 @@ message!(RoomChange {
     3 Kind Str, "joined, left, data, role_data, flags, seats_made, seat_claimed, seat_expired, assigned or deleting";
     4 RoleIDs List(&Str), "whom it concerns, at most 16 of them";
     5 Key Str, "which value of the data was set";
-    6 Reason Str, "why somebody left: left, kicked or disconnected; how the flags are now";
+    6 Reason Str, "why the player left: left, kicked or disconnected; how the flags are now";
     7 Players U64, "how many it concerns, if more than one";
 });
 message!(GetRoomHistoryResponse { 1 Changes List(&Msg(&RoomChange)), "oldest first, at most 100; fewer where names are long"; });
 message!(SetRoomDataRequest { 1 RoomID Str, "the room"; 2 Key Str, "the key"; 3 Data Json, "the value; null deletes"; });
 message!(UpdateRoomRoleDataRequest { 1 Update Msg(&RoleUpdate), "the change"; });
 message!(DeleteRoomResponse { 1 Deleted Bool, "whether there was one"; });
-message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "not listed"; 3 IsFull Bool, "accepts nobody"; });
+message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "not listed"; 3 IsFull Bool, "accepts no more players"; });
 message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "whose seat"; 3 RoleInfo Msg(&RoleInfo), "what to store, if more than the ids"; });
 message!(ListMineRequest { 1 SrvID Str, "the server; the caller's own when empty"; 2 Token Str, "`Next` of the call before"; });
 message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms of its roles, and those that keep a seat for one"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "live tickets of its roles, and matched ones whose seats are open"; 4 Matches List(&Msg(&MatchInfo)), "matches whose server it gives or gave, as the allocator of their queue"; 5 Next Str, "where to go on; empty: nothing is left"; });
@@ -237,7 +237,7 @@ message!(GetRoleRequest { 1 RoleID Str, "the role"; });
 message!(Player {
     1 RoleID Str, "who";
     2 SrvID Str, "server of the role";
-    3 Attr Map(&Json), "attributes: number, text or list of texts";
+    3 Attr Map(&Json), "attributes: number, string or list of strings";
     4 Latency Map(&F64), "region to milliseconds";
     5 Roles List(&Str), "wanted positions, best first";
     6 Avoid List(&Str), "roles not to meet";
@@ -261,7 +261,7 @@ message!(Ticket {
     18 Region Str, "best region of the match";
 } {
     14 EtaP50Ms U64, "half of tickets like this waited less";
-    15 EtaP90Ms U64, "nine of ten waited less";
+    15 EtaP90Ms U64, "p90 of the wait";
 });
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "or a team, whose members form the party"; 4 ExpiresMs U64, "earlier end than the queue's timeout, in ms from now"; 5 Priority I64, "-10 to 10; trusted callers"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
@@ -296,7 +296,7 @@ message!(QueueStats {
     16 Expansions List(&U64), "matches made, by the expansion level that they needed";
 } {
     8 WaitP50Ms U64, "half waited less";
-    9 WaitP90Ms U64, "nine of ten waited less";
+    9 WaitP90Ms U64, "p90 of the wait";
     10 WaitP99Ms U64, "99 of 100 waited less";
     17 TickP50Us U64, "half of the searches took less, since the start of the process";
     18 TickP99Us U64, "99 of 100 searches took less";
@@ -322,8 +322,8 @@ message!(TrialFigures {
     10 ReachedMs U64, "the time that it looked ahead";
 } {
     11 WaitP50Ms U64, "half of the matched waited less, from their creation";
-    12 WaitP90Ms U64, "nine of ten waited less";
-    13 QualityP10 F64, "quality that nine of ten matches reach";
+    12 WaitP90Ms U64, "p90 of the wait";
+    13 QualityP10 F64, "p10 of the quality: nine in ten matches are better";
     14 QualityP50 F64, "median quality";
     15 SpreadP50 F64, "difference in the main number within a match, median";
     16 SpreadMax F64, "the greatest";
@@ -376,7 +376,7 @@ message!(RoleLeaveRoomEvent { 1 RoomInfo Msg(&RoomInfo), "the room before"; 2 Le
 message!(BroadcastRoomEvent { 1 Msg Json, "the message"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(SetRoomDataEvent { 2 Key Str, "the key"; 3 Data Json, "the value"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(UpdateRoomRoleDataEvent { 1 Update Msg(&RoleUpdate), "the change"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
-message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts nobody"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(RoomFlagsEvent { 1 IsHidden Bool, "not listed"; 2 IsFull Bool, "accepts no more players"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
 message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the roles named"; 5 RoleIDs List(&Str), "everybody, where the queue reveals it"; });
 message!(Shared { 1 Rule Str, "name of the rule, its key without one"; 2 Entries List(&Str), "what every player's list has"; });
@@ -405,7 +405,7 @@ macro_rules! methods {
 
 methods! {
     1 PING "Ping" read any Empty Empty "Nothing in, nothing out."
-    2 MY_RPC_TEST "MyRPCTest" read any MyRpcTestRequest MyRpcTestResponse "A text in, zero out."
+    2 MY_RPC_TEST "MyRPCTest" read any MyRpcTestRequest MyRpcTestResponse "Takes a string, returns zero."
     3 LIST_MINE "ListMine" read own ListMineRequest ListMineResponse "Rooms, teams and tickets of a server's roles: what to fetch after a gap."
     4 GET_ROLE "GetRole" read own GetRoleRequest GetRoleResponse "Rooms, team and tickets of one role, which lives on the caller's server unless it is trusted."
     10 CREATE_TEAM "CreateTeam" write own CreateTeamRequest TeamResponse "Makes a team; the creator leads it."
