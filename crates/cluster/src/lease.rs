@@ -12,7 +12,7 @@ const RENEWAL: Duration = Duration::from_secs(1);
 /// A holder stops serving so long after it sent its last successful renewal.
 const FREEZE: Duration = Duration::from_secs(11);
 /// A record that has stood unchanged for so long has lost its holder.
-const LOSS: Duration = Duration::from_secs(15);
+pub const LOSS: Duration = Duration::from_secs(15);
 /// An observer counts only while it is answered: its last answered look was sent less than this ago.
 const ANSWERED: Duration = Duration::from_secs(5);
 const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");

@@ -24,5 +24,5 @@
 mod lease;
 mod record;
 
-pub use lease::{Event, Lease, Request, Written};
+pub use lease::{Event, LOSS, Lease, Request, Written};
 pub use record::{Identity, Record, State, Takeover};

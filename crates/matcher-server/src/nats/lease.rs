@@ -10,14 +10,18 @@ use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{LastRawMessageErrorKind, StorageType, Stream};
 use async_nats::jetstream::{self, Context};
 use bytes::Bytes;
-use throng_cluster::{Record, Request, State, Written};
+use throng_cluster::{LOSS, Record, Request, State, Written};
 
 use super::NatsError;
+use crate::gate::boot_time;
 
 /// The bucket of all areas.
 const BUCKET: &str = "throng-matcher";
 /// A request to the directory has this time.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time between two looks at a record that may have lost its holder.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Answer of the directory.
 pub(crate) enum Answer {
@@ -99,21 +103,32 @@ impl Directory {
         }
     }
 
-    /// Gives the state of the last holder up, if it is lost: the next matcher serves with an empty one.
+    /// Gives the state of the last holder up, if it is lost: the next matcher serves with an empty one. If no matcher has
+    /// marked the record lost, this looks at it for as long as one would.
     ///
     /// # Errors
     /// Why not, for people.
     pub(crate) async fn give_up(&self, nonce: u64) -> Result<Record, String> {
         let unreachable = || "the bus did not answer; try again".to_owned();
-        let Some((revision, old)) = self.read().await.map_err(|()| unreachable())? else {
-            return Err("no matcher has ever served this area: there is nothing to take over".to_owned());
+        let first = boot_time();
+        let mut seen = None;
+        let (revision, old) = loop {
+            let Some((revision, record)) = self.read().await.map_err(|()| unreachable())? else {
+                return Err("no matcher has ever served this area: there is nothing to take over".to_owned());
+            };
+            let lost = record.state != State::Serving || boot_time().since(first) >= LOSS;
+            if record.state == State::Serving && seen.is_some_and(|seen| seen != revision) {
+                return Err(format!(
+                    "{} serves it; stop it first",
+                    record.addresses.first().map_or(record.incarnation.as_str(), String::as_str)
+                ));
+            }
+            if lost {
+                break (revision, record);
+            }
+            seen = Some(revision);
+            tokio::time::sleep(LOOK).await;
         };
-        if old.state == State::Serving {
-            return Err(format!(
-                "{} serves it, or was lost less than 15 s ago; stop it first, then wait for its lease to end",
-                old.addresses.first().map_or(old.incarnation.as_str(), String::as_str)
-            ));
-        }
         let given = Record { state: State::Given, nonce, ..old };
         match self.write(revision, &given).await {
             Written::At(_) => Ok(given),

@@ -72,7 +72,7 @@ const AHEAD: usize = 16;
 /// and how many are passed over for that, of tickets that left.
 const AHEAD_SCAN: usize = 256;
 /// Rules of a paused queue, under which nothing is searched.
-const STANDIN: &str = r#"{"name": "paused", "sides": [{"name": "side", "count": 2, "min": 1, "max": 200}]}"#;
+const STANDIN: &str = r#"{"name": "paused", "sides": [{"name": "side", "min": 1, "max": 200}]}"#;
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
@@ -301,6 +301,8 @@ impl Queues {
             let compiled = RuleSet::parse(queue.source.as_bytes()).and_then(Compiled::new);
             let compiled = compiled.or_else(|problem| {
                 queue.paused = Some(problem.to_string());
+                queue.searching = false;
+                self.searching.remove(&index);
                 RuleSet::parse(STANDIN.as_bytes()).and_then(Compiled::new)
             });
             queue.compiled = compiled.ok().map(Arc::new);
@@ -413,10 +415,14 @@ impl Matcher {
     /// A tick's time has come.
     pub(crate) fn begin_tick(&mut self, index: u32, at: u64) {
         let Some(queue) = self.queues.list.get_mut(index) else { return };
-        if queue.tick_at != at || queue.paused.is_some() {
+        if queue.tick_at != at {
             return;
         }
-        (queue.tick_at, queue.tick_now, queue.searching) = (0, at, true);
+        queue.tick_at = 0;
+        if queue.paused.is_some() {
+            return;
+        }
+        (queue.tick_now, queue.searching) = (at, true);
         (queue.turns_until, queue.steps_left) = (queue.pool.next_turn, UNFINISHED_STEPS);
         self.queues.searching.insert(index);
         self.wake_backfills(index);
