@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use std::pin::Pin;
 
 use throng_admin::{host_name, is_loopback_name, is_same_site};
-use throng_ddc::policy::{Action, Claims, Policies};
+use throng_ddc::policy::{Action, Policies, TokenClaims};
 use throng_ddc::{Bucket, Namespace};
 
 /// What is known about a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// Who it is.
-    Known(Claims),
+    Known(TokenClaims),
     /// Credentials are missing or wrong.
     Unknown,
     /// It could not be found out, and why.
@@ -24,7 +24,7 @@ pub enum Identity {
 #[derive(Clone, Debug, Default)]
 pub struct Caller {
     /// `None` when everything is allowed.
-    pub(crate) claims: Option<Claims>,
+    pub(crate) claims: Option<TokenClaims>,
 }
 
 /// Checks credentials.
@@ -35,7 +35,7 @@ pub trait Identify: Send + Sync + fmt::Debug + 'static {
 
 /// Static tokens, for service accounts: `Authorization: ServiceAccount TOKEN` or `Bearer TOKEN`.
 #[derive(Clone, Default)]
-pub struct Tokens(Vec<(String, Claims)>);
+pub struct Tokens(Vec<(String, TokenClaims)>);
 
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,12 +60,12 @@ impl Tokens {
             let claims: Option<Vec<_>> = words.map(|word| word.split_once(['=', ':'])).collect();
             let claims =
                 claims.ok_or_else(|| format!("line {}: claims are written NAME=VALUE", number + 1))?;
-            tokens.push((token.to_owned(), Claims::new(claims)));
+            tokens.push((token.to_owned(), TokenClaims::new(claims)));
         }
         Ok(Tokens(tokens))
     }
 
-    fn find(&self, token: &str) -> Option<&Claims> {
+    fn find(&self, token: &str) -> Option<&TokenClaims> {
         // Every token is compared in full, so that time tells nothing about which was nearly right.
         let mut found = None;
         for (known, claims) in &self.0 {

@@ -155,7 +155,9 @@ impl Body {
     /// The next bytes.
     pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
         let bytes = match self.parts.front_mut()? {
-            Part::Streamed { .. } => return Some(Err(io::Error::other("no reader waits for the streamed blob"))),
+            Part::Streamed { .. } => {
+                return Some(Err(io::Error::other("no reader waits for the streamed blob")));
+            }
             Part::Bytes(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.parts.pop_front();

@@ -70,12 +70,12 @@ impl FromStr for Action {
 
 /// What is known about a caller: names with values, as a token states them. A name may have several values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claims(Vec<(String, String)>);
+pub struct TokenClaims(Vec<(String, String)>);
 
-impl Claims {
+impl TokenClaims {
     /// These names and values.
-    pub fn new<N: Into<String>, V: Into<String>>(claims: impl IntoIterator<Item = (N, V)>) -> Claims {
-        Claims(claims.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    pub fn new<N: Into<String>, V: Into<String>>(claims: impl IntoIterator<Item = (N, V)>) -> TokenClaims {
+        TokenClaims(claims.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 
     /// Adds one.
@@ -109,7 +109,7 @@ pub struct Acl {
 impl Acl {
     /// Whether the caller has all claims.
     #[must_use]
-    pub fn matches(&self, caller: &Claims) -> bool {
+    pub fn matches(&self, caller: &TokenClaims) -> bool {
         !self.claims.is_empty() && self.claims.iter().all(|wanted| caller.satisfy(wanted))
     }
 }
@@ -206,7 +206,7 @@ pub struct Policy {
 impl Policy {
     /// Whether this entry applies to the caller there.
     #[must_use]
-    pub fn matches(&self, caller: &Claims, namespace: &Namespace, bucket: Option<&Bucket>) -> bool {
+    pub fn matches(&self, caller: &TokenClaims, namespace: &Namespace, bucket: Option<&Bucket>) -> bool {
         let in_bucket = match bucket {
             Some(bucket) if !self.buckets.is_empty() => {
                 self.buckets.iter().any(|scope| scope.covers(bucket.as_str()))
@@ -227,7 +227,7 @@ impl Policies {
     /// The policies that apply to the caller there.
     pub fn matching<'p>(
         &'p self,
-        caller: &'p Claims,
+        caller: &'p TokenClaims,
         namespace: &'p Namespace,
         bucket: Option<&'p Bucket>,
     ) -> impl Iterator<Item = &'p Policy> {
@@ -238,7 +238,7 @@ impl Policies {
     #[must_use]
     pub fn permit(
         &self,
-        caller: &Claims,
+        caller: &TokenClaims,
         action: Action,
         namespace: &Namespace,
         bucket: Option<&Bucket>,
@@ -276,14 +276,14 @@ mod tests {
         ]);
         let [game, open, other]: [Namespace; 3] =
             ["game", "open", "other"].map(|name| name.parse().expect("a name"));
-        let dev = Claims::new([("Groups", "artist"), ("groups", "dev"), ("team", "x")]);
-        let half = Claims::new([("groups", "dev")]);
-        let admin = Claims::new([("role", "admin")]);
-        let may = |caller: &Claims, action, namespace| policies.permit(caller, action, namespace, None);
+        let dev = TokenClaims::new([("Groups", "artist"), ("groups", "dev"), ("team", "x")]);
+        let half = TokenClaims::new([("groups", "dev")]);
+        let admin = TokenClaims::new([("role", "admin")]);
+        let may = |caller: &TokenClaims, action, namespace| policies.permit(caller, action, namespace, None);
         assert!(may(&dev, Action::WriteObject, &game));
         assert!(!may(&half, Action::WriteObject, &game), "a claim is missing");
         assert!(!may(&dev, Action::WriteObject, &open));
-        assert!(may(&Claims::default(), Action::ReadObject, &open));
+        assert!(may(&TokenClaims::default(), Action::ReadObject, &open));
         assert!(may(&admin, Action::AdminAction, &other) && !may(&admin, Action::AdminAction, &game));
         for caller in [&dev, &half, &admin] {
             assert!(!may(caller, Action::DeleteNamespace, &other), "no claims match nobody");
@@ -298,7 +298,7 @@ mod tests {
         let namespace = "n".parse().expect("a name");
         let permit = |bucket: Option<&str>| {
             let bucket: Option<Bucket> = bucket.map(|name| name.parse().expect("a name"));
-            policies.permit(&Claims::default(), Action::ReadObject, &namespace, bucket.as_ref())
+            policies.permit(&TokenClaims::default(), Action::ReadObject, &namespace, bucket.as_ref())
         };
         assert!(permit(Some("Shaders")) && !permit(Some("textures")) && permit(None));
     }

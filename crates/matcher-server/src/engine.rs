@@ -10,7 +10,7 @@ use throng_wire::matcher::{Method, method};
 use crate::Report;
 use crate::hub::{MODES_REPORTED, QUEUES_REPORTED};
 use crate::journal::{Journal, config_json, no_flushes};
-use crate::policy::{Asked, Policies};
+use crate::policy::{Policies, PolicyAnswer};
 use crate::trials::Trials;
 
 /// The state machine with what its inputs and outputs need.
@@ -100,9 +100,9 @@ impl Engine {
             let id = question.id;
             match self.policies.ask(&question) {
                 _ if !question.waits => {}
-                Asked::Now(verdict) => self.verdict(now, id, Some(&verdict)),
-                Asked::Nobody => self.verdict(now, id, None),
-                Asked::Later => {}
+                PolicyAnswer::Now(verdict) => self.verdict(now, id, Some(&verdict)),
+                PolicyAnswer::Nobody => self.verdict(now, id, None),
+                PolicyAnswer::Later => {}
             }
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, Uri, header};
-use throng_matcher::{Question, Verdict, json};
+use throng_matcher::{PolicyRequest, Verdict, json};
 use throng_platform::HttpClient;
 use throng_wire::matcher::{POLICY_QUESTION, POLICY_VERDICT};
 use tokio::sync::Semaphore;
@@ -25,7 +25,7 @@ pub trait Policy: Send + Sync {
     /// Answers a question at once, or with `None` later, through `later`. Called on the matcher's thread: must not block.
     /// What waits for a verdict that does not come in time fails with `POLICY_UNAVAILABLE`; questions that nothing waits
     /// for need none.
-    fn ask(&self, question: &Question, later: Later) -> Option<Verdict>;
+    fn ask(&self, question: &PolicyRequest, later: Later) -> Option<Verdict>;
 }
 
 /// Answers one question later, from any thread.
@@ -101,14 +101,14 @@ impl Policies {
         Err(format!("`{policy}` is no policy: give a URL as http://host:port/path"))
     }
 
-    pub(crate) fn ask(&self, question: &Question) -> Asked {
+    pub(crate) fn ask(&self, question: &PolicyRequest) -> PolicyAnswer {
         let later = Later { id: question.id, handle: self.handle.clone() };
         let policy: &dyn Policy = match (self.named.get(&question.policy), &self.remote) {
             (Some(named), _) => &**named,
             (None, Some(remote)) if is_url(&question.policy) => &**remote,
-            _ => return Asked::Nobody,
+            _ => return PolicyAnswer::Nobody,
         };
-        policy.ask(question, later).map_or(Asked::Later, Asked::Now)
+        policy.ask(question, later).map_or(PolicyAnswer::Later, PolicyAnswer::Now)
     }
 }
 
@@ -118,7 +118,7 @@ fn is_url(policy: &str) -> bool {
 }
 
 /// Result of asking a policy.
-pub(crate) enum Asked {
+pub(crate) enum PolicyAnswer {
     Now(Verdict),
     Later,
     Nobody,
@@ -133,7 +133,7 @@ struct Remote {
 }
 
 impl Policy for Remote {
-    fn ask(&self, question: &Question, later: Later) -> Option<Verdict> {
+    fn ask(&self, question: &PolicyRequest, later: Later) -> Option<Verdict> {
         let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
             later.answer(None);
             return None;

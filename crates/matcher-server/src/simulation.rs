@@ -65,7 +65,7 @@ struct Server {
 type Slot = Arc<Mutex<Option<(Status, Vec<u8>)>>>;
 
 /// A request that was made, and its answer.
-struct Asked {
+struct SentRequest {
     server: usize,
     method: u16,
     body: Vec<u8>,
@@ -171,7 +171,7 @@ impl Simulation {
         self.post(Post::Subscribe { srv, after, sink, id });
     }
 
-    fn call(&mut self, server: usize, method: u16, body: Vec<u8>) -> Asked {
+    fn call(&mut self, server: usize, method: u16, body: Vec<u8>) -> SentRequest {
         let answer: Slot = Arc::default();
         let slot = Arc::clone(&answer);
         let call = Call {
@@ -184,11 +184,11 @@ impl Simulation {
             }),
         };
         self.post(Post::Call { call, due: std::time::Instant::now() + Duration::from_secs(3_600) });
-        Asked { server, method, body, answer }
+        SentRequest { server, method, body, answer }
     }
 
     /// Something that a server may want, with a key.
-    fn request(&mut self, server: usize) -> Asked {
+    fn request(&mut self, server: usize) -> SentRequest {
         let role = format!("s{server}r{}", self.rng.below(ROLES));
         let known = match self.known.len() as u64 {
             0 => String::new(),
@@ -219,7 +219,7 @@ impl Simulation {
     }
 
     /// One turn of the service's loop; the calls of it are answered in it, whoever reads slowly.
-    fn turn(&mut self, asked: &[Asked]) {
+    fn turn(&mut self, asked: &[SentRequest]) {
         self.hub.polled(Instant::from_millis(self.clock_ms));
         self.hub.take_posts();
         self.hub.end().unwrap();
@@ -402,8 +402,8 @@ impl Simulation {
     }
 
     /// Nobody knows whether a request was done whose answer the crash took: asking again does it once.
-    fn ask_again(&mut self, asked: &[Asked]) {
-        let again: Vec<Asked> =
+    fn ask_again(&mut self, asked: &[SentRequest]) {
+        let again: Vec<SentRequest> =
             asked.iter().map(|asked| self.call(asked.server, asked.method, asked.body.clone())).collect();
         self.turn(&again);
         for (first, again) in asked.iter().zip(&again) {
@@ -429,7 +429,7 @@ impl Simulation {
         let text = format!("\"{}\"", "x".repeat(STORM_BYTES));
         let body = Writer::new().str(1, &room).str(2, &text).into_bytes();
         for _ in 0..STORM / 30 {
-            let asked: Vec<Asked> =
+            let asked: Vec<SentRequest> =
                 (0..30).map(|_| self.call(server, Method::BROADCAST_ROOM, body.clone())).collect();
             self.turn(&asked);
         }

@@ -86,7 +86,7 @@ impl Backfill {
 
 /// Content of a request about a backfill.
 #[derive(Default)]
-struct Asked<'a> {
+struct BackfillRequest<'a> {
     id: &'a [u8],
     queue: &'a [u8],
     rev: u64,
@@ -94,10 +94,10 @@ struct Asked<'a> {
     attrs: Vec<(Text, Vec<u8>)>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> BackfillRequest<'a> {
     /// Fields 3 and 4 are the same in both requests that have them.
-    fn parse(body: &'a [u8]) -> Outcome<Asked<'a>> {
-        let mut asked = Asked::default();
+    fn parse(body: &'a [u8]) -> Outcome<BackfillRequest<'a>> {
+        let mut asked = BackfillRequest::default();
         for field in fields(body) {
             let field = field?;
             match field.number {
@@ -144,7 +144,7 @@ impl<'a> Asked<'a> {
 impl Matcher {
     pub(crate) fn start_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         self.check_not_draining()?;
-        let asked = Asked::parse(body)?;
+        let asked = BackfillRequest::parse(body)?;
         let room = self.find_room(asked.id)?;
         self.check_has_part_in(turn.caller, room)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
@@ -321,7 +321,7 @@ impl Matcher {
     }
 
     pub(crate) fn update_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let asked = Asked::parse(body)?;
+        let asked = BackfillRequest::parse(body)?;
         let index = self.find_backfill(turn.caller, asked.id)?;
         if asked.rev != self.backfills[index].rev {
             return Err(

@@ -85,6 +85,6 @@ mod updates;
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{BadSnapshot, Matcher, RULES, SnapshotHead, check_server_name};
 pub use notices::{Notice, Notices};
-pub use policy::{Answered, Handled, Question, Verdict};
+pub use policy::{Answered, Handled, PolicyRequest, Verdict};
 pub use queue::{QueueRules, RuleProblem, Trial};
 pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};

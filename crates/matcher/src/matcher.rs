@@ -16,7 +16,7 @@ use crate::matches::Match;
 use crate::modes::Modes;
 use crate::notices::Notices;
 use crate::people::People;
-use crate::policy::{Asked, Handled, Hooks, Verdict};
+use crate::policy::{Handled, Hooks, PendingRequest, Verdict};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
@@ -207,7 +207,7 @@ impl Matcher {
             // replay.
             self.clock = self.now.max(now);
         }
-        self.execute(turn, Asked::new(method, body, self.now))
+        self.execute(turn, PendingRequest::new(method, body, self.now))
     }
 
     /// Gives the matcher an input of a log. The result of a request; `None` for others.
@@ -236,7 +236,7 @@ impl Matcher {
     }
 
     /// Executes a request, for the first time or again after a policy's verdict.
-    pub(crate) fn execute(&mut self, turn: &mut Turn<'_>, mut asked: Asked<'_>) -> Handled {
+    pub(crate) fn execute(&mut self, turn: &mut Turn<'_>, mut asked: PendingRequest<'_>) -> Handled {
         let (start, method, body) = (turn.answer.len(), asked.method, asked.body);
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {

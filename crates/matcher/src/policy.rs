@@ -57,7 +57,7 @@ impl Handled {
 
 /// A question to a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct PolicyRequest {
     /// Names it in [`Matcher::handle_verdict`].
     pub id: u64,
     /// Policy of the mode.
@@ -82,7 +82,7 @@ pub struct Answered {
 }
 
 /// A request as it goes through the matcher.
-pub(crate) struct Asked<'a> {
+pub(crate) struct PendingRequest<'a> {
     pub(crate) method: &'static Method,
     pub(crate) body: &'a [u8],
     /// Its number, if it has waited before.
@@ -92,7 +92,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) verdicts: Vec<Said>,
 }
 
-impl Asked<'_> {
+impl PendingRequest<'_> {
     /// Time when it came.
     pub(crate) fn came(&self) -> u64 {
         self.until.saturating_sub(WAIT_MS)
@@ -160,7 +160,7 @@ pub(crate) struct Hooks {
     /// Requests in `held`.
     waiting: usize,
     #[serde(skip)]
-    questions: VecDeque<Question>,
+    questions: VecDeque<PolicyRequest>,
     #[serde(skip)]
     answered: VecDeque<Answered>,
     /// Of the request under way.
@@ -194,16 +194,16 @@ impl Hooks {
     }
 }
 
-impl<'a> Asked<'a> {
-    pub(crate) fn new(method: &'static Method, body: &'a [u8], now: u64) -> Asked<'a> {
-        Asked { method, body, number: None, until: now + WAIT_MS, verdicts: Vec::new() }
+impl<'a> PendingRequest<'a> {
+    pub(crate) fn new(method: &'static Method, body: &'a [u8], now: u64) -> PendingRequest<'a> {
+        PendingRequest { method, body, number: None, until: now + WAIT_MS, verdicts: Vec::new() }
     }
 }
 
 impl Matcher {
-    /// The next question to a policy. Drain after every input. What [`Question::waits`] and has no verdict within
+    /// The next question to a policy. Drain after every input. What [`PolicyRequest::waits`] and has no verdict within
     /// [`Config::policy_timeout_ms`](crate::Config) fails by itself.
-    pub fn poll_question(&mut self) -> Option<Question> {
+    pub fn poll_question(&mut self) -> Option<PolicyRequest> {
         self.hooks.questions.pop_front()
     }
 
@@ -230,7 +230,7 @@ impl Matcher {
     pub(crate) fn keep_stopped(
         &mut self,
         caller: Caller<'_>,
-        asked: &mut Asked<'_>,
+        asked: &mut PendingRequest<'_>,
         answer: &mut Vec<u8>,
         start: usize,
     ) -> Option<Handled> {
@@ -243,7 +243,7 @@ impl Matcher {
     pub(crate) fn keep_behind(
         &mut self,
         caller: Caller<'_>,
-        asked: &mut Asked<'_>,
+        asked: &mut PendingRequest<'_>,
         answer: &mut Vec<u8>,
     ) -> Option<Handled> {
         if self.hooks.held.is_empty() || !asked.method.mutates {
@@ -258,7 +258,7 @@ impl Matcher {
         &mut self,
         stop: Stop,
         caller: Caller<'_>,
-        asked: &mut Asked<'_>,
+        asked: &mut PendingRequest<'_>,
         answer: &mut Vec<u8>,
     ) -> Handled {
         if matches!(stop, Stop::Behind(_)) && self.hooks.waiting >= WAITING_MAX {
@@ -281,7 +281,7 @@ impl Matcher {
     }
 
     /// A request in a form that can wait.
-    pub(crate) fn keep_request(&mut self, caller: Caller<'_>, asked: &mut Asked<'_>) -> Kept {
+    pub(crate) fn keep_request(&mut self, caller: Caller<'_>, asked: &mut PendingRequest<'_>) -> Kept {
         Kept {
             number: asked.number.unwrap_or_else(|| self.hooks.number()),
             until: asked.until,
@@ -306,7 +306,7 @@ impl Matcher {
     fn send_question(&mut self, id: u64, point: HookPoint, mode: u16, body: Vec<u8>, waits: bool) {
         let policy = self.modes[mode].rules.policy.clone();
         self.stats.policy_questions += 1;
-        self.hooks.questions.push_back(Question { id, policy, point, body, waits });
+        self.hooks.questions.push_back(PolicyRequest { id, policy, point, body, waits });
     }
 
     /// A question is over: what waited for it goes on, then what waited for its room.
@@ -346,7 +346,7 @@ impl Matcher {
             return self.give_up(&kept, Status::Timeout, "the deadline passed; nothing was done");
         };
         let caller = kept.caller();
-        let asked = Asked {
+        let asked = PendingRequest {
             method,
             body: &kept.body,
             number: Some(kept.number),

@@ -59,7 +59,7 @@ impl State {
 
 /// Place where a searching ticket stands in its pool.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct PoolPosition {
     pub(crate) partition: u32,
     pub(crate) key: Key,
 }
@@ -70,7 +70,7 @@ pub(crate) enum Standing {
     /// Proposed or being placed.
     #[default]
     Nowhere,
-    InPool(Place),
+    InPool(PoolPosition),
     /// Among those that have ended: how long it stays readable, and which ended next.
     Ended {
         until: u64,
@@ -153,7 +153,7 @@ impl Ticket {
     }
 
     /// While it searches.
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<PoolPosition> {
         match self.standing {
             Standing::InPool(place) => Some(place),
             _ => None,
@@ -249,7 +249,7 @@ impl Matcher {
         let anchor = anchor_of(&self.tickets, index);
         let queue = &mut self.queues.list[queue_index];
         let partition = queue.pool.partition(partition_key);
-        self.tickets[index].standing = Standing::InPool(Place { partition, key });
+        self.tickets[index].standing = Standing::InPool(PoolPosition { partition, key });
         let ahead = queue.pool.ahead(partition, anchor.rank);
         // One that comes back is before those that came meanwhile.
         let is_back = self.tickets[index].created < now;

@@ -136,7 +136,7 @@ fn read_policies(text: &str) -> Result<Vec<Policy>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use throng_ddc::policy::Claims;
+    use throng_ddc::policy::TokenClaims;
 
     #[test]
     fn grants_are_read() {
@@ -167,7 +167,7 @@ mod tests {
         }]"#;
         let policies = Policies(read_policies(text).expect("valid"));
         let may = |group: &str, namespace: &str, bucket: &str| {
-            let claims = Claims::new([("groups", group)]);
+            let claims = TokenClaims::new([("groups", group)]);
             let (namespace, bucket) = (namespace.parse().expect("a name"), bucket.parse().expect("a name"));
             policies.permit(&claims, Action::WriteObject, &namespace, Some(&bucket))
         };

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crash::crashed;
-use throng_matcher::{Config, ModeRules, Question, Scope, Verdict};
+use throng_matcher::{Config, ModeRules, PolicyRequest, Scope, Verdict};
 use throng_matcher_server::{Durability, Later, Options, Policies, Policy, Service, Tokens, replay, start};
 use throng_platform::{Folder, Fs};
 use throng_wire::matcher::{Method, Reader, Status, Writer};
@@ -57,7 +57,7 @@ struct Picky {
 }
 
 impl Policy for Picky {
-    fn ask(&self, question: &Question, later: Later) -> Option<Verdict> {
+    fn ask(&self, question: &PolicyRequest, later: Later) -> Option<Verdict> {
         let mut asked = self.asked.lock().unwrap();
         asked.push(question.point.name());
         let is_bad = question.body.windows(3).any(|part| part == b"bad");

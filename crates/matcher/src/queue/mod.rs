@@ -163,7 +163,7 @@ pub(crate) struct Queue {
     steps_left: u64,
     pub(crate) backfills: BTreeSet<u32>,
     pub(crate) estimates: Estimates,
-    pub(crate) figures: Figures,
+    pub(crate) figures: QueueCounters,
     /// Mode of its rooms.
     pub(crate) mode: u16,
     /// The round of telling tickets how they stand that is under way.
@@ -203,7 +203,7 @@ pub(crate) struct Slice {
 
 /// Counters of a queue since it was made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Figures {
+pub(crate) struct QueueCounters {
     pub(crate) matches: u64,
     pub(crate) timed_out: u64,
     pub(crate) cancelled: u64,
@@ -221,7 +221,7 @@ pub(crate) struct Figures {
 const RECENT_STEP_MS: u64 = 10_000;
 const RECENT_STEPS: u64 = 30;
 
-impl Figures {
+impl QueueCounters {
     pub(crate) fn record(&mut self, now: u64, level: u8, quality: f64) {
         self.matches += 1;
         let level = usize::from(level);
@@ -344,7 +344,7 @@ impl Matcher {
                 steps_left: 0,
                 backfills: BTreeSet::new(),
                 estimates: Estimates::default(),
-                figures: Figures::default(),
+                figures: QueueCounters::default(),
                 mode,
                 round: None,
                 tells: false,

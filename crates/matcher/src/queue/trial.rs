@@ -20,7 +20,7 @@ use crate::notices::Notices;
 use crate::problem::Outcome;
 use crate::queue_service::refused;
 use crate::rating::RatingCopy;
-use crate::ticket::{Place, Standing, State, Ticket, next_due};
+use crate::ticket::{PoolPosition, Standing, State, Ticket, next_due};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -238,9 +238,9 @@ impl Trial {
         answer
     }
 
-    fn simulate(&self, draft: Option<&QueueRules>) -> Figures {
+    fn simulate(&self, draft: Option<&QueueRules>) -> SideReport {
         let mut matcher = self.matcher();
-        let (mut notices, mut figures) = (Notices::default(), Figures::default());
+        let (mut notices, mut figures) = (Notices::default(), SideReport::default());
         if let Some(draft) = draft {
             let mut no_answer = Vec::new();
             let turn = &mut Turn::of_matcher(self.now, &mut no_answer, &mut notices);
@@ -317,7 +317,7 @@ impl Matcher {
         let ticket = &mut self.tickets[index];
         let Some(key) = ticket.place().map(|place| (place.key.0, index)) else { return };
         let partition = queue.pool.partition(compiled.partition_of(&ticket.facts));
-        ticket.standing = Standing::InPool(Place { partition, key });
+        ticket.standing = Standing::InPool(PoolPosition { partition, key });
         let (due, hot) = (next_due(&compiled, ticket), compiled.hot(&ticket.facts, ticket.level));
         let anchor = anchor_of(&self.tickets, index);
         queue.due.enter(&mut self.waiting, queue_index, index, due);
@@ -361,7 +361,7 @@ impl Matcher {
 
 /// Result of one side.
 #[derive(Debug, Default)]
-struct Figures {
+struct SideReport {
     players: u64,
     timed_out: u64,
     failed: u64,
@@ -378,7 +378,7 @@ struct Figures {
     reached: u64,
 }
 
-impl Figures {
+impl SideReport {
     /// Counts tickets that have ended, and forgets them.
     fn take_ended(&mut self, matcher: &mut Matcher) {
         while let Some((index, _)) = matcher.first_ended() {

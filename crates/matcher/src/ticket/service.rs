@@ -23,7 +23,7 @@ const LIST_MAX: usize = 1_000;
 impl Matcher {
     pub(crate) fn create_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         self.check_not_draining()?;
-        let mut asked = Asked::parse(body)?;
+        let mut asked = TicketRequest::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         if let Some(why) = &self.queues.list[queue].paused {
             let why = format!(
@@ -71,7 +71,7 @@ impl Matcher {
     }
 
     /// Makes a ticket that has no players yet.
-    fn insert_ticket(&mut self, queue: u32, asked: &Asked<'_>, facts: Facts) -> u32 {
+    fn insert_ticket(&mut self, queue: u32, asked: &TicketRequest<'_>, facts: Facts) -> u32 {
         let timeout = self.queues.list[queue].rules().set.timeout_s * 1_000;
         let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
         let index = self.tickets.next_index();
@@ -242,7 +242,7 @@ impl Matcher {
 
 /// A request for a ticket.
 #[derive(Default)]
-struct Asked<'a> {
+struct TicketRequest<'a> {
     queue: &'a [u8],
     players: Vec<&'a [u8]>,
     team: &'a [u8],
@@ -250,9 +250,9 @@ struct Asked<'a> {
     priority: i8,
 }
 
-impl<'a> Asked<'a> {
-    fn parse(body: &'a [u8]) -> Outcome<Asked<'a>> {
-        let mut asked = Asked::default();
+impl<'a> TicketRequest<'a> {
+    fn parse(body: &'a [u8]) -> Outcome<TicketRequest<'a>> {
+        let mut asked = TicketRequest::default();
         for field in fields(body) {
             let field = field?;
             match field.number {

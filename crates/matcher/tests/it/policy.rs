@@ -5,7 +5,7 @@ use crate::world;
 use std::collections::BTreeMap;
 
 use throng_matcher::{
-    Config, Handled, HookPoint, Matcher, ModeRules, Notices, Question, QueueRules, Verdict,
+    Config, Handled, HookPoint, Matcher, ModeRules, Notices, PolicyRequest, QueueRules, Verdict,
 };
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{START, World, role, to_mode, to_room};
@@ -37,7 +37,7 @@ fn waits(handled: Handled) -> u64 {
 }
 
 /// The only open question.
-fn question(world: &mut World, point: HookPoint) -> Question {
+fn question(world: &mut World, point: HookPoint) -> PolicyRequest {
     let question = world.matcher.poll_question().expect("a question");
     assert_eq!((question.point, &question.policy[..]), (point, "p"));
     assert!(world.matcher.poll_question().is_none());
@@ -50,7 +50,7 @@ fn answered(world: &mut World, number: u64) -> (Status, Vec<u8>) {
     (answered.status, answered.body)
 }
 
-fn allow(world: &mut World, point: HookPoint) -> Question {
+fn allow(world: &mut World, point: HookPoint) -> PolicyRequest {
     let asked = question(world, point);
     world.verdict(asked.id, Some(&Verdict::default()));
     asked
