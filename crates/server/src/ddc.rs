@@ -13,7 +13,7 @@ use serde_json::Value;
 use throng_ddc::Namespace;
 use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::policy::Claims;
+use throng_ddc::policy::TokenClaims;
 use throng_ddc_server::{
     Access, Identify, Identity, Listener, Maintenance, NamespaceRules, Node, OodleProgram, Origin, Rules,
     ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
@@ -389,9 +389,9 @@ impl Identify for Signed {
     }
 }
 
-/// Claims as names with values: lists have one each.
-fn flatten(claims: &Value) -> Claims {
-    let mut flat = Claims::default();
+/// TokenClaims as names with values: lists have one each.
+fn flatten(claims: &Value) -> TokenClaims {
+    let mut flat = TokenClaims::default();
     let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
         Value::Number(number) => Some(number.to_string()),
