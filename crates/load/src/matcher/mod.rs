@@ -111,7 +111,7 @@ pub fn reasons(refusals: &Refusals) -> String {
 #[non_exhaustive]
 pub enum RunError {
     /// No such test.
-    #[error("unknown test: {0}")]
+    #[error("illegal test name: {0}")]
     IllegalTestName(String),
     /// The connection failed.
     #[error("the connection to the matcher failed: {0}")]
