@@ -16,7 +16,8 @@ const SESSIONS_MAX: usize = 64;
 const INVITATIONS_MAX: usize = 16;
 /// Life of a one-time token that nobody uses.
 const INVITATION_LIFE: Duration = Duration::from_secs(600);
-/// Failed tokens of an address that are answered at once; how long they are remembered, and what later ones wait.
+/// Failed tokens of an address that are answered at once; how long they are remembered, and what
+/// later ones wait.
 const FAILURES_FREE: u32 = 5;
 const FAILURE_MEMORY: Duration = Duration::from_secs(600);
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
@@ -83,7 +84,8 @@ pub(crate) struct Credentials<'a> {
     pub(crate) origin: Option<&'a str>,
     pub(crate) authorization: Option<&'a str>,
     pub(crate) cookie: Option<&'a str>,
-    /// Site that a browser names as the request's origin. Absent outside of browsers, and on plain HTTP beyond loopback.
+    /// Site that a browser names as the request's origin. Absent outside of browsers, and on plain
+    /// HTTP beyond loopback.
     pub(crate) fetch_site: Option<&'a str>,
     /// It costs more than an answer: a profile, or a stream that stays open.
     pub(crate) costly: bool,

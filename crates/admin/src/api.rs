@@ -65,7 +65,8 @@ async fn answer(app: App, route: &'static Route, request: Request) -> Response {
         Err(problem) => (problem.into_response(), Value::Null),
     };
     if route.method != Method::Get {
-        // A login says who it is by its answer. Without a credential nothing changes, and strangers cannot fill the record.
+        // A login says who it is by its answer. Without a credential nothing changes, and strangers
+        // cannot fill the record.
         let session = response.headers().get(header::SET_COOKIE).and_then(|value| value.to_str().ok());
         if let Some(who) = who.or_else(|| app.access.name_of(app.listener, None, session)) {
             let from = parts.extensions.get::<From>().and_then(|from| from.0);

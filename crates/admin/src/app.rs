@@ -23,8 +23,8 @@ pub(crate) struct App {
     pub(crate) streams: Arc<Semaphore>,
 }
 
-/// Checks a request against a guard; the answer if it is refused, delayed for an address that guesses tokens. `costly`
-/// marks requests that cost more than their answer: profiles and streams.
+/// Checks a request against a guard; the answer if it is refused, delayed for an address that
+/// guesses tokens. `costly` marks requests that cost more than their answer: profiles and streams.
 pub(crate) async fn allowed(
     app: &App,
     guard: Guard,

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Something that was asked for with a credential and may have changed something. Holds no secret: neither tokens nor
-/// cookies, nor the body of a login.
+/// Something that was asked for with a credential and may have changed something. Holds no secret:
+/// neither tokens nor cookies, nor the body of a login.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Act {
-    /// `token 2`, by its place in `http.tokens_file`, or `session 5`, counted from the start of the process.
+    /// `token 2`, by its place in `http.tokens_file`, or `session 5`, counted from the start of the
+    /// process.
     pub who: String,
     /// The other end of the connection.
     pub from: Option<SocketAddr>,

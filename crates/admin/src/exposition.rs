@@ -1,7 +1,8 @@
 //! The metrics page: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 //!
-//! Written here rather than by a library because the reference's counters carry no `_total`, which the OpenMetrics
-//! libraries do not let one write, and because the cores keep plain numbers that are read at scrape time.
+//! Written here rather than by a library because the reference's counters carry no `_total`, which
+//! the OpenMetrics libraries do not let one write, and because the cores keep plain numbers that
+//! are read at scrape time.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;

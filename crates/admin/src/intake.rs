@@ -40,7 +40,8 @@ impl Tls {
         Self(Arc::new(RwLock::new(acceptor)))
     }
 
-    /// Encrypts connections to come with something else, such as a renewed certificate; those that are open stay.
+    /// Encrypts connections to come with something else, such as a renewed certificate; those that
+    /// are open stay.
     pub fn replace(&self, acceptor: TlsAcceptor) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
     }
@@ -85,11 +86,12 @@ impl Accepted {
 }
 
 impl Intake {
-    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown` completes; then all of
-    /// them are dropped. A listener that cannot accept, which is for want of descriptors, is tried again.
+    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown`
+    /// completes; then all of them are dropped. A listener that cannot accept, which is for want of
+    /// descriptors, is tried again.
     ///
-    /// The answer is boxed so that a server is compiled once, where it is written, and not again in every program and test
-    /// that awaits it.
+    /// The answer is boxed so that a server is compiled once, where it is written, and not again in
+    /// every program and test that awaits it.
     pub fn run<'a, F>(
         self,
         listener: TcpListener,

@@ -15,7 +15,8 @@ use crate::response::problem;
 /// Entries of a list when the request names no limit.
 pub(crate) const PAGE_DEFAULT: usize = 100;
 
-/// Data that the listener shows. `health` is called on the runtime and must not wait; the others may wait for a shard.
+/// Data that the listener shows. `health` is called on the runtime and must not wait; the others
+/// may wait for a shard.
 pub trait Monitor: Send + Sync + 'static {
     /// State of the process and of its parts.
     fn health(&self) -> Health;
@@ -26,7 +27,8 @@ pub trait Monitor: Send + Sync + 'static {
     /// # Errors
     /// What is wrong with the question, or why it cannot be answered now.
     fn answer(&self, request: &ApiRequest) -> Result<Value, Problem>;
-    /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for it.
+    /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for
+    /// it.
     fn record(&self, act: &Act);
 }
 

@@ -31,7 +31,8 @@ pub enum ProfileError {
     Failed(String),
 }
 
-/// A CPU profile of this process that is being taken. There is one at a time; dropping it throws it away.
+/// A CPU profile of this process that is being taken. There is one at a time; dropping it throws it
+/// away.
 pub struct CpuProfile {
     sampler: Sampler,
     _running: MutexGuard<'static, ()>,
@@ -47,7 +48,8 @@ impl CpuProfile {
         Ok(CpuProfile { sampler: Sampler::start()?, _running: running })
     }
 
-    /// Ends the profile and returns it as pprof protobuf. Looks up symbols, which takes a while on a large binary.
+    /// Ends the profile and returns it as pprof protobuf. Looks up symbols, which takes a while on
+    /// a large binary.
     ///
     /// # Errors
     /// See [`ProfileError`].

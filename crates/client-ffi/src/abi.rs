@@ -1,4 +1,5 @@
-//! Numbers and structures of `include/throng.h`, which documents them; `tests/it/header.rs` compares both.
+//! Numbers and structures of `include/throng.h`, which documents them; `tests/it/header.rs`
+//! compares both.
 #![allow(missing_docs, reason = "the header documents them, once")]
 
 use std::ffi::c_char;

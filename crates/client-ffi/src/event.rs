@@ -10,7 +10,8 @@ use throng_client::{
 
 use crate::abi::*;
 
-/// Events that were taken from the client and not yet polled; a list is one event there and several here.
+/// Events that were taken from the client and not yet polled; a list is one event there and several
+/// here.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: VecDeque<Flat>,
@@ -191,7 +192,8 @@ impl Inbox {
                 data: body,
                 ..Flat::default()
             },
-            // A refusal of a later login ends the connection; what this version does not know is left out.
+            // A refusal of a later login ends the connection; what this version does not know is
+            // left out.
             _ => return,
         };
         self.waiting.push_back(flat);
@@ -238,7 +240,8 @@ fn number(request: Option<RequestId>) -> u32 {
     request.map_or(0, |request| request.0)
 }
 
-/// Text from the gateway may hold zero bytes; C would not see what follows one, so they become spaces.
+/// Text from the gateway may hold zero bytes; C would not see what follows one, so they become
+/// spaces.
 fn text(text: &str) -> CString {
     CString::new(text).or_else(|_| CString::new(text.replace('\0', " "))).unwrap_or_default()
 }

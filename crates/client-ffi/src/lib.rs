@@ -1,13 +1,15 @@
 //! C interface of [`throng_client`]: `include/throng.h` documents it.
 //!
-//! A handle owns a tokio runtime of one thread, on which the connection runs; every function hands it a command and
-//! waits until it is taken, which is microseconds. Nothing here knows the protocol.
+//! A handle owns a tokio runtime of one thread, on which the connection runs; every function hands
+//! it a command and waits until it is taken, which is microseconds. Nothing here knows the
+//! protocol.
 //!
 //! # Safety
 //!
-//! Pointers come from C, so each exported function trusts what the header asks of its caller: pointers are null where
-//! that is allowed or else valid, structures are as large as their `size` says, texts end with a zero byte, and a
-//! client is not used after `throng_close`. What can be checked is: null, sizes, UTF-8. No panic crosses the border.
+//! Pointers come from C, so each exported function trusts what the header asks of its caller:
+//! pointers are null where that is allowed or else valid, structures are as large as their `size`
+//! says, texts end with a zero byte, and a client is not used after `throng_close`. What can be
+//! checked is: null, sizes, UTF-8. No panic crosses the border.
 
 mod abi;
 mod event;
@@ -415,8 +417,8 @@ pub unsafe extern "C" fn throng_disconnect(client: *const ThrongClient, conn: u3
     run(|| unsafe { tell(client, move |s| s.disconnect(ConnId(conn))) })
 }
 
-/// Ends the connection and frees the client. A player leaves with it: its places in rooms, queues and channels are free
-/// at once.
+/// Ends the connection and frees the client. A player leaves with it: its places in rooms, queues
+/// and channels are free at once.
 ///
 /// # Safety
 /// See the [crate](self).
@@ -429,7 +431,8 @@ pub unsafe extern "C" fn throng_close(client: *mut ThrongClient) {
         // SAFETY: by contract from throng_connect and not closed before.
         let ThrongClient { runtime, client, inbox, .. } = *unsafe { Box::from_raw(client) };
         let (mut events, _) = inbox.into_inner().unwrap_or_else(PoisonError::into_inner);
-        // Queued bytes are written before the events end; a peer that does not read is not waited for.
+        // Queued bytes are written before the events end; a peer that does not read is not waited
+        // for.
         let farewell = async {
             client.close().await;
             while events.next().await.is_some() {}
@@ -526,7 +529,8 @@ unsafe fn live<'a>(client: *const ThrongClient) -> Result<&'a ThrongClient, Fail
     unsafe { client.as_ref() }.ok_or_else(|| Failure::argument("client is NULL"))
 }
 
-/// A structure whose size the caller states: a smaller one is of an older header, and there is none yet.
+/// A structure whose size the caller states: a smaller one is of an older header, and there is none
+/// yet.
 ///
 /// # Safety
 /// `pointer` is null or valid, for as long as the result is used.

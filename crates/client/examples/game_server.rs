@@ -1,5 +1,5 @@
-//! A game server: claims GLOBAL, opens a world, brings every player into it, and tells all of them what each
-//! one does.
+//! A game server: claims GLOBAL, opens a world, brings every player into it, and tells all of them
+//! what each one does.
 //!
 //! Try it beside a gateway: `cargo run --example game_server -- 127.0.0.1:11288`
 

@@ -1,5 +1,5 @@
-//! A game server that lets its players find each other: every player joins an open `2v2` room; when a room is full, the
-//! match begins. The matcher is `throng up --only matcher`.
+//! A game server that lets its players find each other: every player joins an open `2v2` room; when
+//! a room is full, the match begins. The matcher is `throng up --only matcher`.
 //!
 //!     cargo run --example matchmaking -- 127.0.0.1:11290 alice bob carol dave
 
@@ -23,7 +23,8 @@ pub(crate) async fn gather(
     players: &[String],
     mut print: impl FnMut(String),
 ) -> Result<(), Box<dyn std::error::Error>> {
-    // One session for all players of this server. It reconnects by itself, and a call that is repeated has one effect.
+    // One session for all players of this server. It reconnects by itself, and a call that is
+    // repeated has one effect.
     let (matcher, mut notices) = Matcher::connect(address.parse()?, MatcherConfig::new("game_1")).await?;
     for (index, player) in players.iter().enumerate() {
         let role = Role::new(player).float("level", 10.0 + index as f64).tag("ready");
@@ -42,7 +43,8 @@ pub(crate) async fn gather(
                     waiting.retain(|player| !names.contains(&player.as_str()));
                 }
             }
-            // This server was away, or slower than the matcher may wait for: what is missing can be fetched.
+            // This server was away, or slower than the matcher may wait for: what is missing can be
+            // fetched.
             Notification::Gap => {
                 for room in matcher.mine().await?.rooms.iter().filter(|room| room.is_full) {
                     waiting.retain(|player| !room.roles.iter().any(|role| role.id == *player));

@@ -29,8 +29,8 @@ pub struct Backoff {
 }
 
 impl Default for Backoff {
-    /// 100 ms, doubling to 10 s, for ever: a restarted gateway is back within a second, and a thousand
-    /// players together ask it a hundred times a second at most.
+    /// 100 ms, doubling to 10 s, for ever: a restarted gateway is back within a second, and a
+    /// thousand players together ask it a hundred times a second at most.
     fn default() -> Self {
         Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(10), attempts: None }
     }
@@ -43,8 +43,8 @@ impl Backoff {
         Backoff { attempts: Some(0), ..Backoff::default() }
     }
 
-    /// Pause before attempt `attempt` (from 0): between half and the whole of the doubled pause, so that
-    /// peers that lost their gateway together do not return together.
+    /// Pause before attempt `attempt` (from 0): between half and the whole of the doubled pause, so
+    /// that peers that lost their gateway together do not return together.
     pub(crate) fn pause(&self, attempt: u32, rng: &mut Rng) -> Duration {
         let full = self.first.saturating_mul(1_u32 << attempt.min(20)).min(self.longest);
         full.mul_f64(0.5 + rng.f64() / 2.0)
@@ -96,8 +96,8 @@ pub struct Created {
     pub owner: ConnId,
 }
 
-/// Handle of a running connection; clones share it. The connection ends when the last one is dropped, or
-/// with [`Client::close`].
+/// Handle of a running connection; clones share it. The connection ends when the last one is
+/// dropped, or with [`Client::close`].
 ///
 /// ```no_run
 /// use throng_client::{ChannelType, Client, CreateChannel, Event, SessionConfig};
@@ -121,15 +121,15 @@ pub struct Client {
 /// Events of the connection, in order; responses to requests of [`Client`] go to their caller
 /// instead.
 ///
-/// When it is not read, the connection stops reading its transport after [`EVENTS_WAITING_MAX`] events:
-/// the gateway then conflates channel data for it and finally closes it.
+/// When it is not read, the connection stops reading its transport after [`EVENTS_WAITING_MAX`]
+/// events: the gateway then conflates channel data for it and finally closes it.
 #[derive(Debug)]
 pub struct Events {
     events: mpsc::Receiver<Event>,
 }
 
-/// Events that wait for [`Events::next`] before the transport is not read any more. A second of a busy
-/// channel (50 Hz) with some user messages fits in; a stuck application shows within seconds.
+/// Events that wait for [`Events::next`] before the transport is not read any more. A second of a
+/// busy channel (50 Hz) with some user messages fits in; a stuck application shows within seconds.
 pub const EVENTS_WAITING_MAX: usize = 1024;
 
 /// Commands of all handles that wait for the task; senders wait beyond it.
@@ -273,8 +273,9 @@ impl Client {
         }
     }
 
-    /// As a player, joins a room of a mode that has a place, or opens one. When the room is full the match begins: the
-    /// gateway subscribes this player to its channel and says [`MatchmakingEvent::Entered`].
+    /// As a player, joins a room of a mode that has a place, or opens one. When the room is full
+    /// the match begins: the gateway subscribes this player to its channel and says
+    /// [`MatchmakingEvent::Entered`].
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -282,8 +283,8 @@ impl Client {
         self.matchmake(MatchmakingRequest::join_random_room(mode)).await.map(drop)
     }
 
-    /// As a player, waits in a queue for a match by its rules, as [`join_random_room`](Self::join_random_room) does for
-    /// a full room. Returns the ticket.
+    /// As a player, waits in a queue for a match by its rules, as
+    /// [`join_random_room`](Self::join_random_room) does for a full room. Returns the ticket.
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -293,7 +294,8 @@ impl Client {
         ticket.map_err(|_| RequestError::Unexpected)
     }
 
-    /// As a player, asks the matcher behind the gateway anything that players may ask; returns the body of the answer.
+    /// As a player, asks the matcher behind the gateway anything that players may ask; returns the
+    /// body of the answer.
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -367,7 +369,8 @@ impl Client {
         self.run(Box::new(move |session, _| operation(session).map(|()| None))).await.map(drop)
     }
 
-    /// Sends a request whose answer comes as an event with the returned id, for callers that do not wait.
+    /// Sends a request whose answer comes as an event with the returned id, for callers that do not
+    /// wait.
     ///
     /// # Errors
     /// What the operation returns.
@@ -386,8 +389,9 @@ impl Client {
         id.await.map_err(|_| RequestError::Closed)
     }
 
-    /// Ends the connection for all handles. A player leaves with it: rooms, queues and channels are free at once.
-    /// Dropping all handles only ends the connection, and a player who asked for it can resume for a while.
+    /// Ends the connection for all handles. A player leaves with it: rooms, queues and channels are
+    /// free at once. Dropping all handles only ends the connection, and a player who asked for it
+    /// can resume for a while.
     pub async fn close(&self) {
         // A task that has ended already leaves nothing to close.
         let _ = self.commands.send(Command::Close).await;
@@ -446,7 +450,8 @@ struct Task {
 
 impl Task {
     async fn run(mut self, pipe: Pipe) {
-        // Any seed will do: it only keeps peers that lost their gateway together from returning together.
+        // Any seed will do: it only keeps peers that lost their gateway together from returning
+        // together.
         let mut rng = Rng::new(std::hash::RandomState::new().hash_one(0));
         let mut pipe = Some(pipe);
         let mut attempt = 0;
@@ -528,7 +533,8 @@ impl Task {
         let code = pipe.close_code();
         self.closing |= code.is_some_and(CloseCode::is_final);
         self.overloaded = code.is_some_and(CloseCode::is_overload);
-        // A close that was asked for lets the last messages out; a lost connection has nobody to read.
+        // A close that was asked for lets the last messages out; a lost connection has nobody to
+        // read.
         if self.closing {
             let mut rest: Vec<u8> = frames.into_iter().flatten().collect();
             if self.leaving {

@@ -258,8 +258,8 @@ pub enum Event {
         /// Why.
         outcome: AuthOutcome,
     },
-    /// The subscriptions of the lost connection are restored, oldest first. Events that arrived during
-    /// the recovery follow.
+    /// The subscriptions of the lost connection are restored, oldest first. Events that arrived
+    /// during the recovery follow.
     Recovered {
         /// Restored state.
         channels: Vec<RecoveredChannel>,
@@ -284,8 +284,8 @@ pub enum Event {
         /// Its id.
         channel: ChannelId,
     },
-    /// Channels that match a list request. A long list may come in several events, of which the first
-    /// names the request.
+    /// Channels that match a list request. A long list may come in several events, of which the
+    /// first names the request.
     ChannelList {
         /// The request that this answers.
         request: Option<RequestId>,
@@ -321,8 +321,8 @@ pub enum Event {
         /// Type of the channel.
         channel_type: ChannelType,
     },
-    /// Channel data: the first of a subscription is the full state, the next ones are to be merged into
-    /// it. After falling far behind, a full state may come again.
+    /// Channel data: the first of a subscription is the full state, the next ones are to be merged
+    /// into it. After falling far behind, a full state may come again.
     Update {
         /// The channel.
         channel: ChannelId,

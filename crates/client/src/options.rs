@@ -24,7 +24,8 @@ pub struct SubscribeOptions {
     pub access: Option<Access>,
     /// Dot-separated field names to receive; empty = everything. Subscribing again adds to them.
     pub field_masks: Vec<String>,
-    /// Shortest time between two updates, in whole milliseconds (up to 2^32 − 1); zero = every tick.
+    /// Shortest time between two updates, in whole milliseconds (up to 2^32 − 1); zero = every
+    /// tick.
     pub fan_out_interval: Option<Duration>,
     /// Extra delay of the first update in milliseconds; may be negative.
     pub fan_out_delay_ms: Option<i32>,

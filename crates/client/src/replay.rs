@@ -1,9 +1,10 @@
-//! Plays recorded sessions (`.cpr`, spec: gateway §4.8) against a gateway and reports what was different.
+//! Plays recorded sessions (`.cpr`, spec: gateway §4.8) against a gateway and reports what was
+//! different.
 //!
-//! A recording holds what one client *sent*, with the time between its packets. The [`Player`] sends it
-//! again in the same rhythm or faster, replaces what belongs to the old session (stub ids, the
-//! connection's own id), waits where the peer has to wait (authentication, first subscription) and
-//! counts what comes back. It has no socket; [`play`] drives it on tokio.
+//! A recording holds what one client *sent*, with the time between its packets. The [`Player`]
+//! sends it again in the same rhythm or faster, replaces what belongs to the old session (stub ids,
+//! the connection's own id), waits where the peer has to wait (authentication, first subscription)
+//! and counts what comes back. It has no socket; [`play`] drives it on tokio.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -125,15 +126,15 @@ impl Recording {
 pub struct PlayerConfig {
     /// 1 = as recorded, 2 = twice as fast; infinite = as fast as the answers allow.
     pub speed: f64,
-    /// Types of which each message is answered before the next packet is sent. AUTH and SUB_TO_CHANNEL
-    /// by default: a real peer waits for them as well.
+    /// Types of which each message is answered before the next packet is sent. AUTH and
+    /// SUB_TO_CHANNEL by default: a real peer waits for them as well.
     pub awaited_types: Vec<u32>,
     /// Longest wait for an answer; then the request counts as refused and playing goes on.
     pub answer_timeout: Duration,
     /// Time to listen after the last packet.
     pub settle: Duration,
-    /// Adds WRITE_ACCESS to subscriptions that ask for no access: recordings of older gateways, which
-    /// checked nothing, need it for their updates (spec: gateway appendix E).
+    /// Adds WRITE_ACCESS to subscriptions that ask for no access: recordings of older gateways,
+    /// which checked nothing, need it for their updates (spec: gateway appendix E).
     pub grant_write: bool,
     /// Sends everything but authentications to this channel.
     pub channel: Option<u32>,
@@ -155,8 +156,8 @@ impl Default for PlayerConfig {
     }
 }
 
-/// Plays a recording over one connection, without I/O. Driven like a [`Session`](crate::Session): one
-/// input, then drain [`poll_transmit`](Self::poll_transmit), then sleep until
+/// Plays a recording over one connection, without I/O. Driven like a [`Session`](crate::Session):
+/// one input, then drain [`poll_transmit`](Self::poll_transmit), then sleep until
 /// [`next_timeout`](Self::next_timeout), until [`is_finished`](Self::is_finished).
 #[derive(Debug)]
 pub struct Player {
@@ -564,7 +565,8 @@ pub fn play_blocking(
 /// Longest time that a gateway may take to read the last packet.
 const FINISH: Duration = Duration::from_secs(2);
 
-/// Plays a recording against a gateway and returns when it is done and the gateway has taken everything.
+/// Plays a recording against a gateway and returns when it is done and the gateway has taken
+/// everything.
 ///
 /// # Errors
 /// When the connection does not come about. A connection that ends later is part of the report.

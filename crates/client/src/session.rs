@@ -83,7 +83,8 @@ pub enum CompressionPolicy {
     Always,
 }
 
-/// Settings of a [`Session`]; [`SessionConfig::client`] and [`SessionConfig::server`] fill in the rest.
+/// Settings of a [`Session`]; [`SessionConfig::client`] and [`SessionConfig::server`] fill in the
+/// rest.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
     /// Which listener the transport is connected to. Decides how user-space messages are wrapped.
@@ -96,8 +97,8 @@ pub struct SessionConfig {
     pub tag_form: TagForm,
     /// Compression of outgoing packets.
     pub compression: CompressionPolicy,
-    /// Ask the gateway for a resume token and present it after a reconnect. Gateways that do not know
-    /// the extension ignore it.
+    /// Ask the gateway for a resume token and present it after a reconnect. Gateways that do not
+    /// know the extension ignore it.
     pub resume: bool,
     /// Longest wait for the authentication result; the session closes after it.
     pub auth_timeout: Duration,
@@ -181,8 +182,8 @@ pub enum SendError {
     TooManyRequests(usize),
 }
 
-/// A conversation with a gateway: authentication, requests with time-outs, channel updates, user-space
-/// messages, recovery and resumption.
+/// A conversation with a gateway: authentication, requests with time-outs, channel updates,
+/// user-space messages, recovery and resumption.
 ///
 /// The session owns no socket and reads no clock. **Driving contract:** give it one input
 /// ([`handle_connected`](Self::handle_connected), [`handle_bytes`](Self::handle_bytes),
@@ -199,8 +200,8 @@ pub enum SendError {
 ///    └──────────────────────────┴── Closed ◀───┘  bad frame, time-out, overflow
 /// ```
 ///
-/// What the application sends before the session is open waits and follows the authentication, as the
-/// gateway refuses anything that comes earlier. What it sends while the gateway restores a lost
+/// What the application sends before the session is open waits and follows the authentication, as
+/// the gateway refuses anything that comes earlier. What it sends while the gateway restores a lost
 /// connection waits for the end of the recovery, as the protocol asks.
 #[derive(Debug)]
 pub struct Session {
@@ -290,8 +291,8 @@ impl Session {
         }
     }
 
-    /// The transport is up: starts the authentication. With [`SessionConfig::resume`] a token from an
-    /// earlier connection is presented.
+    /// The transport is up: starts the authentication. With [`SessionConfig::resume`] a token from
+    /// an earlier connection is presented.
     pub fn handle_connected(&mut self, now: Instant) {
         self.reset_connection();
         self.compress(self.config.compression == CompressionPolicy::Always);
@@ -324,8 +325,9 @@ impl Session {
         }
     }
 
-    /// The transport is gone; a WebSocket gives the code of the gateway's close frame. Waiting requests fail, queued messages are dropped; the session waits for
-    /// the next [`handle_connected`](Self::handle_connected).
+    /// The transport is gone; a WebSocket gives the code of the gateway's close frame. Waiting
+    /// requests fail, queued messages are dropped; the session waits for the next
+    /// [`handle_connected`](Self::handle_connected).
     pub fn handle_closed(&mut self, _now: Instant, code: Option<CloseCode>) {
         if self.state == State::Idle {
             return;
@@ -336,8 +338,8 @@ impl Session {
         self.state = State::Idle;
     }
 
-    /// Does what is due: fails requests without an answer, gives up an authentication that takes too
-    /// long.
+    /// Does what is due: fails requests without an answer, gives up an authentication that takes
+    /// too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         if let State::Authenticating { deadline: Some(deadline) } = self.state
             && deadline <= now
@@ -357,8 +359,8 @@ impl Session {
         }
     }
 
-    /// Appends the next frame to `buf`: everything queued, up to the largest packet. A WebSocket driver
-    /// sends each as one binary message. `None` when there is nothing to send now.
+    /// Appends the next frame to `buf`: everything queued, up to the largest packet. A WebSocket
+    /// driver sends each as one binary message. `None` when there is nothing to send now.
     pub fn poll_transmit(&mut self, _now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         let mut packet = std::mem::take(&mut self.scratch);
         packet.clear();
@@ -393,8 +395,8 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// Earliest time [`handle_timeout`](Self::handle_timeout) has work; may be early when the request
-    /// at the front was answered.
+    /// Earliest time [`handle_timeout`](Self::handle_timeout) has work; may be early when the
+    /// request at the front was answered.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         let auth = match self.state {
@@ -428,8 +430,8 @@ impl Session {
         Ok(())
     }
 
-    /// Creates a channel; answered by [`Event::ChannelCreated`], followed by an [`Event::Subscribed`] of
-    /// the creator.
+    /// Creates a channel; answered by [`Event::ChannelCreated`], followed by an
+    /// [`Event::Subscribed`] of the creator.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -447,8 +449,8 @@ impl Session {
         self.request(now, ChannelId::GLOBAL, msg_type::REMOVE_CHANNEL, channel.0, &body)
     }
 
-    /// Lists channels of a type (`None` = all) whose metadata contains one of `metadata_filters` (none =
-    /// all); answered by [`Event::ChannelList`].
+    /// Lists channels of a type (`None` = all) whose metadata contains one of `metadata_filters`
+    /// (none = all); answered by [`Event::ChannelList`].
     ///
     /// # Errors
     /// See [`SendError`].
@@ -499,8 +501,8 @@ impl Session {
         self.send_raw(channel, 0, 0, msg_type::SUB_TO_CHANNEL, &body)
     }
 
-    /// Unsubscribes this connection or the given one; answered by [`Event::Unsubscribed`]. Nothing of
-    /// the channel's data follows the answer.
+    /// Unsubscribes this connection or the given one; answered by [`Event::Unsubscribed`]. Nothing
+    /// of the channel's data follows the answer.
     ///
     /// # Errors
     /// See [`SendError`]; before the first authentication this connection has no id to name.
@@ -515,8 +517,8 @@ impl Session {
         self.request(now, channel, msg_type::UNSUB_FROM_CHANNEL, 0, &body)
     }
 
-    /// Sends an update of a channel's data: `value` is the serialized message of type `type_name` (full
-    /// name without a prefix). Not answered.
+    /// Sends an update of a channel's data: `value` is the serialized message of type `type_name`
+    /// (full name without a prefix). Not answered.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -526,8 +528,8 @@ impl Session {
         self.queue(len, |out| throng_wire::write_data_update_entry(out, channel.0, &type_url, value))
     }
 
-    /// Sends a user-space message (`msg_type` from 100 on) as a client: the payload goes to the owner of
-    /// the channel, wrapped by the gateway with this connection's id.
+    /// Sends a user-space message (`msg_type` from 100 on) as a client: the payload goes to the
+    /// owner of the channel, wrapped by the gateway with this connection's id.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -580,7 +582,8 @@ impl Session {
         self.request_raw(now, ChannelId::GLOBAL, MATCHMAKING, &ask.to_bytes())
     }
 
-    /// Asks the gateway to close another connection (spec §4.6). Not answered. [`leave`](Self::leave) is for the own one.
+    /// Asks the gateway to close another connection (spec §4.6). Not answered.
+    /// [`leave`](Self::leave) is for the own one.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -589,8 +592,9 @@ impl Session {
         self.send_raw(ChannelId::GLOBAL, 0, 0, msg_type::DISCONNECT, &body)
     }
 
-    /// Appends everything queued to `buf` and then the goodbye of a player, a DISCONNECT of its own id, after which the
-    /// gateway frees its places at once. Servers have none: a server that ends is recovered.
+    /// Appends everything queued to `buf` and then the goodbye of a player, a DISCONNECT of its own
+    /// id, after which the gateway frees its places at once. Servers have none: a server that ends
+    /// is recovered.
     pub fn leave(&mut self, now: Instant, buf: &mut Vec<u8>) {
         while self.poll_transmit(now, buf).is_some() {}
         let (Kind::Client, Some(conn)) = (self.config.kind, self.conn) else { return };
@@ -606,8 +610,8 @@ impl Session {
         self.writer.flush(buf);
     }
 
-    /// Sends any request with a fresh stub id. The answer with that stub and type comes as its own event
-    /// or as [`Event::Other`].
+    /// Sends any request with a fresh stub id. The answer with that stub and type comes as its own
+    /// event or as [`Event::Other`].
     ///
     /// # Errors
     /// See [`SendError`].
@@ -755,8 +759,8 @@ impl Session {
         Ok(RequestId(stub))
     }
 
-    /// The stub id after the last one; never 0, never one that is waiting. Ids are not reused soon, so
-    /// that a late answer is not taken for another's.
+    /// The stub id after the last one; never 0, never one that is waiting. Ids are not reused soon,
+    /// so that a late answer is not taken for another's.
     fn next_stub(&self) -> u32 {
         let mut stub = self.last_stub;
         loop {

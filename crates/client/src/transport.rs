@@ -92,7 +92,8 @@ impl Endpoint {
         Endpoint { transport: Transport::Tcp, address: address.to_string(), path: "/".to_owned(), tls: None }
     }
 
-    /// With the TLS settings that `tls://` and `wss://` need; [`tls_trusting`] makes the usual ones.
+    /// With the TLS settings that `tls://` and `wss://` need; [`tls_trusting`] makes the usual
+    /// ones.
     #[must_use]
     pub fn with_tls(self, config: Arc<rustls::ClientConfig>) -> Self {
         Endpoint { tls: Some(config), ..self }
@@ -180,8 +181,8 @@ pub enum OpenError {
     NoTls(String),
 }
 
-/// A connection: chunks as they arrive, frames to write. Dropping it closes the connection after what was
-/// handed over is written.
+/// A connection: chunks as they arrive, frames to write. Dropping it closes the connection after
+/// what was handed over is written.
 pub(crate) struct Pipe {
     /// Ends when the peer closed or reading failed.
     pub(crate) incoming: mpsc::Receiver<Bytes>,
@@ -199,8 +200,9 @@ impl Pipe {
         (code != 0).then_some(CloseCode(code))
     }
 
-    /// Says that nothing more comes, and reads on until the peer has ended the connection too: what was sent last has
-    /// arrived then. Dropped instead, a connection with unread bytes is reset, and the peer loses what it had not read.
+    /// Says that nothing more comes, and reads on until the peer has ended the connection too: what
+    /// was sent last has arrived then. Dropped instead, a connection with unread bytes is reset,
+    /// and the peer loses what it had not read.
     pub(crate) async fn finish(mut self, within: Duration) {
         let (closed, _) = mpsc::channel(1);
         self.outgoing = closed;
@@ -216,8 +218,8 @@ impl Drop for Pipe {
     }
 }
 
-/// Chunks and frames in flight between the tasks of one connection. Two reads of 64 KiB keep a fast peer
-/// busy; more would only add delay.
+/// Chunks and frames in flight between the tasks of one connection. Two reads of 64 KiB keep a fast
+/// peer busy; more would only add delay.
 const PIPE_DEPTH: usize = 2;
 const READ_BYTES: usize = 64 * 1024;
 

@@ -13,7 +13,8 @@ const RENEWAL: Duration = Duration::from_secs(1);
 const FREEZE: Duration = Duration::from_secs(11);
 /// A record that has stood unchanged for so long has lost its holder.
 pub const LOSS: Duration = Duration::from_secs(15);
-/// An observer counts only while it is answered: its last answered look was sent less than this ago.
+/// An observer counts only while it is answered: its last answered look was sent less than this
+/// ago.
 const ANSWERED: Duration = Duration::from_secs(5);
 const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");
 /// Pause before a request whose outcome is unknown is sent again.
@@ -71,7 +72,8 @@ pub enum Event {
 struct Write {
     expected: u64,
     record: Record,
-    /// Time when it was sent first: the time that counts, as any attempt may be the one that was applied.
+    /// Time when it was sent first: the time that counts, as any attempt may be the one that was
+    /// applied.
     sent: Instant,
     purpose: Purpose,
 }
@@ -148,7 +150,8 @@ impl Lease {
         self.serves_until().is_some_and(|until| now <= until)
     }
 
-    /// Until when this process may serve without another renewal; `None` while it does not hold the lease.
+    /// Until when this process may serve without another renewal; `None` while it does not hold the
+    /// lease.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         match self.role {
@@ -178,7 +181,8 @@ impl Lease {
         self.under_way = Some(now);
     }
 
-    /// Time when [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is under way.
+    /// Time when [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is
+    /// under way.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.under_way.is_none().then_some(self.due)

@@ -60,7 +60,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads a value of the directory. Total: any bytes give a record or the reason why they are none.
+    /// Reads a value of the directory. Total: any bytes give a record or the reason why they are
+    /// none.
     ///
     /// # Errors
     /// What is wrong with it, for people.

@@ -63,12 +63,13 @@ pub struct Message {
 
 /// A gateway and connections to it, by name.
 ///
-/// Time on a stage is exact (a simulation) or runs by itself (sockets). In the second case messages that a timer
-/// causes may come during an earlier step than at the reference, if this process is slow: such a stage keeps what a
-/// step does not want for the next one. What nobody wanted is left at the end and counts as a difference.
+/// Time on a stage is exact (a simulation) or runs by itself (sockets). In the second case messages
+/// that a timer causes may come during an earlier step than at the reference, if this process is
+/// slow: such a stage keeps what a step does not want for the next one. What nobody wanted is left
+/// at the end and counts as a difference.
 pub trait Stage {
-    /// True if timers fire exactly when they are due. If not, what a timer causes (state updates, the end of a
-    /// recovery) may come before or after answers that it races with.
+    /// True if timers fire exactly when they are due. If not, what a timer causes (state updates,
+    /// the end of a recovery) may come before or after answers that it races with.
     const EXACT_TIME: bool;
 
     /// Opens a connection. The gateway knows it when this returns.
@@ -81,7 +82,8 @@ pub trait Stage {
     fn close(&mut self, name: &str);
     /// Lets the gateway do what it was asked to, so that what follows comes later in every order.
     fn settle(&mut self);
-    /// Waits as long as the reference was watched, or until everything expected is there and nothing more is due.
+    /// Waits as long as the reference was watched, or until everything expected is there and
+    /// nothing more is due.
     fn finish_step(&mut self, wait_ms: u64, complete: &dyn Fn(&Self) -> bool);
     /// Messages that a connection received and the stage has not taken yet.
     fn received(&self, name: &str) -> &[Message];
@@ -136,7 +138,8 @@ impl Scenario {
         }
     }
 
-    /// The `.proto` files of `fixtures/proto` with the types that the reference had linked in for this conversation.
+    /// The `.proto` files of `fixtures/proto` with the types that the reference had linked in for
+    /// this conversation.
     pub fn schema_files(&self) -> impl Iterator<Item = &'static str> {
         [("chatpb.", "chat.proto"), ("tpspb.", "tps.proto")]
             .into_iter()
@@ -377,7 +380,8 @@ impl Run<'_> {
         }
     }
 
-    /// A message in a form that is equal iff the decoded content is, with this gateway's channel ids.
+    /// A message in a form that is equal iff the decoded content is, with this gateway's channel
+    /// ids.
     fn print(&self, message: &Message, theirs: bool) -> String {
         let own = |id: u32| if theirs { self.ids.get(&id).copied().unwrap_or(id) } else { id };
         let mut body = self.decode(message);
@@ -485,15 +489,16 @@ enum Cause {
 enum Order {
     /// All of it: one thing was done.
     Whole,
-    /// Within each channel: messages to different channels have no mutual order (spec §1), nor have the notices about
-    /// a lost connection.
+    /// Within each channel: messages to different channels have no mutual order (spec §1), nor have
+    /// the notices about a lost connection.
     ByChannel,
     /// Not at all: several connections did something at once.
     None,
 }
 
 impl Order {
-    /// In a world one message may act on many channels, which the reference does in the loop of each.
+    /// In a world one message may act on many channels, which the reference does in the loop of
+    /// each.
     fn of(causes: &[Cause], world: bool) -> Order {
         match causes {
             [] | [Cause::Sent(_)] if world => Order::ByChannel,

@@ -1,8 +1,9 @@
-//! Changed corpus inputs for one target, many times and without libFuzzer:
-//! `cargo run --release -p throng-fuzz-targets --example storm -- replication_client 1000000 [seed]`.
+//! Changed corpus inputs for one target, many times and without libFuzzer: `cargo run --release -p
+//! throng-fuzz-targets --example storm -- replication_client 1000000 [seed]`.
 //!
-//! Inputs that were refused late or applied are not told apart: coverage is libFuzzer's business, numbers are this one's.
-//! An input with a finding is written to a file, to become a part of the corpus.
+//! Inputs that were refused late or applied are not told apart: coverage is libFuzzer's business,
+//! numbers are this one's. An input with a finding is written to a file, to become a part of the
+//! corpus.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::path::Path;

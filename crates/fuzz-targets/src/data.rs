@@ -9,8 +9,8 @@ use throng_gateway::data::{
 };
 use throng_wire::{WireType, fields};
 
-/// Updates of one channel. The first byte chooses the type, the second the merge options, the third a mask and the size
-/// of parts; then come updates, each behind a byte that says its length.
+/// Updates of one channel. The first byte chooses the type, the second the merge options, the third
+/// a mask and the size of parts; then come updates, each behind a byte that says its length.
 ///
 /// Asserts that
 /// - an update is merged exactly when it is valid, and a refused one changes nothing;
@@ -53,7 +53,8 @@ pub fn data(input: &[u8]) {
     delta.encode_messages(None, &mut messages);
     assert_eq!(messages.iter().map(|message| message.len()).sum::<usize>(), delta.encoded_len());
     if options.is_none() {
-        // With list options the reference's own deltas differ from its state; without, both must agree.
+        // With list options the reference's own deltas differ from its state; without, both must
+        // agree.
         for message in &messages {
             receiver.merge(message, None).expect("a delta is valid");
         }
@@ -81,7 +82,8 @@ pub fn data(input: &[u8]) {
     }
 }
 
-/// The types whose data is attacked: every shape of field, every merge profile, and one that nobody described.
+/// The types whose data is attacked: every shape of field, every merge profile, and one that nobody
+/// described.
 const TYPES: [&str; 10] = [
     "testpb.TestFieldMaskMessage",
     "testpb.TestMapMessage",
@@ -143,8 +145,9 @@ fn merge_options(bits: u8) -> Option<MergeOptions> {
     })
 }
 
-/// Whether two encodings hold the same records: the entries of a map have no order. Generated decoders are of no help,
-/// they refuse fields of another wire type, which the gateway keeps as unknown.
+/// Whether two encodings hold the same records: the entries of a map have no order. Generated
+/// decoders are of no help, they refuse fields of another wire type, which the gateway keeps as
+/// unknown.
 fn same(one: &[u8], other: &[u8]) -> bool {
     one == other || sorted(one, 0) == sorted(other, 0)
 }

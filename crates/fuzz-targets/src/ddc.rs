@@ -1,4 +1,5 @@
-//! Targets for the derived-data cache: compact binary, packages, compressed buffers, batch requests, routes.
+//! Targets for the derived-data cache: compact binary, packages, compressed buffers, batch
+//! requests, routes.
 
 use std::sync::Arc;
 
@@ -9,8 +10,9 @@ use throng_ddc::{Defect, Document, Field, IoHash, Style, Value, batch, check};
 
 /// A document of compact binary.
 ///
-/// Asserts that the two checks agree on what is readable, that what is readable survives being written again, in
-/// canonical form too, and that every rendering of it stays proportional to its size.
+/// Asserts that the two checks agree on what is readable, that what is readable survives being
+/// written again, in canonical form too, and that every rendering of it stays proportional to its
+/// size.
 pub fn compact_binary(input: &[u8]) {
     let defects = check(input);
     let document = Document::parse(input);
@@ -24,7 +26,8 @@ pub fn compact_binary(input: &[u8]) {
     let Ok(document) = document else { return };
     assert_eq!(document.bytes(), input);
     let json = document.to_json();
-    // The longest rendering of one byte is an item of an array, a character of control, or a moment of eight bytes.
+    // The longest rendering of one byte is an item of an array, a character of control, or a moment
+    // of eight bytes.
     assert!(json.len() <= 64 + 16 * input.len(), "{} bytes became {}", input.len(), json.len());
     assert!(document.attachments().len() * IoHash::BYTES <= input.len());
 
@@ -79,8 +82,8 @@ pub fn ddc_batch(input: &[u8]) {
 
 /// A compressed buffer. The first byte chooses how it is cut into reads.
 ///
-/// Asserts that the cut makes no difference, that raw data has exactly the declared size and hash, and that nothing more
-/// than it comes out.
+/// Asserts that the cut makes no difference, that raw data has exactly the declared size and hash,
+/// and that nothing more than it comes out.
 pub fn compressed_buffer(input: &[u8]) {
     let [cut, input @ ..] = input else { return };
     let is_oodle =
@@ -102,7 +105,8 @@ pub fn compressed_buffer(input: &[u8]) {
     assert_eq!(compressed::decompress(&written, 4096, None), Ok(Some(raw.to_vec())));
 }
 
-/// Stands for a decoder of Oodle: a block repeats its first byte, or is damaged, or finds the decoder out of order.
+/// Stands for a decoder of Oodle: a block repeats its first byte, or is damaged, or finds the
+/// decoder out of order.
 #[derive(Debug)]
 struct Repeats;
 
@@ -148,8 +152,9 @@ pub fn ddc_package(input: &[u8]) {
 
 /// A request: lines with method, path, query, `Accept` and `Range`.
 ///
-/// Asserts that what a route takes from a path are names as they are stored, that a name is read again as itself, that nothing
-/// is negotiated that was not offered, and that a range lies within the body.
+/// Asserts that what a route takes from a path are names as they are stored, that a name is read
+/// again as itself, that nothing is negotiated that was not offered, and that a range lies within
+/// the body.
 pub fn ddc_routes(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut lines = text.splitn(5, '\n');

@@ -1,5 +1,5 @@
-//! Targets for ENet: records, the range coder, one host that receives anything, two hosts over a bad network, and the gate
-//! of sealed sessions.
+//! Targets for ENet: records, the range coder, one host that receives anything, two hosts over a
+//! bad network, and the gate of sealed sessions.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -54,17 +54,19 @@ pub fn enet_range_coder(input: &[u8]) {
     }
 }
 
-/// Datagrams to a host with one connection, from its peer and from strangers. The first byte chooses the host's settings;
-/// then come steps: a byte of source and time, a byte of length and a datagram.
+/// Datagrams to a host with one connection, from its peer and from strangers. The first byte
+/// chooses the host's settings; then come steps: a byte of source and time, a byte of length and a
+/// datagram.
 ///
-/// Asserts that no address gets more bytes than it sent before it has proven itself, that nothing holds more than its
-/// limit, that the books balance, and that time gets on. One input in four has half a minute of silence at its end, after
-/// which nobody and nothing may be left.
+/// Asserts that no address gets more bytes than it sent before it has proven itself, that nothing
+/// holds more than its limit, that the books balance, and that time gets on. One input in four has
+/// half a minute of silence at its end, after which nobody and nothing may be left.
 pub fn enet_datagram(input: &[u8]) {
     bounded(DATAGRAM_BYTES_MAX, DATAGRAM_STEPS_MAX, || feed(input));
 }
 
-/// One host with 100,000 bytes for what it receives and 48 packets of 4,000 bytes to send, and the test's own buffers.
+/// One host with 100,000 bytes for what it receives and 48 packets of 4,000 bytes to send, and the
+/// test's own buffers.
 const DATAGRAM_BYTES_MAX: u64 = 1 << 20;
 const DATAGRAM_STEPS_MAX: u64 = 50_000;
 
@@ -216,7 +218,8 @@ impl Lone {
             assert!(datagrams < 2_000, "a host never stops sending");
             if let Some(source) = (0..SOURCES).find(|&source| address(source) == transmit.to) {
                 self.bytes_out[source] += buf.len();
-                // CONNECT is our own wish; what an address gets that we asked for a connection is our decision.
+                // CONNECT is our own wish; what an address gets that we asked for a connection is
+                // our decision.
                 let is_connect = buf.get(..2).is_some_and(|word| matches!(word, [0x8F | 0xCF, 0xFF]));
                 self.proven[source] |= is_connect;
             }
@@ -263,8 +266,9 @@ impl Lone {
 
 /// Two hosts over a network that does what the input says; at the end it heals.
 ///
-/// Asserts that reliable packets arrive once and in order, and all of them when the network has healed or the connection
-/// has ended with an event; that others arrive at most once and do not overtake within their lane, unless they may.
+/// Asserts that reliable packets arrive once and in order, and all of them when the network has
+/// healed or the connection has ended with an event; that others arrive at most once and do not
+/// overtake within their lane, unless they may.
 pub fn enet_session(input: &[u8]) {
     bounded(SESSION_BYTES_MAX, SESSION_STEPS_MAX, || play(input, false));
 }
@@ -323,7 +327,8 @@ struct Link {
     wires: [VecDeque<Vec<u8>>; 2],
     checksum: bool,
     is_hostile: bool,
-    /// Several connections have been: numbers start again with each, and what was promised in an old one is void.
+    /// Several connections have been: numbers start again with each, and what was promised in an
+    /// old one is void.
     sent: [Book; 2],
     got: [Book; 2],
     /// Connections asked for, and packets and connections together.
@@ -389,7 +394,8 @@ impl Link {
             self.total += 1;
             self.attempts += 1;
             self.peers[0] = self.hosts[0].connect(self.now, address(1), 4, self.attempts).ok();
-            // What is still on its way belongs to the old connection and must not count for the new one.
+            // What is still on its way belongs to the old connection and must not count for the new
+            // one.
             (self.sent, self.got) = Default::default();
             self.peers[1] = None;
         }
@@ -529,8 +535,8 @@ impl Link {
             })
         };
         for end in 0..2 {
-            // Rounds go from one deadline to the next. With a ping every few milliseconds they would end before a command
-            // is due again whose last round trips took many seconds.
+            // Rounds go from one deadline to the next. With a ping every few milliseconds they
+            // would end before a command is due again whose last round trips took many seconds.
             if let Some(peer) = self.peers[end] {
                 self.hosts[end].set_ping_interval(peer, Duration::from_millis(500));
             }
@@ -558,19 +564,20 @@ impl Link {
         }
         for host in &self.hosts {
             host.check_invariants();
-            // Of a connection that the client has forgotten the server hears nothing more; it ends by its timeout.
+            // Of a connection that the client has forgotten the server hears nothing more; it ends
+            // by its timeout.
             let connections = self.attempts as usize;
             assert!(host.held_bytes() <= 200_000 * connections && host.peer_count() <= connections);
         }
     }
 }
 
-/// Datagrams to a gate with one client inside, made up or made from what the client said. The first byte chooses whether
-/// plain ENet is allowed; then come steps: a byte that says what to do, a byte of length or position, and perhaps a
-/// datagram.
+/// Datagrams to a gate with one client inside, made up or made from what the client said. The first
+/// byte chooses whether plain ENet is allowed; then come steps: a byte that says what to do, a byte
+/// of length or position, and perhaps a datagram.
 ///
-/// Asserts that nothing is opened that the client did not seal, nothing twice, that nobody else gets in, and that nobody is
-/// answered with more bytes than it sent.
+/// Asserts that nothing is opened that the client did not seal, nothing twice, that nobody else
+/// gets in, and that nobody is answered with more bytes than it sent.
 pub fn enet_gate(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let (now, unix_s) = (Instant::from_millis(5), 1_000);

@@ -9,11 +9,11 @@ use throng_wire::MessagePack;
 
 use crate::Process;
 
-/// A process of one to three shards and up to sixteen peers. The first byte chooses the configuration, the second the
-/// number of shards; then come steps.
+/// A process of one to three shards and up to sixteen peers. The first byte chooses the
+/// configuration, the second the number of shards; then come steps.
 ///
-/// Asserts what [`Process`] asserts: what the gateway writes is readable, what waits is bounded, connections are counted
-/// right, timers do not spin, mail comes to rest.
+/// Asserts what [`Process`] asserts: what the gateway writes is readable, what waits is bounded,
+/// connections are counted right, timers do not spin, mail comes to rest.
 pub fn gateway(input: &[u8]) {
     let [config, shards, steps @ ..] = input else { return };
     let config = &CONFIGS[usize::from(*config) % CONFIGS.len()];

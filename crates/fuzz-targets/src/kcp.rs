@@ -6,11 +6,12 @@ use std::time::Duration;
 use throng_net::kcp::{Kcp, MTU, Profile, Side};
 use throng_stdx::Instant;
 
-/// Datagrams to one end of session 7. The first byte chooses side and profile; then come steps: a byte of time, a byte of
-/// length and a datagram. An odd time also sends something.
+/// Datagrams to one end of session 7. The first byte chooses side and profile; then come steps: a
+/// byte of time, a byte of length and a datagram. An odd time also sends something.
 ///
-/// Asserts that an end that was connected to sends no more bytes than it received until the peer's address is proven, that
-/// datagrams fit the network, that no more waits for the application than the window, and that time gets on.
+/// Asserts that an end that was connected to sends no more bytes than it received until the peer's
+/// address is proven, that datagrams fit the network, that no more waits for the application than
+/// the window, and that time gets on.
 pub fn kcp(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let side = if choice & 1 == 0 { Side::Accepts } else { Side::Connects };
@@ -53,7 +54,8 @@ pub fn kcp(input: &[u8]) {
 
 /// Two ends over a network that does what the input says; at the end the network heals.
 ///
-/// Asserts that each end receives a prefix of what the other sent, and all of it once the network has healed.
+/// Asserts that each end receives a prefix of what the other sent, and all of it once the network
+/// has healed.
 pub fn kcp_link(input: &[u8]) {
     let [choice, steps @ ..] = input else { return };
     let mut link = Link::new(profile(*choice), profile(choice >> 1));
@@ -71,7 +73,8 @@ pub fn kcp_link(input: &[u8]) {
             _ => link.damage(from, amount),
         }
     }
-    // Healed: everything arrives, in order. Twenty losses of one segment end a session; they may have happened already.
+    // Healed: everything arrives, in order. Twenty losses of one segment end a session; they may
+    // have happened already.
     for _ in 0..20_000 {
         if link.ends.iter().all(Kcp::is_flushed) || link.ends.iter().any(Kcp::is_dead) {
             break;
@@ -92,7 +95,8 @@ struct Link {
     ends: [Kcp; 2],
     /// Datagrams on their way from each end.
     wires: [VecDeque<Vec<u8>>; 2],
-    /// Bytes that each end sent, and of those the bytes that arrived. The n-th byte is a function of n.
+    /// Bytes that each end sent, and of those the bytes that arrived. The n-th byte is a function
+    /// of n.
     sent: [usize; 2],
     arrived: [usize; 2],
 }
@@ -155,7 +159,8 @@ impl Link {
         }
     }
 
-    /// Makes the first datagram one of another session: the checksum below KCP lets nothing worse through.
+    /// Makes the first datagram one of another session: the checksum below KCP lets nothing worse
+    /// through.
     fn damage(&mut self, from: usize, amount: usize) {
         if let Some(first) = self.wires[from].front_mut() {
             first[amount % 4] ^= 0x55;

@@ -1,11 +1,12 @@
 //! What a hostile peer may send.
 //!
-//! Each fuzz target is a function here: it takes any bytes, feeds them to a decoder as a peer or a file could, and
-//! asserts what must hold for every input. `fuzz/` gives the functions to libFuzzer; `tests/it/corpora.rs` replays what was
-//! found, with plain `cargo test` and without libFuzzer.
+//! Each fuzz target is a function here: it takes any bytes, feeds them to a decoder as a peer or a
+//! file could, and asserts what must hold for every input. `fuzz/` gives the functions to
+//! libFuzzer; `tests/it/corpora.rs` replays what was found, with plain `cargo test` and without
+//! libFuzzer.
 //!
-//! The promise of all targets: no panic, no memory beyond the stated limits, no hang. What each asserts on top of that
-//! stands at its function.
+//! The promise of all targets: no panic, no memory beyond the stated limits, no hang. What each
+//! asserts on top of that stands at its function.
 
 #![forbid(unsafe_code)]
 
@@ -89,8 +90,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "websocket", run: websocket },
 ];
 
-/// Runs a target's body and asserts that it never holds more than `bytes_max` bytes and takes at most `steps_max` turns of
-/// loops whose length depends on the input. Steps are counted where the code is built for fuzzing.
+/// Runs a target's body and asserts that it never holds more than `bytes_max` bytes and takes at
+/// most `steps_max` turns of loops whose length depends on the input. Steps are counted where the
+/// code is built for fuzzing.
 pub(crate) fn bounded(bytes_max: u64, steps_max: u64, run: impl FnOnce()) {
     #[cfg(fuzzing)]
     let before = throng_enet::steps();

@@ -1,4 +1,5 @@
-//! Targets for the matcher: frames, requests with any bodies, rule sets, snapshots, JSON bodies, records of the journal.
+//! Targets for the matcher: frames, requests with any bodies, rule sets, snapshots, JSON bodies,
+//! records of the journal.
 
 use throng_matcher::record::{Input, next_record, parse_input, read_record, write_record};
 use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope, json};
@@ -8,7 +9,8 @@ const START: u64 = 1_700_000_000_000;
 /// Inputs of one run.
 const REQUESTS_MAX: usize = 64;
 
-/// Frames of a stream: each whole one lies within what was given, and none is longer than the limit.
+/// Frames of a stream: each whole one lies within what was given, and none is longer than the
+/// limit.
 pub fn matcher_frame(bytes: &[u8]) {
     let mut rest = bytes;
     while let Ok(FrameSplit::Whole { header, body, used }) = split(rest, FRAME_BODY_BYTES_MAX) {
@@ -21,7 +23,8 @@ pub fn matcher_frame(bytes: &[u8]) {
     }
 }
 
-/// Requests: method, length, body, time that passes. Whatever they are, a snapshot gives the identical state back.
+/// Requests: method, length, body, time that passes. Whatever they are, a snapshot gives the
+/// identical state back.
 pub fn matcher_request(bytes: &[u8]) {
     let queue = QueueRules::parse(SEED_RULES.as_bytes()).expect("the seed is a rule set");
     let config = Config { queues: vec![queue], ..Config::default() };
@@ -81,8 +84,9 @@ pub fn matcher_snapshot(bytes: &[u8]) {
     }
 }
 
-/// A body of the HTTP interface. The first byte names the method. JSON that is taken comes back as JSON that says the same
-/// when it is taken again; with the first byte's top bit set, the rest is an answer's body, which gives JSON whatever it is.
+/// A body of the HTTP interface. The first byte names the method. JSON that is taken comes back as
+/// JSON that says the same when it is taken again; with the first byte's top bit set, the rest is
+/// an answer's body, which gives JSON whatever it is.
 pub fn matcher_json(bytes: &[u8]) {
     let Some((method, rest)) = bytes.split_first() else { return };
     let message = &METHODS[usize::from(method & 0x7F) % METHODS.len()];
@@ -109,8 +113,9 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-/// The journal of a matcher, whole or damaged: what is read can be written as it was, and the search behind damage finds
-/// only what checks. The same bytes as the body of one record, whose first byte is its type.
+/// The journal of a matcher, whole or damaged: what is read can be written as it was, and the
+/// search behind damage finds only what checks. The same bytes as the body of one record, whose
+/// first byte is its type.
 pub fn matcher_record(bytes: &[u8]) {
     let mut rest = bytes;
     while let Some(record) = read_record(rest).or_else(|| {

@@ -19,8 +19,8 @@ use throng_wire::{FrameWriter, MessagePack};
 
 /// All shards of one process, with a transport that takes everything at once unless told otherwise.
 ///
-/// After every input the outputs are drained, as the gateway's contract asks, and what the shards wrote is checked to be
-/// frames that a peer can read.
+/// After every input the outputs are drained, as the gateway's contract asks, and what the shards
+/// wrote is checked to be frames that a peer can read.
 pub struct Process {
     now: Instant,
     shards: Vec<Shard>,

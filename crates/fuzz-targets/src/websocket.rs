@@ -8,10 +8,12 @@ use throng_net::ws::{
     accept_response, request_head, write_close, write_message,
 };
 
-/// Frames as an endpoint receives them. The first byte chooses the role, the second how the stream is cut.
+/// Frames as an endpoint receives them. The first byte chooses the role, the second how the stream
+/// is cut.
 ///
-/// Asserts that the cut makes no difference, that no more than the allowed message comes out, that control payloads are
-/// short, that an error has a close code, and that any payload survives being sent.
+/// Asserts that the cut makes no difference, that no more than the allowed message comes out, that
+/// control payloads are short, that an error has a close code, and that any payload survives being
+/// sent.
 pub fn websocket(input: &[u8]) {
     let [role, cut, stream @ ..] = input else { return };
     let role = if role & 1 == 0 { Role::Server } else { Role::Client };
@@ -92,10 +94,11 @@ fn decode(role: Role, stream: &[u8], cut: usize) -> DecodedStream {
     outcome
 }
 
-/// An upgrade request, and the answer to one. The first byte chooses the policy, the second how the bytes are cut.
+/// An upgrade request, and the answer to one. The first byte chooses the policy, the second how the
+/// bytes are cut.
 ///
-/// Asserts that the cut makes no difference, that a refusal is a complete HTTP response, and that only a request that was
-/// allowed is accepted.
+/// Asserts that the cut makes no difference, that a refusal is a complete HTTP response, and that
+/// only a request that was allowed is accepted.
 pub fn handshake(input: &[u8]) {
     let [choice, cut, head @ ..] = input else { return };
     let mut policy = WsPolicy::default();
@@ -122,7 +125,8 @@ pub fn handshake(input: &[u8]) {
         None => assert!(head.len() < HEAD_BYTES_MAX),
     }
 
-    // The client's side: nothing that does not prove to have seen the request is taken for an answer.
+    // The client's side: nothing that does not prove to have seen the request is taken for an
+    // answer.
     let (_, mut reader) = request_head("game.example", "/play", None);
     for piece in head.chunks(usize::from(*cut).max(1)) {
         match reader.feed(piece) {

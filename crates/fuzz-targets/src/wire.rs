@@ -12,10 +12,11 @@ use throng_wire::{
     entry_len, forward_entry_len, replaypb, write_entry, write_forward_entry, write_frame,
 };
 
-/// A stream of frames. The first byte chooses the limits, the second how the stream is cut into reads.
+/// A stream of frames. The first byte chooses the limits, the second how the stream is cut into
+/// reads.
 ///
-/// Asserts that the cut makes no difference, that nothing is kept beyond one frame, and that every packet that was read
-/// reads the same after it was framed again, in either form and compression.
+/// Asserts that the cut makes no difference, that nothing is kept beyond one frame, and that every
+/// packet that was read reads the same after it was framed again, in either form and compression.
 pub fn frame(input: &[u8]) {
     let [limits, cut, stream @ ..] = input else { return };
     let limits = ReaderLimits {
@@ -99,7 +100,8 @@ fn comes_back(packet: &[u8], form: Form, compressor: Option<&mut Compressor>) ->
 
 /// A Snappy block, and bytes to compress.
 ///
-/// Asserts that no block yields more than the limit, and that compressing and decompressing gives back any bytes.
+/// Asserts that no block yields more than the limit, and that compressing and decompressing gives
+/// back any bytes.
 pub fn snappy(input: &[u8]) {
     let mut scratch = Scratch::default();
     for limit in [16, PACKET_BYTES_MAX] {
@@ -120,8 +122,8 @@ pub fn snappy(input: &[u8]) {
 
 /// A packet, read by hand and by the generated decoder.
 ///
-/// Asserts that whatever the generated decoder accepts is accepted, with the same messages, and that messages that were
-/// read are written so that both read them again.
+/// Asserts that whatever the generated decoder accepts is accepted, with the same messages, and
+/// that messages that were read are written so that both read them again.
 pub fn packet(input: &[u8]) {
     let ours = Packet::parse(input);
     if let Ok(theirs) = channeldpb::Packet::decode(input) {
@@ -154,7 +156,8 @@ fn owned(message: MessagePack<'_>) -> channeldpb::MessagePack {
 
 /// The bodies that are read by hand: forwarded messages and data updates.
 ///
-/// Asserts agreement with the generated decoder, and that what was read can be written and read again.
+/// Asserts agreement with the generated decoder, and that what was read can be written and read
+/// again.
 pub fn body(input: &[u8]) {
     let forward = Forward::parse(input);
     if let Ok(theirs) = channeldpb::ServerForwardMessage::decode(input) {

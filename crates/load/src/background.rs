@@ -1,12 +1,15 @@
-//! Work that stands for somebody else's machine and must not take the processor from what is measured.
+//! Work that stands for somebody else's machine and must not take the processor from what is
+//! measured.
 
-/// Puts the calling thread behind everybody else on this machine, also where the bench itself runs under a real-time
-/// policy. Where the system refuses, the thread goes on as it was.
+/// Puts the calling thread behind everybody else on this machine, also where the bench itself runs
+/// under a real-time policy. Where the system refuses, the thread goes on as it was.
 #[allow(unsafe_code)]
 pub(crate) fn enter() {
-    // SAFETY: the structure is plain numbers, for which zeros are valid: priority 0, which this policy wants.
+    // SAFETY: the structure is plain numbers, for which zeros are valid: priority 0, which this
+    // policy wants.
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    // SAFETY: both calls concern the calling thread (0) alone; the pointer is valid for the duration of the call.
+    // SAFETY: both calls concern the calling thread (0) alone; the pointer is valid for the
+    // duration of the call.
     unsafe {
         libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters);
         libc::setpriority(libc::PRIO_PROCESS, 0, NICE_MAX);

@@ -80,7 +80,8 @@ pub struct Owned {
 }
 
 impl Owned {
-    /// Starts `command`. The thread that calls this must live as long as the process: the kernel watches the thread.
+    /// Starts `command`. The thread that calls this must live as long as the process: the kernel
+    /// watches the thread.
     ///
     /// # Errors
     /// Those of the system.
@@ -97,7 +98,8 @@ impl Owned {
                 _ => Err(io::Error::last_os_error()),
             }
         };
-        // SAFETY: `bind` runs between fork and exec; it makes two system calls and does not allocate.
+        // SAFETY: `bind` runs between fork and exec; it makes two system calls and does not
+        // allocate.
         let child = unsafe { command.pre_exec(bind) }.spawn()?;
         Ok(Self { child, ending: Arc::default() })
     }
@@ -109,7 +111,8 @@ impl Owned {
         std::thread::spawn(move || {
             // SAFETY: a siginfo_t is plain data, for which zeros are valid.
             let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-            // The child stays to be waited for by its owner; once that has happened, this ends with an error.
+            // The child stays to be waited for by its owner; once that has happened, this ends with
+            // an error.
             let flags = libc::WEXITED | libc::WNOWAIT;
             // SAFETY: `info` is valid for writes during the call.
             let ended = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, flags) } == 0;
@@ -168,7 +171,8 @@ impl Drop for Owned {
             return;
         }
         self.ending.store(true, Ordering::Release);
-        // SAFETY: the process is our child and has not been waited for, so its id cannot belong to anyone else.
+        // SAFETY: the process is our child and has not been waited for, so its id cannot belong to
+        // anyone else.
         unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
         let started = Instant::now();
         while started.elapsed() < STOP_PATIENCE {
@@ -362,7 +366,8 @@ fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The bare writer as a process of its own, so that its CPU time can be told from ours. Ended when dropped.
+/// The bare writer as a process of its own, so that its CPU time can be told from ours. Ended when
+/// dropped.
 #[derive(Debug)]
 pub struct BareWriter {
     child: Owned,

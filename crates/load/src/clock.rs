@@ -6,8 +6,8 @@ use std::time::Duration;
 
 /// Nanoseconds of the machine's monotonic clock.
 ///
-/// The origin is the same for every process of one machine, so a stamp written by one process can be compared in
-/// another.
+/// The origin is the same for every process of one machine, so a stamp written by one process can
+/// be compared in another.
 pub fn now_ns() -> u64 {
     // The monotonic clock exists on every system this crate builds for.
     read(libc::CLOCK_MONOTONIC).map_or(0, nanoseconds)
@@ -23,7 +23,8 @@ pub fn process_cpu() -> Duration {
     read(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
 }
 
-/// The CPU clock of another process of this machine: user and system time of all its threads, in nanoseconds.
+/// The CPU clock of another process of this machine: user and system time of all its threads, in
+/// nanoseconds.
 ///
 /// `/proc/<pid>/stat` counts in ticks of 10 ms; a gateway that idles needs finer.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,8 @@
-//! The end of a run before its time: Ctrl-C, a server of ours that ended by itself, a case that exceeds its limit.
+//! The end of a run before its time: Ctrl-C, a server of ours that ended by itself, a case that
+//! exceeds its limit.
 //!
-//! Every loop that waits asks [`requested`]. The first Ctrl-C ends a run in good order, the second one ends the process.
+//! Every loop that waits asks [`requested`]. The first Ctrl-C ends a run in good order, the second
+//! one ends the process.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +10,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Time that a case which exceeded its limit has to end; after that the process ends, and its children with it.
+/// Time that a case which exceeded its limit has to end; after that the process ends, and its
+/// children with it.
 const UNWIND: Duration = Duration::from_secs(60);
 
 static SIGNALLED: AtomicBool = AtomicBool::new(false);

@@ -89,8 +89,8 @@ pub struct Sample {
     pub server_cores: Option<f64>,
     /// Resident memory of the server.
     pub server_resident_bytes: Option<u64>,
-    /// Duration of the server's ticks in milliseconds: the mean of its rounds of work, or the latest tick of the
-    /// reference, whichever its metrics page has.
+    /// Duration of the server's ticks in milliseconds: the mean of its rounds of work, or the
+    /// latest tick of the reference, whichever its metrics page has.
     pub tick_ms: Option<f64>,
     /// Frames per second of the simulated game server.
     pub frames_per_s: f64,

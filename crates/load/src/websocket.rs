@@ -44,7 +44,8 @@ impl ClientSide {
         Self { carry: Vec::new(), open: false, payload_left: 0, reply: Vec::new(), masks: Rng::new(seed) }
     }
 
-    /// The upgrade request. The key is constant: nothing depends on its being fresh when no proxy is in between.
+    /// The upgrade request. The key is constant: nothing depends on its being fresh when no proxy
+    /// is in between.
     pub(crate) fn request(&self, host: SocketAddr) -> String {
         format!(
             "GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\

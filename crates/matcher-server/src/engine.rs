@@ -16,7 +16,8 @@ use crate::trials::Trials;
 /// The state machine with what its inputs and outputs need.
 pub(crate) struct Engine {
     pub(crate) matcher: Matcher,
-    /// Inputs are written here before they have an effect that anybody sees; `None`: a restart begins empty.
+    /// Inputs are written here before they have an effect that anybody sees; `None`: a restart
+    /// begins empty.
     pub(crate) journal: Option<Journal>,
     pub(crate) notices: Notices,
     pub(crate) policies: Policies,
@@ -107,8 +108,8 @@ impl Engine {
         }
     }
 
-    /// Writes the batch to the journal, and a snapshot where one pays. Returns the mark whose durability its answers wait
-    /// for; 0 for no wait.
+    /// Writes the batch to the journal, and a snapshot where one pays. Returns the mark whose
+    /// durability its answers wait for; 0 for no wait.
     pub(crate) fn commit(&mut self, now: u64) -> io::Result<u64> {
         let Some(journal) = &mut self.journal else { return Ok(0) };
         if journal.has_failed() {
@@ -120,7 +121,8 @@ impl Engine {
         Ok(mark)
     }
 
-    /// Writes a last snapshot after a commit, so that the next start replays nothing. While a tick goes on there is none.
+    /// Writes a last snapshot after a commit, so that the next start replays nothing. While a tick
+    /// goes on there is none.
     pub(crate) fn last_snapshot(&mut self, now: u64) {
         self.snapshot(now, Journal::has_news);
     }

@@ -8,7 +8,8 @@ use throng_wire::matcher::{
 
 use crate::service::DEADLINE_MS;
 
-/// Returns whether a request's deadline (ms after its arrival, 0 is the default) passed while others of its batch were executed.
+/// Returns whether a request's deadline (ms after its arrival, 0 is the default) passed while
+/// others of its batch were executed.
 pub(crate) fn is_late(spent_us: u64, deadline_ms: u32) -> bool {
     u128::from(spent_us) > deadline_of(deadline_ms).as_micros()
 }

@@ -18,7 +18,8 @@ pub(crate) fn boot_time() -> Instant {
     Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// The permission to serve, which a lease gives and takes. Without one the matcher always serves. Cheap to clone.
+/// The permission to serve, which a lease gives and takes. Without one the matcher always serves.
+/// Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Gate(Option<Arc<Leased>>);
 

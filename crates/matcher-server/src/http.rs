@@ -47,7 +47,8 @@ pub struct HttpOptions {
     pub tokens: Tokens,
     /// Connections at a time; more wait in the kernel's queue.
     pub connections_max: usize,
-    /// Requests whose bodies are in memory at a time, at most 1 MiB each; more are answered with `OVERLOADED`.
+    /// Requests whose bodies are in memory at a time, at most 1 MiB each; more are answered with
+    /// `OVERLOADED`.
     pub requests_max: usize,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
@@ -176,8 +177,8 @@ async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answe
     Ok(reply(200, text))
 }
 
-/// Pages of other sites reach a listener of this machine through the browser that runs them, and may point a name of
-/// their own at it.
+/// Pages of other sites reach a listener of this machine through the browser that runs them, and
+/// may point a name of their own at it.
 fn refuse_strange_pages(shared: &Shared, request: &Request<Incoming>) -> Result<(), Refusal> {
     let headers = request.headers();
     // HTTP/2 names the host in the request's target.
@@ -234,7 +235,8 @@ fn server_of_role(method: &Method, body: &[u8]) -> String {
     role.unwrap_or_default()
 }
 
-/// Any text makes a request key: 32 hex digits, with or without dashes, as they are, anything else by its hash.
+/// Any text makes a request key: 32 hex digits, with or without dashes, as they are, anything else
+/// by its hash.
 fn request_key(text: &str) -> [u8; 16] {
     let plain = text.replace('-', "");
     // A sign is no digit.
@@ -251,8 +253,8 @@ fn request_key(text: &str) -> [u8; 16] {
     hash.to_be_bytes()
 }
 
-/// A header that says who calls or which call it is. One that cannot be read must not count as none: the call would be
-/// somebody else's, or have its effect twice.
+/// A header that says who calls or which call it is. One that cannot be read must not count as
+/// none: the call would be somebody else's, or have its effect twice.
 fn named<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };

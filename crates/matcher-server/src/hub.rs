@@ -36,7 +36,8 @@ pub(crate) const MODES_REPORTED: usize = 100;
 pub(crate) const QUEUES_REPORTED: usize = 100;
 /// Output that a connection may leave untaken before its requests wait in its socket.
 const OUT_BYTES_MAX: usize = 4 << 20;
-/// Output beyond which no further notify frame is made: entries that wait in the session can still be collapsed.
+/// Output beyond which no further notify frame is made: entries that wait in the session can still
+/// be collapsed.
 const OUT_BYTES_NOTIFY: usize = 512 << 10;
 
 pub(crate) struct Conn {
@@ -281,7 +282,8 @@ impl Hub {
         self.conns.iter().flatten().any(|conn| !conn.out.is_empty())
     }
 
-    /// Time when the engine has something to do, in ms since the epoch. Without the lease it has nothing.
+    /// Time when the engine has something to do, in ms since the epoch. Without the lease it has
+    /// nothing.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
         if self.guard.is_open { self.engine.next_timeout() } else { None }
     }
@@ -496,7 +498,8 @@ impl Hub {
         }
     }
 
-    /// Executes the frames at the front of `bytes`; returns how many bytes they took, or `None` for nonsense.
+    /// Executes the frames at the front of `bytes`; returns how many bytes they took, or `None` for
+    /// nonsense.
     fn frames(&mut self, index: usize, conn: &mut Conn, bytes: &[u8]) -> Option<usize> {
         let mut used = 0;
         while !conn.closing {

@@ -7,13 +7,14 @@
 //!
 //! Records are those of [`throng_matcher::record`].
 //!
-//! It uses the store's [`Fs`], not its log: that one maps keys to blobs and may drop what a later record overwrites,
-//! while here the order of all records is the content. Sharing the file system means sharing the simulated disk of the
-//! power-failure tests.
+//! It uses the store's [`Fs`], not its log: that one maps keys to blobs and may drop what a later
+//! record overwrites, while here the order of all records is the content. Sharing the file system
+//! means sharing the simulated disk of the power-failure tests.
 //!
-//! A record that does not check ends the log when nothing behind it proves that it had been durable: it was being
-//! written when the power failed. A later record that says "everything up to here is on disk" proves the opposite, and
-//! then the disk lost something that was promised: the start stops, unless it is told to salvage.
+//! A record that does not check ends the log when nothing behind it proves that it had been
+//! durable: it was being written when the power failed. A later record that says "everything up to
+//! here is on disk" proves the opposite, and then the disk lost something that was promised: the
+//! start stops, unless it is told to salvage.
 
 mod replay;
 
@@ -46,8 +47,8 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
 pub enum Durability {
     /// Nothing is written; a restart begins empty.
     None,
-    /// After the input was handed to the system, which has it on disk within 50 ms: the end of the process loses
-    /// nothing, a power failure at most that much, always a prefix.
+    /// After the input was handed to the system, which has it on disk within 50 ms: the end of the
+    /// process loses nothing, a power failure at most that much, always a prefix.
     Async,
     /// After the input is on disk. All that wait share a flush.
     Sync,
@@ -262,8 +263,8 @@ impl Journal {
         journal.append(now, Input::Rules { number: RULES, release: env!("CARGO_PKG_VERSION") });
         let matcher = match matcher {
             Some(mut matcher) => {
-                // Later than all before, also after a clock that went back: epochs of streams begin at the time of the
-                // start, and two starts in one moment would share them.
+                // Later than all before, also after a clock that went back: epochs of streams begin
+                // at the time of the start, and two starts in one moment would share them.
                 let now = now.max(matcher.now() + 1);
                 journal.append(now, Input::Configure(&config_json(&config)));
                 matcher.reconfigure(config);
@@ -288,8 +289,8 @@ impl Journal {
         self.sequence += 1;
     }
 
-    /// Hands what was appended to the system. Returns the number of the next record: what came before is on disk when
-    /// [`durable`](Journal::durable) has reached it.
+    /// Hands what was appended to the system. Returns the number of the next record: what came
+    /// before is on disk when [`durable`](Journal::durable) has reached it.
     ///
     /// # Errors
     /// As the system says; the journal is unusable then.
@@ -336,7 +337,8 @@ impl Journal {
         self.flusher.flushes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether a flush failed: nothing that was not durable before may be promised any more.
+    /// Returns whether a flush failed: nothing that was not durable before may be promised any
+    /// more.
     pub(crate) fn has_failed(&self) -> bool {
         self.flusher.failed.load(Ordering::Acquire) > 0
     }

@@ -1,4 +1,5 @@
-//! The matcher as a service: one thread that owns the state machine, its journal and its connections.
+//! The matcher as a service: one thread that owns the state machine, its journal and its
+//! connections.
 //!
 //! ```text
 //!  TCP, TLS ──▶ net::EventLoop ──▶ frames ──▶ Engine: Matcher::handle + journal ──▶ answers, notices
@@ -6,8 +7,9 @@
 //!  in-process, HTTP ──▶ Handle (mailbox) ────────┘            answers wait for the disk ┘ (durability = sync)
 //! ```
 //!
-//! [`start`] opens the listener and returns a [`Service`]; its [`Handle`] makes calls from the same process. Everything
-//! that arrives in one read is executed as one batch: one write to the journal, one write per connection.
+//! [`start`] opens the listener and returns a [`Service`]; its [`Handle`] makes calls from the same
+//! process. Everything that arrives in one read is executed as one batch: one write to the journal,
+//! one write per connection.
 #![forbid(unsafe_code)]
 
 mod engine;
@@ -48,7 +50,8 @@ pub use watch::Watch;
 pub struct Report {
     /// Requests by method name.
     pub requests: Vec<(&'static str, u64)>,
-    /// By method name, from the arrival of a request's batch to its answer, in s; waiting for the disk not included.
+    /// By method name, from the arrival of a request's batch to its answer, in s; waiting for the
+    /// disk not included.
     pub latencies: Vec<(&'static str, throng_matcher::Histogram)>,
     /// Answers that were refusals, by status name.
     pub errors: Vec<(&'static str, u64)>,
@@ -70,7 +73,8 @@ pub struct Report {
     pub notices_queued: u64,
     /// Frames with entries.
     pub batches_sent: u64,
-    /// Requests that were executed as one batch, with one write to the journal; `None` before the first report.
+    /// Requests that were executed as one batch, with one write to the journal; `None` before the
+    /// first report.
     pub requests_per_batch: Option<throng_matcher::Histogram>,
     /// Entries that went out in one frame; `None` before the first report.
     pub notices_per_frame: Option<throng_matcher::Histogram>,

@@ -131,8 +131,8 @@ async fn next_batch(mut watch: Watch) -> Option<(Batch, Watch)> {
 
 type Next = Pin<Box<dyn Future<Output = Option<(Batch, Watch)>> + Send>>;
 
-/// Notifications as a body of Server-Sent Events. It is asked for more when the connection has taken what there was, so
-/// that what a slow reader leaves waits in the [`Watch`].
+/// Notifications as a body of Server-Sent Events. It is asked for more when the connection has
+/// taken what there was, so that what a slow reader leaves waits in the [`Watch`].
 pub(crate) struct Events {
     next: Option<Next>,
     alive: tokio::time::Interval,

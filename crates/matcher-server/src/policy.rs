@@ -22,9 +22,9 @@ const VERDICT_BYTES_MAX: usize = 64 << 10;
 
 /// Decides about rooms, in a program that embeds the matcher.
 pub trait Policy: Send + Sync {
-    /// Answers a question at once, or with `None` later, through `later`. Called on the matcher's thread: must not block.
-    /// What waits for a verdict that does not come in time fails with `POLICY_UNAVAILABLE`; questions that nothing waits
-    /// for need none.
+    /// Answers a question at once, or with `None` later, through `later`. Called on the matcher's
+    /// thread: must not block. What waits for a verdict that does not come in time fails with
+    /// `POLICY_UNAVAILABLE`; questions that nothing waits for need none.
     fn ask(&self, question: &PolicyRequest, later: Later) -> Option<Verdict>;
 }
 
@@ -67,8 +67,9 @@ impl Policies {
         self
     }
 
-    /// Asks those that are `http://` or `https://` URLs: a POST with the question as JSON, answered with a verdict as JSON.
-    /// Calls run on `runtime` and end after `limit`; `tls` says who is trusted.
+    /// Asks those that are `http://` or `https://` URLs: a POST with the question as JSON, answered
+    /// with a verdict as JSON. Calls run on `runtime` and end after `limit`; `tls` says who is
+    /// trusted.
     #[must_use]
     pub fn with_remote(
         mut self,

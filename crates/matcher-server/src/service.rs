@@ -31,7 +31,8 @@ use crate::watch::Watch;
 const TIDY_MS: u64 = 200;
 /// Posts from this process that wait for the matcher's thread: some 100 ms of its work.
 pub const INBOX_MAX: usize = 65_536;
-/// A request that was not executed so long after its arrival is answered with `TIMEOUT`, unless it says otherwise.
+/// A request that was not executed so long after its arrival is answered with `TIMEOUT`, unless it
+/// says otherwise.
 pub(crate) const DEADLINE_MS: u64 = 3_000;
 /// Time that output gets to leave at the end.
 const GOODBYE: Duration = Duration::from_millis(300);
@@ -166,8 +167,9 @@ impl fmt::Debug for Handle {
 }
 
 impl Handle {
-    /// Sends a request; its `reply` is called once, unless the service ends first. With [`INBOX_MAX`] waiting it is
-    /// called at once, with `OVERLOADED`. One that waits for more than 3 s is answered with `TIMEOUT` and has no effect.
+    /// Sends a request; its `reply` is called once, unless the service ends first. With
+    /// [`INBOX_MAX`] waiting it is called at once, with `OVERLOADED`. One that waits for more than
+    /// 3 s is answered with `TIMEOUT` and has no effect.
     pub fn call(&self, call: Call) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if *self.ended.borrow() {
@@ -213,8 +215,8 @@ impl Handle {
         receiver.recv().map_err(drop)
     }
 
-    /// Takes the notifications of a server, from now or after (epoch, number); epoch 0 is the current one. Replaces its
-    /// session, if it has one. Answers the subscription's number.
+    /// Takes the notifications of a server, from now or after (epoch, number); epoch 0 is the
+    /// current one. Replaces its session, if it has one. Answers the subscription's number.
     pub fn subscribe(&self, srv: &str, after: Option<(u64, u64)>, sink: Sink) -> u64 {
         let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
         self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
@@ -240,12 +242,12 @@ impl Handle {
         self.post(Post::Unsubscribe { srv: srv.to_owned(), id });
     }
 
-    /// Asks a method that changes nothing, in the JSON of the HTTP interface, with an operator's rights. Not for the
-    /// matcher's own thread.
+    /// Asks a method that changes nothing, in the JSON of the HTTP interface, with an operator's
+    /// rights. Not for the matcher's own thread.
     ///
     /// # Errors
-    /// An HTTP status and what stands in the way: no such method, one that changes something, a body that does not fit, or
-    /// the matcher's own problem as JSON.
+    /// An HTTP status and what stands in the way: no such method, one that changes something, a
+    /// body that does not fit, or the matcher's own problem as JSON.
     pub fn ask_json(&self, method: &str, request: &str) -> Result<String, (u16, String)> {
         let Some(method) = method_named(method).filter(|method| !method.mutates) else {
             return Err((404, format!("no method that changes nothing is called `{method}`")));
@@ -253,7 +255,8 @@ impl Handle {
         self.operate(method, request)
     }
 
-    /// Makes or replaces a queue, in the same JSON, with an operator's rights. Not for the matcher's own thread.
+    /// Makes or replaces a queue, in the same JSON, with an operator's rights. Not for the
+    /// matcher's own thread.
     ///
     /// # Errors
     /// As [`ask_json`](Handle::ask_json).
@@ -464,11 +467,12 @@ pub struct Verified {
     pub elapsed: Duration,
 }
 
-/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing to it, a torn end stays
-/// for the next start to cut.
+/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing to
+/// it, a torn end stays for the next start to cut.
 ///
 /// # Errors
-/// A journal that cannot be read, also because a matcher runs in the folder; `Unknown` when the two replays differ, which is a defect of the matcher.
+/// A journal that cannot be read, also because a matcher runs in the folder; `Unknown` when the two
+/// replays differ, which is a defect of the matcher.
 pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, JournalError> {
     let fs =
         Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
@@ -489,8 +493,8 @@ pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, Jo
     Ok(Verified { records: first.0, sequence: first.1, digest, elapsed: first.3 })
 }
 
-/// Replays the journal in a folder and leaves only a snapshot of the state, which a later release reads. Gives the number of
-/// records that it replayed.
+/// Replays the journal in a folder and leaves only a snapshot of the state, which a later release
+/// reads. Gives the number of records that it replayed.
 ///
 /// # Errors
 /// A journal that cannot be read, also because a matcher runs in the folder.

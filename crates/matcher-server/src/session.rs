@@ -146,7 +146,8 @@ impl Session {
         (self.ends.len() - self.replaced.0) as u64
     }
 
-    /// Queues an entry. One of the same `collapse` that was not sent goes for it; the numbers behind that one move up.
+    /// Queues an entry. One of the same `collapse` that was not sent goes for it; the numbers
+    /// behind that one move up.
     pub(crate) fn push(&mut self, entry: &[u8], collapse: u64) -> Queued {
         let earlier = if collapse == 0 { None } else { self.by_key.get(&collapse).copied() };
         if let Some(at) = earlier {
@@ -239,7 +240,8 @@ impl Session {
         !self.sealed.is_empty()
     }
 
-    /// The next frame's worth of the entries before position `limit`: number of the last, body, how many.
+    /// The next frame's worth of the entries before position `limit`: number of the last, body, how
+    /// many.
     fn take(&mut self, limit: u64) -> Option<(u64, Vec<u8>, u64)> {
         let within = self.ends.len().min(limit.saturating_sub(self.base) as usize);
         let (mut taken, mut entries, mut bytes) = (0, 0, 0);
@@ -284,8 +286,8 @@ impl Session {
         Some((seq, body, entries))
     }
 
-    /// Appends the next notify frame, which is durable with `mark`, to `out` and keeps it for a resumption. Its entries;
-    /// `None` when there was nothing.
+    /// Appends the next notify frame, which is durable with `mark`, to `out` and keeps it for a
+    /// resumption. Its entries; `None` when there was nothing.
     pub(crate) fn write_frame(&mut self, now: u64, mark: u64, out: &mut Vec<u8>) -> Option<u64> {
         let (seq, body, entries) = self.take(u64::MAX)?;
         self.framed = mark;
@@ -294,8 +296,8 @@ impl Session {
         Some(entries)
     }
 
-    /// Gives what is queued and durable to the sink, as far as it takes it, and says of each batch how many entries it has.
-    /// `false` when the sink is gone.
+    /// Gives what is queued and durable to the sink, as far as it takes it, and says of each batch
+    /// how many entries it has. `false` when the sink is gone.
     pub(crate) fn feed_sink(&mut self, now: u64, durable: u64, mut given: impl FnMut(u64)) -> bool {
         while let Some((_, limit)) = self.sealed.pop_front_if(|(mark, _)| *mark <= durable) {
             self.open = limit;
@@ -312,7 +314,8 @@ impl Session {
         true
     }
 
-    /// Begins a new epoch if a sink would get frames now that wait for the journal on their way to a connection.
+    /// Begins a new epoch if a sink would get frames now that wait for the journal on their way to
+    /// a connection.
     pub(crate) fn change_to_sink(&mut self, durable: u64) {
         if self.framed > durable {
             self.reset();
@@ -369,8 +372,8 @@ impl Session {
         }
     }
 
-    /// Goes on behind `seq` of `epoch` if all that follows is still here: appends the frames again. Otherwise begins a
-    /// new epoch.
+    /// Goes on behind `seq` of `epoch` if all that follows is still here: appends the frames again.
+    /// Otherwise begins a new epoch.
     pub(crate) fn resume(&mut self, epoch: u64, seq: u64, out: &mut Vec<u8>) -> bool {
         let whole_frames = seq == self.forgotten || self.sent.iter().any(|(last, ..)| *last == seq);
         let nothing_missed = seq.checked_add(1) == Some(self.next());
@@ -477,7 +480,8 @@ mod tests {
         assert_eq!(frames(&out), [(3, b"joiny1x2".to_vec())]);
     }
 
-    /// The stream as lists: what waits with its key, how many of it are open, and how many more with each mark.
+    /// The stream as lists: what waits with its key, how many of it are open, and how many more
+    /// with each mark.
     #[derive(Default)]
     struct Model {
         waiting: Vec<(Vec<u8>, u64)>,

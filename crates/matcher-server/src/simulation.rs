@@ -1,5 +1,6 @@
-//! Everything together, in virtual time and from a seed: the production hub, engine, journal and state machine, with
-//! servers that lose their connections, read slowly or not at all, a clock that jumps, and a process that is killed.
+//! Everything together, in virtual time and from a seed: the production hub, engine, journal and
+//! state machine, with servers that lose their connections, read slowly or not at all, a clock that
+//! jumps, and a process that is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -387,7 +388,8 @@ impl Simulation {
         }
         self.turn(&asked);
         for server in 0..self.servers.len() {
-            // Some look at their mail now and then only, and what is in it when the connection ends is lost.
+            // Some look at their mail now and then only, and what is in it when the connection ends
+            // is lost.
             if self.servers[server].subscription.is_some() && self.rng.chance(0.7) {
                 self.read(server);
             }
@@ -401,7 +403,8 @@ impl Simulation {
         }
     }
 
-    /// Nobody knows whether a request was done whose answer the crash took: asking again does it once.
+    /// Nobody knows whether a request was done whose answer the crash took: asking again does it
+    /// once.
     fn ask_again(&mut self, asked: &[SentRequest]) {
         let again: Vec<SentRequest> =
             asked.iter().map(|asked| self.call(asked.server, asked.method, asked.body.clone())).collect();

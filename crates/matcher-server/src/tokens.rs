@@ -23,8 +23,8 @@ pub struct TokensError {
 }
 
 impl Tokens {
-    /// Reads a file's content: a token, its scope and, if it is for one server only, that server's id in a line. `#`
-    /// starts a comment.
+    /// Reads a file's content: a token, its scope and, if it is for one server only, that server's
+    /// id in a line. `#` starts a comment.
     ///
     /// # Errors
     /// The first line that is none of this.
@@ -56,8 +56,8 @@ impl Tokens {
         self.0.is_empty()
     }
 
-    /// Scope of a caller with `secret` as `srv`; `None` if it may not even connect. Takes as long whichever token it
-    /// is.
+    /// Scope of a caller with `secret` as `srv`; `None` if it may not even connect. Takes as long
+    /// whichever token it is.
     #[must_use]
     pub fn scope(&self, secret: &str, srv: &str) -> Option<Scope> {
         if self.is_open() {

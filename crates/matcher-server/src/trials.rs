@@ -1,4 +1,5 @@
-//! Trials of rule sets: copied between other inputs, worked out on threads of their own, few at a time.
+//! Trials of rule sets: copied between other inputs, worked out on threads of their own, few at a
+//! time.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

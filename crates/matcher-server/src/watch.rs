@@ -1,4 +1,5 @@
-//! A server's notifications for readers in this process: bounded, and never in the way of the matcher.
+//! A server's notifications for readers in this process: bounded, and never in the way of the
+//! matcher.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,14 +9,16 @@ use tokio::sync::Notify;
 use crate::service::Handle;
 use crate::session::{Batch, Sink, Taken};
 
-/// Bytes that wait for a reader here before the matcher keeps the rest in its own queue, where entries may still be
-/// collapsed and whose bound is the destination's: beyond it the stream begins anew.
+/// Bytes that wait for a reader here before the matcher keeps the rest in its own queue, where
+/// entries may still be collapsed and whose bound is the destination's: beyond it the stream begins
+/// anew.
 const BYTES_MAX: usize = 1 << 20;
 
-/// The notifications of one server, in order. Dropping it ends the server's session; its grace period begins.
+/// The notifications of one server, in order. Dropping it ends the server's session; its grace
+/// period begins.
 ///
-/// The first batch has no entries: it says where the stream stands. Another epoch than the one before, there or later,
-/// means that entries are missing: refetch with `ListMine`.
+/// The first batch has no entries: it says where the stream stands. Another epoch than the one
+/// before, there or later, means that entries are missing: refetch with `ListMine`.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
@@ -82,8 +85,8 @@ impl Watch {
         (Watch { shared, handle, srv: srv.to_owned(), id }, sink)
     }
 
-    /// The next batch; `None` after the last, when another session of the server began or the matcher ended. May be
-    /// dropped before it is done, nothing is lost then.
+    /// The next batch; `None` after the last, when another session of the server began or the
+    /// matcher ended. May be dropped before it is done, nothing is lost then.
     pub async fn next(&mut self) -> Option<Batch> {
         loop {
             if let Some(end) = self.try_next() {

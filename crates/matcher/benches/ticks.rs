@@ -1,4 +1,5 @@
-//! Cost of a tick over 100,000 searching tickets: matching, rooms, seats and notices, without sessions and sockets.
+//! Cost of a tick over 100,000 searching tickets: matching, rooms, seats and notices, without
+//! sessions and sockets.
 //!
 //! `cargo bench -p throng-matcher`; `cargo test -p throng-matcher --benches` runs each once.
 
@@ -14,7 +15,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const TICKETS: u64 = 100_000;
 const START_MS: u64 = 1_700_000_000_000;
 const TICK_MS: u64 = 10_000;
-/// Tickets come evenly from some time before a tick until shortly before it: their waits differ, and none relaxes.
+/// Tickets come evenly from some time before a tick until shortly before it: their waits differ,
+/// and none relaxes.
 const FIRST_MS: u64 = START_MS + 300;
 const FILL_MS: u64 = 9_400;
 

@@ -452,7 +452,8 @@ impl Matcher {
         backfill.rev += 1;
     }
 
-    /// A match does not fit its backfill's room any more: its tickets search on, the backfill offers what there is.
+    /// A match does not fit its backfill's room any more: its tickets search on, the backfill
+    /// offers what there is.
     pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: u32, backfill: u32) {
         self.break_match_of_backfill(turn, index, "room_closed");
         let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room.index));

@@ -18,7 +18,8 @@ pub struct Config {
     pub key_ttl_ms: u64,
     /// Request keys kept of one server; beyond, the oldest are forgotten.
     pub keys_per_server: usize,
-    /// Queues that exist from the start; one that was changed while running is as written here after a restart.
+    /// Queues that exist from the start; one that was changed while running is as written here
+    /// after a restart.
     pub queues: Vec<QueueRules>,
     /// Live tickets one player may have.
     pub tickets_per_player: usize,
@@ -47,7 +48,8 @@ impl Default for Config {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModeRules {
-    /// Most members, 1 to 10,000, as far as their infos have space in the 256 KiB of a room's; 0 admits nobody.
+    /// Most members, 1 to 10,000, as far as their infos have space in the 256 KiB of a room's; 0
+    /// admits nobody.
     pub capacity: u32,
     /// Limits of a newcomer's `FloatData`.
     pub limits: Vec<Limit>,
@@ -75,7 +77,8 @@ pub struct ModeRules {
     pub snapshot: Snapshot,
     /// True if later values replace earlier ones that were not sent yet.
     pub collapse: bool,
-    /// Policy that decides besides these rules: a URL, or the name of a policy of the process. Empty: none.
+    /// Policy that decides besides these rules: a URL, or the name of a policy of the process.
+    /// Empty: none.
     pub policy: String,
     /// Points at which the policy is asked; a point less is a request less.
     pub policy_points: Vec<HookPoint>,
@@ -107,13 +110,15 @@ impl Default for ModeRules {
 /// A point in a room's life where its policy has a say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum HookPoint {
-    /// Before a room is made: may veto, and fill `Data`. Also for the server of a match, with `assign = "policy"`.
+    /// Before a room is made: may veto, and fill `Data`. Also for the server of a match, with
+    /// `assign = "policy"`.
     OnCreate,
     /// Before roles are added: may veto.
     OnAddingRoles,
     /// With roles added, before anybody hears of it: may change the room.
     OnAddedRoles,
-    /// Before a role is removed: may change the room. Told only, when the role is lost or the room ends.
+    /// Before a role is removed: may change the room. Told only, when the role is lost or the room
+    /// ends.
     OnDeletingRole,
     /// The end of a room; told only.
     OnDestroy,

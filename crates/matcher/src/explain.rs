@@ -14,7 +14,8 @@ use crate::turn::Turn;
 const CANDIDATES_MAX: usize = 32;
 /// Candidates that are looked at for a large match.
 const LOOKED_AT_MAX: usize = 512;
-/// Neighbours of a search without one of the rules: there are up to 64 rules, and requests wait meanwhile.
+/// Neighbours of a search without one of the rules: there are up to 64 rules, and requests wait
+/// meanwhile.
 const SCAN_MAX: usize = 256;
 
 /// Another ticket and the rules between the two.
@@ -113,8 +114,9 @@ impl Matcher {
             .is_some()
     }
 
-    /// The rules that keep a ticket from a match: without them the search finds one, and without all others it does not.
-    /// None where it finds none without any rule. No smaller set of them has both properties.
+    /// The rules that keep a ticket from a match: without them the search finds one, and without
+    /// all others it does not. None where it finds none without any rule. No smaller set of them
+    /// has both properties.
     fn in_the_way(&self, index: u32, compiled: &Compiled) -> Vec<String> {
         let all = compiled.obstacles(self.tickets[index].level);
         let finds_without = |left_out: &dyn Fn(Obstacle) -> bool| {
@@ -138,8 +140,8 @@ impl Matcher {
         named.into_iter().map(|obstacle| compiled.obstacle_name(obstacle)).collect()
     }
 
-    /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other partitions when there are
-    /// too few to show.
+    /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other
+    /// partitions when there are too few to show.
     fn candidates(&self, index: u32, compiled: &Compiled, players: usize) -> Vec<Shown> {
         let most = (2 * players).clamp(CANDIDATES_MAX, LOOKED_AT_MAX);
         let ticket = &self.tickets[index];

@@ -22,8 +22,8 @@ const NAMED_MAX: usize = 16;
 /// Bytes of a change's numbers, tags and lengths, those of its roles apart.
 const HEAD_BYTES_MAX: usize = 32;
 
-/// Changes of a room, oldest first, each a field of the answer: telling them is copying. A room with one member has some
-/// 30 bytes of it.
+/// Changes of a room, oldest first, each a field of the answer: telling them is copying. A room
+/// with one member has some 30 bytes of it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct History {
     changes: Vec<u8>,

@@ -52,8 +52,8 @@ pub(crate) fn unhex(text: &[u8]) -> Option<u64> {
     Some(value)
 }
 
-/// Gives nonces: BLAKE3 of a counter under a secret key, so that who sees many of them still cannot guess the next. The
-/// same key and counter give the same nonces, which is what a replay needs.
+/// Gives nonces: BLAKE3 of a counter under a secret key, so that who sees many of them still cannot
+/// guess the next. The same key and counter give the same nonces, which is what a replay needs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Nonces {
     key: [u8; 32],

@@ -1,4 +1,5 @@
-//! Role infos and data maps as the bytes that go out again, so that nothing is decoded to be encoded.
+//! Role infos and data maps as the bytes that go out again, so that nothing is decoded to be
+//! encoded.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -22,10 +23,12 @@ const TAGS_MAX: usize = 64;
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Longest info: of a role, and of a room or team with its data and members.
 const INFO_BYTES_MAX: usize = 256 << 10;
-/// Bytes of an entry of a map besides its key and value: three tags, two lengths up to 16 KiB, and that of both.
+/// Bytes of an entry of a map besides its key and value: three tags, two lengths up to 16 KiB, and
+/// that of both.
 const ENTRY_BYTES_MAX: usize = 12;
 
-/// An encoded role info without `SrvID` and `TeamID`, then these two. Fields of later versions are kept.
+/// An encoded role info without `SrvID` and `TeamID`, then these two. Fields of later versions are
+/// kept.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Info(SmallVec<[u8; 64]>);
 
@@ -144,7 +147,8 @@ impl Info {
         fields.find(|field| field.number == number).map_or(&[], |field| field.value)
     }
 
-    /// The info after a role data update: floats, strings, tags to add, tags to remove, in this order.
+    /// The info after a role data update: floats, strings, tags to add, tags to remove, in this
+    /// order.
     ///
     /// # Errors
     /// A result over its limits.
@@ -268,7 +272,8 @@ impl DataMap {
     /// Sets a key to a JSON value; `null` removes it.
     ///
     /// # Errors
-    /// A key or value over its limit, too many keys or bytes, a value that is not JSON; nothing was changed then.
+    /// A key or value over its limit, too many keys or bytes, a value that is not JSON; nothing was
+    /// changed then.
     pub(crate) fn set(&mut self, number: u32, key: &[u8], value: &[u8]) -> Outcome {
         self.set_within(number, key, value, self.0.len())
     }

@@ -13,8 +13,8 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Something by server and key. Memory is bounded by the number of keys per server and their time. Cost of a change: O(log
-/// keys), whatever other servers have.
+/// Something by server and key. Memory is bounded by the number of keys per server and their time.
+/// Cost of a change: O(log keys), whatever other servers have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Keys<T> {
     values: BTreeMap<(u32, u128), T>,
@@ -35,7 +35,8 @@ impl<T> Keys<T> {
         self.values.get(&(server, key))
     }
 
-    /// Keeps a value, in the place of the server's oldest where that has `max`. Whether the server has one key more now.
+    /// Keeps a value, in the place of the server's oldest where that has `max`. Whether the server
+    /// has one key more now.
     pub(crate) fn keep(&mut self, until: u64, server: u32, key: u128, value: T, max: usize) -> bool {
         if let Some(known) = self.values.get_mut(&(server, key)) {
             *known = value;

@@ -1,18 +1,21 @@
 //! The matcher: players find each other.
 //!
-//! *Teams* form before a match, *rooms* gather or hold one, *tickets* wait in *queues* until a declared rule set finds a
-//! match among them, which becomes a room with reserved *seats*. All of it is one state machine, [`Matcher`].
+//! *Teams* form before a match, *rooms* gather or hold one, *tickets* wait in *queues* until a
+//! declared rule set finds a match among them, which becomes a room with reserved *seats*. All of
+//! it is one state machine, [`Matcher`].
 //!
 //! # Driving it
 //!
-//! Every input carries the wall time in ms and may have two kinds of output: the answer of a request, appended to the
-//! caller's buffer, and [`Notices`] for game servers, which the caller drains after each input or batch.
+//! Every input carries the wall time in ms and may have two kinds of output: the answer of a
+//! request, appended to the caller's buffer, and [`Notices`] for game servers, which the caller
+//! drains after each input or batch.
 //!
 //! - [`Matcher::handle`]: a request. Bodies are those of [`throng_wire::matcher`].
 //! - [`Matcher::handle_session`]: a server's session began or was lost.
 //! - [`Matcher::handle_timeout`]: something is due, as [`Matcher::next_timeout`] said.
-//! - [`Matcher::handle_verdict`]: a policy answered a question of [`Matcher::poll_question`]. Requests that waited for it
-//!   are answered by [`Matcher::poll_answered`]. Without modes that name a policy neither has anything.
+//! - [`Matcher::handle_verdict`]: a policy answered a question of [`Matcher::poll_question`].
+//!   Requests that waited for it are answered by [`Matcher::poll_answered`]. Without modes that
+//!   name a policy neither has anything.
 //!
 //! ```
 //! use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope};
@@ -36,15 +39,17 @@
 //!
 //! # Determinism
 //!
-//! The state is a function of configuration, secret and inputs. A log of inputs replayed gives the identical state
-//! ([`Matcher::digest`]), which is how the matcher recovers from a crash. Nothing depends on the order of a hash table,
-//! on the process or on the machine. Deadlines are wall times, so they outlive a restart.
+//! The state is a function of configuration, secret and inputs. A log of inputs replayed gives the
+//! identical state ([`Matcher::digest`]), which is how the matcher recovers from a crash. Nothing
+//! depends on the order of a hash table, on the process or on the machine. Deadlines are wall
+//! times, so they outlive a restart.
 //!
 //! # Cost
 //!
-//! A request costs O(log n) of the rooms in its mode at most; lists cost what they list. Objects live in slabs and are
-//! found by the index in their id; names of roles and servers are interned. Role infos and data are kept as the bytes
-//! that came in, so that encoding a room is copying. A search for matches is cut into slices of a bounded number of steps.
+//! A request costs O(log n) of the rooms in its mode at most; lists cost what they list. Objects
+//! live in slabs and are found by the index in their id; names of roles and servers are interned.
+//! Role infos and data are kept as the bytes that came in, so that encoding a room is copying. A
+//! search for matches is cut into slices of a bounded number of steps.
 #![forbid(unsafe_code)]
 
 mod backfill;

@@ -18,11 +18,13 @@ use crate::slab::NONE;
 use crate::turn::Turn;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
-/// Rooms of a mode that one call looks at; a filter that few rooms pass needs more calls, not a longer one.
+/// Rooms of a mode that one call looks at; a filter that few rooms pass needs more calls, not a
+/// longer one.
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
-/// Bytes of a page of what a server's roles are in. A room has 256 KiB at most and a frame takes 1 MiB.
+/// Bytes of a page of what a server's roles are in. A room has 256 KiB at most and a frame takes 1
+/// MiB.
 const MINE_BYTES_MAX: usize = 768 << 10;
 
 struct Filter {
@@ -188,7 +190,8 @@ impl Matcher {
         Ok(())
     }
 
-    /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server to, or gave one.
+    /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server
+    /// to, or gave one.
     fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
         let mut all = BTreeSet::new();
         for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {

@@ -75,7 +75,8 @@ pub(crate) struct Scratch {
     pub(crate) candidates: Vec<u32>,
     /// Neighbours of an anchor.
     pub(crate) near: Vec<crate::queue::Candidate>,
-    /// Matches of a tick that were found and are not made yet, with the backfills that they are for.
+    /// Matches of a tick that were found and are not made yet, with the backfills that they are
+    /// for.
     pub(crate) found: Vec<(crate::queue::Filling, Option<u32>)>,
     /// Matches that were placed and are not told of yet, and until when their seats are held.
     pub(crate) ready: Vec<(u32, u64)>,
@@ -88,12 +89,14 @@ pub(crate) struct Scratch {
 #[error("the snapshot is not one of this version: {0}")]
 pub struct BadSnapshot(pub(crate) String);
 
-/// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us, so a request waits for
-/// 2 ms at most; 100,000 rooms that end together took 0.8 s when they all went at once.
+/// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us,
+/// so a request waits for 2 ms at most; 100,000 rooms that end together took 0.8 s when they all
+/// went at once.
 const TIMERS_PER_INPUT: usize = 512;
 
-/// Number of the rules by which inputs change the state. It grows with every release in which the same log leads to another
-/// state, so that no log is replayed under rules that it was not written under.
+/// Number of the rules by which inputs change the state. It grows with every release in which the
+/// same log leads to another state, so that no log is replayed under rules that it was not written
+/// under.
 pub const RULES: u32 = 1;
 /// First bytes of a snapshot, before its format, the number of the rules and the release.
 const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-snapshot ";
@@ -140,8 +143,8 @@ impl SnapshotHead {
 }
 
 impl Matcher {
-    /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same state. `now` is wall
-    /// time in ms since the epoch.
+    /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same
+    /// state. `now` is wall time in ms since the epoch.
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
         let mut matcher = Matcher {
@@ -176,14 +179,16 @@ impl Matcher {
 
     fn put_configured_queues(&mut self) {
         for rules in self.config.queues.clone() {
-            // They were checked when they were read; what they end has no session to hear of it yet.
+            // They were checked when they were read; what they end has no session to hear of it
+            // yet.
             let _ = self
                 .put_queue(&mut Turn::of_matcher(self.now, &mut Vec::new(), &mut Notices::default()), &rules);
         }
     }
 
-    /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be asked first. Before one
-    /// that may change something, timers that are due fire, a bounded number of them.
+    /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be
+    /// asked first. Before one that may change something, timers that are due fire, a bounded
+    /// number of them.
     ///
     /// `now` is wall time in ms; when it goes back, the matcher's own time stands still.
     pub fn handle(
@@ -203,8 +208,8 @@ impl Matcher {
         if method.mutates {
             self.advance(turn, now);
         } else {
-            // Reads are not in the log, so they must leave no trace: a timer that they fired would fire elsewhere in a
-            // replay.
+            // Reads are not in the log, so they must leave no trace: a timer that they fired would
+            // fire elsewhere in a replay.
             self.clock = self.now.max(now);
         }
         self.execute(turn, PendingRequest::new(method, body, self.now))
@@ -295,8 +300,8 @@ impl Matcher {
         Handled::Done(status)
     }
 
-    /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`], which stays until the
-    /// server has no session and no roles.
+    /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`],
+    /// which stays until the server has no session and no roles.
     pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
         self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
         let index = self.people.server_entry(srv.as_bytes());
@@ -310,8 +315,8 @@ impl Matcher {
         index
     }
 
-    /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call again while [`next_timeout`](Matcher::next_timeout) is not
-    /// after `now`.
+    /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call
+    /// again while [`next_timeout`](Matcher::next_timeout) is not after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
@@ -325,12 +330,13 @@ impl Matcher {
         if self.queues.is_searching() { Some(self.now) } else { self.timers.next() }
     }
 
-    /// After a crash or a planned stop: every server that had a session has its whole grace period from now on, open
-    /// proposals are off, and nothing is drained.
+    /// After a crash or a planned stop: every server that had a session has its whole grace period
+    /// from now on, open proposals are off, and nothing is drained.
     pub fn handle_recovered(&mut self, now: u64, notices: &mut Notices) {
         self.now = self.now.max(now);
         self.draining = false;
-        // Those that were lost before the end, too: while the matcher was away there was nothing to come back to.
+        // Those that were lost before the end, too: while the matcher was away there was nothing to
+        // come back to.
         let servers = self.people.servers.iter();
         let had_session = servers.filter(|(_, server)| server.connected || server.grace_until > 0);
         let lost: Vec<u32> = had_session.map(|(index, _)| index).collect();
@@ -354,7 +360,8 @@ impl Matcher {
         &self.config
     }
 
-    /// A secret for a matcher that begins after this one: unguessable, as this one's is, and another.
+    /// A secret for a matcher that begins after this one: unguessable, as this one's is, and
+    /// another.
     #[must_use]
     pub fn next_secret(&mut self) -> [u8; 32] {
         let mut secret = [0; 32];
@@ -406,8 +413,8 @@ impl Matcher {
         }
     }
 
-    /// Sizes of modes: `most` of the configured ones, as a mode or a queue, and all others in one that is
-    /// called [`ModeCounts::OTHERS`]. Cost: O(modes), however many rooms there are.
+    /// Sizes of modes: `most` of the configured ones, as a mode or a queue, and all others in one
+    /// that is called [`ModeCounts::OTHERS`]. Cost: O(modes), however many rooms there are.
     #[must_use]
     pub fn mode_counts(&self, most: usize) -> Vec<ModeCounts> {
         let mut counts = Vec::new();
@@ -445,7 +452,8 @@ impl Matcher {
         }
     }
 
-    /// Modes with rooms and how many those are, at most `most` of them, the fullest first. Cost: O(n log n) of all modes.
+    /// Modes with rooms and how many those are, at most `most` of them, the fullest first. Cost:
+    /// O(n log n) of all modes.
     #[must_use]
     pub fn busy_modes(&self, most: usize) -> Vec<(String, u32)> {
         self.modes.busy(most)
@@ -496,7 +504,8 @@ impl Matcher {
         *blake3::hash(&self.snapshot()).as_bytes()
     }
 
-    /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays due.
+    /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays
+    /// due.
     pub(crate) fn advance(&mut self, turn: &mut Turn<'_>, now: u64) {
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
@@ -530,8 +539,8 @@ impl Matcher {
         }
     }
 
-    /// The server that a role lives on, as far as the caller may say: one that the matcher knows on another server comes to
-    /// the caller's by itself only when that one is lost.
+    /// The server that a role lives on, as far as the caller may say: one that the matcher knows on
+    /// another server comes to the caller's by itself only when that one is lost.
     pub(crate) fn home_of<'a>(&self, caller: Caller<'a>, role: &RoleRef<'a>) -> Outcome<&'a [u8]> {
         let own = caller.srv.as_bytes();
         if !role.srv.is_empty() && role.srv != own {
@@ -603,7 +612,8 @@ impl Matcher {
     }
 }
 
-/// Sends the event to every server with at least one of `players`, once each, with the roles it hosts.
+/// Sends the event to every server with at least one of `players`, once each, with the roles it
+/// hosts.
 pub(crate) fn fan_out(
     people: &People,
     players: impl Iterator<Item = u32>,
@@ -674,7 +684,8 @@ fn digest_of(body: &[u8]) -> [u8; 16] {
     std::array::from_fn(|at| hash.as_bytes()[at])
 }
 
-/// The key of a request that carries one. It stands last in what clients write, but may be anywhere.
+/// The key of a request that carries one. It stands last in what clients write, but may be
+/// anywhere.
 pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
     let mut key = None;
     for field in fields(body) {

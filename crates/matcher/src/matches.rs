@@ -45,11 +45,11 @@ pub(crate) struct Match {
     pub(crate) accepted: Vec<u32>,
     /// Player to position, once placed.
     pub(crate) positions: Vec<(u32, u8)>,
-    /// The same for backfills, as long as it is known, with those who came by one: hashes of roles, and names, as players
-    /// come and go and rules change.
+    /// The same for backfills, as long as it is known, with those who came by one: hashes of roles,
+    /// and names, as players come and go and rules change.
     pub(crate) cast: Vec<(u64, Text)>,
-    /// Entries that `overlap` rules found, as fields of the ready event. By the rules it was found with: those in force
-    /// then may be others.
+    /// Entries that `overlap` rules found, as fields of the ready event. By the rules it was found
+    /// with: those in force then may be others.
     pub(crate) shared: Vec<u8>,
 }
 
@@ -63,8 +63,9 @@ impl Match {
 }
 
 impl Matcher {
-    /// A search has found a match: its tickets search no more. What is to be done with it comes with the others of its
-    /// batch, each step for all of them: so a step's code and the players' entries are at hand.
+    /// A search has found a match: its tickets search no more. What is to be done with it comes
+    /// with the others of its batch, each step for all of them: so a step's code and the players'
+    /// entries are at hand.
     pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
         let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
         // As in the search: one load does not wait for another.
@@ -75,8 +76,8 @@ impl Matcher {
         self.scratch.found.push((filling, backfill));
     }
 
-    /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are asked, or they are
-    /// placed at once.
+    /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are
+    /// asked, or they are placed at once.
     pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: u32, compiled: &Compiled) {
         let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
@@ -97,7 +98,8 @@ impl Matcher {
         (self.scratch.found, self.scratch.ready) = (found, ready);
     }
 
-    /// Asks the players of a filling, or places it. Its match and until when its seats are held, if it is ready.
+    /// Asks the players of a filling, or places it. Its match and until when its seats are held, if
+    /// it is ready.
     fn propose(
         &mut self,
         turn: &mut Turn<'_>,
@@ -151,7 +153,8 @@ impl Matcher {
         }
     }
 
-    /// Entries that all players of a match share by the rules that ask for it, with those whom a backfill finds there.
+    /// Entries that all players of a match share by the rules that ask for it, with those whom a
+    /// backfill finds there.
     fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
         let mut out = Vec::new();
         let rules = &compiled.levels[usize::from(level)].rules;
@@ -286,7 +289,8 @@ impl Matcher {
         }
     }
 
-    /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others do.
+    /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others
+    /// do.
     pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: u32, requeue: bool, reason: &str) {
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
             self.refuse_match(turn, index, ticket, requeue, reason);

@@ -77,7 +77,8 @@ impl Modes {
             if same_order {
                 mode.rules = rules;
             } else {
-                // The way of choosing a room decides the form of the index, so it stays until the mode has no room.
+                // The way of choosing a room decides the form of the index, so it stays until the
+                // mode has no room.
                 let select = mode.rules.select;
                 mode.rules = ModeRules { select, ..rules };
             }
@@ -195,7 +196,8 @@ impl Open {
         }
     }
 
-    /// The first rooms to try for a group of `size`, at most `limit`; `draw(n)` gives a number below n.
+    /// The first rooms to try for a group of `size`, at most `limit`; `draw(n)` gives a number
+    /// below n.
     pub(crate) fn candidates(
         &self,
         select: Select,

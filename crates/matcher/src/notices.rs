@@ -22,9 +22,11 @@ struct Head {
 pub struct Notice<'a> {
     /// Its server; see [`Matcher::server_name`](crate::Matcher::server_name).
     pub server: u32,
-    /// The entry as a field of a batch, tag and length included: entries one after the other are a batch.
+    /// The entry as a field of a batch, tag and length included: entries one after the other are a
+    /// batch.
     pub entry: &'a [u8],
-    /// Not 0: a later entry for this server with the same number replaces this one while it was not sent.
+    /// Not 0: a later entry for this server with the same number replaces this one while it was not
+    /// sent.
     pub collapse: u64,
 }
 
@@ -57,7 +59,8 @@ impl Notices {
         self.bytes.clear();
     }
 
-    /// Adds an entry that another matcher's notices had, under a number of its server that the caller gives.
+    /// Adds an entry that another matcher's notices had, under a number of its server that the
+    /// caller gives.
     pub fn add(&mut self, server: u32, entry: &[u8], collapse: u64) {
         self.bytes.extend_from_slice(entry);
         self.heads.push(Head { server, end: self.bytes.len(), collapse });

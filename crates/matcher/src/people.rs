@@ -113,8 +113,8 @@ impl People {
         index
     }
 
-    /// The entry of a role on a server; it moves there if it was elsewhere. Call [`release`](People::release) when
-    /// nothing holds it in the end.
+    /// The entry of a role on a server; it moves there if it was elsewhere. Call
+    /// [`release`](People::release) when nothing holds it in the end.
     pub(crate) fn player_entry(&mut self, id: &[u8], server: u32) -> u32 {
         if let Some(index) = self.player(id) {
             self.move_to(index, server);

@@ -46,7 +46,8 @@ fn ids_of<'a>(
 }
 
 impl Matcher {
-    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other tickets.
+    /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other
+    /// tickets.
     pub(crate) fn place(&mut self, turn: &mut Turn<'_>, index: u32, compiled: &Compiled) -> Placement {
         let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
         let room = match backfill {
@@ -264,8 +265,8 @@ impl Matcher {
         turn.notices.push(server, std::iter::empty(), &self.scratch.event, 0);
     }
 
-    /// Writes the event that a match is ready, for the players of a side or for who gives it a server. `rest` is what
-    /// [is the same](Matcher::ready_for_all) for all of them.
+    /// Writes the event that a match is ready, for the players of a side or for who gives it a
+    /// server. `rest` is what [is the same](Matcher::ready_for_all) for all of them.
     fn write_ready(&mut self, index: u32, side: &[u8], players: &[u32], rest: &[u8]) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
@@ -374,7 +375,8 @@ impl Matcher {
         }
     }
 
-    /// Notes how long tickets waited that are matched: those of one kind at once, which those of a match mostly are.
+    /// Notes how long tickets waited that are matched: those of one kind at once, which those of a
+    /// match mostly are.
     fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
         let (tickets, now) = (&self.tickets, self.now);
         let entry = &mut self.queues.list[queue];

@@ -1,11 +1,12 @@
 //! Hooks of room policies: questions out, verdicts in.
 //!
-//! A request that comes to a point where its mode's policy has a say stops before it has changed anything. Its question
-//! goes out, the request is kept, and when the verdict is there it is executed anew from its beginning, with the verdicts
-//! that it has so far. So nothing ever has to be undone: a verdict that does not come in time leaves no trace.
+//! A request that comes to a point where its mode's policy has a say stops before it has changed
+//! anything. Its question goes out, the request is kept, and when the verdict is there it is
+//! executed anew from its beginning, with the verdicts that it has so far. So nothing ever has to
+//! be undone: a verdict that does not come in time leaves no trace.
 //!
-//! While a question about a room is out, requests that would change that room wait behind it, in order. All other rooms
-//! go on.
+//! While a question about a room is out, requests that would change that room wait behind it, in
+//! order. All other rooms go on.
 
 mod verdict;
 
@@ -201,8 +202,8 @@ impl<'a> PendingRequest<'a> {
 }
 
 impl Matcher {
-    /// The next question to a policy. Drain after every input. What [`PolicyRequest::waits`] and has no verdict within
-    /// [`Config::policy_timeout_ms`](crate::Config) fails by itself.
+    /// The next question to a policy. Drain after every input. What [`PolicyRequest::waits`] and
+    /// has no verdict within [`Config::policy_timeout_ms`](crate::Config) fails by itself.
     pub fn poll_question(&mut self) -> Option<PolicyRequest> {
         self.hooks.questions.pop_front()
     }
@@ -212,7 +213,8 @@ impl Matcher {
         self.hooks.answered.pop_front()
     }
 
-    /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more is ignored.
+    /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more
+    /// is ignored.
     pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
@@ -371,8 +373,8 @@ impl Matcher {
         self.hooks = Hooks { last: self.hooks.last, ..Hooks::default() };
     }
 
-    /// Verdict of the mode's policy at a point; everything is allowed where it is not asked. `Err` also when it is to be
-    /// asked: the request is kept then.
+    /// Verdict of the mode's policy at a point; everything is allowed where it is not asked. `Err`
+    /// also when it is to be asked: the request is kept then.
     fn ask_policy(
         &mut self,
         point: HookPoint,
@@ -406,8 +408,8 @@ impl Matcher {
         body
     }
 
-    /// The first candidate that admits the newcomers. `Err` when the policy is to be asked about one, or when only rooms
-    /// are left that wait for their policy.
+    /// The first candidate that admits the newcomers. `Err` when the policy is to be asked about
+    /// one, or when only rooms are left that wait for their policy.
     pub(crate) fn pick_by_policy(&mut self, found: &[u32], newcomers: &[Newcomer]) -> Outcome<Option<u32>> {
         let mut waits = None;
         // One that the policy has admitted them to comes first: it was picked in an earlier pass.
@@ -468,7 +470,8 @@ impl Matcher {
         Ok((hidden, data))
     }
 
-    /// The same as [`ask_to_admit`](Matcher::ask_to_admit) for the first members of a room that is to be made.
+    /// The same as [`ask_to_admit`](Matcher::ask_to_admit) for the first members of a room that is
+    /// to be made.
     pub(crate) fn ask_to_begin(
         &mut self,
         mode: u16,
@@ -501,7 +504,8 @@ impl Matcher {
         Ok(changes)
     }
 
-    /// Tells the policy of what no request asked for and nothing can hold up: a lost member, the end of a room.
+    /// Tells the policy of what no request asked for and nothing can hold up: a lost member, the
+    /// end of a room.
     pub(crate) fn tell_policy(&mut self, point: HookPoint, room: u32, player: Option<u32>) {
         let mode = self.rooms[room].mode;
         if !self.modes[mode].rules.asks(point) {
@@ -540,7 +544,8 @@ impl Matcher {
         write_u64(out, 12, newcomers.len() as u64);
     }
 
-    /// Makes a room what its policy wants it to be; `Data` was checked when the verdict came. Not in the indexes yet.
+    /// Makes a room what its policy wants it to be; `Data` was checked when the verdict came. Not
+    /// in the indexes yet.
     pub(crate) fn change_by_policy(&mut self, index: u32, changes: &Verdict) {
         let room = &mut self.rooms[index];
         room.hidden = changes.hidden.unwrap_or(room.hidden);
@@ -565,8 +570,9 @@ impl Matcher {
     /// Asks for the server of a match whose room is there.
     pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) {
         if self.hooks.pending.len() >= PENDING_MAX {
-            // The match ends as if the policy had not answered in time. Not at once: its tickets would be matched again in
-            // the same tick, again and again for as long as the other questions are open.
+            // The match ends as if the policy had not answered in time. Not at once: its tickets
+            // would be matched again in the same tick, again and again for as long as the other
+            // questions are open.
             self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Assign(found));
             return;
         }

@@ -24,7 +24,8 @@ impl Problem {
         self
     }
 
-    /// The body of a response with an error status: {1: message, 2: detail as a map of JSON values}.
+    /// The body of a response with an error status: {1: message, 2: detail as a map of JSON
+    /// values}.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         write_bytes(out, 1, self.message.as_bytes());
         for (name, json) in &self.detail {

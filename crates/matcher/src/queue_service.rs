@@ -108,7 +108,8 @@ impl Matcher {
         Ok(())
     }
 
-    /// Searching tickets by party size and main number, in whole numbers up to 100 and hundreds beyond.
+    /// Searching tickets by party size and main number, in whole numbers up to 100 and hundreds
+    /// beyond.
     fn buckets(&self, index: u32) -> Vec<((u8, i64), u64)> {
         let mut buckets = std::collections::BTreeMap::new();
         for (_, part) in self.queues.list[index].pool.partitions.iter() {

@@ -65,7 +65,8 @@ struct Change {
     games: u64,
 }
 
-/// Reports that are remembered; of older ones a repetition would not be noticed, but their matches are forgotten first.
+/// Reports that are remembered; of older ones a repetition would not be noticed, but their matches
+/// are forgotten first.
 const REPORTS_MAX: usize = 100_000;
 const RESULT_PLAYERS_MAX: usize = 200;
 const RATINGS_MAX: usize = 1_000;
@@ -399,7 +400,8 @@ impl Matcher {
         }
         match known {
             Some(report) => {
-                // As if the first report had never been: its effect is taken away before the new one is worked out.
+                // As if the first report had never been: its effect is taken away before the new
+                // one is worked out.
                 let mut before = pool.clone_of(&report.changes);
                 before.amend(&report.changes, &[]);
                 let changes = before.after(result)?;
@@ -414,7 +416,8 @@ impl Matcher {
         }
     }
 
-    /// The end of a Glicko-2 period: all of its games count at once; who did not play becomes less certain.
+    /// The end of a Glicko-2 period: all of its games count at once; who did not play becomes less
+    /// certain.
     pub(crate) fn end_rating_period(&mut self, name: &Text) {
         let now = self.now;
         let shown = String::from_utf8_lossy(name);

@@ -23,7 +23,8 @@ pub enum Input<'a> {
         /// Makes ids unguessable.
         secret: [u8; 32],
     },
-    /// The rules by which the records after it were executed: a replay under others gives another state.
+    /// The rules by which the records after it were executed: a replay under others gives another
+    /// state.
     Rules {
         /// Number of the rules; see [`RULES`](crate::RULES).
         number: u32,
@@ -98,7 +99,8 @@ pub fn read_record(bytes: &[u8]) -> Option<Record<'_>> {
     Some(Record { sequence: word(8), time: word(16), kind, body, len: HEADER_BYTES + size })
 }
 
-/// Place where the next record begins that checks and comes after `sequence`, looking at every byte.
+/// Place where the next record begins that checks and comes after `sequence`, looking at every
+/// byte.
 #[must_use]
 pub fn next_record(bytes: &[u8], sequence: u64) -> Option<usize> {
     (1..bytes.len()).find(|at| {

@@ -68,7 +68,8 @@ pub(crate) struct Seat {
     pub(crate) until: u64,
     /// Ticket that was matched, while it is readable.
     pub(crate) ticket: u32,
-    /// `None` where only the id of the role is known: a large tick makes a hundred thousand such seats.
+    /// `None` where only the id of the role is known: a large tick makes a hundred thousand such
+    /// seats.
     pub(crate) info: Option<Box<Info>>,
 }
 
@@ -76,7 +77,8 @@ pub(crate) struct Seat {
 pub(crate) struct Newcomer {
     pub(crate) player: u32,
     pub(crate) info: Info,
-    /// True if the matcher knows it on another server than it comes from. It stays there until it has joined.
+    /// True if the matcher knows it on another server than it comes from. It stays there until it
+    /// has joined.
     pub(crate) moves: bool,
 }
 
@@ -119,7 +121,8 @@ impl<'a> CreateInfo<'a> {
 }
 
 impl Room {
-    /// Teams of the members from one on that have nobody among those before. Cost: O(members), and a look-up each.
+    /// Teams of the members from one on that have nobody among those before. Cost: O(members), and
+    /// a look-up each.
     pub(crate) fn teams_from(&self, first: usize) -> u32 {
         let (before, after) = self.members.split_at(first);
         let teams = after.iter().map(|member| member.info.team()).filter(|team| !team.is_empty());
@@ -235,8 +238,9 @@ impl Matcher {
         there.any(|is_there| Some(is_there) != first)
     }
 
-    /// Returns whether newcomers share a value with members or each other that must be unique, their infos are more than the room's
-    /// has space for, or, where they may be in several rooms, only some of them are members.
+    /// Returns whether newcomers share a value with members or each other that must be unique,
+    /// their infos are more than the room's has space for, or, where they may be in several rooms,
+    /// only some of them are members.
     pub(crate) fn check_fits(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
         let size = self.rooms[room].size();
         check_growth(size, size + size_of_all(newcomers))?;
@@ -312,8 +316,8 @@ impl Matcher {
         })
     }
 
-    /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room as encoded in
-    /// `scratch.room`.
+    /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room
+    /// as encoded in `scratch.room`.
     pub(crate) fn admit(
         &mut self,
         turn: &mut Turn<'_>,
@@ -349,7 +353,8 @@ impl Matcher {
         if made {
             match mode.rules.on_full {
                 OnFull::Delete => {
-                    // The finished match is shown full and deleting, in the answer and in the event.
+                    // The finished match is shown full and deleting, in the answer and in the
+                    // event.
                     room.deleting = true;
                 }
                 OnFull::Seal => room.sealed = true,

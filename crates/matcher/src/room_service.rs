@@ -163,7 +163,8 @@ impl Matcher {
         }
         let kicked = !actor.is_empty() && actor != role || !own && turn.caller.scope == Scope::Server;
         let changes = self.ask_to_remove(index, player)?;
-        // The room outlives this call: a deleting room lingers, and linger is not shorter than one step.
+        // The room outlives this call: a deleting room lingers, and linger is not shorter than one
+        // step.
         self.remove_from_room(turn, index, player, if kicked { "kicked" } else { "left" });
         self.change_after_leaving(turn, index, &changes);
         write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
@@ -381,7 +382,8 @@ impl Matcher {
         player: u32,
         info: Option<(Caller<'_>, &RoleRef<'_>)>,
     ) -> Outcome {
-        // Its timer may still wait behind others. A claim that came in time may have waited for its verdict.
+        // Its timer may still wait behind others. A claim that came in time may have waited for its
+        // verdict.
         let at = self.rooms[room]
             .seats
             .iter()

@@ -10,7 +10,8 @@ use crate::info::Text;
 /// Number of the field in a room.
 const FIELD: u32 = 10;
 
-/// As a room shows them: fields one after the other, so that a large tick needs one small piece of memory for a room's.
+/// As a room shows them: fields one after the other, so that a large tick needs one small piece of
+/// memory for a room's.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Sides(Box<[u8]>);
 

@@ -5,8 +5,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// No index.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A vector whose places are reused, last freed first: the same commands give the same indexes, also after a snapshot. It
-/// grows by pieces, so that what is there is never moved: a million tickets are half a gigabyte.
+/// A vector whose places are reused, last freed first: the same commands give the same indexes,
+/// also after a snapshot. It grows by pieces, so that what is there is never moved: a million
+/// tickets are half a gigabyte.
 #[derive(Clone, Debug)]
 pub(crate) struct Slab<T> {
     pieces: Vec<Box<[Option<T>; PIECE]>>,
@@ -125,7 +126,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Slab<T> {
     }
 }
 
-/// Indexes handed out by this matcher are valid until it removes the object, and it removes the index first.
+/// Indexes handed out by this matcher are valid until it removes the object, and it removes the
+/// index first.
 impl<T> std::ops::Index<u32> for Slab<T> {
     type Output = T;
 

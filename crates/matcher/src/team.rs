@@ -19,8 +19,9 @@ use crate::turn::Turn;
 /// Wrong passwords of one server for one team before it has to wait.
 const WRONG_TRIES_MAX: u32 = 10;
 const WRONG_TRIES_MS: u64 = 60_000;
-/// Servers whose wrong passwords are counted for one team; the one that was counted from first is forgotten for a further
-/// one. Who may speak for any number of servers is held up by tokens, not by this: it bounds memory and the time of a try.
+/// Servers whose wrong passwords are counted for one team; the one that was counted from first is
+/// forgotten for a further one. Who may speak for any number of servers is held up by tokens, not
+/// by this: it bounds memory and the time of a try.
 const WRONG_SERVERS_MAX: usize = 1_000;
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 
@@ -245,7 +246,8 @@ impl Matcher {
     pub(crate) fn delete_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_team(two_texts(body)?.0)?;
         self.check_acts_for(turn.caller, self.teams[index].leader)?;
-        // From the youngest on: nobody becomes leader of a team that is being dissolved but its longest-standing member.
+        // From the youngest on: nobody becomes leader of a team that is being dissolved but its
+        // longest-standing member.
         while let Some(member) = self.teams.get(index).and_then(|team| team.members.last()) {
             let player = member.player;
             self.remove_from_team(turn, index, player, "deleted");
@@ -253,7 +255,8 @@ impl Matcher {
         Ok(())
     }
 
-    /// Takes a member out: a new leader first, then the removal, then the event to those who stay and the leaver.
+    /// Takes a member out: a new leader first, then the removal, then the event to those who stay
+    /// and the leaver.
     pub(crate) fn remove_from_team(&mut self, turn: &mut Turn<'_>, index: u32, player: u32, reason: &str) {
         let team = &self.teams[index];
         if team.leader == player && team.members.len() > 1 {

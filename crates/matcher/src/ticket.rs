@@ -19,12 +19,15 @@ use crate::turn::Turn;
 const ATTRIBUTES_MAX: usize = 32;
 /// Ended tickets stay readable for this long,
 const ENDED_MS: u64 = 60_000;
-/// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would fill the memory.
+/// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would
+/// fill the memory.
 const ENDED_MAX: u32 = 100_000;
-/// Those that each input forgets for being beyond: more than it adds, and so few that a tick which ends a hundred thousand
-/// leaves the work to the requests after it. They take the memory that they had while they searched.
+/// Those that each input forgets for being beyond: more than it adds, and so few that a tick which
+/// ends a hundred thousand leaves the work to the requests after it. They take the memory that they
+/// had while they searched.
 const FORGOTTEN_EARLY: usize = 4;
-/// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large tick end together.
+/// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large
+/// tick end together.
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 
 /// State of a ticket.
@@ -78,8 +81,8 @@ pub(crate) enum Standing {
     },
 }
 
-/// Tickets that have ended, in order. They are chained through the tickets: a tick that matches a hundred thousand moves
-/// no list of them.
+/// Tickets that have ended, in order. They are chained through the tickets: a tick that matches a
+/// hundred thousand moves no list of them.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct EndedTickets {
     first: u32,
@@ -327,7 +330,8 @@ impl Matcher {
         self.free_players(index);
     }
 
-    /// Tickets of a queue, by side, have ended well: as [`end_ticket`](Matcher::end_ticket), for all at once.
+    /// Tickets of a queue, by side, have ended well: as [`end_ticket`](Matcher::end_ticket), for
+    /// all at once.
     pub(crate) fn end_matched(&mut self, queue: u32, sides: &[Vec<u32>]) {
         let mut ended = 0;
         for index in sides.iter().flatten() {

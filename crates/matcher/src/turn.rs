@@ -5,7 +5,8 @@ use crate::notices::Notices;
 
 /// The caller of an input and what comes of it.
 pub(crate) struct Turn<'a> {
-    /// Time when the input came: earlier than the matcher's time for a request that has waited for a policy.
+    /// Time when the input came: earlier than the matcher's time for a request that has waited for
+    /// a policy.
     pub(crate) now: u64,
     /// Caller of the request; a timer or a verdict has none.
     pub(crate) caller: Caller<'a>,

@@ -11,7 +11,8 @@ use crate::turn::Turn;
 
 /// Tickets that are told in one step, about half a millisecond.
 const TOLD_PER_STEP: usize = 500;
-/// Tickets that are put in order in one step, or passed over because they left since, about as long.
+/// Tickets that are put in order in one step, or passed over because they left since, about as
+/// long.
 const SORTED_PER_STEP: u32 = 2_048;
 /// Time between two steps of a round.
 const STEP_MS: u64 = 10;
@@ -19,8 +20,9 @@ const STEP_MS: u64 = 10;
 /// Partitions up to this size are counted for a ticket that comes back.
 const COUNTED_MAX: usize = 256;
 
-/// A round of telling all tickets of a queue. First they are put in order, then each is told how many were passed before it
-/// that still search: a position is as old as a round lasts, some 2 s with 100,000 tickets, and costs the search nothing.
+/// A round of telling all tickets of a queue. First they are put in order, then each is told how
+/// many were passed before it that still search: a position is as old as a round lasts, some 2 s
+/// with 100,000 tickets, and costs the search nothing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Round {
     /// Number of the next ticket to put in order.
@@ -42,8 +44,8 @@ impl Matcher {
         }
     }
 
-    /// Tickets ahead of one that comes back, of `most` of its priority or above: counted in a small partition, in a large one
-    /// as it was told last, until the next round.
+    /// Tickets ahead of one that comes back, of `most` of its priority or above: counted in a small
+    /// partition, in a large one as it was told last, until the next round.
     pub(crate) fn position_of(&self, ticket: u32, most: u64) -> u64 {
         let entry = &self.tickets[ticket];
         let Some(place) = entry.place() else { return most };

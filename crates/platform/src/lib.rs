@@ -1,8 +1,10 @@
 //! The operating system behind small interfaces, shared by the services that store and fetch.
 //!
-//! - [`Fs`] and [`File`] are the few file operations that a log or a store needs. [`Folder`] implements them on a real
-//!   folder, [`SimulatedDisk`] in memory with power failures and flipped bits, so that the same code runs in both.
-//! - [`HttpClient`] is the HTTP/1.1 client of the process: pooled connections, TLS, a deadline for every response.
+//! - [`Fs`] and [`File`] are the few file operations that a log or a store needs. [`Folder`]
+//!   implements them on a real folder, [`SimulatedDisk`] in memory with power failures and flipped
+//!   bits, so that the same code runs in both.
+//! - [`HttpClient`] is the HTTP/1.1 client of the process: pooled connections, TLS, a deadline for
+//!   every response.
 //!
 //! Nothing here knows a product.
 #![forbid(unsafe_code)]

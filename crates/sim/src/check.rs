@@ -26,7 +26,8 @@ pub struct SubscriptionLog {
     pub mask: Option<Field>,
     /// Messages in order.
     pub updates: Vec<SimData>,
-    /// Instants at which the gateway gave each message to the link, if the link had room for it at once.
+    /// Instants at which the gateway gave each message to the link, if the link had room for it at
+    /// once.
     pub given: Vec<Option<Instant>>,
     /// Instant at which the subscription was confirmed or restored and its delay had passed.
     pub since: Instant,
@@ -34,8 +35,8 @@ pub struct SubscriptionLog {
     pub interval: Duration,
     /// The peer's link was slow at some time, so a full state may have come again.
     pub slow: bool,
-    /// Numbers of updates before which access was taken away and given back: a full state comes, with what was removed
-    /// meanwhile.
+    /// Numbers of updates before which access was taken away and given back: a full state comes,
+    /// with what was removed meanwhile.
     pub resets: Vec<usize>,
 }
 
@@ -55,7 +56,8 @@ pub enum End {
     Reached,
     /// Its subscription ended some time.
     Anywhere,
-    /// The channel was removed. What it handled last was sent to nobody, but is in a state that was sent then.
+    /// The channel was removed. What it handled last was sent to nobody, but is in a state that was
+    /// sent then.
     Cut,
 }
 
@@ -158,10 +160,12 @@ impl SubscriptionLog {
         Err(format!("{} did not converge: {}", self.name(), different.join("; ")))
     }
 
-    /// Checks that a healthy subscriber gets every item soon after the channel handled it, whatever others do.
+    /// Checks that a healthy subscriber gets every item soon after the channel handled it, whatever
+    /// others do.
     ///
-    /// `handled` says by when at the latest the channel handled each item, `ticks` how long a window may take beyond its
-    /// interval, `disturbed` when the gateway itself was held up. What the link does afterwards is not the gateway's doing.
+    /// `handled` says by when at the latest the channel handled each item, `ticks` how long a
+    /// window may take beyond its interval, `disturbed` when the gateway itself was held up. What
+    /// the link does afterwards is not the gateway's doing.
     ///
     /// # Errors
     /// An item that came too late.
@@ -177,7 +181,8 @@ impl SubscriptionLog {
         let mut checked = 0;
         for (number, (update, given)) in self.updates.iter().zip(&self.given).enumerate() {
             let Some(given) = *given else { continue };
-            // A full state comes when it was asked for to come; one that comes again may follow what was removed.
+            // A full state comes when it was asked for to come; one that comes again may follow
+            // what was removed.
             if number == 0 || self.resets.iter().any(|&reset| (reset..reset + 2).contains(&number)) {
                 continue;
             }

@@ -1,13 +1,13 @@
 //! Crowds that move over a world of nine servers, with and without the load balancer.
 //!
-//! A world of 15 x 15 cells is updated ten times a second by the servers that own its entities. Three kinds of crowds
-//! put the balancer to the test: one that stands in the region of one server, one that gathers in the middle and goes
-//! home again and again, and one that walks round the world. Load is what each server has to do: updates of entities
-//! per second.
+//! A world of 15 x 15 cells is updated ten times a second by the servers that own its entities.
+//! Three kinds of crowds put the balancer to the test: one that stands in the region of one server,
+//! one that gathers in the middle and goes home again and again, and one that walks round the
+//! world. Load is what each server has to do: updates of entities per second.
 //!
-//! Checked every second: every entity belongs to the cell in which it stands and to the server of that cell, every
-//! region is in one piece and no server is without one, a cell that has moved rests for the cooldown. Figures of the
-//! whole time are in [`CrowdOutcome`].
+//! Checked every second: every entity belongs to the cell in which it stands and to the server of
+//! that cell, every region is in one piece and no server is without one, a cell that has moved
+//! rests for the cooldown. Figures of the whole time are in [`CrowdOutcome`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -41,7 +41,8 @@ pub enum Motion {
 /// Results of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CrowdOutcome {
-    /// Highest load of any server at any look after the first ten seconds, the average of all being 1.
+    /// Highest load of any server at any look after the first ten seconds, the average of all being
+    /// 1.
     pub highest: f64,
     /// Mean over time of the load of the busiest server, the average of all being 1.
     pub mean: f64,

@@ -89,8 +89,8 @@ pub struct Fault {
     pub kind: FaultKind,
 }
 
-/// The faults of one run: some kinds, each some times. A run with few kinds finds what a run with all of
-/// them hides, so the number of kinds is drawn first.
+/// The faults of one run: some kinds, each some times. A run with few kinds finds what a run with
+/// all of them hides, so the number of kinds is drawn first.
 #[must_use]
 pub(crate) fn draw(rng: &mut Rng, phase: Duration) -> Vec<Fault> {
     let kinds = rng.below(6);

@@ -1,5 +1,5 @@
-//! Virtual KCP connections: both ends of the production KCP core, and a network that loses, repeats and reorders
-//! datagrams between them.
+//! Virtual KCP connections: both ends of the production KCP core, and a network that loses, repeats
+//! and reorders datagrams between them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub(crate) enum Direction {
 /// A KCP session between a peer (which connects) and the gateway, with the network between them.
 #[derive(Debug)]
 pub(crate) struct KcpLink {
-    /// Sets the conditions of the network from now on. `window_bytes` and `chunk_bytes_max` mean nothing here; a datagram is lost
-    /// with chance `loss`, and repeated with the same chance.
+    /// Sets the conditions of the network from now on. `window_bytes` and `chunk_bytes_max` mean
+    /// nothing here; a datagram is lost with chance `loss`, and repeated with the same chance.
     pub(crate) profile: LinkProfile,
     /// By the direction in which they send.
     ends: [Kcp; 2],
@@ -40,7 +40,8 @@ struct Wire {
     stalled_until: Instant,
 }
 
-/// Segments that wait for their first transmission before an end takes no more: what the driver allows per session.
+/// Segments that wait for their first transmission before an end takes no more: what the driver
+/// allows per session.
 const UNSENT_SEGMENTS_MAX: usize = 64;
 
 impl KcpLink {
@@ -114,7 +115,8 @@ impl KcpLink {
         self.ends.iter().any(Kcp::is_dead)
     }
 
-    /// An end has something unacknowledged and nothing to do before `time`, or found round trips of over 100 ms.
+    /// An end has something unacknowledged and nothing to do before `time`, or found round trips of
+    /// over 100 ms.
     pub(crate) fn waits_beyond(&self, time: Instant) -> bool {
         let long = Duration::from_millis(100);
         self.ends.iter().any(|end| {
@@ -180,7 +182,8 @@ impl Wire {
 mod tests {
     use super::*;
 
-    /// Bytes arrive whole and in order over a network that loses a fifth, repeats a fifth and reorders.
+    /// Bytes arrive whole and in order over a network that loses a fifth, repeats a fifth and
+    /// reorders.
     #[test]
     fn bytes_arrive_whole_and_in_order() {
         let bytes: Vec<u8> = (0..200_000_u32).map(|i| (i ^ i >> 8) as u8).collect();

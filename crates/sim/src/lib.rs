@@ -1,9 +1,11 @@
-//! Deterministic simulation of the gateway: production shards under a virtual clock, virtual links and
-//! seeded scheduling, with checkers that hold the product's promises.
+//! Deterministic simulation of the gateway: production shards under a virtual clock, virtual links
+//! and seeded scheduling, with checkers that hold the product's promises.
 //!
-//! - [`run`] plays one seed: many peers do at random what peers do, [faults](FaultKind) come and go, then
-//!   everything is healed and has to come out right. The same seed gives the same run on every machine.
-//! - [`World`] is the process and its network: shards, the mail between them, and a link to every peer.
+//! - [`run`] plays one seed: many peers do at random what peers do, [faults](FaultKind) come and
+//!   go, then everything is healed and has to come out right. The same seed gives the same run on
+//!   every machine.
+//! - [`World`] is the process and its network: shards, the mail between them, and a link to every
+//!   peer.
 //! - [`check`] holds what the gateway promises against what every peer saw.
 //!
 //! # The two phases
@@ -27,8 +29,8 @@
 //! | queues are bounded | the largest outbox, in bytes |
 //! | a slow or hostile peer harms nobody | healthy peers never lose their connection nor get a full state twice, and get every update within their interval, a tick and the delays of the links |
 //!
-//! The order of a channel is what the *observer* saw, a server with a perfect link that gets everything at every
-//! tick; it is itself checked against the counters of the writers.
+//! The order of a channel is what the *observer* saw, a server with a perfect link that gets
+//! everything at every tick; it is itself checked against the counters of the writers.
 
 #![forbid(unsafe_code)]
 

@@ -17,8 +17,8 @@ pub struct LinkProfile {
     /// Bytes on the way or waiting for the reader before the link takes no more (socket buffers and
     /// window).
     pub window_bytes: usize,
-    /// Largest chunk that arrives at once. Chunks end at random borders, so frames arrive in pieces and
-    /// several together.
+    /// Largest chunk that arrives at once. Chunks end at random borders, so frames arrive in pieces
+    /// and several together.
     pub chunk_bytes_max: usize,
     /// Chance that a chunk is lost and sent again: everything behind it waits `retransmit_after`.
     pub loss: f64,
@@ -57,8 +57,9 @@ impl LinkProfile {
 }
 
 impl LinkProfile {
-    /// Most time that bytes spend on the way, if there is room for them, the rate is unlimited and nothing stalls: what
-    /// is lost is sent again once, and bytes wait for those before them, which were not pushed later.
+    /// Most time that bytes spend on the way, if there is room for them, the rate is unlimited and
+    /// nothing stalls: what is lost is sent again once, and bytes wait for those before them, which
+    /// were not pushed later.
     #[must_use]
     pub fn delay_max(&self) -> Duration {
         let again = if self.loss > 0.0 { self.retransmit_after } else { Duration::ZERO };
@@ -66,8 +67,8 @@ impl LinkProfile {
     }
 }
 
-/// One direction of a connection. Bytes arrive in order and whole, late and in pieces, until the link is
-/// cut.
+/// One direction of a connection. Bytes arrive in order and whole, late and in pieces, until the
+/// link is cut.
 #[derive(Debug)]
 pub struct Link {
     /// Sets the conditions from now on.
@@ -149,7 +150,8 @@ impl Link {
         self.pop_with_time(now).map(|(_, bytes)| bytes)
     }
 
-    /// As [`Link::pop`], with the time at which the chunk was pushed, or `None` if it had to wait for room before.
+    /// As [`Link::pop`], with the time at which the chunk was pushed, or `None` if it had to wait
+    /// for room before.
     pub fn pop_with_time(&mut self, now: Instant) -> Option<(Option<Instant>, Vec<u8>)> {
         if self.next_arrival()? > now {
             return None;

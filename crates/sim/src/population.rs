@@ -1,8 +1,9 @@
 //! Populations that queue for matches, in virtual time: what waiting buys, and for whom.
 //!
-//! Players arrive at a steady rate, alone or in parties, with skills around a middle and latencies by where they live, and
-//! queue for a ranked five against five whose rules relax with the waiting time. The matcher is the real one but for its
-//! clock. [`play`] says how long everybody waited and how even the matches were, [`table`] and [`svg`] show it.
+//! Players arrive at a steady rate, alone or in parties, with skills around a middle and latencies
+//! by where they live, and queue for a ranked five against five whose rules relax with the waiting
+//! time. The matcher is the real one but for its clock. [`play`] says how long everybody waited and
+//! how even the matches were, [`table`] and [`svg`] show it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,8 @@ use throng_stdx::Rng;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 
-/// Rules of the queue: those of the how-to "rank players five against five", without asking players.
+/// Rules of the queue: those of the how-to "rank players five against five", without asking
+/// players.
 const RULES: &str = r#"{"name": "ranked", "tick_ms": 250, "timeout_s": 300, "seat_ttl_s": 1,
     "sides": [{"name": "red", "min": 5, "max": 5}, {"name": "blue", "min": 5, "max": 5}],
     "attributes": {"skill": {"type": "number"}}, "party": {"policy": "large_vs_large"},
@@ -43,7 +45,8 @@ pub struct Population {
     pub spread: f64,
     /// Share of players who come in parties of two to five.
     pub in_parties: f64,
-    /// Share of players who live far from the one region with servers, at 70 to 110 ms instead of 10 to 50.
+    /// Share of players who live far from the one region with servers, at 70 to 110 ms instead of
+    /// 10 to 50.
     pub remote: f64,
 }
 
@@ -68,7 +71,8 @@ pub struct Matched {
     pub range: f64,
     /// Players of the ticket.
     pub party: usize,
-    /// The wait that nine of ten like this were said not to exceed, in seconds, if anything was said.
+    /// The wait that nine of ten like this were said not to exceed, in seconds, if anything was
+    /// said.
     pub promised_s: Option<f64>,
 }
 
@@ -93,7 +97,8 @@ impl PopulationReport {
         all
     }
 
-    /// Share of the players to whom something was promised and who waited no longer than 1.5 times that.
+    /// Share of the players to whom something was promised and who waited no longer than 1.5 times
+    /// that.
     #[must_use]
     pub fn promises_kept(&self) -> f64 {
         let promised = || self.matched.iter().filter_map(|one| Some((one.waited_s, one.promised_s?)));
@@ -262,7 +267,8 @@ impl Play {
     }
 }
 
-/// The standard normal distribution function for 0 and above (Abramowitz and Stegun 26.2.17, error below 1e-7).
+/// The standard normal distribution function for 0 and above (Abramowitz and Stegun 26.2.17, error
+/// below 1e-7).
 fn normal_below(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * x);
     let poly = [1.330_274_429, -1.821_255_978, 1.781_477_937, -0.356_563_782, 0.319_381_530];

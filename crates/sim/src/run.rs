@@ -1,5 +1,5 @@
-//! One run: many peers do at random what peers do, faults come and go, then everything is healed and has to
-//! come out right.
+//! One run: many peers do at random what peers do, faults come and go, then everything is healed
+//! and has to come out right.
 
 mod actor;
 mod events;
@@ -131,8 +131,8 @@ fn token(what: u64, whom: usize) -> u64 {
     (what << 32) | whom as u64
 }
 
-/// The observer: a server with a perfect link that is subscribed to every channel and gets everything at
-/// every tick. What it sees is the order in which channels handled updates.
+/// The observer: a server with a perfect link that is subscribed to every channel and gets
+/// everything at every tick. What it sees is the order in which channels handled updates.
 const OBSERVER: ActorIndex = 0;
 /// The server that claims GLOBAL.
 const MASTER: ActorIndex = 1;
@@ -165,7 +165,8 @@ fn config(rng: &mut Rng, tick_ms: u64) -> Config {
         offer_snappy: rng.chance(0.5),
         ..Config::default()
     };
-    // An update in the owner's name would not come back to the owner, and nobody could say which ones those are.
+    // An update in the owner's name would not come back to the owner, and nobody could say which
+    // ones those are.
     config.permissions.server.update_for_owner = Authority::Nobody;
     config.abuse.auth_failures_max = 0;
     config.abuse.refusals_max = 0;

@@ -231,8 +231,8 @@ impl World {
     }
 
     /// Begins to connect; [`Note::Opened`] or [`Note::Refused`] follows. `carrier` decides how the
-    /// gateway's bytes are wrapped; the peer gets plain frames either way. Every connection is a peer of
-    /// its own.
+    /// gateway's bytes are wrapped; the peer gets plain frames either way. Every connection is a
+    /// peer of its own.
     pub fn connect(
         &mut self,
         kind: ConnKind,
@@ -272,7 +272,8 @@ impl World {
         peer
     }
 
-    /// Sends bytes of a peer; returns how many the link took. [`Note::Room`] follows when it took fewer.
+    /// Sends bytes of a peer; returns how many the link took. [`Note::Room`] follows when it took
+    /// fewer.
     pub fn send(&mut self, peer: PeerId, bytes: &[u8]) -> usize {
         let end = &mut self.peers[peer.0];
         if end.state != PeerState::Open || end.up_end.is_some() {
@@ -386,8 +387,8 @@ impl World {
         self.schedule(at.max(self.now), Due::Wake(token));
     }
 
-    /// Does the next thing unless it lies after `end`; returns what the peers notice. `None` when time
-    /// has come to `end`.
+    /// Does the next thing unless it lies after `end`; returns what the peers notice. `None` when
+    /// time has come to `end`.
     pub fn step(&mut self, end: Instant) -> Option<Note> {
         loop {
             if let Some(note) = self.notes.pop_front() {
@@ -448,16 +449,16 @@ impl World {
         self.peers[peer.0].state == PeerState::Open
     }
 
-    /// True if an end of a peer's KCP session waits long before it resends unacknowledged segments, or believes in
-    /// round trips so long that it would.
+    /// True if an end of a peer's KCP session waits long before it resends unacknowledged segments,
+    /// or believes in round trips so long that it would.
     #[must_use]
     pub fn backs_off(&self, peer: PeerId) -> bool {
         let soon = self.now + Duration::from_millis(250);
         self.peers[peer.0].kcp.as_ref().is_some_and(|kcp| kcp.waits_beyond(soon))
     }
 
-    /// Instant at which the gateway gave the bytes of a peer's latest [`Note::Bytes`] to the link: its part ended there.
-    /// `None` if the link had no room for them at once, and over KCP.
+    /// Instant at which the gateway gave the bytes of a peer's latest [`Note::Bytes`] to the link:
+    /// its part ended there. `None` if the link had no room for them at once, and over KCP.
     #[must_use]
     pub fn given_at(&self, peer: PeerId) -> Option<Instant> {
         self.peers[peer.0].given

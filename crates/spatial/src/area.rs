@@ -45,8 +45,8 @@ pub struct Cone {
     pub radius: f64,
 }
 
-/// The shapes of one interest query. They are evaluated in the order of the fields; where two cover one
-/// cell, the later one's distance counts.
+/// The shapes of one interest query. They are evaluated in the order of the fields; where two cover
+/// one cell, the later one's distance counts.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct AreaQuery {
     /// Single positions.
@@ -62,12 +62,13 @@ pub struct AreaQuery {
 /// Rule that turns a shape into cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Coverage {
-    /// Every cell that the shape touches; distance from the nearest point of the cell. A centre outside
-    /// the world covers nothing.
+    /// Every cell that the shape touches; distance from the nearest point of the cell. A centre
+    /// outside the world covers nothing.
     #[default]
     Exact,
-    /// The sampling of channeld 0.8: points half a cell apart, the last sample in a cell decides its
-    /// distance, cells touched only near a corner may be missed, a centre outside the world is an error.
+    /// The sampling of channeld 0.8: points half a cell apart, the last sample in a cell decides
+    /// its distance, cells touched only near a corner may be missed, a centre outside the world is
+    /// an error.
     Sampled,
 }
 
@@ -120,8 +121,8 @@ impl Grid {
     /// The cells that a query covers.
     ///
     /// Costs at most one visit to each cell of the world per shape with [`Coverage::Exact`]; with
-    /// [`Coverage::Sampled`] at most nine samples per cell of the world, because samples outside the world
-    /// are clipped away before they are taken.
+    /// [`Coverage::Sampled`] at most nine samples per cell of the world, because samples outside
+    /// the world are clipped away before they are taken.
     ///
     /// # Errors
     /// [`QueryError`] for numbers that describe no area.
@@ -176,9 +177,9 @@ impl Grid {
             low = Point { x: low.x.max(west), z: low.z.max(south) };
             high = Point { x: high.x.min(east), z: high.z.min(north) };
         } else {
-            // Whole steps that lie outside the world anyway are skipped, so that an absurd extent costs no
-            // more than the world; the reference walks them.
-            // Rounding of a huge extent may leave the walk far outside: it starts at the edge then.
+            // Whole steps that lie outside the world anyway are skipped, so that an absurd extent
+            // costs no more than the world; the reference walks them. Rounding of a huge extent may
+            // leave the walk far outside: it starts at the edge then.
             let skip = |low: f64, edge: f64, step: f64| {
                 let moved = low + ((edge - low) / step - 1.0).floor().max(0.0) * step;
                 if moved < edge - 3.0 * step { edge } else { moved }
@@ -210,7 +211,8 @@ impl Grid {
     }
 }
 
-/// The next sample. Far from the origin a small step can vanish in rounding; the walk must still end.
+/// The next sample. Far from the origin a small step can vanish in rounding; the walk must still
+/// end.
 fn next(at: f64, step: f64) -> f64 {
     let moved = at + step;
     if moved > at { moved } else { at.next_up() }
@@ -270,9 +272,9 @@ impl Region {
             Shape::Box => closest.x.abs() <= self.extent.x && closest.z.abs() <= self.extent.z,
             Shape::Sphere { radius } => dot(closest, closest) <= radius * radius,
             Shape::Cone { radius, direction, half_angle } => {
-                // The part of the rectangle within the radius is convex. It meets the sector if one of the
-                // sector's two straight edges runs through it; if none does it lies wholly on one side of
-                // them, and any of its points, here the nearest, tells which.
+                // The part of the rectangle within the radius is convex. It meets the sector if one
+                // of the sector's two straight edges runs through it; if none does it lies wholly
+                // on one side of them, and any of its points, here the nearest, tells which.
                 dot(closest, closest) <= radius * radius
                     && (within(closest, direction, half_angle)
                         || [half_angle, -half_angle].into_iter().any(|angle| {
@@ -284,7 +286,8 @@ impl Region {
     }
 }
 
-/// True if `offset` points within `half_angle` of `direction`. A vector of length 0 is within everything.
+/// True if `offset` points within `half_angle` of `direction`. A vector of length 0 is within
+/// everything.
 fn within(offset: Point, direction: Point, half_angle: f64) -> bool {
     let cosine = dot(offset, direction) / (length(offset) * length(direction));
     cosine.is_nan() || cosine >= half_angle.cos()

@@ -27,7 +27,8 @@ pub struct Cell(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerIndex(pub u32);
 
-/// The shape of a world: where it lies, how it is cut into cells, and how cells are dealt to servers.
+/// The shape of a world: where it lies, how it is cut into cells, and how cells are dealt to
+/// servers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GridConfig {
     /// West edge, world units.
@@ -197,8 +198,8 @@ impl Grid {
         rows.flat_map(move |r| columns.clone().map(move |c| self.cell(c, r)))
     }
 
-    /// The cells beyond its block that a server watches: strips of `border_cells` along the sides that
-    /// have a neighbour, nearest first, without corners. Order: left, right, below, above.
+    /// The cells beyond its block that a server watches: strips of `border_cells` along the sides
+    /// that have a neighbour, nearest first, without corners. Order: left, right, below, above.
     #[must_use]
     pub fn border_of(&self, server: ServerIndex) -> Vec<Cell> {
         let (columns, rows) = self.block_of(server);

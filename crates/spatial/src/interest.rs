@@ -53,8 +53,8 @@ impl Interest {
         self.cells.binary_search_by_key(&cell, |&(c, _)| c).ok().map(|i| self.cells[i].1)
     }
 
-    /// Changes that turn `self` into `next`, in ascending order of cells. O(n + m); cells that stay as they are
-    /// are not mentioned.
+    /// Changes that turn `self` into `next`, in ascending order of cells. O(n + m); cells that stay
+    /// as they are are not mentioned.
     pub fn diff<'a>(&'a self, next: &'a Interest) -> impl Iterator<Item = Change> + 'a {
         let mut old = self.cells.iter().copied().peekable();
         let mut new = next.cells.iter().copied().peekable();

@@ -6,8 +6,8 @@ use core::time::Duration;
 
 /// A point in time: whole nanoseconds since the origin of the process or of the simulation.
 ///
-/// Sixty-four bits reach 584 years. Arithmetic saturates at both ends, so that a deadline computed from a hostile or
-/// absurd duration is "never" and not "long ago".
+/// Sixty-four bits reach 584 years. Arithmetic saturates at both ends, so that a deadline computed
+/// from a hostile or absurd duration is "never" and not "long ago".
 ///
 /// ```
 /// use core::time::Duration;

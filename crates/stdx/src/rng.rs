@@ -2,10 +2,11 @@
 
 use core::ops::Range;
 
-/// A seeded generator of random numbers (xoshiro256++), the same on every machine for the same seed.
+/// A seeded generator of random numbers (xoshiro256++), the same on every machine for the same
+/// seed.
 ///
-/// Fast (about a nanosecond per word) and of good statistical quality. It is **not** for secrets: whoever sees a few
-/// outputs can compute the rest.
+/// Fast (about a nanosecond per word) and of good statistical quality. It is **not** for secrets:
+/// whoever sees a few outputs can compute the rest.
 ///
 /// ```
 /// use throng_stdx::Rng;
@@ -51,7 +52,8 @@ impl Rng {
     /// When `bound` is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number lies below zero");
-        // Multiply and keep the high word (Lemire); the few low products that would favour some results are redrawn.
+        // Multiply and keep the high word (Lemire); the few low products that would favour some
+        // results are redrawn.
         let reject_below = bound.wrapping_neg() % bound;
         loop {
             let product = u128::from(self.next_u64()) * u128::from(bound);
@@ -112,7 +114,8 @@ mod tests {
 
     #[test]
     fn known_outputs() {
-        // SplitMix64 from zero is a published sequence; the first output of xoshiro256++ follows by hand from it.
+        // SplitMix64 from zero is a published sequence; the first output of xoshiro256++ follows by
+        // hand from it.
         let mut state = 0;
         let words: [u64; 4] = core::array::from_fn(|_| split_mix(&mut state));
         assert_eq!(words[0], 0xE220_A839_7B1D_CDAF);

@@ -7,10 +7,10 @@
 //!   ...     eight levels cover all of u64
 //! ```
 //!
-//! A timer lies at the level of the highest six-bit group in which its time differs from the cursor. When the cursor
-//! reaches a slot, its timers move to lower levels; those of the cursor's own millisecond lie in a heap, which gives
-//! the exact order by (time, insertion). A timer therefore moves at most eight times and usually twice, whatever the
-//! number of other timers.
+//! A timer lies at the level of the highest six-bit group in which its time differs from the
+//! cursor. When the cursor reaches a slot, its timers move to lower levels; those of the cursor's
+//! own millisecond lie in a heap, which gives the exact order by (time, insertion). A timer
+//! therefore moves at most eight times and usually twice, whatever the number of other timers.
 
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
@@ -18,10 +18,11 @@ use core::cmp::Reverse;
 
 use crate::Instant;
 
-/// A set of timers, each carrying a `T`, that fire in order of time and, at equal times, of insertion.
+/// A set of timers, each carrying a `T`, that fire in order of time and, at equal times, of
+/// insertion.
 ///
-/// Insertion and cancellation cost O(1); a timer that fires costs O(log n) of the timers in the same millisecond.
-/// Times are exact to the nanosecond: the slots only sort, they never round.
+/// Insertion and cancellation cost O(1); a timer that fires costs O(log n) of the timers in the
+/// same millisecond. Times are exact to the nanosecond: the slots only sort, they never round.
 #[derive(Debug)]
 pub struct TimerWheel<T> {
     nodes: Vec<Node<T>>,
@@ -31,9 +32,11 @@ pub struct TimerWheel<T> {
     len: usize,
     /// Insertions so far; the tie-break between equal times.
     inserted: u64,
-    /// Every timer in the wheel lies in a later tick than this one; those of this tick and before are in `near`.
+    /// Every timer in the wheel lies in a later tick than this one; those of this tick and before
+    /// are in `near`.
     cursor: u64,
-    /// Timers at or before the cursor's tick, earliest first. May hold entries of cancelled timers, but never on top.
+    /// Timers at or before the cursor's tick, earliest first. May hold entries of cancelled timers,
+    /// but never on top.
     near: BinaryHeap<Reverse<Near>>,
     /// Pending timers in `near`; the rest of `near` are entries of cancelled timers.
     near_live: usize,
@@ -42,7 +45,8 @@ pub struct TimerWheel<T> {
     slots: Vec<Slot>,
 }
 
-/// Names a pending timer. After the timer fired or was cancelled the key names nothing, also when its place is reused.
+/// Names a pending timer. After the timer fired or was cancelled the key names nothing, also when
+/// its place is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimerKey {
     index: u32,
@@ -66,7 +70,8 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// Adds a timer that fires at `at`; a time in the past fires at the next [`pop_due`](Self::pop_due).
+    /// Adds a timer that fires at `at`; a time in the past fires at the next
+    /// [`pop_due`](Self::pop_due).
     ///
     /// # Panics
     /// When 2^32 - 1 timers are pending.
@@ -84,7 +89,8 @@ impl<T> TimerWheel<T> {
         TimerKey { index, generation }
     }
 
-    /// Removes the timer and returns what it carried; `None` when it has fired or was cancelled before.
+    /// Removes the timer and returns what it carried; `None` when it has fired or was cancelled
+    /// before.
     pub fn cancel(&mut self, key: TimerKey) -> Option<T> {
         let node = self.nodes.get(key.index as usize)?;
         if node.generation != key.generation || node.value.is_none() {
@@ -102,8 +108,8 @@ impl<T> TimerWheel<T> {
 
     /// Removes and returns the first timer whose time is `now` or earlier, with its time.
     ///
-    /// Call until `None`. `now` should not go back; if it does, nothing fires early and order is kept among the timers
-    /// pending.
+    /// Call until `None`. `now` should not go back; if it does, nothing fires early and order is
+    /// kept among the timers pending.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Instant, T)> {
         loop {
             // Everything in `near` comes before everything in the wheel.
@@ -123,7 +129,8 @@ impl<T> TimerWheel<T> {
                     self.cursor = self.slot_start(level, slot);
                     self.spread(level, slot);
                 }
-                // No slot begins before `now`, so the cursor may follow it and new timers land close to their place.
+                // No slot begins before `now`, so the cursor may follow it and new timers land
+                // close to their place.
                 _ => {
                     self.cursor = self.cursor.max(now_tick);
                     return None;
@@ -132,10 +139,11 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// Instant at which [`pop_due`](Self::pop_due) should next be called; `None` when no timer is pending.
+    /// Instant at which [`pop_due`](Self::pop_due) should next be called; `None` when no timer is
+    /// pending.
     ///
-    /// This is the time of the first timer, except after that very timer was cancelled: then it may lie earlier, and
-    /// calling `pop_due` at that time moves it on.
+    /// This is the time of the first timer, except after that very timer was cancelled: then it may
+    /// lie earlier, and calling `pop_due` at that time moves it on.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
         if let Some(Reverse(first)) = self.near.peek() {
@@ -156,8 +164,8 @@ impl<T> TimerWheel<T> {
         self.len == 0
     }
 
-    /// The occupied slot that holds the earliest timers of the wheel. Lower levels come first: their timers share more
-    /// leading bits with the cursor.
+    /// The occupied slot that holds the earliest timers of the wheel. Lower levels come first:
+    /// their timers share more leading bits with the cursor.
     fn first_slot(&self) -> Option<(usize, usize)> {
         let level = self.occupied.iter().position(|&bits| bits != 0)?;
         Some((level, self.occupied[level].trailing_zeros() as usize))
@@ -228,8 +236,9 @@ impl<T> TimerWheel<T> {
         core::mem::replace(&mut self.slots[place].head, NONE)
     }
 
-    /// Keeps the top of `near` alive, and `near` within a constant factor of the timers it really holds: without it, a
-    /// loop of insertions and cancellations inside one millisecond would grow the heap.
+    /// Keeps the top of `near` alive, and `near` within a constant factor of the timers it really
+    /// holds: without it, a loop of insertions and cancellations inside one millisecond would grow
+    /// the heap.
     fn prune_near(&mut self) {
         let nodes = &self.nodes;
         let live = |near: &Near| {
@@ -284,7 +293,8 @@ impl<T> Default for TimerWheel<T> {
 #[derive(Debug)]
 struct Node<T> {
     at: Instant,
-    /// Number of the insertion, unique: the tie-break, and the proof that an entry of `near` still means this timer.
+    /// Number of the insertion, unique: the tie-break, and the proof that an entry of `near` still
+    /// means this timer.
     order: u64,
     /// Next node of the slot or, in an unused node, of the free list.
     next: u32,
@@ -309,12 +319,13 @@ struct Near {
 struct Slot {
     /// First node of the slot, [`NONE`] when empty.
     head: u32,
-    /// No timer of the slot is earlier. Exact unless a timer was cancelled since the slot was last empty.
+    /// No timer of the slot is earlier. Exact unless a timer was cancelled since the slot was last
+    /// empty.
     earliest: Instant,
 }
 
-/// 2^20 ns, about a millisecond: channel ticks (5 ms and up) spread over different slots, and the timers of one slot
-/// are few enough for the heap that sorts them.
+/// 2^20 ns, about a millisecond: channel ticks (5 ms and up) spread over different slots, and the
+/// timers of one slot are few enough for the heap that sorts them.
 const TICK_SHIFT: u32 = 20;
 /// Sixty-four slots a level, so that one word says which are occupied.
 const SLOT_BITS: u32 = 6;
@@ -466,7 +477,8 @@ mod tests {
                     (next, first) => prop_assert_eq!(next.is_some(), first.is_some()),
                 }
             }
-            // A driver that only ever sleeps until `next` reaches every timer in a bounded number of wake-ups.
+            // A driver that only ever sleeps until `next` reaches every timer in a bounded number
+            // of wake-ups.
             let mut wakes = 0;
             while let Some(next) = wheel.next() {
                 wakes += 1;

@@ -1,8 +1,9 @@
-//! `throng bench channel balance`: how much the busiest game server of a world has to do, with and without the load
-//! balancer.
+//! `throng bench channel balance`: how much the busiest game server of a world has to do, with and
+//! without the load balancer.
 //!
-//! The crowds are simulated: the production gateway core under virtual time, so the figures are the same on every
-//! machine. What a cell costs a real game server is the game's affair; load here is updates of entities a second.
+//! The crowds are simulated: the production gateway core under virtual time, so the figures are the
+//! same on every machine. What a cell costs a real game server is the game's affair; load here is
+//! updates of entities a second.
 
 use throng_load::report::{Better, Report, Row};
 use throng_load::suites::{Effort, Progress};

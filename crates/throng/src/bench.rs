@@ -312,7 +312,8 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
     }
 }
 
-/// Runs one case within the limit of these flags. A case whose server dies, or that is over its limit, has no result.
+/// Runs one case within the limit of these flags. A case whose server dies, or that is over its
+/// limit, has no result.
 pub(crate) fn bounded(
     args: &BenchArgs,
     case: impl FnOnce() -> Result<Report, AnyError>,
@@ -382,8 +383,8 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 }
 
 impl BenchArgs {
-    /// Longest time of one case: some thirty times what the longest takes on two idle cores, and its windows, of which a case
-    /// has fifty at most.
+    /// Longest time of one case: some thirty times what the longest takes on two idle cores, and
+    /// its windows, of which a case has fifty at most.
     fn limit(&self) -> Duration {
         let window = self.duration.unwrap_or_default() + self.warmup.unwrap_or_default();
         let minutes = self.effort().pick(180, 60, 20);

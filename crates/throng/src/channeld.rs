@@ -363,8 +363,8 @@ fn configure(parsed: &Parsed) -> Result<Config, throng_server::config::Problems>
         ("gateway.clients.addr", text(":12108")),
         ("gateway.clients.extra", Value::List(Vec::new())),
         ("gateway.permissions", text("channeld")),
-        // The reference listens on all interfaces and authenticates no login in development mode; its
-        // users expect the same here.
+        // The reference listens on all interfaces and authenticates no login in development mode;
+        // its users expect the same here.
         ("gateway.servers.unsafe_binds", Value::Bool(true)),
         ("gateway.clients.unsafe_binds", Value::Bool(true)),
         ("gateway.limits.clients_per_address_max", Value::Int(0)),

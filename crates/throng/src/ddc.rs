@@ -26,7 +26,8 @@ pub(crate) struct DdcArgs {
 enum WorkArgs {
     /// Count refs and blobs of each namespace
     Stats,
-    /// Read log, index and every blob and follow every ref without changes; exit 1 if something is damaged
+    /// Read log, index and every blob and follow every ref without changes; exit 1 if something is
+    /// damaged
     Verify,
     /// Rebuild the index from the log
     Reindex,

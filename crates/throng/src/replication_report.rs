@@ -82,7 +82,8 @@ pub(crate) fn report(outcomes: &[CaseReport]) -> Report {
     report
 }
 
-/// Marks for this machine: those of the design's, times how much longer the legacy method takes here.
+/// Marks for this machine: those of the design's, times how much longer the legacy method takes
+/// here.
 fn judge(row: Row, outcome: &CaseReport, legacy: &CaseReport) -> Row {
     let of = (outcome.group, outcome.chests);
     let marks = MARKS.iter().find(|(group, chests, ..)| (*group, *chests) == of);

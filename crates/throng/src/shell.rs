@@ -1,4 +1,5 @@
-//! `throng completions` and `throng man`: the command line's definition in the forms that shells and man(1) read.
+//! `throng completions` and `throng man`: the command line's definition in the forms that shells
+//! and man(1) read.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -38,8 +38,8 @@ fn frame() -> Vec<u8> {
     [&tag(packet.len(), Compression::None)[..], &packet].concat()
 }
 
-/// Looks at everything a gateway looks at. Not inlined, as no real consumer is: into the measuring loop it gets too
-/// few registers and costs half as much again.
+/// Looks at everything a gateway looks at. Not inlined, as no real consumer is: into the measuring
+/// loop it gets too few registers and costs half as much again.
 #[inline(never)]
 fn consume(packet: Packet<'_>) -> usize {
     packet.messages().fold(0, |sum, message| {

@@ -107,7 +107,8 @@ impl<'a> AnyRef<'a> {
         Ok(any)
     }
 
-    /// The full name of the type: what follows the last slash. Any prefix is accepted (spec: gateway §3.3).
+    /// The full name of the type: what follows the last slash. Any prefix is accepted (spec:
+    /// gateway §3.3).
     #[must_use]
     pub fn type_name(&self) -> &'a str {
         self.type_url.rsplit('/').next().unwrap_or(self.type_url)
@@ -162,7 +163,8 @@ impl<'a> DataUpdate<'a> {
     }
 }
 
-/// Appends a `CHANNEL_DATA_UPDATE` entry as the gateway fans it out: no stub, no broadcast, no context.
+/// Appends a `CHANNEL_DATA_UPDATE` entry as the gateway fans it out: no stub, no broadcast, no
+/// context.
 ///
 /// `type_url` is the whole URL, `type.googleapis.com/<full name>` towards stock peers.
 pub fn write_data_update_entry(out: &mut Vec<u8>, channel_id: u32, type_url: &str, value: &[u8]) {
@@ -187,7 +189,8 @@ pub fn write_data_update_entry_with(
     assert_eq!(out.len() - start, value_len, "the value has the length announced");
 }
 
-/// Appends a `CHANNEL_DATA_UPDATE` entry up to its value, for a value of `value_len` bytes that is kept elsewhere.
+/// Appends a `CHANNEL_DATA_UPDATE` entry up to its value, for a value of `value_len` bytes that is
+/// kept elsewhere.
 pub fn write_data_update_head(out: &mut Vec<u8>, channel_id: u32, type_url: &str, value_len: usize) {
     let any_len = any_len(type_url, value_len);
     // The Any is written even when it is empty: a message field is either there or not.

@@ -1,5 +1,5 @@
-//! Recordings of client sessions (`.cpr` files): one serialized `replaypb.ReplaySession`, without header or
-//! compression. Spec: gateway §4.8.
+//! Recordings of client sessions (`.cpr` files): one serialized `replaypb.ReplaySession`, without
+//! header or compression. Spec: gateway §4.8.
 //!
 //! Both directions work on the bytes: a recorded packet is the packet that was received, unchanged.
 
@@ -121,15 +121,16 @@ impl CprWriter {
         CprWriter { bytes: Vec::new(), bytes_max }
     }
 
-    /// Appends a packet that came `offset` after the one before (zero for the first). Offsets over 292 years are
-    /// cut.
+    /// Appends a packet that came `offset` after the one before (zero for the first). Offsets over
+    /// 292 years are cut.
     ///
     /// # Errors
     /// [`RecordingFull`] if it does not fit; smaller ones may still.
     pub fn push(&mut self, offset: Duration, packet: &[u8]) -> Result<(), RecordingFull> {
         let offset = i64::try_from(offset.as_nanos()).unwrap_or(i64::MAX) as u64;
         let offset_len = if offset == 0 { 0 } else { 1 + varint_len(offset) };
-        // The packet field is written even when it is empty: a message field is either there or not.
+        // The packet field is written even when it is empty: a message field is either there or
+        // not.
         let packet_len = len_field_len(packet.len()).max(2);
         let mut prefix = Prefix::new();
         prefix.byte(0x0A);
@@ -205,8 +206,8 @@ pub fn summarize(bytes: &[u8]) -> Result<Summary, CprError> {
 /// Name of the recording of connection `conn_id` that ended `unix_seconds` after 1970, in UTC:
 /// `session_<id>_<yy-mm-dd>_<HH-MM-SS>.cpr`.
 ///
-/// The reference gateway writes the hour on the 12-hour clock where the seconds should be, so that its recordings of
-/// one minute overwrite each other; this is the name it meant.
+/// The reference gateway writes the hour on the 12-hour clock where the seconds should be, so that
+/// its recordings of one minute overwrite each other; this is the name it meant.
 #[must_use]
 pub fn file_name(conn_id: u32, unix_seconds: u64) -> String {
     let (days, second_of_day) = (unix_seconds / 86_400, unix_seconds % 86_400);
@@ -222,7 +223,8 @@ pub fn file_name(conn_id: u32, unix_seconds: u64) -> String {
 
 /// Year, month and day of a day counted from 1970-01-01.
 ///
-/// Counts from 0000-03-01 instead, so that the leap day is the last of its year, in eras of 400 years (146097 days).
+/// Counts from 0000-03-01 instead, so that the leap day is the last of its year, in eras of 400
+/// years (146097 days).
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

@@ -1,4 +1,5 @@
-//! Whole frames from messages: for clients, tools and tests, and the gateway's rare contiguous frames.
+//! Whole frames from messages: for clients, tools and tests, and the gateway's rare contiguous
+//! frames.
 
 use crate::{
     frame::{
@@ -28,8 +29,9 @@ impl Compressor {
         Compressor { encoder: snap::raw::Encoder::new(), block: Vec::new() }
     }
 
-    /// Compresses `packet` if that is worth it: `None` if the block is not smaller than the packet or does not fit a
-    /// frame, in which case the packet is to be sent as it is (each frame says whether it is compressed).
+    /// Compresses `packet` if that is worth it: `None` if the block is not smaller than the packet
+    /// or does not fit a frame, in which case the packet is to be sent as it is (each frame says
+    /// whether it is compressed).
     #[must_use]
     pub fn compress(&mut self, packet: &[u8]) -> Option<&[u8]> {
         let len_max = snap::raw::max_compress_len(packet.len());
@@ -43,9 +45,9 @@ impl Compressor {
 
 /// Appends one frame that holds `packet` (a sequence of entries) to `out`.
 ///
-/// With a `compressor` the packet is compressed where that makes it smaller. `reader_form` is the form of the peer
-/// that will read the frame: unless it is known to be current it gets no frame that a legacy reader would misread
-/// (compression is dropped or the packet padded, if need be).
+/// With a `compressor` the packet is compressed where that makes it smaller. `reader_form` is the
+/// form of the peer that will read the frame: unless it is known to be current it gets no frame
+/// that a legacy reader would misread (compression is dropped or the packet padded, if need be).
 ///
 /// # Panics
 /// If `packet` is empty or larger than [`PACKET_BYTES_MAX`].
@@ -135,7 +137,8 @@ impl FrameWriter {
         self.writes_legacy = writes_legacy;
     }
 
-    /// Adds a message; if it does not fit the frame being filled, that one is appended to `out` first.
+    /// Adds a message; if it does not fit the frame being filled, that one is appended to `out`
+    /// first.
     ///
     /// # Errors
     /// A message that is too large for a frame of its own; nothing is added.

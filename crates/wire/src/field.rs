@@ -56,8 +56,8 @@ pub struct Field<'a> {
     pub wire_type: WireType,
     /// The number in a `Varint`, `Fixed32` or `Fixed64` field, else 0.
     pub scalar: u64,
-    /// The content of a `Len` field (without its length) or of a `Group` (without its end), else the bytes of the
-    /// value.
+    /// The content of a `Len` field (without its length) or of a `Group` (without its end), else
+    /// the bytes of the value.
     pub value: &'a [u8],
     /// The whole field as it stands in the message, tag included.
     pub raw: &'a [u8],
@@ -73,7 +73,8 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Reads one field off the front of `input`; `None` at its end. After an error `input` is unspecified.
+/// Reads one field off the front of `input`; `None` at its end. After an error `input` is
+/// unspecified.
 ///
 /// ```
 /// use throng_wire::{WireType, read_field};

@@ -7,8 +7,9 @@
 //!           43 size>>16 size>>8 size compression | size bytes   65536 ..
 //! ```
 //!
-//! The two forms are told apart per connection by [`FrameReader`]. Towards every peer the current tag is written:
-//! legacy readers understand it, except in the range of [`is_ambiguous_for_legacy`].
+//! The two forms are told apart per connection by [`FrameReader`]. Towards every peer the current
+//! tag is written: legacy readers understand it, except in the range of
+//! [`is_ambiguous_for_legacy`].
 
 use std::{mem, ops::ControlFlow};
 
@@ -18,7 +19,8 @@ use crate::{field::WireError, packet::Packet};
 pub const TAG_BYTES: usize = 5;
 /// Largest packet a current tag can announce.
 pub const PACKET_BYTES_MAX: usize = 65_535;
-/// Largest packet to send: the Go client's buffer holds 65535 bytes *including* the tag. Spec: gateway §2.2.
+/// Largest packet to send: the Go client's buffer holds 65535 bytes *including* the tag. Spec:
+/// gateway §2.2.
 pub const PACKET_BYTES_SEND_MAX: usize = PACKET_BYTES_MAX - TAG_BYTES;
 
 const MAGIC: [u8; 2] = *b"CH";
@@ -43,7 +45,8 @@ pub enum Form {
     Undecided,
     /// Two bytes of size, always.
     Current,
-    /// One to three bytes of size, as up to v0.5.1: the Go client, the JavaScript client, the Unity transport.
+    /// One to three bytes of size, as up to v0.5.1: the Go client, the JavaScript client, the Unity
+    /// transport.
     Legacy,
 }
 
@@ -73,8 +76,8 @@ pub fn legacy_tag(size: usize, compression: Compression) -> [u8; TAG_BYTES] {
     }
 }
 
-/// True if a legacy peer misreads the current tag of a packet of `size` bytes: 19968 ..= 20223, whose third byte is
-/// an 'N'. Spec: gateway §2.5, rule 4.
+/// True if a legacy peer misreads the current tag of a packet of `size` bytes: 19968 ..= 20223,
+/// whose third byte is an 'N'. Spec: gateway §2.5, rule 4.
 #[must_use]
 pub const fn is_ambiguous_for_legacy(size: usize) -> bool {
     size >> 8 == LEGACY_SHORT as usize
@@ -97,11 +100,11 @@ pub fn legacy_padding(size: usize) -> &'static [u8] {
 /// Limits of a [`FrameReader`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReaderLimits {
-    /// Largest packet of a peer that writes the legacy form, compressed or not. 65535 bytes unless raised; at most
-    /// 2^24 - 1 can be announced.
+    /// Largest packet of a peer that writes the legacy form, compressed or not. 65535 bytes unless
+    /// raised; at most 2^24 - 1 can be announced.
     pub legacy_packet_bytes_max: usize,
-    /// Makes a compression byte other than 0 and 1 count as 0, as in the reference gateway, instead of ending the
-    /// connection.
+    /// Makes a compression byte other than 0 and 1 count as 0, as in the reference gateway, instead
+    /// of ending the connection.
     pub accept_unknown_compression: bool,
 }
 
@@ -111,7 +114,8 @@ impl Default for ReaderLimits {
     }
 }
 
-/// Why a byte stream is not one of frames. The connection cannot go on: the next frame border is unknown.
+/// Why a byte stream is not one of frames. The connection cannot go on: the next frame border is
+/// unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -186,8 +190,8 @@ impl FrameError {
     }
 }
 
-/// Memory for decompression, shared by any number of readers. Grows to the largest packet seen, which the readers'
-/// limits bound.
+/// Memory for decompression, shared by any number of readers. Grows to the largest packet seen,
+/// which the readers' limits bound.
 #[derive(Debug, Clone, Default)]
 pub struct Scratch {
     decompressed: Vec<u8>,
@@ -222,8 +226,8 @@ fn saturate(size: usize) -> u32 {
 
 /// Cuts the byte stream of one connection into packets.
 ///
-/// Complete frames are parsed where they stand in the input; only a frame that is split between inputs is copied.
-/// While no frame is begun the reader owns no memory.
+/// Complete frames are parsed where they stand in the input; only a frame that is split between
+/// inputs is copied. While no frame is begun the reader owns no memory.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -276,11 +280,12 @@ impl FrameReader {
 
     /// Takes received bytes and calls `on_packet` for every packet that is now complete, in order.
     ///
-    /// After `Break` the rest is kept, and handed out by the next call, for instance with an empty input. Whoever
-    /// keeps feeding without letting packets out decides how much is kept.
+    /// After `Break` the rest is kept, and handed out by the next call, for instance with an empty
+    /// input. Whoever keeps feeding without letting packets out decides how much is kept.
     ///
     /// # Errors
-    /// The first defect of the stream, now and at every later call. Packets before it were handed out.
+    /// The first defect of the stream, now and at every later call. Packets before it were handed
+    /// out.
     pub fn feed(
         &mut self,
         input: &[u8],
@@ -348,7 +353,8 @@ impl FrameReader {
         mut input: &[u8],
         on_packet: &mut dyn FnMut(Packet<'_>) -> ControlFlow<()>,
     ) -> Result<(), FrameError> {
-        // The remainder from earlier comes first, topped up only as far as the frame at its front needs.
+        // The remainder from earlier comes first, topped up only as far as the frame at its front
+        // needs.
         let mut pending = mem::take(&mut self.pending);
         let mut start = mem::take(&mut self.pending_start);
         while start < pending.len() {
@@ -450,8 +456,8 @@ impl FrameReader {
         Ok(Front::Frame { size, compression })
     }
 
-    /// The front of an undecided stream whose third byte is an 'N': a legacy frame of `short` bytes if those are a
-    /// packet beyond doubt, else a current one. Spec: gateway §2.5, rule 2.
+    /// The front of an undecided stream whose third byte is an 'N': a legacy frame of `short` bytes
+    /// if those are a packet beyond doubt, else a current one. Spec: gateway §2.5, rule 2.
     fn ambiguous_front(
         &mut self,
         scratch: &mut Scratch,
@@ -508,8 +514,8 @@ fn is_legacy_packet(scratch: &mut Scratch, payload: &[u8], compression: Compress
     }
 }
 
-/// Appends to a buffer that will hold `needed` bytes in the end. Memory follows what has arrived, not what was
-/// announced, so that a tag alone pins none.
+/// Appends to a buffer that will hold `needed` bytes in the end. Memory follows what has arrived,
+/// not what was announced, so that a tag alone pins none.
 fn append(buffer: &mut Vec<u8>, bytes: &[u8], needed: usize) {
     let len = buffer.len() + bytes.len();
     if buffer.capacity() < len {

@@ -23,8 +23,8 @@ pub struct MessagePack<'a> {
 impl<'a> MessagePack<'a> {
     /// Reads the content of one `Packet.messages` entry (without the entry's tag and length).
     ///
-    /// Protobuf rules apply: unknown fields and known numbers with another wire type are skipped, the last of
-    /// several values counts, numbers over 32 bits are cut.
+    /// Protobuf rules apply: unknown fields and known numbers with another wire type are skipped,
+    /// the last of several values counts, numbers over 32 bits are cut.
     ///
     /// # Errors
     /// Bytes that are not protobuf.
@@ -33,7 +33,8 @@ impl<'a> MessagePack<'a> {
         Self::parse_usual(bytes).map_or_else(|| Self::parse_any(bytes), Ok)
     }
 
-    /// Reads what peers write: fields 1 to 5 with one-byte tags, in any order. `None` for everything else.
+    /// Reads what peers write: fields 1 to 5 with one-byte tags, in any order. `None` for
+    /// everything else.
     #[inline(always)]
     fn parse_usual(bytes: &'a [u8]) -> Option<MessagePack<'a>> {
         let mut message = MessagePack::default();
@@ -91,7 +92,8 @@ impl<'a> MessagePack<'a> {
         }
     }
 
-    /// Puts the entry's tag and length, the numbers and the tag and length of the body into `prefix`.
+    /// Puts the entry's tag and length, the numbers and the tag and length of the body into
+    /// `prefix`.
     #[inline]
     fn put_prefix(&self, prefix: &mut Prefix, body_len: usize) {
         self.put_numbers(prefix);
@@ -159,8 +161,8 @@ impl<'a> Packet<'a> {
         self.bytes
     }
 
-    /// True if a peer that writes the legacy tag could have meant `bytes` as a whole packet: at least one message,
-    /// nothing unknown. Spec: gateway §2.5, rule 2.
+    /// True if a peer that writes the legacy tag could have meant `bytes` as a whole packet: at
+    /// least one message, nothing unknown. Spec: gateway §2.5, rule 2.
     pub(crate) fn is_strict(bytes: &[u8]) -> bool {
         !bytes.is_empty()
             && fields(bytes).all(|entry| {
@@ -201,7 +203,8 @@ impl<'a> Iterator for Messages<'a> {
 
 impl ExactSizeIterator for Messages<'_> {}
 
-/// Takes the content of the `messages` entry at `*at`, skipping unknown fields before it; `None` at the end.
+/// Takes the content of the `messages` entry at `*at`, skipping unknown fields before it; `None` at
+/// the end.
 #[inline(always)] // As for `read_varint_at`.
 fn entry_at<'a>(bytes: &'a [u8], at: &mut usize) -> Result<Option<&'a [u8]>, WireError> {
     let start = *at;
@@ -274,7 +277,8 @@ pub fn write_entry(out: &mut Vec<u8>, message: &MessagePack<'_>) {
 /// Appends an entry whose body is produced in place; `head.body` is ignored.
 ///
 /// # Panics
-/// If `write_body` does not append exactly `body_len` bytes: the frame would be broken for every receiver.
+/// If `write_body` does not append exactly `body_len` bytes: the frame would be broken for every
+/// receiver.
 pub fn write_entry_with(
     out: &mut Vec<u8>,
     head: &MessagePack<'_>,

@@ -22,10 +22,12 @@ pub mod unrealpb {
     include!("generated/unrealpb.rs");
 }
 
-/// The type of the `google.protobuf.Any` fields in the generated messages; [`crate::AnyRef`] reads one in place.
+/// The type of the `google.protobuf.Any` fields in the generated messages; [`crate::AnyRef`] reads
+/// one in place.
 pub use prost_types::Any;
 
-/// An `Any` of serialized bytes. `type_url` is the whole URL, `type.googleapis.com/<full name>` towards stock peers.
+/// An `Any` of serialized bytes. `type_url` is the whole URL, `type.googleapis.com/<full name>`
+/// towards stock peers.
 #[must_use]
 pub fn any(type_url: &str, value: Vec<u8>) -> Any {
     Any { type_url: type_url.to_owned(), value }

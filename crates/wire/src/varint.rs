@@ -7,10 +7,12 @@ pub const VARINT_BYTES_MAX: usize = 10;
 
 /// Reads one varint off the front of `input`.
 ///
-/// Encodings longer than necessary are accepted, as protobuf demands. After an error `input` is unchanged.
+/// Encodings longer than necessary are accepted, as protobuf demands. After an error `input` is
+/// unchanged.
 ///
 /// # Errors
-/// [`WireError::Truncated`] if `input` ends inside it, [`WireError::VarintTooLong`] if it does not fit 64 bits.
+/// [`WireError::Truncated`] if `input` ends inside it, [`WireError::VarintTooLong`] if it does not
+/// fit 64 bits.
 #[inline]
 pub fn read_varint(input: &mut &[u8]) -> Result<u64, WireError> {
     let mut at = 0;
@@ -19,12 +21,14 @@ pub fn read_varint(input: &mut &[u8]) -> Result<u64, WireError> {
     Ok(value)
 }
 
-/// Reads the varint at `*at` and moves `*at` behind it; `None`, moving nothing, where [`read_varint`] has an error.
+/// Reads the varint at `*at` and moves `*at` behind it; `None`, moving nothing, where
+/// [`read_varint`] has an error.
 ///
 /// For loops over many numbers: a position in a local variable stays in a register.
 #[inline(always)] // Where `at` has an address, every step of the caller's loop goes through memory.
 pub fn read_varint_at(bytes: &[u8], at: &mut usize) -> Option<u64> {
-    // Nearly all numbers of the protocol take one byte (tags, types) or two (lengths): keep those inline.
+    // Nearly all numbers of the protocol take one byte (tags, types) or two (lengths): keep those
+    // inline.
     let first = *bytes.get(*at)?;
     if first < 0x80 {
         *at += 1;
@@ -90,15 +94,16 @@ pub const fn varint_len(value: u64) -> usize {
     (bits * 9 + 64) / 64
 }
 
-/// The few bytes in front of a body, put together on the stack so that they reach the output in one copy.
+/// The few bytes in front of a body, put together on the stack so that they reach the output in one
+/// copy.
 ///
 /// ```text
 /// |  gap  | numbers, tags and lengths |        |
 ///      ^ start                        ^ end
 /// ```
 ///
-/// A length that covers the bytes themselves is put in front of them last, into the gap, which saves a first round
-/// that only counts.
+/// A length that covers the bytes themselves is put in front of them last, into the gap, which
+/// saves a first round that only counts.
 pub(crate) struct Prefix {
     bytes: [u8; Self::BYTES_MAX],
     start: usize,
@@ -108,8 +113,8 @@ pub(crate) struct Prefix {
 impl Prefix {
     /// Room for a one-byte tag and a length of 32 bits.
     const GAP: usize = 6;
-    /// The longest user is a forwarded message: four numbers of 32 bits and the body's length, then the client and the
-    /// payload's length, with a tag each.
+    /// The longest user is a forwarded message: four numbers of 32 bits and the body's length, then
+    /// the client and the payload's length, with a tag each.
     const BYTES_MAX: usize = Self::GAP + 4 * 6 + 6 + 6 + 1 + VARINT_BYTES_MAX;
 
     #[inline]
@@ -132,8 +137,8 @@ impl Prefix {
         self.byte(value as u8);
     }
 
-    /// Puts a one-byte tag and the length of everything behind them in front: what is there already and
-    /// `more_bytes`.
+    /// Puts a one-byte tag and the length of everything behind them in front: what is there already
+    /// and `more_bytes`.
     #[inline]
     pub(crate) fn enclose(&mut self, tag: u8, more_bytes: usize) {
         let mut len = self.end - self.start + more_bytes;

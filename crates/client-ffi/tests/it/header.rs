@@ -1,4 +1,5 @@
-//! The header says what the library is: the same functions, numbers and structures, and a C compiler takes it.
+//! The header says what the library is: the same functions, numbers and structures, and a C
+//! compiler takes it.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;

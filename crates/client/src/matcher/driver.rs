@@ -13,8 +13,9 @@ use crate::transport::{self, Endpoint, OpenError, Pipe};
 
 /// Calls of all handles that wait for the task; callers wait beyond it.
 const COMMANDS_WAITING_MAX: usize = 1_024;
-/// Notifications that wait for [`Notices::next`] before the connection is not read any more. Answers wait behind them;
-/// the matcher keeps what it cannot send, up to its own bound, and then begins a new stream: a [`Notification::Gap`].
+/// Notifications that wait for [`Notices::next`] before the connection is not read any more.
+/// Answers wait behind them; the matcher keeps what it cannot send, up to its own bound, and then
+/// begins a new stream: a [`Notification::Gap`].
 pub const NOTICES_WAITING_MAX: usize = 4_096;
 
 /// Why there is no session.
@@ -45,7 +46,8 @@ pub enum Notification {
     Notice(Notice),
     /// Some are missing; fetch what concerns this server with [`Matcher::mine`].
     Gap,
-    /// The matcher ended the session for good, for instance because another one of the same `SrvID` began.
+    /// The matcher ended the session for good, for instance because another one of the same `SrvID`
+    /// began.
     Ended {
         /// Why.
         status: Status,
@@ -54,10 +56,11 @@ pub enum Notification {
     },
 }
 
-/// Handle of a session with a matcher; clones share it. The session ends when the last one is dropped.
+/// Handle of a session with a matcher; clones share it. The session ends when the last one is
+/// dropped.
 ///
-/// Lost connections are opened again, and calls that were not answered are made again, with the same request key: an
-/// answer, or a refusal, means that the call had its effect once, or none.
+/// Lost connections are opened again, and calls that were not answered are made again, with the
+/// same request key: an answer, or a refusal, means that the call had its effect once, or none.
 ///
 /// ```no_run
 /// use throng_client::{Matcher, MatcherConfig, Notification, Role};
@@ -216,7 +219,8 @@ impl Task {
         }
     }
 
-    /// Opens another connection, while calls may time out. `None` when attempts or interest are used up.
+    /// Opens another connection, while calls may time out. `None` when attempts or interest are
+    /// used up.
     async fn reopen(&mut self) -> Option<Pipe> {
         for attempt in 0.. {
             if self.backoff.attempts.is_some_and(|most| attempt >= most) {
@@ -248,7 +252,8 @@ impl Task {
         }
     }
 
-    /// Hands out what happened. Whether the connection was lost; `None` when nobody is interested any more.
+    /// Hands out what happened. Whether the connection was lost; `None` when nobody is interested
+    /// any more.
     async fn deliver(&mut self) -> Option<bool> {
         let mut is_lost = false;
         while let Some(event) = self.session.poll_event() {

@@ -1,4 +1,5 @@
-//! The matcher's client: [`Matcher`] for most, [`MatcherSession`] for those with a loop of their own.
+//! The matcher's client: [`Matcher`] for most, [`MatcherSession`] for those with a loop of their
+//! own.
 
 mod driver;
 mod player;

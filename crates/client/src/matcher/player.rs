@@ -1,7 +1,8 @@
-//! Requests of players to a matcher through the gateway: messages of type [`MATCHMAKING`] on GLOBAL.
+//! Requests of players to a matcher through the gateway: messages of type [`MATCHMAKING`] on
+//! GLOBAL.
 //!
-//! A player asks with `{1: method, 2: body}` and a stub of its choice, which comes back with the answer. The gateway fills
-//! in who asks, and lets players call what concerns themselves only.
+//! A player asks with `{1: method, 2: body}` and a stub of its choice, which comes back with the
+//! answer. The gateway fills in who asks, and lets players call what concerns themselves only.
 
 use bytes::Bytes;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
@@ -22,7 +23,8 @@ pub struct MatchmakingRequest {
 }
 
 impl MatchmakingRequest {
-    /// A call of a method with a body as the catalogue says; ids of the player itself may be left out.
+    /// A call of a method with a body as the catalogue says; ids of the player itself may be left
+    /// out.
     #[must_use]
     pub fn new(method: u16, body: Writer) -> Self {
         MatchmakingRequest { method, body: body.into_bytes().into() }
@@ -86,8 +88,8 @@ pub enum MatchmakingEvent {
 }
 
 impl MatchmakingEvent {
-    /// Its bytes. Layout: {1: method, 2: status, 3: body} for an answer, {4: entry} for a notification, {5: room, 6: channel,
-    /// 7: whether the player is in it} for a match.
+    /// Its bytes. Layout: {1: method, 2: status, 3: body} for an answer, {4: entry} for a
+    /// notification, {5: room, 6: channel, 7: whether the player is in it} for a match.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let place = |room: &str, channel: ChannelId, is_in| {

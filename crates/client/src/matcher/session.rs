@@ -13,7 +13,8 @@ use throng_wire::matcher::{
 /// Identity of the caller, and its limits.
 #[derive(Debug, Clone)]
 pub struct MatcherConfig {
-    /// `SrvID` of this program: answers and notifications for its roles come here. One live session each.
+    /// `SrvID` of this program: answers and notifications for its roles come here. One live session
+    /// each.
     pub srv: String,
     /// Area that the matcher must serve; empty: any.
     pub area: String,
@@ -25,7 +26,8 @@ pub struct MatcherConfig {
     pub hello_timeout: Duration,
     /// Calls that wait for an answer; further ones fail at once.
     pub calls_max: usize,
-    /// Seed of the request keys. Must differ between runs of a program: fill it from the operating system.
+    /// Seed of the request keys. Must differ between runs of a program: fill it from the operating
+    /// system.
     pub key_seed: u64,
 }
 
@@ -92,7 +94,8 @@ pub enum CallError {
 pub struct Notice {
     /// Roles of this server that it is for.
     pub roles: Vec<String>,
-    /// Number of the kind, one of [`EVENTS`](throng_wire::matcher::EVENTS); a later matcher may send others.
+    /// Number of the kind, one of [`EVENTS`](throng_wire::matcher::EVENTS); a later matcher may
+    /// send others.
     pub kind: u32,
     /// Its content, read with [`Reader`].
     pub body: Bytes,
@@ -131,7 +134,8 @@ impl Notice {
 pub enum MatcherEvent {
     /// The matcher said hello.
     Connected {
-        /// Notifications go on where they were. On the first connection there is nothing to go on from.
+        /// Notifications go on where they were. On the first connection there is nothing to go on
+        /// from.
         resumed: bool,
     },
     /// A call ended.
@@ -143,7 +147,8 @@ pub enum MatcherEvent {
     },
     /// A notification. Each comes once, in order; see [`MatcherEvent::Gap`].
     Notice(Notice),
-    /// Notifications are missing: fetch what concerns this server with `ListMine`. What comes from here on is newer.
+    /// Notifications are missing: fetch what concerns this server with `ListMine`. What comes from
+    /// here on is newer.
     Gap,
     /// The connection was lost or refused; connect again.
     Lost,
@@ -175,8 +180,8 @@ enum State {
 
 /// A conversation with a matcher; one input, then drain the outputs.
 ///
-/// Calls outlive connections: what was not answered is sent again after the next hello. Calls that change something
-/// carry a request key, so that being sent twice has one effect.
+/// Calls outlive connections: what was not answered is sent again after the next hello. Calls that
+/// change something carry a request key, so that being sent twice has one effect.
 ///
 /// ```
 /// use throng_client::{Instant, MatcherConfig, MatcherSession};
@@ -296,7 +301,8 @@ impl MatcherSession {
     /// Calls a method. Its [`MatcherEvent::Answered`] comes exactly once.
     ///
     /// # Errors
-    /// [`CallError::TooMany`], [`CallError::TooLarge`] and [`CallError::Closed`]; nothing was sent then.
+    /// [`CallError::TooMany`], [`CallError::TooLarge`] and [`CallError::Closed`]; nothing was sent
+    /// then.
     pub fn call(&mut self, now: Instant, number: u16, body: Writer) -> Result<CallId, CallError> {
         if self.state == State::Over {
             return Err(CallError::Closed);

@@ -223,8 +223,8 @@ impl Notice {
     }
 }
 
-/// Calls about rooms and teams. For everything else, and for what these leave out, there is [`Matcher::call`]. All fail as
-/// [`CallError`] says.
+/// Calls about rooms and teams. For everything else, and for what these leave out, there is
+/// [`Matcher::call`]. All fail as [`CallError`] says.
 #[allow(clippy::missing_errors_doc, reason = "the same for all, and said above")]
 impl Matcher {
     /// Joins an open room of a mode, or makes one.

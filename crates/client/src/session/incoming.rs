@@ -83,11 +83,12 @@ impl Session {
         }
         let channel = ChannelId(body.channel_id);
         let data = body.channel_data.map(Payload::from_any);
-        // Updates of the channel that came before are contained in its data: they were under way when the connection
-        // was lost.
+        // Updates of the channel that came before are contained in its data: they were under way
+        // when the connection was lost.
         self.held.retain(|event| !matches!(event, Event::Update { channel: of, .. } if *of == channel));
         if let Some(known) = self.recovered.iter_mut().find(|known| known.channel == channel) {
-            // A message above the size of a packet comes in parts; serialized messages merge by concatenation.
+            // A message above the size of a packet comes in parts; serialized messages merge by
+            // concatenation.
             let extension = body.recovery_data.map(Payload::from_any);
             for (whole, part) in [(&mut known.data, data), (&mut known.extension, extension)] {
                 match (whole, part) {
@@ -238,7 +239,8 @@ impl Session {
     }
 
     fn type_name(&mut self, name: &str) -> Arc<str> {
-        // A session meets a handful of types; the bound keeps a hostile gateway from growing the list.
+        // A session meets a handful of types; the bound keeps a hostile gateway from growing the
+        // list.
         const TYPE_NAMES_MAX: usize = 64;
         if let Some(known) = self.type_names.iter().find(|known| &***known == name) {
             return Arc::clone(known);

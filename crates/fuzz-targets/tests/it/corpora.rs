@@ -60,7 +60,8 @@ fn matcher_seeds_are_todays() {
     }
 }
 
-/// The seeds of the replication targets are a session of today's library: `THRONG_UPDATE=1` writes them anew.
+/// The seeds of the replication targets are a session of today's library: `THRONG_UPDATE=1` writes
+/// them anew.
 #[test]
 fn replication_seeds_are_todays() {
     for (name, bytes) in throng_fuzz_targets::replication_seeds() {

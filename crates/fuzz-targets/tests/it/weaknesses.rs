@@ -1,4 +1,5 @@
-//! Weaknesses of the reference that show in what a peer sees, driven through a whole process without sockets.
+//! Weaknesses of the reference that show in what a peer sees, driven through a whole process
+//! without sockets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,8 +43,8 @@ fn types(process: &mut Process, conn: ConnId) -> Vec<u32> {
     process.take_received(conn).into_iter().map(|message| message.msg_type).collect()
 }
 
-// The reference answers in the tick of the channel: 10 ms later on average with its quickest settings, and everything
-// that is not about one channel waits for one loop.
+// The reference answers in the tick of the channel: 10 ms later on average with its quickest
+// settings, and everything that is not about one channel waits for one loop.
 #[test]
 fn a11_requests_are_answered_before_any_time_passes() {
     for shards in [1, 2, 4] {

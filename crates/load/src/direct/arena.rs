@@ -41,7 +41,8 @@ impl Arena {
             ..ServerConfig::default()
         };
         let mut server = Server::new(config, classes);
-        // Without a budget every object may be sent in every frame; the order decides when a packet overflows.
+        // Without a budget every object may be sent in every frame; the order decides when a packet
+        // overflows.
         let near_first = Sphere { p_in: 2.0, p_out: 1.0, p_outside: 1.0, ..Sphere::default() };
         let prioritiser = server.add_prioritiser(Prioritiser::Sphere(near_first));
         Self { server, character, prioritiser, seats: BTreeMap::new(), rng: Rng::new(seed), inputs: 0 }

@@ -1,4 +1,5 @@
-//! A simulated player: moves at once, and goes back when the server disagrees. No sockets and no clock.
+//! A simulated player: moves at once, and goes back when the server disagrees. No sockets and no
+//! clock.
 
 use throng_replication::{Classes, Client, ClientConfig, ClientEvent, Prediction, Replica, Replicate as _};
 use throng_stdx::Rng;

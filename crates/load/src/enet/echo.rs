@@ -196,7 +196,8 @@ impl Peer {
         }
         drop(lines);
         let (mut seen, mut results, mut words) = (RealSeen::default(), 0, 0);
-        // Ends when every process has closed its output, or the run is broken off; the processes end with their owner then.
+        // Ends when every process has closed its output, or the run is broken off; the processes
+        // end with their owner then.
         loop {
             let line = match heard.recv_timeout(GLANCE) {
                 Ok(line) => line,

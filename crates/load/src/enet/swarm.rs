@@ -284,7 +284,8 @@ impl Swarm {
         let mut now = clock::now_ns();
         loop {
             let due = self.start_ns + self.slots_done * slot_ns;
-            // A machine that cannot keep up never catches up with its slots, and still comes to the end of its time.
+            // A machine that cannot keep up never catches up with its slots, and still comes to the
+            // end of its time.
             if due > now || now >= until_ns || interrupt::requested() {
                 break;
             }

@@ -1,4 +1,5 @@
-//! A peer that answers every frame with an empty one and does nothing else: the limit that figures are compared with.
+//! A peer that answers every frame with an empty one and does nothing else: the limit that figures
+//! are compared with.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};

@@ -1,7 +1,7 @@
 //! The tickets suite: what a queue of many thousands costs, seen from outside.
 //!
-//! A queue with long ticks is filled between two of them; what the matcher's process uses around the tick is the tick's
-//! CPU time. The rules are those of a ranked five against five.
+//! A queue with long ticks is filled between two of them; what the matcher's process uses around
+//! the tick is the tick's CPU time. The rules are those of a ranked five against five.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -19,7 +19,8 @@ use crate::report::{Better, Row};
 const WINDOW: usize = 512;
 /// Longest tick that a rule set may have: a pool is filled between two.
 const LONG_TICK: Duration = Duration::from_secs(10);
-/// Ticks of which the median counts: what one takes varies with what else uses the machine's caches.
+/// Ticks of which the median counts: what one takes varies with what else uses the machine's
+/// caches.
 const ROUNDS: usize = 5;
 /// A queue is filled until so long before a tick,
 const FILL_ENDS: Duration = Duration::from_millis(500);
@@ -27,7 +28,8 @@ const FILL_ENDS: Duration = Duration::from_millis(500);
 const FILL_STEP: Duration = Duration::from_millis(10);
 /// Time that a tick's work may take. Seats that nobody takes end after it and before the next.
 const TICK_WORK: Duration = Duration::from_secs(4);
-/// A process that uses less than [`REST_CPU`] of CPU in this time has done its work: a resting server uses some 0.1 ms.
+/// A process that uses less than [`REST_CPU`] of CPU in this time has done its work: a resting
+/// server uses some 0.1 ms.
 const REST: Duration = Duration::from_millis(200);
 const REST_CPU: Duration = Duration::from_millis(1);
 /// New tickets per second in the steady part.
@@ -50,7 +52,8 @@ pub fn run_tickets(plan: &Plan, tickets: usize) -> Result<Vec<Row>, RunError> {
         seed: 1,
         refused: Refused::default(),
     };
-    // On fresh memory first: pairs leave a hundred thousand ended tickets to be forgotten in the ticks after them.
+    // On fresh memory first: pairs leave a hundred thousand ended tickets to be forgotten in the
+    // ticks after them.
     let mut figures = suite.matchable(tickets)?;
     for kind in [Hopeless::Sizes, Hopeless::Role, Hopeless::Range] {
         figures.extend(suite.unmatchable(kind, tickets)?);
@@ -118,8 +121,8 @@ impl Hopeless {
         }
     }
 
-    /// The rules of a queue of such tickets. Without steps: a ticket that relaxes looks again, and with ticks this long every
-    /// one would find some that did.
+    /// The rules of a queue of such tickets. Without steps: a ticket that relaxes looks again, and
+    /// with ticks this long every one would find some that did.
     fn rules(self, name: &str) -> String {
         let rules = rules(name, LONG_TICK, 0);
         let steps = rules.find("\"expand\"").unwrap_or(rules.len());
@@ -186,7 +189,8 @@ impl Suite {
     }
 
     fn chance(&mut self) -> f64 {
-        // A linear congruential generator: the population is the same in every run, and nothing else is asked of it.
+        // A linear congruential generator: the population is the same in every run, and nothing
+        // else is asked of it.
         self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.seed >> 33) as f64 / (1_u64 << 31) as f64
     }
@@ -218,8 +222,8 @@ impl Suite {
         Ok(())
     }
 
-    /// Tickets that arrive evenly until shortly before the next tick, as players do: a tick after seconds of idleness would
-    /// measure how long the machine takes to wake.
+    /// Tickets that arrive evenly until shortly before the next tick, as players do: a tick after
+    /// seconds of idleness would measure how long the machine takes to wake.
     fn fill(
         &mut self,
         queue: &str,
@@ -292,7 +296,8 @@ impl Suite {
         self.link.read_for(time)
     }
 
-    /// Waits until a tick of the longest kind is just over, so that there is time to fill a queue before the next.
+    /// Waits until a tick of the longest kind is just over, so that there is time to fill a queue
+    /// before the next.
     fn after_a_tick(&mut self) -> Result<(), RunError> {
         self.idle(until_tick() + Duration::from_millis(200))
     }
@@ -383,7 +388,8 @@ impl Suite {
         Ok(found)
     }
 
-    /// Tickets on schedule: time from the request to the notification, and how long a ping takes meanwhile.
+    /// Tickets on schedule: time from the request to the notification, and how long a ping takes
+    /// meanwhile.
     fn steady(&mut self, plan: &Plan) -> Result<Vec<Row>, RunError> {
         self.put_queue("steady", Duration::from_millis(250), 5)?;
         let mut sent: HashMap<Vec<u8>, Instant> = HashMap::new();
@@ -444,8 +450,8 @@ impl Suite {
     }
 }
 
-/// A walk through memory in no order: what a tick over tickets that no cache holds is bound by, and what differs most from
-/// hour to hour on a machine that others share.
+/// A walk through memory in no order: what a tick over tickets that no cache holds is bound by, and
+/// what differs most from hour to hour on a machine that others share.
 struct Walk(Vec<u32>);
 
 impl Walk {

@@ -58,8 +58,8 @@ pub(super) fn bars(values: &[(&str, f64)]) -> String {
     out
 }
 
-/// Neighbouring bars, one a bucket: where it ends and how many are in it. Buckets that grow by a factor make the x axis
-/// logarithmic.
+/// Neighbouring bars, one a bucket: where it ends and how many are in it. Buckets that grow by a
+/// factor make the x axis logarithmic.
 pub(super) fn histogram(buckets: &[(f64, f64)], x_name: &str) -> String {
     let y_max = ceiling(buckets.iter().map(|(_, count)| *count).fold(0.0, f64::max));
     let mut out = frame(y_max);

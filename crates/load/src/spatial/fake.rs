@@ -1,5 +1,6 @@
-//! A gateway with cells just good enough to test the simulated servers and players against: everything at once and in
-//! order, one lock around it, no rates. No figure that it gives means anything.
+//! A gateway with cells just good enough to test the simulated servers and players against:
+//! everything at once and in order, one lock around it, no rates. No figure that it gives means
+//! anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

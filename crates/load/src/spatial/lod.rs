@@ -22,7 +22,8 @@ pub(crate) const TABLE: [Rate; BANDS] = [
     Rate { name: "1 Hz (beyond 50 m)", metres: f32::INFINITY, interval_ms: 1_000 },
 ];
 
-/// A pair counts for a band from this far inside it, in metres: rates follow positions, and positions come in steps.
+/// A pair counts for a band from this far inside it, in metres: rates follow positions, and
+/// positions come in steps.
 const BORDER_METRES: f32 = 0.5;
 
 /// The band that two places are judged by.
@@ -31,7 +32,8 @@ pub(crate) fn band(one: (f32, f32), other: (f32, f32)) -> usize {
     TABLE.iter().position(|rate| distance < rate.metres).unwrap_or(BANDS - 1)
 }
 
-/// Adds what `seconds` of the world as it is now should deliver, by band, when everyone sees everyone.
+/// Adds what `seconds` of the world as it is now should deliver, by band, when everyone sees
+/// everyone.
 pub(crate) fn expect(oracle: &Oracle, seconds: f64, expected: &mut [f64; BANDS]) {
     let places: Vec<(f32, f32)> =
         oracle.entities[..oracle.count()].iter().map(super::oracle::Entity::place).collect();

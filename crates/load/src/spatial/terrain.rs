@@ -64,7 +64,8 @@ impl Body {
 }
 
 impl Terrain {
-    /// A square map of this side, which is a multiple of two metres, with obstacles drawn from `rng`.
+    /// A square map of this side, which is a multiple of two metres, with obstacles drawn from
+    /// `rng`.
     pub(crate) fn new(side_metres: f32, rng: &mut Rng) -> Self {
         let side = (side_metres / OBSTACLE_METRES) as usize;
         let places = side_metres as usize;

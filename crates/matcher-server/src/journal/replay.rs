@@ -76,7 +76,8 @@ impl Replay {
             {
                 return Err(self.without_beginning(*first));
             }
-            // The end of its predecessor is missing, and what follows goes with it: a prefix is what comes back.
+            // The end of its predecessor is missing, and what follows goes with it: a prefix is
+            // what comes back.
             if *first > self.sequence && !self.salvage && !ends.replayed.is_empty() {
                 if later_segments_need(fs, &segments[at..], self.sequence)? {
                     return Err(JournalError::Damaged { sequence: self.sequence, segment: name, offset: 0 });
@@ -205,13 +206,14 @@ impl Replay {
 pub(crate) struct Ends {
     /// Segments, and where a torn one is to be cut.
     replayed: Vec<(Arc<dyn File>, Option<u64>)>,
-    /// Segments behind the end. Left there, their numbers would be taken for later ones than those to come.
+    /// Segments behind the end. Left there, their numbers would be taken for later ones than those
+    /// to come.
     beyond: Vec<u64>,
 }
 
 impl Ends {
-    /// Leaves the records that were replayed, all of them on disk: a process that was killed may not have come to that,
-    /// and what follows says that they are.
+    /// Leaves the records that were replayed, all of them on disk: a process that was killed may
+    /// not have come to that, and what follows says that they are.
     pub(super) fn mend(self, fs: &dyn Fs) -> Result<(), JournalError> {
         for (file, cut) in self.replayed {
             if let Some(len) = cut {
@@ -245,8 +247,9 @@ fn durable_behind(bytes: &[u8], sequence: u64) -> bool {
     false
 }
 
-/// Returns whether a later segment holds records: segments are begun only when their predecessor is complete in memory, and
-/// flushed in order, so a record there that says `sequence` was durable proves it.
+/// Returns whether a later segment holds records: segments are begun only when their predecessor is
+/// complete in memory, and flushed in order, so a record there that says `sequence` was durable
+/// proves it.
 fn later_segments_need(fs: &dyn Fs, later: &[u64], sequence: u64) -> Result<bool, JournalError> {
     for first in later {
         let file = fs

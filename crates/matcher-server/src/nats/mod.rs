@@ -5,7 +5,8 @@
 //!  throng.notify.<SrvID>                     notifications
 //! ```
 //!
-//! Bodies are those of the framed RPC. What a frame's header says stands in headers: see [`header`].
+//! Bodies are those of the framed RPC. What a frame's header says stands in headers: see
+//! [`header`].
 //!
 //! An area has one serving matcher, which holds the lease on it. Others wait, on no subject.
 
@@ -37,7 +38,8 @@ pub mod header {
     pub const SERVER: &str = "Throng-Server";
     /// Request: access token, where the matcher asks for one.
     pub const TOKEN: &str = "Throng-Token";
-    /// Request: `yes` has the notifications of the caller published, until it asks for nothing any more for 30 s.
+    /// Request: `yes` has the notifications of the caller published, until it asks for nothing any
+    /// more for 30 s.
     pub const NOTIFY: &str = "Throng-Notify";
     /// Answer: number of the status.
     pub const STATUS: &str = "Throng-Status";
@@ -141,7 +143,8 @@ pub async fn serve_nats(
     }
 }
 
-/// Gives the state of an area's lost holder up: the next matcher serves with an empty one. For operators.
+/// Gives the state of an area's lost holder up: the next matcher serves with an empty one. For
+/// operators.
 ///
 /// # Errors
 /// Why not, for people.
@@ -379,7 +382,8 @@ impl Shared {
     fn begin_session(self: &Arc<Self>, srv: &str) {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.insert(srv.to_owned(), Instant::now()).is_none() {
-            // Before the request that comes with it: what that one has to tell is part of the stream.
+            // Before the request that comes with it: what that one has to tell is part of the
+            // stream.
             let watch = self.handle.watch(srv, None);
             let (shared, srv) = (Arc::clone(self), srv.to_owned());
             tokio::spawn(async move { shared.publish_notices(&srv, watch).await });

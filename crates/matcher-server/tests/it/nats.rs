@@ -1,4 +1,5 @@
-//! The matcher on a real bus. `scripts/setup --tests` builds the server; where it is missing the tests say so.
+//! The matcher on a real bus. `scripts/setup --tests` builds the server; where it is missing the
+//! tests say so.
 #![cfg(feature = "nats")]
 
 use crate::bus;
@@ -56,8 +57,9 @@ impl Node {
         let handle = service.handle().clone();
         let (bridge, dropped) = oneshot::channel();
         std::thread::spawn(move || {
-            // One thread: what a task leaves to another happens as late as it can, so that an order that only luck kept
-            // shows. The stream of a server that began after its first request did, for one.
+            // One thread: what a task leaves to another happens as late as it can, so that an order
+            // that only luck kept shows. The stream of a server that began after its first request
+            // did, for one.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(serve_nats(handle, options, async { drop(dropped.await) })).unwrap();
         });

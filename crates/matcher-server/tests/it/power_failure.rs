@@ -1,4 +1,5 @@
-//! The power fails at every write of a run: what comes back is a prefix of what happened, with everything promised.
+//! The power fails at every write of a run: what comes back is a prefix of what happened, with
+//! everything promised.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::TcpStream;
@@ -99,7 +100,8 @@ fn an_event_is_on_disk_before_anybody_sees_it() {
     let mut rng = Rng::new(13);
     let disk = SimulatedDisk::new(DiskState::default());
     let service = start(options(disk.clone(), Durability::Sync)).unwrap();
-    // What an in-process watcher has seen, and the disk at that moment; HTTP, WebSocket and NATS are fed in the same way.
+    // What an in-process watcher has seen, and the disk at that moment; HTTP, WebSocket and NATS
+    // are fed in the same way.
     let (seen, at_sight) = (Arc::new(Mutex::new(Vec::new())), disk.clone());
     let each = Arc::clone(&seen);
     let sink = move |batch: Batch| {

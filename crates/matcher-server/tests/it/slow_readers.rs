@@ -1,4 +1,5 @@
-//! A destination that does not read costs bounded memory, slows nobody, and learns that it has missed something.
+//! A destination that does not read costs bounded memory, slows nobody, and learns that it has
+//! missed something.
 
 #[allow(dead_code)]
 use crate::support;
@@ -14,7 +15,8 @@ use throng_wire::matcher::{FrameSplit, Header, Kind, Method, Reader, Status, Wri
 
 /// One message to everybody in a room.
 const MESSAGE_BYTES: usize = 60_000;
-/// Messages that are far more than the destination's queue, its connection and the kernel hold together.
+/// Messages that are far more than the destination's queue, its connection and the kernel hold
+/// together.
 const MESSAGES_MAX: usize = 4_000;
 
 fn ask(server: &Server, method: u16, body: Writer) -> (Status, Vec<u8>) {
@@ -22,8 +24,8 @@ fn ask(server: &Server, method: u16, body: Writer) -> (Status, Vec<u8>) {
     handle.call_and_wait("game", Scope::Admin, method, body.into_bytes()).unwrap()
 }
 
-/// Sends messages to a room with a role of `slow` in it until the destination counts as lagging. The matcher answers
-/// each of them although the destination does not read.
+/// Sends messages to a room with a role of `slow` in it until the destination counts as lagging.
+/// The matcher answers each of them although the destination does not read.
 fn flood(server: &Server) -> Vec<u8> {
     let role = Writer::new().nested(1, Writer::new().str(1, "a").str(2, "slow"));
     let (status, room) =

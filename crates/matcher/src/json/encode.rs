@@ -13,7 +13,8 @@ use super::time::parse_time;
 /// Messages within messages, at most.
 const DEPTH_MAX: usize = 16;
 
-/// Encodes an object. Members that are `null` count as absent, unknown ones are ignored, as unknown fields are.
+/// Encodes an object. Members that are `null` count as absent, unknown ones are ignored, as unknown
+/// fields are.
 ///
 /// # Errors
 /// The path of what is not what the catalogue says, and why.

@@ -14,8 +14,8 @@ use throng_wire::{Field, WireType, fields};
 pub use encode::encode;
 use time::write_time;
 
-/// Appends a body that the matcher wrote as an object. Every member of the catalogue is there, empty where the body has
-/// none, but for optional ones. Total: any bytes give a JSON object.
+/// Appends a body that the matcher wrote as an object. Every member of the catalogue is there,
+/// empty where the body has none, but for optional ones. Total: any bytes give a JSON object.
 pub fn decode(message: &Message, body: &[u8], out: &mut String) {
     out.push('{');
     let mut first = true;
@@ -128,7 +128,8 @@ fn text(field: &Field<'_>) -> String {
     String::from_utf8_lossy(field.value).into_owned()
 }
 
-/// A batch of notifications in the reference's shape, with its place in the stream. Total, like [`decode`].
+/// A batch of notifications in the reference's shape, with its place in the stream. Total, like
+/// [`decode`].
 #[must_use]
 pub fn batch(epoch: u64, seq: u64, body: &[u8]) -> String {
     let mut out = format!("{{\"Epoch\":{epoch},\"Seq\":{seq},\"Msgs\":");

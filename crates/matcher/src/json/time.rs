@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 const MS_MAX: u64 = 253_402_300_799_999;
 const DAY_MS: u64 = 86_400_000;
 
-/// Appends RFC 3339 in UTC with milliseconds, quoted. Days to dates after Howard Hinnant's `civil_from_days`.
+/// Appends RFC 3339 in UTC with milliseconds, quoted. Days to dates after Howard Hinnant's
+/// `civil_from_days`.
 pub(crate) fn write_time(ms: u64, out: &mut String) {
     let ms = ms.min(MS_MAX);
     let (days, rest) = (ms / DAY_MS, ms % DAY_MS);

@@ -16,13 +16,13 @@ pub(crate) struct Anchor {
     pub(crate) index: u32,
 }
 
-/// Anchors to try, each once, in their order. Most tickets come in that order too: those are in a line, which costs a tenth
-/// of a tree.
+/// Anchors to try, each once, in their order. Most tickets come in that order too: those are in a
+/// line, which costs a tenth of a tree.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Anchors {
     line: VecDeque<Anchor>,
-    /// Those that came later than their turn: of a priority, back from a proposal, with something new near them. One may be
-    /// in the line as well.
+    /// Those that came later than their turn: of a priority, back from a proposal, with something
+    /// new near them. One may be in the line as well.
     others: BTreeSet<Anchor>,
 }
 

@@ -1,4 +1,5 @@
-//! A rule set ready for use: keys by number, and the rules as they stand after each time that relaxes something.
+//! A rule set ready for use: keys by number, and the rules as they stand after each time that
+//! relaxes something.
 
 use super::facts::{Attr, Facts};
 use super::ruleset::{AttributeKind, Clock, Missing, Of, PartyPolicy, Rule, RuleKind, RuleProblem, RuleSet};
@@ -33,7 +34,8 @@ pub(crate) struct Compiled {
 pub(crate) struct Level {
     pub(crate) after_ms: u64,
     pub(crate) rules: Vec<Checkable>,
-    /// Those of them that are seen of two parties already, and not by the main number or latency, by number.
+    /// Those of them that are seen of two parties already, and not by the main number or latency,
+    /// by number.
     pub(crate) pair_rules: Vec<usize>,
     /// Least players of each side.
     pub(crate) mins: Vec<u32>,
@@ -47,7 +49,8 @@ pub(crate) struct Level {
     pub(crate) max_ms: f64,
 }
 
-/// Something that keeps tickets from being matched: a rule by number, a key that splits for now, or another member.
+/// Something that keeps tickets from being matched: a rule by number, a key that splits for now, or
+/// another member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     Rule(usize),
@@ -88,7 +91,8 @@ impl Compiled {
     /// # Errors
     /// As [`RuleSet::levels`].
     pub(crate) fn new(mut set: RuleSet) -> Result<Compiled, RuleProblem> {
-        // A search that ends before it has seen as many as play would never find a match of single players.
+        // A search that ends before it has seen as many as play would never find a match of single
+        // players.
         set.scan_limit = set.scan_limit.max(set.players_max() as usize);
         let declared = |numbers: bool| {
             let of_kind =
@@ -309,7 +313,8 @@ fn level(
     }
 }
 
-/// Greatest difference of two tickets in the main number, and the latency that every player must keep somewhere.
+/// Greatest difference of two tickets in the main number, and the latency that every player must
+/// keep somewhere.
 fn limits(rules: &[Checkable], main: Option<usize>, set: &RuleSet) -> (f64, f64) {
     let hard = |kind: RuleKind| rules.iter().filter(move |rule| rule.is_hard() && rule.rule.kind == kind);
     let near = hard(RuleKind::Near)
@@ -321,7 +326,8 @@ fn limits(rules: &[Checkable], main: Option<usize>, set: &RuleSet) -> (f64, f64)
     (near.fold(f64::INFINITY, f64::min), max_ms.fold(f64::INFINITY, f64::min))
 }
 
-/// Returns whether a party may have no value of a rule's key and yet be matched: then it has no place in the order by that key.
+/// Returns whether a party may have no value of a rule's key and yet be matched: then it has no
+/// place in the order by that key.
 fn may_lack(rule: &Rule, set: &RuleSet) -> bool {
     let attribute = rule.key.as_ref().and_then(|key| set.attributes.get(key));
     rule.missing.unwrap_or(set.missing) == Missing::Any && attribute.is_some_and(|a| a.default.is_none())

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::slab::NONE;
 
-/// Each ticket's entry in the list of what is due, by ticket: looking at an entry needs nothing else of the ticket, which
-/// is large and elsewhere.
+/// Each ticket's entry in the list of what is due, by ticket: looking at an entry needs nothing
+/// else of the ticket, which is large and elsewhere.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Waiting(Vec<Wait>);
 
@@ -24,8 +24,8 @@ struct Wait {
 const NO_WAIT: Wait = Wait { at: 0, queue: NONE, searches: false };
 
 impl Waiting {
-    /// A ticket searches in a queue and is due at a time. Whether it needs an entry: one that left and came back finds its
-    /// own again.
+    /// A ticket searches in a queue and is due at a time. Whether it needs an entry: one that left
+    /// and came back finds its own again.
     fn set(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
         let index = ticket as usize;
         if self.0.len() <= index {
@@ -50,7 +50,8 @@ impl Waiting {
         self.0.get(ticket as usize).map_or(0, |own| own.at)
     }
 
-    /// Returns whether an entry is of a ticket that still searches; if not, the ticket has it no more.
+    /// Returns whether an entry is of a ticket that still searches; if not, the ticket has it no
+    /// more.
     fn keep(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
         if !self.is_listed(ticket, queue, at) {
             return false;
@@ -63,8 +64,8 @@ impl Waiting {
     }
 }
 
-/// Time when tickets relax or time out, in order of time, then of coming. Entries of tickets that left stay until their time,
-/// or until half of all are such.
+/// Time when tickets relax or time out, in order of time, then of coming. Entries of tickets that
+/// left stay until their time, or until half of all are such.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Due {
     all: BTreeMap<u64, VecDeque<u32>>,
@@ -94,7 +95,8 @@ impl Due {
         }
     }
 
-    /// A ticket does not search any more. Its entry is left to those who come: a tick of many matches has enough to do.
+    /// A ticket does not search any more. Its entry is left to those who come: a tick of many
+    /// matches has enough to do.
     pub(crate) fn leave(&mut self, waiting: &mut Waiting, ticket: u32) {
         if let Some(own) = waiting.0.get_mut(ticket as usize) {
             own.searches = false;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-/// Waits are counted in buckets whose bounds grow by a quarter: 64 of them reach from 0.1 s to a day.
+/// Waits are counted in buckets whose bounds grow by a quarter: 64 of them reach from 0.1 s to a
+/// day.
 const BUCKETS: usize = 64;
 const FIRST_MS: f64 = 100.0;
 const GROWTH: f64 = 1.25;
@@ -37,8 +38,8 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// Of a ticket. Skill is told apart in steps of 5 up to 100, as ratings around 25 have it, and of 100 beyond, as those
-    /// around 1500 have it.
+    /// Of a ticket. Skill is told apart in steps of 5 up to 100, as ratings around 25 have it, and
+    /// of 100 beyond, as those around 1500 have it.
     pub(crate) fn new(main: Option<f64>, region: Option<u16>, size: u32) -> Kind {
         let skill = main.filter(|value| value.is_finite()).map(|value| {
             let bucket =
@@ -67,8 +68,8 @@ struct Count {
     tickets: u32,
 }
 
-/// Waits of one kind: what was matched within [`WINDOW_SLOTS`], in order of time. At most one count for each slot and bucket,
-/// and seldom more than a few of a slot.
+/// Waits of one kind: what was matched within [`WINDOW_SLOTS`], in order of time. At most one count
+/// for each slot and bucket, and seldom more than a few of a slot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Histogram {
     counts: VecDeque<Count>,
@@ -97,7 +98,8 @@ impl Histogram {
         self.tickets - over.map(|count| u64::from(count.tickets)).sum::<u64>()
     }
 
-    /// The waits that parts of all did not exceed; each ticket counts the less, the longer ago it was matched.
+    /// The waits that parts of all did not exceed; each ticket counts the less, the longer ago it
+    /// was matched.
     fn quantiles<const N: usize>(&self, slot: u64, parts: [f64; N]) -> [u64; N] {
         let mut weights = [0.0; BUCKETS];
         for count in self.counts.iter().filter(|count| !is_over(count.slot, slot)) {
@@ -139,7 +141,8 @@ impl Bucket {
         bounds
     };
 
-    /// Place where to begin for waits of an exponent of two and two bits behind it, which have at most two buckets.
+    /// Place where to begin for waits of an exponent of two and two bits behind it, which have at
+    /// most two buckets.
     const FIRSTS: [u8; 4 * 65] = {
         let (mut firsts, mut class) = ([0; 4 * 65], 0);
         while class < firsts.len() {
@@ -179,8 +182,9 @@ pub(crate) struct Estimates {
 const NOTED_MAX: usize = 256;
 
 impl Estimates {
-    /// Tickets of `kind` were matched after these waits. They count once [`settle`](Estimates::settle) is called, all those of a
-    /// tick together: one after the other, each would be looked up in four kinds.
+    /// Tickets of `kind` were matched after these waits. They count once
+    /// [`settle`](Estimates::settle) is called, all those of a tick together: one after the other,
+    /// each would be looked up in four kinds.
     pub(crate) fn note(&mut self, now: u64, kind: Kind, waits: &[Bucket]) {
         let counts = self.noted.entry(kind).or_insert_with(|| vec![0; BUCKETS]);
         waits.iter().for_each(|bucket| counts[bucket.0] += 1);
@@ -223,7 +227,8 @@ impl Estimates {
         Some(all.quantiles(slot, [part])[0])
     }
 
-    /// Waits that half and nine of ten tickets like this did not exceed; `None` while too few were seen.
+    /// Waits that half and nine of ten tickets like this did not exceed; `None` while too few were
+    /// seen.
     pub(crate) fn of(&self, now: u64, kind: Kind) -> Option<(u64, u64)> {
         let slot = now / SLOT_MS;
         let known = kind.coarser().into_iter().find_map(|kind| {

@@ -29,7 +29,8 @@ pub(crate) struct PlayerFacts {
     pub(crate) attrs: SmallVec<[Attr; 1]>,
     /// Positions by number, best first; none: any.
     pub(crate) wants: SmallVec<[u8; 8]>,
-    /// Hash of the RoleID. Two roles with the same one would be kept apart needlessly, which harms nobody.
+    /// Hash of the RoleID. Two roles with the same one would be kept apart needlessly, which harms
+    /// nobody.
     pub(crate) role: u64,
     pub(crate) avoid: SmallVec<[u64; 1]>,
 }
@@ -66,7 +67,8 @@ const NO_PING: Ping = Ping { best: f32::INFINITY, worst: f32::INFINITY, sum: 0.0
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) players: Vec<PlayerFacts>,
-    /// True if any of them would rather not meet somebody: mostly nobody does, and then nothing is looked at elsewhere.
+    /// True if any of them would rather not meet somebody: mostly nobody does, and then nothing is
+    /// looked at elsewhere.
     pub(crate) avoids: bool,
     /// Number of players: those listed, or those of a match that a backfill stands for.
     pub(crate) size: u32,
@@ -110,8 +112,8 @@ impl Facts {
         mask
     }
 
-    /// Players of a running match have no latency but in the region that it is played in, where they count as there: in
-    /// any, also those that come later, where there is none.
+    /// Players of a running match have no latency but in the region that it is played in, where
+    /// they count as there: in any, also those that come later, where there is none.
     pub(crate) fn plays_in(&mut self, region: Option<u16>) {
         let regions = region.map_or(REGIONS_MAX, |region| usize::from(region) + 1);
         let here = |at: usize| region.is_none_or(|region| usize::from(region) == at);

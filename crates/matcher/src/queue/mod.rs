@@ -1,9 +1,10 @@
 //! Queues: a rule set each, the tickets that wait under it, and the search among them.
 //!
-//! A *tick* begins when something may have changed: a ticket came, relaxed, or left a search that had ended at its
-//! limit. It first does what is due by time, then tries *anchors* in the order of fairness. Work is cut into slices of a
-//! bounded number of steps, between which requests are served; the order of anchors is kept, so that a tick goes on
-//! where it stopped. The bound counts steps and not time, so that a replay cuts at the same places.
+//! A *tick* begins when something may have changed: a ticket came, relaxed, or left a search that
+//! had ended at its limit. It first does what is due by time, then tries *anchors* in the order of
+//! fairness. Work is cut into slices of a bounded number of steps, between which requests are
+//! served; the order of anchors is kept, so that a tick goes on where it stopped. The bound counts
+//! steps and not time, so that a replay cuts at the same places.
 
 mod anchors;
 mod check;
@@ -59,13 +60,15 @@ use crate::updates::Round;
 const SLICE_STEPS: u64 = 40_000;
 /// Steps of an anchor or a due ticket beside its neighbours.
 const ANCHOR_STEPS: u64 = 40;
-/// Steps of one tick for searches that go on where an earlier tick hit its limit: 2 to 5 ms, however many go on.
+/// Steps of one tick for searches that go on where an earlier tick hit its limit: 2 to 5 ms,
+/// however many go on.
 const UNFINISHED_STEPS: u64 = 200_000;
 /// Anchors without a ticket that are passed over at once.
 const GONE_MAX: u64 = 64;
 /// Steps of a matched ticket: its seats, its end and the events of both.
 const MATCHED_STEPS: u64 = 60;
-/// Matches that are made together: what they touch, some 8 KiB each, is to stay in the second cache.
+/// Matches that are made together: what they touch, some 8 KiB each, is to stay in the second
+/// cache.
 const BATCH: usize = 32;
 /// Anchors that are looked up together,
 const AHEAD: usize = 16;
@@ -76,7 +79,8 @@ const STANDIN: &str = r#"{"name": "paused", "sides": [{"name": "side", "min": 1,
 /// Queues of one matcher.
 pub(crate) const QUEUES_MAX: usize = 1_024;
 
-/// A rule set that was checked: it has a name, its numbers are in range and nothing in it contradicts itself.
+/// A rule set that was checked: it has a name, its numbers are in range and nothing in it
+/// contradicts itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub struct QueueRules {
@@ -294,7 +298,8 @@ impl Queues {
         !self.searching.is_empty()
     }
 
-    /// Compiles the rules again after a snapshot was read. A queue whose rule set this release does not take is paused.
+    /// Compiles the rules again after a snapshot was read. A queue whose rule set this release does
+    /// not take is paused.
     pub(crate) fn reindex(&mut self) {
         for index in 0..self.list.next_new() {
             let Some(queue) = self.list.get_mut(index) else { continue };
@@ -322,7 +327,8 @@ impl Ticket {
 }
 
 impl Matcher {
-    /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched any more fail.
+    /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched
+    /// any more fail.
     pub(crate) fn put_queue(&mut self, turn: &mut Turn<'_>, rules: &QueueRules) -> Result<u32, RuleProblem> {
         let compiled = Arc::new(self.check_rules(rules)?);
         let mode = self.put_queue_mode(&compiled);
@@ -394,7 +400,8 @@ impl Matcher {
         all
     }
 
-    /// Sees to it that a queue's next tick begins in time: on its grid, when something is due or after it.
+    /// Sees to it that a queue's next tick begins in time: on its grid, when something is due or
+    /// after it.
     pub(crate) fn schedule(&mut self, index: u32) {
         let now = self.now;
         let queue = &mut self.queues.list[index];
@@ -503,8 +510,8 @@ impl Matcher {
         self.scratch.slice = Some(Slice { queue: index, ended: false, steps });
     }
 
-    /// Says how long the last [`handle_timeout`](Matcher::handle_timeout) took, for the figures of ticks. No input: it
-    /// changes nothing that outlives the process.
+    /// Says how long the last [`handle_timeout`](Matcher::handle_timeout) took, for the figures of
+    /// ticks. No input: it changes nothing that outlives the process.
     pub fn note_time(&mut self, took: Duration) {
         let Some(Slice { queue, ended, .. }) = self.scratch.slice.take() else { return };
         let Some(queue) = self.queues.list.get_mut(queue) else { return };
@@ -515,7 +522,8 @@ impl Matcher {
         }
     }
 
-    /// Reports of at most `most` queues, the oldest first, so that the choice stands. Cost: O(most).
+    /// Reports of at most `most` queues, the oldest first, so that the choice stands. Cost:
+    /// O(most).
     #[must_use]
     pub fn queue_reports(&self, most: usize) -> Vec<QueueReport> {
         let report = |queue: &Queue| QueueReport {
@@ -539,8 +547,8 @@ impl Matcher {
         self.queues.list.iter().take(most).map(|(_, queue)| report(queue)).collect()
     }
 
-    /// Looks up the next anchors, side by side: one by one, each would wait for the memory some ten times. It decides
-    /// nothing. Returns how many anchors those are.
+    /// Looks up the next anchors, side by side: one by one, each would wait for the memory some ten
+    /// times. It decides nothing. Returns how many anchors those are.
     fn look_ahead(&self, index: u32) -> usize {
         let pool = &self.queues.list[index].pool;
         let (mut scanned, mut places) = (0, SmallVec::<[_; AHEAD]>::new());
@@ -558,8 +566,8 @@ impl Matcher {
         scanned
     }
 
-    /// Looks for a match around an anchor and makes it. `goes_on`: it was the turn of its unfinished search. Returns the
-    /// steps that it counts.
+    /// Looks for a match around an anchor and makes it. `goes_on`: it was the turn of its
+    /// unfinished search. Returns the steps that it counts.
     fn try_anchor(
         &mut self,
         turn: &mut Turn<'_>,

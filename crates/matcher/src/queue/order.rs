@@ -1,4 +1,5 @@
-//! A partition's tickets in order, in chunks: a search walks outwards through memory that lies together.
+//! A partition's tickets in order, in chunks: a search walks outwards through memory that lies
+//! together.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
@@ -10,14 +11,15 @@ const CHUNK_MAX: usize = 128;
 /// Neighbouring chunks that have so few together become one.
 const MERGE_MAX: usize = CHUNK_MAX / 2;
 
-/// Sorted by key. No chunk is empty. Cost of a change or look-up: O(log n), and a chunk is moved at most.
+/// Sorted by key. No chunk is empty. Cost of a change or look-up: O(log n), and a chunk is moved at
+/// most.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Order {
     /// The first key of each chunk, apart from the chunks: all of them fit into the nearest cache.
     firsts: Vec<Key>,
     chunks: Vec<Vec<(Key, Hot)>>,
-    /// Kinds of the tickets of each chunk together: a walk passes over a chunk that has nothing it looks for. Never less
-    /// than the truth; it may be more after a change in place.
+    /// Kinds of the tickets of each chunk together: a walk passes over a chunk that has nothing it
+    /// looks for. Never less than the truth; it may be more after a change in place.
     kinds: Vec<Kinds>,
     len: usize,
 }
@@ -42,7 +44,8 @@ impl Kinds {
         Kinds { mask: self.mask | hot.mask, wants: self.wants | hot.wants }
     }
 
-    /// Returns whether what has these kinds may have one that is looked for. No position is looked for where `wanted` names none.
+    /// Returns whether what has these kinds may have one that is looked for. No position is looked
+    /// for where `wanted` names none.
     #[inline]
     fn may_have(self, wanted: Kinds) -> bool {
         self.mask & wanted.mask != 0 && (wanted.wants == 0 || self.wants & wanted.wants != 0)
@@ -66,7 +69,8 @@ impl Order {
         (chunk, place)
     }
 
-    /// Finds several tickets step by step together, so that the next [`get`](Order::get) of each meets warm memory.
+    /// Finds several tickets step by step together, so that the next [`get`](Order::get) of each
+    /// meets warm memory.
     pub(crate) fn find_all(orders: &[(&Order, Key)]) {
         let mut parts: SmallVec<[_; 16]> = orders
             .iter()
@@ -125,7 +129,8 @@ impl Order {
         self.firsts[chunk] = self.chunks[chunk][0].0;
     }
 
-    /// Takes tickets out, of which the keys are in order: a chunk that has several is moved once. Says which were there.
+    /// Takes tickets out, of which the keys are in order: a chunk that has several is moved once.
+    /// Says which were there.
     pub(crate) fn remove(&mut self, mut keys: &[Key], mut removed: impl FnMut(Key, Hot)) {
         while let Some(first) = keys.first() {
             let (chunk, place) = self.find(*first);
@@ -345,7 +350,8 @@ mod tests {
     fn it_does_what_an_ordered_map_does() {
         let (mut rng, mut order, mut map) = (Rng::new(1), Order::default(), BTreeMap::new());
         for step in 0..40_000_u64 {
-            // Grows, then shrinks, again and again; few values, so that keys also differ by ticket only.
+            // Grows, then shrinks, again and again; few values, so that keys also differ by ticket
+            // only.
             let key = (rng.below(50), rng.below(40) as u32);
             let grows = rng.chance(if step / 4_000 % 2 == 0 { 0.8 } else { 0.2 });
             if grows && !map.contains_key(&key) {

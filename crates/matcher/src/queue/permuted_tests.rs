@@ -1,4 +1,5 @@
-//! D.5-5: the same tickets give the same matches in the same order, in whatever order the pool has got them.
+//! D.5-5: the same tickets give the same matches in the same order, in whatever order the pool has
+//! got them.
 
 use serde_json::{Value, json};
 use throng_stdx::Rng;
@@ -91,8 +92,8 @@ fn waiting(rng: &mut Rng) -> Matcher {
     matcher
 }
 
-/// Takes all tickets out and puts them in again in the order of `all`, as if nobody had been there before; then ticks. Gives
-/// the region that each counts for, by ticket, and the matches.
+/// Takes all tickets out and puts them in again in the order of `all`, as if nobody had been there
+/// before; then ticks. Gives the region that each counts for, by ticket, and the matches.
 fn matches_of(matcher: &mut Matcher, all: &[u32]) -> (Vec<Option<String>>, Vec<Found>) {
     let (mut notices, compiled) = (Notices::default(), matcher.queues.list[0].rules());
     all.iter().for_each(|ticket| matcher.leave_pool(*ticket, &compiled));

@@ -56,7 +56,8 @@ pub(crate) struct Partition {
     ranks: BTreeMap<i8, u32>,
     /// Tickets by number of players.
     sizes: BTreeMap<u8, u32>,
-    /// Players by the positions that somebody of their ticket takes; empty where the queue has no positions.
+    /// Players by the positions that somebody of their ticket takes; empty where the queue has no
+    /// positions.
     wishes: BTreeMap<u16, u32>,
     /// Grows with every ticket that comes or relaxes: a backfill looks again when it has.
     pub(crate) arrivals: u64,
@@ -68,9 +69,11 @@ pub(crate) struct Partition {
 pub(crate) struct Pool {
     pub(crate) partitions: Slab<Partition>,
     by_key: BTreeMap<Vec<Text>, u32>,
-    /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is within a tick.
+    /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is
+    /// within a tick.
     pub(crate) dirty: Anchors,
-    /// Anchors whose search goes on in a later tick, in turn; one whose scan has another turn by now is void.
+    /// Anchors whose search goes on in a later tick, in turn; one whose scan has another turn by
+    /// now is void.
     unfinished: VecDeque<(u64, Anchor)>,
     /// Progress of each of them.
     pub(crate) scans: BTreeMap<u32, Scan>,
@@ -93,7 +96,8 @@ pub(crate) fn number(ordered: u64) -> f64 {
 impl Compiled {
     /// Summary of a party at a level.
     pub(crate) fn hot(&self, facts: &Facts, level: u8) -> Hot {
-        // Where the oldest decides, a match may get values beyond those of this ticket's own waiting time.
+        // Where the oldest decides, a match may get values beyond those of this ticket's own
+        // waiting time.
         let widest =
             if self.set.expand_clock == Clock::Oldest { self.levels.len() - 1 } else { usize::from(level) };
         let max_ms = self.levels[widest].max_ms;
@@ -114,8 +118,9 @@ impl Compiled {
         facts.players.iter().fold(0, |set, player| set | of_player(&player.wants))
     }
 
-    /// Returns whether `supply`, players by the positions that they may take, can fill the positions of every side at all. It
-    /// refuses early and never promises: a player counts for each position of the ticket.
+    /// Returns whether `supply`, players by the positions that they may take, can fill the
+    /// positions of every side at all. It refuses early and never promises: a player counts for
+    /// each position of the ticket.
     pub(crate) fn has_positions(&self, supply: &[(u16, u32)]) -> bool {
         let positions = &self.set.positions;
         let needed: SmallVec<[usize; 16]> =
@@ -129,7 +134,8 @@ impl Compiled {
             let there = supply.iter().filter(|(wants, _)| wants & subset != 0);
             there.map(|(_, players)| u64::from(*players)).sum::<u64>() >= need
         };
-        // Hall's condition: each set of positions finds as many players as it needs. Of many positions single ones only.
+        // Hall's condition: each set of positions finds as many players as it needs. Of many
+        // positions single ones only.
         if needed.len() > SUBSETS_OF {
             return needed.iter().all(|at| holds(1 << at));
         }
@@ -262,7 +268,8 @@ impl Pool {
         self.scans.insert(anchor.index, scan);
     }
 
-    /// Takes the next anchor whose search goes on, of those that had their turn given before `until`.
+    /// Takes the next anchor whose search goes on, of those that had their turn given before
+    /// `until`.
     pub(crate) fn next_unfinished(&mut self, until: u64) -> Option<Anchor> {
         loop {
             let (turn, anchor) = *self.unfinished.front().filter(|(turn, _)| *turn < until)?;
@@ -288,8 +295,8 @@ impl Pool {
         }
     }
 
-    /// Takes tickets of a partition out, of which the keys are in order. Idle ones whose search had ended before them may
-    /// see others now.
+    /// Takes tickets of a partition out, of which the keys are in order. Idle ones whose search had
+    /// ended before them may see others now.
     pub(crate) fn remove(
         &mut self,
         compiled: &Compiled,
@@ -372,7 +379,8 @@ impl Sizes {
         self.0 & 1 == 1
     }
 
-    /// The numbers of players, up to `most`, that parties of these sizes make together, however many there are: bit n for n.
+    /// The numbers of players, up to `most`, that parties of these sizes make together, however
+    /// many there are: bit n for n.
     fn sums(self, most: u32) -> u128 {
         let mut sums = 1_u128;
         for size in (1..=64).filter(|size| self.0 >> (size - 1) & 1 == 1) {
@@ -388,7 +396,8 @@ impl Sizes {
 }
 
 impl Compiled {
-    /// Returns whether an anchor and parties of these sizes could fill the sides at all, if everything else fitted.
+    /// Returns whether an anchor and parties of these sizes could fill the sides at all, if
+    /// everything else fitted.
     pub(crate) fn adds_up(&self, anchor: u32, others: Sizes) -> bool {
         let most = self.side_max;
         // With parties of one, which most are, every number can be made.

@@ -3,11 +3,13 @@
 use super::facts::PlayerFacts;
 use super::ruleset::Position;
 
-/// A position for each player, by number, so that nobody gets one they do not want, none is taken too often, and `open`
-/// further players could fill what is still needed. `None` when there is no such assignment.
+/// A position for each player, by number, so that nobody gets one they do not want, none is taken
+/// too often, and `open` further players could fill what is still needed. `None` when there is no
+/// such assignment.
 ///
-/// First as many needed places as possible are matched, then everybody else gets any place: augmenting paths never give
-/// up a place that is taken, so the needed ones stay filled (Mendelsohn and Dulmage).
+/// First as many needed places as possible are matched, then everybody else gets any place:
+/// augmenting paths never give up a place that is taken, so the needed ones stay filled (Mendelsohn
+/// and Dulmage).
 pub(crate) fn assign(positions: &[Position], players: &[&PlayerFacts], open: u32) -> Option<Vec<u8>> {
     let mut places: Vec<u8> = Vec::new();
     for (number, position) in positions.iter().enumerate() {

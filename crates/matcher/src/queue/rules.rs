@@ -16,7 +16,8 @@ pub(crate) type Placed<'a> = (&'a Facts, u8);
 pub(crate) struct View<'a> {
     pub(crate) compiled: &'a Compiled,
     pub(crate) sides: &'a [Vec<Placed<'a>>],
-    /// Names of the queue's regions; none where it does not matter which of several good ones is the best.
+    /// Names of the queue's regions; none where it does not matter which of several good ones is
+    /// the best.
     pub(crate) regions: &'a [Text],
     /// Level of the match as a whole.
     pub(crate) level: u8,
@@ -34,8 +35,9 @@ impl<'a> View<'a> {
         &self.compiled.levels[usize::from(self.level)]
     }
 
-    /// Grade of a match, if every hard rule holds. Those of type `near` are not asked where filling admits nobody who
-    /// violates one; where the newest decides, one who comes may narrow what was admitted before.
+    /// Grade of a match, if every hard rule holds. Those of type `near` are not asked where filling
+    /// admits nobody who violates one; where the newest decides, one who comes may narrow what was
+    /// admitted before.
     pub(crate) fn grade(&self) -> Option<Grade> {
         let Level { rules, split, .. } = self.rules();
         if split.iter().any(|key| !self.is_whole(*key)) {
@@ -68,7 +70,8 @@ impl<'a> View<'a> {
             }
             None => (None, 1.0),
         };
-        // A latency term of zero at the very limit would make such a match worthless: the limit is what was asked for.
+        // A latency term of zero at the very limit would make such a match worthless: the limit is
+        // what was asked for.
         let latency = if weights.latency == 0.0 { 1.0 } else { power(near.max(0.05), weights.latency) };
         let quality = power(self.skill_quality(), weights.skill) * power(kept, weights.soft) * latency;
         Some(Grade { quality: quality.clamp(0.0, 1.0), region })
@@ -214,7 +217,8 @@ impl<'a> View<'a> {
         texts.all(|text| Some(text) == first)
     }
 
-    /// Texts that every player's list has, each once; `None` where a list is absent that is needed, or all are.
+    /// Texts that every player's list has, each once; `None` where a list is absent that is needed,
+    /// or all are.
     pub(crate) fn overlap(&self, rule: &Checkable) -> Option<Vec<&'a [u8]>> {
         let mut shared: Option<Vec<&[u8]>> = None;
         for player in self.players() {
@@ -236,7 +240,8 @@ impl<'a> View<'a> {
         shared
     }
 
-    /// A sum over players in range, of the match or of each side. Who has no value where that is no matter adds nothing.
+    /// A sum over players in range, of the match or of each side. Who has no value where that is no
+    /// matter adds nothing.
     fn in_range(&self, rule: &Checkable, count: impl Fn(&PlayerFacts) -> f64) -> f64 {
         let lacks = |player: &PlayerFacts| player.attrs[rule.key] == Attr::Absent;
         if rule.missing == Missing::Reject && self.players().any(lacks) {
@@ -261,7 +266,8 @@ impl<'a> View<'a> {
         unless(region.is_some() || is_free())
     }
 
-    /// The best region that a latency rule allows, of equally good ones the first by name, and the worst latency there.
+    /// The best region that a latency rule allows, of equally good ones the first by name, and the
+    /// worst latency there.
     pub(crate) fn region(&self, rule: &Checkable) -> Option<(u16, f64)> {
         let parties =
             || self.parties().filter(|facts| rule.missing != Missing::Any || !facts.pings.is_empty());
@@ -314,7 +320,8 @@ fn power(term: f64, weight: f64) -> f64 {
 impl Compiled {
     /// Greatest difference of two parties by a `near` rule.
     pub(crate) fn near_limit(&self, rule: &Checkable, a: u8, b: u8, whole: u8) -> f64 {
-        // Every level has the same rules in the same order; only their limits differ. Within a rule nothing expands.
+        // Every level has the same rules in the same order; only their limits differ. Within a rule
+        // nothing expands.
         let limit = |level: u8| {
             let rule = rule.number.map_or(rule, |number| &self.levels[usize::from(level)].rules[number]);
             rule.rule.max.unwrap_or(f64::INFINITY)
@@ -325,8 +332,8 @@ impl Compiled {
         }
     }
 
-    /// Returns whether two parties may be in one match as far as filling does not see to it by other means: the main number and
-    /// latency are kept as ranges.
+    /// Returns whether two parties may be in one match as far as filling does not see to it by
+    /// other means: the main number and latency are kept as ranges.
     pub(crate) fn may_meet(&self, a: Placed<'_>, b: Placed<'_>) -> bool {
         let whole = self.join_levels(a.1, b.1);
         let level = &self.levels[usize::from(whole)];
@@ -362,7 +369,8 @@ impl Compiled {
         })
     }
 
-    /// The rules that two parties violate by themselves, whoever else plays: for filling and for explaining.
+    /// The rules that two parties violate by themselves, whoever else plays: for filling and for
+    /// explaining.
     pub(crate) fn pair_violations(
         &self,
         a: Placed<'_>,
@@ -449,8 +457,8 @@ impl Checkable {
     }
 }
 
-/// Returns whether a region's name comes before another's. The numbers are in the order in which the queue has heard of them, which
-/// must not decide anything.
+/// Returns whether a region's name comes before another's. The numbers are in the order in which
+/// the queue has heard of them, which must not decide anything.
 pub(crate) fn is_named_before(regions: &[Text], one: usize, other: usize) -> bool {
     let name = |region: usize| regions.get(region);
     name(one).is_some_and(|one| name(other).is_none_or(|other| one < other))

@@ -473,7 +473,8 @@ impl RuleSet {
         self.party.max.unwrap_or(largest).min(largest)
     }
 
-    /// The rule set as it stands after each time that changes something: (ms waited, rules), the first at 0.
+    /// The rule set as it stands after each time that changes something: (ms waited, rules), the
+    /// first at 0.
     pub(crate) fn levels(&self) -> Result<Vec<(u64, RuleSet)>, RuleProblem> {
         let mut times: Vec<u64> = vec![0];
         for expand in &self.expand {

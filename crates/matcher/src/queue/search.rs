@@ -1,4 +1,5 @@
-//! Filling a match around an anchor: near tickets first, then sides by size, then exchanges for balance.
+//! Filling a match around an anchor: near tickets first, then sides by size, then exchanges for
+//! balance.
 
 use smallvec::SmallVec;
 
@@ -134,8 +135,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         large.or_else(|| self.fill(start, all, Way::Even))
     }
 
-    /// Returns whether there are players enough, in parties that add up and with somebody for each position. A backfill takes whom
-    /// it gets.
+    /// Returns whether there are players enough, in parties that add up and with somebody for each
+    /// position. A backfill takes whom it gets.
     fn may_fill(&self, start: &Start<'a>, candidates: &[Candidate]) -> bool {
         if start.ticket.is_none() {
             return true;
@@ -155,7 +156,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         self.compiled.has_positions(&supply)
     }
 
-    /// Returns whether a neighbour may be in a match with the anchor, as far as the two of them decide.
+    /// Returns whether a neighbour may be in a match with the anchor, as far as the two of them
+    /// decide.
     fn may_join(&self, start: &Start<'a>, key: Key, hot: &Hot, distance: f64) -> bool {
         let compiled = self.compiled;
         if !compiled.eligible(&start.hot, hot, distance) {
@@ -171,8 +173,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         fixed.chain(ticket).all(|facts| compiled.may_meet(own, (facts, start.hot.level)))
     }
 
-    /// The nearest tickets that the anchor may meet, in order of distance. `before`: where a search ended at its limit, to go
-    /// on there with those that it had found.
+    /// The nearest tickets that the anchor may meet, in order of distance. `before`: where a search
+    /// ended at its limit, to go on there with those that it had found.
     fn gather(&mut self, start: &Start<'a>, limit: usize, before: Option<&Scan>, found: &mut Vec<Candidate>) {
         let order = &self.partition.order;
         let anchor = number(start.key.0);
@@ -234,8 +236,8 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         }
     }
 
-    /// Adds the nearest tickets for each position that few take, and puts those before the others: where many play damage
-    /// and few heal, the next of all are no healers.
+    /// Adds the nearest tickets for each position that few take, and puts those before the others:
+    /// where many play damage and few heal, the next of all are no healers.
     fn gather_scarce(&mut self, start: &Start<'a>, found: &mut Vec<Candidate>) {
         let compiled = self.compiled;
         let positions = &compiled.set.positions;
@@ -339,7 +341,8 @@ struct Chosen {
 }
 
 impl Chosen {
-    /// By how much its side has more of the main number than it would have with another party of its size instead.
+    /// By how much its side has more of the main number than it would have with another party of
+    /// its size instead.
     fn weight_over(&self, other: &Chosen) -> f64 {
         (self.value - other.value) * f64::from(self.size)
     }
@@ -506,7 +509,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         fixed.chain(chosen).all(|other| self.search.compiled.may_meet(own, other))
     }
 
-    /// Regions that are left with a candidate, at the level that the match has then; `None` for none.
+    /// Regions that are left with a candidate, at the level that the match has then; `None` for
+    /// none.
     fn mask_with(&self, candidate: &Candidate, level: u8) -> Option<u64> {
         let compiled = self.search.compiled;
         let max_ms = compiled.levels[usize::from(level)].max_ms;
@@ -531,7 +535,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         (mask != 0).then_some(mask)
     }
 
-    /// The side that a party goes to: with room, its positions filled by somebody, and by the way of filling.
+    /// The side that a party goes to: with room, its positions filled by somebody, and by the way
+    /// of filling.
     fn side_for(&self, candidate: &Candidate) -> Option<usize> {
         let state = &self.state;
         let mut best: Option<usize> = None;
@@ -552,7 +557,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         best
     }
 
-    /// Returns whether a side's players with a party's can take their positions, and what is left can fill the others.
+    /// Returns whether a side's players with a party's can take their positions, and what is left
+    /// can fill the others.
     #[inline]
     fn suits(&self, side: usize, candidate: &Candidate) -> bool {
         self.search.compiled.set.positions.is_empty() || self.can_take_positions(side, candidate)
@@ -667,7 +673,8 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         sides
     }
 
-    /// Exchanges equal-sized parties between sides while their means in the main number come closer.
+    /// Exchanges equal-sized parties between sides while their means in the main number come
+    /// closer.
     fn exchange(&mut self) {
         let compiled = self.search.compiled;
         if compiled.main.is_none() || self.state.open.len() < 2 {

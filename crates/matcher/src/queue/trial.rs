@@ -1,8 +1,10 @@
-//! A draft of a rule set tried on a copy of a queue's pool: what it and the rules in force would do with it.
+//! A draft of a rule set tried on a copy of a queue's pool: what it and the rules in force would do
+//! with it.
 //!
-//! The copy is made on the matcher's thread, by steps, and changes nothing; what comes of it is worked out by two matchers of their own,
-//! wherever the caller likes. They do what the real one does, but that nobody comes or leaves, that every proposal is
-//! accepted and that a match needs no server. Backfills are left out.
+//! The copy is made on the matcher's thread, by steps, and changes nothing; what comes of it is
+//! worked out by two matchers of their own, wherever the caller likes. They do what the real one
+//! does, but that nobody comes or leaves, that every proposal is accepted and that a match needs no
+//! server. Backfills are left out.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +42,8 @@ const INPUT_STEPS: u64 = 400;
 /// Reasons for which tickets fail that are told, the most frequent.
 const REASONS_MAX: usize = 10;
 
-/// A copy of a queue's pool and the rules to try on it. It is made by steps, so that requests do not wait for it; one of a
-/// small pool has one step.
+/// A copy of a queue's pool and the rules to try on it. It is made by steps, so that requests do
+/// not wait for it; one of a small pool has one step.
 #[derive(Debug)]
 pub struct Trial {
     draft: QueueRules,
@@ -86,7 +88,8 @@ impl Matcher {
     /// Begins the copy that a request for a trial is about, at wall time `now`.
     ///
     /// # Errors
-    /// The status and the body of the refusal: `FORBIDDEN`, or `RULE_INVALID` as `PutQueue` would answer.
+    /// The status and the body of the refusal: `FORBIDDEN`, or `RULE_INVALID` as `PutQueue` would
+    /// answer.
     pub fn trial(&self, now: u64, caller: Caller<'_>, body: &[u8]) -> Result<Trial, (Status, Vec<u8>)> {
         self.begin_trial(now, caller, body).map_err(|problem| {
             let mut answer = Vec::new();
@@ -157,7 +160,8 @@ impl Matcher {
 }
 
 impl Trial {
-    /// Copies some more, of the matcher that it began with. Whether all is there. Cost: about a millisecond.
+    /// Copies some more, of the matcher that it began with. Whether all is there. Cost: about a
+    /// millisecond.
     pub fn copy(&mut self, matcher: &Matcher) -> bool {
         let Some(live) = &mut self.live else { return true };
         if matcher.queues.list[live.index].source != live.rules.source {
@@ -207,7 +211,8 @@ impl Trial {
 }
 
 impl QueueRules {
-    /// The same for a trial: everybody accepts, no match waits for a server, nobody is told anything.
+    /// The same for a trial: everybody accepts, no match waits for a server, nobody is told
+    /// anything.
     fn for_trial(&self) -> QueueRules {
         let mut rules: Value = serde_json::from_str(&self.source).unwrap_or_default();
         if let Some(members) = rules.as_object_mut() {
@@ -221,7 +226,8 @@ impl QueueRules {
 }
 
 impl Trial {
-    /// Result of the trial, once all is copied: the body of the answer. Cost: up to some seconds, by a bound of its own.
+    /// Result of the trial, once all is copied: the body of the answer. Cost: up to some seconds,
+    /// by a bound of its own.
     #[must_use]
     pub fn run(&self) -> Vec<u8> {
         let mut answer = Vec::new();
@@ -298,7 +304,8 @@ impl Trial {
     }
 }
 
-/// These have tickets with numbers in the order of the copied ones, from 0 on: among equals, the number decides.
+/// These have tickets with numbers in the order of the copied ones, from 0 on: among equals, the
+/// number decides.
 impl Matcher {
     fn take_copied(&mut self, queue_index: u32, copied: &Copied) {
         let compiled = self.queues.list[queue_index].rules();
@@ -346,7 +353,8 @@ impl Matcher {
         scans.sort_by_key(|(_, scan)| scan.turn);
         for (index, scan) in scans {
             let number = |key: Key| Some((key.0, *numbers.get(&key.1)?));
-            // One that was not copied, as it has left, is as far as the last of its value, or the first.
+            // One that was not copied, as it has left, is as far as the last of its value, or the
+            // first.
             let scan = Scan {
                 turn: 0,
                 left: number(scan.left).unwrap_or((scan.left.0, 0)),

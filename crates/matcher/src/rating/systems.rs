@@ -1,9 +1,10 @@
 //! Rating systems: Weng-Lin (Plackett-Luce form) and Glicko-2.
 //!
-//! Glicko-2 is the well-kept crate's. That crate's Weng-Lin is another member of the family: it compares teams by pairs, so
-//! with three and more, or with weights for who played in part, its results are others; nor does it let time add to a
-//! deviation. So the Plackett-Luce form is here, held to published vectors, and to the crate where the two forms are the
-//! same: two teams, whatever the outcome.
+//! Glicko-2 is the well-kept crate's. That crate's Weng-Lin is another member of the family: it
+//! compares teams by pairs, so with three and more, or with weights for who played in part, its
+//! results are others; nor does it let time add to a deviation. So the Plackett-Luce form is here,
+//! held to published vectors, and to the crate where the two forms are the same: two teams,
+//! whatever the outcome.
 
 use serde::{Deserialize, Serialize};
 use skillratings::Outcomes;
@@ -50,8 +51,8 @@ impl Rating {
     }
 }
 
-/// Ratings after a match. `sides` are players' (mu, sigma, weight); rank 1 is best, equal ranks tie. A weight in (0, 1]
-/// scales what the match changes for a player.
+/// Ratings after a match. `sides` are players' (mu, sigma, weight); rank 1 is best, equal ranks
+/// tie. A weight in (0, 1] scales what the match changes for a player.
 pub(crate) fn weng_lin(sides: &[Vec<(f64, f64, f64)>], ranks: &[u64]) -> Vec<Vec<(f64, f64)>> {
     let inflated: Vec<Vec<(f64, f64)>> = sides
         .iter()
@@ -93,8 +94,8 @@ pub(crate) fn weng_lin(sides: &[Vec<(f64, f64, f64)>], ranks: &[u64]) -> Vec<Vec
         .collect()
 }
 
-/// Glicko-2 after a period: the games of one player as opponent and score (1 win, 0.5 draw, 0 loss). A period without
-/// games only adds deviation.
+/// Glicko-2 after a period: the games of one player as opponent and score (1 win, 0.5 draw, 0
+/// loss). A period without games only adds deviation.
 pub(crate) fn glicko2_period(own: Rating, games: &[(Rating, f64)]) -> Rating {
     let plain = |rating: Rating| match rating {
         Rating::Glicko2 { rating, deviation, volatility } => Glicko2Rating { rating, deviation, volatility },
@@ -124,8 +125,8 @@ pub(crate) fn win_chance(a: &[(f64, f64)], b: &[(f64, f64)]) -> f64 {
     normal((mean(a) - mean(b)) / (count * BETA * BETA + variance).sqrt())
 }
 
-/// The standard normal distribution function: the complementary error function by its continued fraction and series
-/// (Abramowitz and Stegun 7.1.5 and 7.1.14), to 1e-12.
+/// The standard normal distribution function: the complementary error function by its continued
+/// fraction and series (Abramowitz and Stegun 7.1.5 and 7.1.14), to 1e-12.
 fn normal(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
     let tail = if z < 3.0 {

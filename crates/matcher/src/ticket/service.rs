@@ -145,7 +145,8 @@ impl Matcher {
         Ok(())
     }
 
-    /// The members of a team as players: numbers and texts of their infos are attributes where the queue declares them.
+    /// The members of a team as players: numbers and texts of their infos are attributes where the
+    /// queue declares them.
     fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
         let team = &self.teams[self.find_team(team)?];
         self.check_acts_for(caller, team.leader)?;

@@ -1,5 +1,5 @@
-//! Defects of the reference (specification A.9) that this matcher must not have, one test each. Number 12 and 13 are about
-//! sending and waiting, and tested where that happens.
+//! Defects of the reference (specification A.9) that this matcher must not have, one test each.
+//! Number 12 and 13 are about sending and waiting, and tested where that happens.
 
 use crate::world;
 
@@ -262,7 +262,8 @@ fn a20_a_restart_loses_nothing() {
     assert_eq!(world.join_random("s", "b", "keep"), room);
 }
 
-/// Time limits are the driver's and travel with the request; what is due by itself is in one queue of timers.
+/// Time limits are the driver's and travel with the request; what is due by itself is in one queue
+/// of timers.
 #[test]
 fn a17_no_request_sets_a_timer_of_its_own() {
     let mut world = keeping();
@@ -278,8 +279,8 @@ fn a17_no_request_sets_a_timer_of_its_own() {
     assert_eq!(world.matcher.next_timeout(), None);
 }
 
-/// In a mode whose members may be in other rooms too, a team of which some are in the room does not come in as a whole,
-/// and nobody becomes a member twice.
+/// In a mode whose members may be in other rooms too, a team of which some are in the room does not
+/// come in as a whole, and nobody becomes a member twice.
 #[test]
 fn a_team_joins_a_shared_room_as_a_whole_or_not_at_all() {
     let rules = ModeRules { capacity: 5, on_full: OnFull::Keep, exclusive: false, ..ModeRules::default() };
@@ -300,7 +301,8 @@ fn a_team_joins_a_shared_room_as_a_whole_or_not_at_all() {
     assert_eq!(roles_in(&world.ok("s", Method::TEAM_JOIN_ROOM, to), 4), ["b", "a"], "they are all there");
 }
 
-/// A mode that is not exclusive is open to those who are in a room of one that is, by whatever way they join.
+/// A mode that is not exclusive is open to those who are in a room of one that is, by whatever way
+/// they join.
 #[test]
 fn an_exclusive_room_does_not_keep_a_role_out_of_shared_ones() {
     let shared = ModeRules { capacity: 4, exclusive: false, ..ModeRules::default() };

@@ -1,4 +1,5 @@
-//! E.4: why a ticket is not matched. What is named must be what keeps it: without that, the next tick makes a match.
+//! E.4: why a ticket is not matched. What is named must be what keeps it: without that, the next
+//! tick makes a match.
 
 use crate::world;
 
@@ -109,7 +110,8 @@ fn what_is_named_is_what_keeps_it() {
     }
 }
 
-/// More players than are shown are needed; and those who are refused by one of many do not hide that the others fit.
+/// More players than are shown are needed; and those who are refused by one of many do not hide
+/// that the others fit.
 #[test]
 fn large_matches_are_explained_too() {
     let mut world = with(&rules(50, json!({})));

@@ -1,5 +1,5 @@
-//! What a search must do, whatever it finds: leave nobody waiting who could play, be fair in time, be repeatable; and how
-//! good its matches are for simulated populations.
+//! What a search must do, whatever it finds: leave nobody waiting who could play, be fair in time,
+//! be repeatable; and how good its matches are for simulated populations.
 
 use crate::world;
 
@@ -23,8 +23,8 @@ fn near(side: usize, more: &str) -> String {
     )
 }
 
-/// D.5-3: nobody is left who could play. Without parties and with one rule that is easy to see: among those left, sorted,
-/// no ten in a row are near enough.
+/// D.5-3: nobody is left who could play. Without parties and with one rule that is easy to see:
+/// among those left, sorted, no ten in a row are near enough.
 #[test]
 fn no_match_is_left_lying() {
     for (side, count) in [(1, 300), (2, 400), (5, 700)] {
@@ -39,8 +39,9 @@ fn no_match_is_left_lying() {
         skills.retain(|(id, _)| world.get_ticket(id).status == "searching");
         skills.sort_by(|a, b| a.1.total_cmp(&b.1));
         let possible = skills.windows(2 * side).find(|some| some[2 * side - 1].1 - some[0].1 <= 1.0);
-        // Filling keeps to whom it chose first, so a window may be left whose ends exclude each other's neighbours; each of
-        // its tickets as an anchor saw it, and took someone else. Nobody is left when the whole window fits.
+        // Filling keeps to whom it chose first, so a window may be left whose ends exclude each
+        // other's neighbours; each of its tickets as an anchor saw it, and took someone else.
+        // Nobody is left when the whole window fits.
         assert_eq!(possible, None, "{side} against {side}");
         assert!(skills.len() < count as usize / 2);
     }
@@ -71,7 +72,8 @@ fn the_oldest_play_first_and_priority_before_age() {
     assert!(left.contains(&"searching".to_owned()), "{left:?}");
 }
 
-/// D.5-5 and -6: the same inputs give the same state, and a large tick is cut into slices between which requests pass.
+/// D.5-5 and -6: the same inputs give the same state, and a large tick is cut into slices between
+/// which requests pass.
 #[test]
 fn a_large_tick_is_cut_and_repeatable() {
     let run = || {
@@ -182,8 +184,8 @@ struct Simulated {
     promised: Option<u64>,
 }
 
-/// Ratings around 25, latencies to three regions of which one is near, mostly single players: most are matched well, soon,
-/// and not much later than they were told.
+/// Ratings around 25, latencies to three regions of which one is near, mostly single players: most
+/// are matched well, soon, and not much later than they were told.
 #[test]
 fn a_population_is_matched_evenly_and_as_promised() {
     (1..=3).for_each(population_is_matched);
@@ -240,7 +242,8 @@ fn population_is_matched(seed: u64) {
     let quantile = |part: f64| waits[(waits.len() as f64 * part) as usize];
     assert!(waits.len() > 20 * waiting.len().max(1), "{} matched, {} waiting", waits.len(), waiting.len());
     assert!(quantile(0.5) < 10_000 && quantile(0.9) < 45_000, "{} {}", quantile(0.5), quantile(0.9));
-    // Without a rating quality is the room that is left below the latency's limit: the worst of ten players is near it.
+    // Without a rating quality is the room that is left below the latency's limit: the worst of ten
+    // players is near it.
     assert!(quality(12) > 0.2, "median quality {}", quality(12));
     assert!(promised > 1_000, "most were promised something: {promised}");
     assert!(
@@ -249,7 +252,8 @@ fn population_is_matched(seed: u64) {
     );
 }
 
-/// D.5-3: who stands between two that may meet does not keep them apart, within the steps that a search has.
+/// D.5-3: who stands between two that may meet does not keep them apart, within the steps that a
+/// search has.
 #[test]
 fn neighbours_that_cannot_be_met_are_passed_over() {
     let rules = r#"{"name": "q", "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
@@ -272,7 +276,8 @@ fn neighbours_that_cannot_be_met_are_passed_over() {
     }
 }
 
-/// A party that lacks the number that others are kept near by meets whomever, where that is no matter.
+/// A party that lacks the number that others are kept near by meets whomever, where that is no
+/// matter.
 #[test]
 fn who_has_no_number_is_near_everybody_where_that_is_no_matter() {
     let rules = |missing: &str, default: &str| {

@@ -73,7 +73,8 @@ fn a_room_is_rated_in_each_pool_by_itself() {
     assert_eq!(rate(&mut world, report("a", "b", "solo")), Status::Ok);
     let solo = read(&mut world, "solo");
     assert!(solo > 25.0, "{solo}");
-    // The same result in another pool counts there, and what is amended there is not taken back here.
+    // The same result in another pool counts there, and what is amended there is not taken back
+    // here.
     assert_eq!(rate(&mut world, report("a", "b", "season")), Status::Ok);
     assert_eq!(read(&mut world, "season"), solo);
     assert_eq!(rate(&mut world, report("b", "a", "season")), Status::Invalid);

@@ -6,8 +6,8 @@ use throng_matcher::{Config, Scope};
 use throng_wire::matcher::{Method, Status, Writer};
 use world::{World, roles_in, to_mode};
 
-/// A server that was already gone when the matcher ended has as long to come back as any other: it may have found nobody
-/// to come back to.
+/// A server that was already gone when the matcher ended has as long to come back as any other: it
+/// may have found nobody to come back to.
 #[test]
 fn every_server_has_its_whole_grace_from_the_start() {
     for (what, downtime) in [("in its grace", 3_000), ("past its grace", 60_000)] {

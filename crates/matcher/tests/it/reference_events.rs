@@ -1,12 +1,15 @@
-//! Notifications in JSON have the names and the shape of the reference's: a client of it finds every member where it was.
+//! Notifications in JSON have the names and the shape of the reference's: a client of it finds
+//! every member where it was.
 //!
-//! `fixtures/matcher/notify-reference-shape.json` was written after what the reference's servers receive.
+//! `fixtures/matcher/notify-reference-shape.json` was written after what the reference's servers
+//! receive.
 
 use serde_json::Value;
 use throng_matcher::json;
 use throng_wire::matcher::{EVENTS, Writer};
 
-/// Returns whether `ours` has all that `theirs` has. What is empty is `null` there; ours keeps its type.
+/// Returns whether `ours` has all that `theirs` has. What is empty is `null` there; ours keeps its
+/// type.
 fn holds(theirs: &Value, ours: &Value, place: &str) {
     match theirs {
         Value::Null => {

@@ -104,7 +104,8 @@ fn random_run(seed: u64, count: usize) -> Run {
             run.apply(now, Input::Session(format!("s{}", rng.below(2)), rng.chance(0.5)));
             continue;
         }
-        // Reads are not in the log. They see later times than the inputs around them, and must leave no trace.
+        // Reads are not in the log. They see later times than the inputs around them, and must
+        // leave no trace.
         let mut read = Vec::new();
         let caller = Caller { srv: "s0", scope: Scope::Admin };
         let list = Writer::new().str(2, "q").into_bytes();
@@ -131,7 +132,8 @@ fn a_log_replays_to_the_identical_state() {
     }
 }
 
-/// A restart after every single input, from a snapshot and from the log: the same state, and one that goes on.
+/// A restart after every single input, from a snapshot and from the log: the same state, and one
+/// that goes on.
 #[test]
 fn a_restart_at_every_boundary_of_the_log_loses_nothing() {
     let run = random_run(99, 700);

@@ -1,4 +1,5 @@
-//! D.5-1: every match holds every hard rule with the values of its tick, by a check of its own, for random rule sets.
+//! D.5-1: every match holds every hard rule with the values of its tick, by a check of its own, for
+//! random rule sets.
 
 use crate::world;
 

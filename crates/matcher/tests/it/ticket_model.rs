@@ -1,4 +1,5 @@
-//! Random operations on tickets against a plain model: what every player may do, and whether every match is sound.
+//! Random operations on tickets against a plain model: what every player may do, and whether every
+//! match is sound.
 
 use crate::world;
 
@@ -302,7 +303,8 @@ fn updated(world: &World, model: &mut Model, heard: &Heard) {
     model.count(if now.status == "timed_out" { "timed_out" } else { &now.reason });
 }
 
-/// Every match is sound: whole parties, full sides, near enough for how long each has waited, nobody twice.
+/// Every match is sound: whole parties, full sides, near enough for how long each has waited,
+/// nobody twice.
 fn made(world: &mut World, model: &mut Model, mode: &str, seat: (String, u64), sides: &Sides) {
     let (queue, size, _) = QUEUES.into_iter().find(|(name, ..)| *name == mode).unwrap();
     assert_eq!(sides.len(), 2);

@@ -415,7 +415,8 @@ fn a_replaced_rule_set_ends_open_proposals_and_rechecks_their_tickets() {
     assert_eq!(world.get_ticket(&b).status, "matched");
 }
 
-/// A queue's rooms have room for its players, whatever a mode of its name says: after a restart too.
+/// A queue's rooms have room for its players, whatever a mode of its name says: after a restart
+/// too.
 #[test]
 fn a_mode_of_a_queue_has_room_for_its_players_after_a_restart() {
     let rules = throng_matcher::ModeRules { capacity: 1, ..throng_matcher::ModeRules::default() };
@@ -460,7 +461,8 @@ fn a_ticket_that_shrinks_outlives_its_proposal() {
     assert_eq!(declined, 0, "who is lost has declined nothing");
 }
 
-/// Spec: D.6 step 1. The queue of the declined match says how long, not that of another that is open too.
+/// Spec: D.6 step 1. The queue of the declined match says how long, not that of another that is
+/// open too.
 #[test]
 fn who_declines_one_of_two_matches_waits_as_its_queue_says() {
     let mut world = duel_with(r#""accept": {"required": true, "timeout_s": 60, "cooldown_s": 1}"#);
@@ -557,7 +559,8 @@ fn start_late(world: &mut World) -> String {
     room
 }
 
-/// Spec: D.5 and D.7, a backfill looks again when a limit of its own or of a ticket grows, whatever its server does.
+/// Spec: D.5 and D.7, a backfill looks again when a limit of its own or of a ticket grows, whatever
+/// its server does.
 #[test]
 fn a_backfill_relaxes_while_it_waits() {
     let rules = r#""rules": [{"name": "near", "type": "near", "key": "skill", "max": 4}],

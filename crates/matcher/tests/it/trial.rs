@@ -1,4 +1,5 @@
-//! A draft of a rule set tried on a copy of the pool: it says what the matcher then does, and changes nothing.
+//! A draft of a rule set tried on a copy of the pool: it says what the matcher then does, and
+//! changes nothing.
 
 use crate::world;
 

@@ -183,7 +183,8 @@ fn members_count_for_the_size_of_their_room_and_team() {
     assert_eq!(world.matcher.counts().players, 3);
 }
 
-/// An update names at most as much as an info can hold; the time that it takes is not the square of its length.
+/// An update names at most as much as an info can hold; the time that it takes is not the square of
+/// its length.
 #[test]
 fn an_update_of_more_values_than_an_info_holds_is_refused() {
     let mut world = plain();

@@ -110,7 +110,8 @@ impl Server {
     }
 
     /// Chooses the prioritiser; without one an object has priority 1. One whose least value reaches
-    /// [`ServerConfig::send_threshold`](crate::ServerConfig::send_threshold) costs nothing before a budget runs out.
+    /// [`ServerConfig::send_threshold`](crate::ServerConfig::send_threshold) costs nothing before a
+    /// budget runs out.
     ///
     /// # Errors
     /// When the object or the prioritiser does not exist.

@@ -31,8 +31,8 @@ pub(super) struct Actor {
     pub(super) subscriptions: BTreeMap<u32, Subscription>,
     /// Subscribe requests under way, with what was asked for.
     pub(super) asked: BTreeMap<RequestId, (u32, SubscribeOptions)>,
-    /// The longest interval in each channel that it was given or has asked for. Nobody answers a change, and what was
-    /// sent for one subscription may meet the next.
+    /// The longest interval in each channel that it was given or has asked for. Nobody answers a
+    /// change, and what was sent for one subscription may meet the next.
     pub(super) intervals: BTreeMap<u32, Duration>,
     pub(super) owned: BTreeSet<u32>,
     /// Items made so far.
@@ -65,8 +65,8 @@ pub(super) struct Style {
     pub(super) legacy: bool,
     pub(super) snappy: bool,
     pub(super) resume: bool,
-    /// The same in all its subscriptions, whoever asks for them: masks add up and answers may be missed, so
-    /// nobody could say what the subscription of an actor that varies them gets.
+    /// The same in all its subscriptions, whoever asks for them: masks add up and answers may be
+    /// missed, so nobody could say what the subscription of an actor that varies them gets.
     pub(super) mask: Option<Field>,
     pub(super) skip_self: bool,
 }
@@ -126,8 +126,8 @@ impl Actor {
         } else {
             LinkProfile::random(rng)
         };
-        // Less than what a burst of updates needs: such a peer falls behind now and then. So does one whose datagrams
-        // are lost and sent again.
+        // Less than what a burst of updates needs: such a peer falls behind now and then. So does
+        // one whose datagrams are lost and sent again.
         let slow = profile.window_bytes < 128 << 10 || matches!(style.carrier, Carrier::Kcp(_));
         let config = SessionConfig {
             tag_form: if style.legacy { TagForm::Legacy } else { TagForm::Current },

@@ -35,7 +35,8 @@ impl Simulation {
                 }
             }
             Event::Recovered { channels } => self.recovered(index, channels)?,
-            // The request may have been given up long ago; copies of others' creations name another owner.
+            // The request may have been given up long ago; copies of others' creations name another
+            // owner.
             Event::ChannelCreated { channel, owner, .. } if self.actors[index].conn == Some(owner) => {
                 self.created(index, channel.0)?;
             }

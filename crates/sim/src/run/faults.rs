@@ -165,7 +165,8 @@ impl Simulation {
         }
         self.world.heal();
         for index in 0..self.actors.len() {
-            // After losses KCP may wait for many seconds before it tries again. A player's program connects anew.
+            // After losses KCP may wait for many seconds before it tries again. A player's program
+            // connects anew.
             if self.actors[index].peer.is_some_and(|peer| self.world.backs_off(peer)) {
                 self.end_connection(index, Leave::Reset)?;
             }

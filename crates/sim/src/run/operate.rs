@@ -44,7 +44,8 @@ impl Simulation {
         let any = (!live.is_empty()).then(|| live[self.rng.below(live.len() as u64) as usize]);
         let subscribed = |channel| self.actors[index].subscriptions.contains_key(&channel);
         let owned = |channel| self.actors[index].owned.contains(&channel);
-        // Sending may fail when the link is stalled and the outbox full; then the actor does nothing.
+        // Sending may fail when the link is stalled and the outbox full; then the actor does
+        // nothing.
         match (self.rng.below(100), any) {
             (0..45, Some(channel)) => self.write(index, channel),
             (45..60, Some(channel)) => {

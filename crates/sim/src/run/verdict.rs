@@ -91,13 +91,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// A slow or stalled peer delays nobody: what a writer in good health sends is handled soon, and what is handled is
-    /// with every subscriber in good health soon.
+    /// A slow or stalled peer delays nobody: what a writer in good health sends is handled soon,
+    /// and what is handled is with every subscriber in good health soon.
     fn check_latencies(&mut self) -> Result<(), Violation> {
         let live = |actor: &Actor| actor.subscriptions.values().map(|s| s.log.clone()).collect::<Vec<_>>();
         let logs: Vec<SubscriptionLog> =
             self.actors.iter().flat_map(live).chain(self.logs.drain(..)).collect();
-        // The observer gets everything at every tick. Mail crosses at most twice, each time within 0.2 ms.
+        // The observer gets everything at every tick. Mail crosses at most twice, each time within
+        // 0.2 ms.
         let ticks = self.tick + Duration::from_millis(1);
         let (observer, others): (Vec<_>, Vec<_>) = logs.into_iter().partition(|log| log.actor == OBSERVER);
         let mut handled = BTreeMap::new();

@@ -1,13 +1,15 @@
-//! A world over several game servers, under faults: cells, entities that walk, handovers, and who sees what.
+//! A world over several game servers, under faults: cells, entities that walk, handovers, and who
+//! sees what.
 //!
-//! Servers behave as the engine's plugin does: they move what they own, learn of ownership from subscriptions and
-//! handovers, and set their players' interest. They spawn and destroy objects, each wherever it likes, also under the id
-//! of an entity that is only then created. Clients keep a view from what they are sent. Meanwhile servers crash and
-//! return or are replaced, links stall, entities oscillate on borders and corners, groups move together and are locked.
+//! Servers behave as the engine's plugin does: they move what they own, learn of ownership from
+//! subscriptions and handovers, and set their players' interest. They spawn and destroy objects,
+//! each wherever it likes, also under the id of an entity that is only then created. Clients keep a
+//! view from what they are sent. Meanwhile servers crash and return or are replaced, links stall,
+//! entities oscillate on borders and corners, groups move together and are locked.
 //!
-//! Checked all along: every entity is in the data of exactly one cell, data never goes back, nobody is asked to act on
-//! an entity that it has not been given. Checked at the end: owners, positions and cells agree everywhere, and every
-//! client's view is the world inside its interest.
+//! Checked all along: every entity is in the data of exactly one cell, data never goes back, nobody
+//! is asked to act on an entity that it has not been given. Checked at the end: owners, positions
+//! and cells agree everywhere, and every client's view is the world inside its interest.
 
 mod clients;
 mod judge;
@@ -156,8 +158,8 @@ struct Server {
     owned: BTreeMap<u32, EntityPosition>,
     /// Its view of entities, owned or not.
     known: BTreeMap<u32, EntityPosition>,
-    /// The version of each entity that it was last told, so that what it says before it learns of a loss does not count
-    /// when it has the entity again.
+    /// The version of each entity that it was last told, so that what it says before it learns of a
+    /// loss does not count when it has the entity again.
     versions: BTreeMap<u32, u64>,
     returns_at: Option<Instant>,
     had_slot: bool,
@@ -362,8 +364,9 @@ impl Simulation {
         }
         self.run(HEAL)?;
         self.moving = false;
-        // Several times: what is on its way to another owner has nobody to speak for it. Groups part first, or what was
-        // locked would take its whole group along when the lock opens, away from whoever is about to speak for it.
+        // Several times: what is on its way to another owner has nobody to speak for it. Groups
+        // part first, or what was locked would take its whole group along when the lock opens, away
+        // from whoever is about to speak for it.
         for _ in 0..4 {
             self.part();
             self.run(QUIET / 4)?;
@@ -386,7 +389,8 @@ impl Simulation {
         Err("the world does not come to rest".into())
     }
 
-    // ---- Time and faults --------------------------------------------------------------------------------------------
+    // ---- Time and faults
+    // --------------------------------------------------------------------------------------------
 
     fn run(&mut self, duration: Duration) -> Result<(), Violation> {
         let end = self.world.now() + duration;
@@ -506,7 +510,8 @@ impl Simulation {
         }
     }
 
-    // ---- Sending and receiving --------------------------------------------------------------------------------------
+    // ---- Sending and receiving
+    // --------------------------------------------------------------------------------------
 
     fn send(&mut self, who: Who, channel: u32, msg_type: MessageType, body: &impl Message) {
         self.send_raw(who, channel, msg_type as u32, 0, &body.encode_to_vec());

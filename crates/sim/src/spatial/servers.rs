@@ -208,7 +208,8 @@ impl Simulation {
         }
     }
 
-    /// Spawns an object, new or again somewhere else, or destroys one. Ids of destroyed ones are not used again.
+    /// Spawns an object, new or again somewhere else, or destroys one. Ids of destroyed ones are
+    /// not used again.
     fn change_objects(&mut self, index: usize) {
         let objects = &mut self.servers[index].objects;
         let at = self.rng.below(OBJECTS_MAX as u64) as usize;

@@ -1,7 +1,8 @@
-//! Recorded sessions play through the gateway: everything arrives, in order, in the recorded rhythm.
+//! Recorded sessions play through the gateway: everything arrives, in order, in the recorded
+//! rhythm.
 //!
-//! The two real sessions belong to the specification (`../shared`, beside the workspace) and are not part of this
-//! repository; where they are absent the tests say so and play one of our own.
+//! The two real sessions belong to the specification (`../shared`, beside the workspace) and are
+//! not part of this repository; where they are absent the tests say so and play one of our own.
 
 #![allow(clippy::print_stdout, reason = "figures and notes of a test run")]
 
@@ -72,7 +73,8 @@ struct Sink {
     senders: Vec<u32>,
 }
 
-/// Plays a recording against a gateway with `shards` shards whose GLOBAL channel is owned by a sink.
+/// Plays a recording against a gateway with `shards` shards whose GLOBAL channel is owned by a
+/// sink.
 fn play(recording: Recording, config: PlayerConfig, shards: u16) -> (Report, Sink) {
     let file = |name: &str| text(&format!("gateway/config/{name}"));
     let gateway = Config {
@@ -229,7 +231,8 @@ fn character(x: f32) -> Vec<u8> {
         .encode_to_vec()
 }
 
-/// Messages that the two servers of a world received of a session whose character walks to and fro between them.
+/// Messages that the two servers of a world received of a session whose character walks to and fro
+/// between them.
 struct Walk {
     report: Report,
     /// (messages, bytes) by server.
@@ -349,8 +352,8 @@ fn play_in_a_world(recording: Recording, speed: f64, shards: u16) -> Walk {
     walk
 }
 
-/// The recorded player of an Unreal game, whose character changes servers twenty times a second: every message reaches the
-/// server that has the character.
+/// The recorded player of an Unreal game, whose character changes servers twenty times a second:
+/// every message reaches the server that has the character.
 #[test]
 fn the_third_person_session_plays_across_two_servers() {
     let (recording, messages, bytes) = match real("tps/session_2_22-09-16_16-44-04.cpr") {

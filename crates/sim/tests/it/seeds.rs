@@ -1,7 +1,7 @@
 //! A thousand runs with a thousand seeds.
 //!
-//! `THRONG_SEED=17` plays one seed, `THRONG_SEEDS=100000` plays more of them, `THRONG_TRACE=1` prints what every
-//! peer sees.
+//! `THRONG_SEED=17` plays one seed, `THRONG_SEEDS=100000` plays more of them, `THRONG_TRACE=1`
+//! prints what every peer sees.
 
 use crate::common;
 

@@ -1,7 +1,8 @@
-//! A thousand worlds with a thousand seeds: handovers under crashes, partitions and contrived walks.
+//! A thousand worlds with a thousand seeds: handovers under crashes, partitions and contrived
+//! walks.
 //!
-//! `THRONG_SEED=17` plays one seed, `THRONG_SEEDS=100000` plays more of them, `THRONG_TRACE=1` prints what every
-//! peer is sent.
+//! `THRONG_SEED=17` plays one seed, `THRONG_SEEDS=100000` plays more of them, `THRONG_TRACE=1`
+//! prints what every peer is sent.
 
 use crate::common;
 

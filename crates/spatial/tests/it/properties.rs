@@ -25,8 +25,8 @@ fn inside() -> impl Strategy<Value = Point> {
     (-30.0..60.0, -20.0..22.0).prop_map(|(x, z)| Point { x, z })
 }
 
-/// A point of the world that lies in the shape must lie in a covered cell, and every covered cell must hold
-/// such a point, searched for on a fine lattice with a small tolerance at the rim.
+/// A point of the world that lies in the shape must lie in a covered cell, and every covered cell
+/// must hold such a point, searched for on a fine lattice with a small tolerance at the rim.
 fn check_cover(query: &AreaQuery, holds: impl Fn(Point, f64) -> bool) -> Result<(), TestCaseError> {
     let grid = grid();
     let interest = grid.interest(query, Coverage::Exact).expect("valid");
@@ -77,7 +77,8 @@ proptest! {
         check_cover(&AreaQuery { cone: Some(cone), ..Default::default() }, |p, slack| {
             let (x, z) = (p.x - centre.x, p.z - centre.z);
             let away = x.hypot(z);
-            // Distance of the point to the sector's rim along the arc, so that the slack is a length.
+            // Distance of the point to the sector's rim along the arc, so that the slack is a
+            // length.
             let off = (f64::acos(((x * direction.x + z * direction.z) / away).clamp(-1.0, 1.0)) - angle) * away;
             let at_home = p.x >= home_low.x && p.x <= home_high.x && p.z >= home_low.z && p.z <= home_high.z;
             // The apex cell is covered whatever the lattice of another cell's rim says.

@@ -122,7 +122,8 @@ fn sampled_coverage_equals_the_recorded_results() {
     assert_eq!(queries, 54);
 }
 
-/// Sampling only ever misses cells; what it finds, exact coverage finds too, at no greater distance.
+/// Sampling only ever misses cells; what it finds, exact coverage finds too, at no greater
+/// distance.
 #[test]
 fn exact_coverage_holds_everything_that_sampling_finds() {
     for (grid, entry) in recorded() {
@@ -132,7 +133,8 @@ fn exact_coverage_holds_everything_that_sampling_finds() {
             let exact = grid.interest(&query, Coverage::Exact).expect("sampled did");
             for (cell, distance) in sampled.cells() {
                 let found = exact.distance(cell).unwrap_or_else(|| panic!("{cell:?} missed: {row}"));
-                // Cells that only their nearest edge brings closer than one diagonal still count as 1.
+                // Cells that only their nearest edge brings closer than one diagonal still count as
+                // 1.
                 assert!(found <= distance.max(1), "{cell:?} {found} {distance} {row}");
             }
         }
@@ -142,8 +144,8 @@ fn exact_coverage_holds_everything_that_sampling_finds() {
 /// Steps in which each side of a cell is searched.
 const STEPS: u32 = 64;
 
-/// True if a shape of the query holds a point or one within `slack` of it. By angles and distances only: nothing here is
-/// shared with the code under test.
+/// True if a shape of the query holds a point or one within `slack` of it. By angles and distances
+/// only: nothing here is shared with the code under test.
 fn holds(query: &AreaQuery, grid: &Grid, at: Point, slack: f64) -> bool {
     let in_world = |centre: Point| grid.cell_at(centre).is_some();
     let away = |centre: Point| (at.x - centre.x).hypot(at.z - centre.z);
@@ -178,8 +180,8 @@ fn exact_coverage_of_every_recorded_query_equals_a_search_of_every_cell() {
                 assert_eq!(row["error"], Value::Bool(true), "{row} is refused by sampling too");
                 continue;
             };
-            // A disc or rectangle that ends on a side of a cell touches it. Whether the oblique edge of a cone meets a
-            // corner is up to rounding.
+            // A disc or rectangle that ends on a side of a cell touches it. Whether the oblique
+            // edge of a cone meets a corner is up to rounding.
             let upright = AreaQuery { cone: None, ..query.clone() };
             let centres = [
                 query.rectangle.map(|b| b.centre),
@@ -210,7 +212,8 @@ fn exact_coverage_of_every_recorded_query_equals_a_search_of_every_cell() {
                 assert!(perhaps || found.is_none(), "{cell:?} too much: {} {row}", entry["grid"]["name"]);
                 covered += u32::from(found.is_some());
                 open += u32::from(surely != perhaps);
-                // Spots name their distances. Otherwise it is 0 at the centre and grows with the way to the cell.
+                // Spots name their distances. Otherwise it is 0 at the centre and grows with the
+                // way to the cell.
                 if let ([centre], true, Some(found)) = (&centres[..], query.spots.is_empty(), found) {
                     let way = lattice().map(|at| (at.x - centre.x).hypot(at.z - centre.z));
                     let (nearest, step) = (way.fold(f64::MAX, f64::min), 1.0 / f64::from(STEPS));
@@ -224,6 +227,7 @@ fn exact_coverage_of_every_recorded_query_equals_a_search_of_every_cell() {
         }
     }
     assert_eq!(queries, 54);
-    // Cells that the lattice is too coarse to decide: a shape touches or misses them by less than a step.
+    // Cells that the lattice is too coarse to decide: a shape touches or misses them by less than a
+    // step.
     assert!(covered > 450 && open * 20 < covered, "{open} of {covered} undecided");
 }

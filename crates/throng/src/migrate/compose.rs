@@ -1,5 +1,5 @@
-//! The command line of a program within a compose file or a manifest, without a reader of all of YAML: what stands behind
-//! `command:` or `args:`, in the four forms in which people write it.
+//! The command line of a program within a compose file or a manifest, without a reader of all of
+//! YAML: what stands behind `command:` or `args:`, in the four forms in which people write it.
 
 /// A command line, and where it stands.
 #[derive(Debug, PartialEq, Eq)]

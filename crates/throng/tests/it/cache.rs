@@ -100,8 +100,8 @@ fn the_ready_text_tells_what_to_paste_and_its_proof_works() {
     assert_eq!(got.1, format!("{{\"RawHash\":\"{}\",\"RawSize\":4}}", HASH.to_lowercase()).into_bytes());
 }
 
-/// Uploads blobs until the connection ends. The server computes the hash and names it: what it names is acknowledged, and
-/// counted for the thread that kills the server.
+/// Uploads blobs until the connection ends. The server computes the hash and names it: what it
+/// names is acknowledged, and counted for the thread that kills the server.
 fn upload(stream: &mut TcpStream, round: u8, counter: &mpsc::Sender<()>) -> Vec<(String, Vec<u8>)> {
     let mut done = Vec::new();
     for number in 0_u32.. {
@@ -119,7 +119,8 @@ fn upload(stream: &mut TcpStream, round: u8, counter: &mpsc::Sender<()>) -> Vec<
     done
 }
 
-/// Uploads in the background, and returns after `wanted` acknowledgements, while the next upload is under way.
+/// Uploads in the background, and returns after `wanted` acknowledgements, while the next upload is
+/// under way.
 fn upload_some(mut stream: TcpStream, round: usize, wanted: usize) -> JoinHandle<Vec<(String, Vec<u8>)>> {
     let (counter, acknowledged) = mpsc::channel();
     let writer = std::thread::spawn(move || upload(&mut stream, round as u8, &counter));

@@ -1,7 +1,8 @@
-//! Rules about the repository itself: who may depend on whom, licences, words that do not belong here, links and names
-//! in the documents that must lead somewhere. Each failure says what to do.
+//! Rules about the repository itself: who may depend on whom, licences, words that do not belong
+//! here, links and names in the documents that must lead somewhere. Each failure says what to do.
 //!
-//! Rules about one crate's code are lints: `clippy.toml` in the cores, `[workspace.lints]` in the root manifest.
+//! Rules about one crate's code are lints: `clippy.toml` in the cores, `[workspace.lints]` in the
+//! root manifest.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -10,8 +11,8 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-/// The dependency table. One row per crate: the crates of this workspace that it may use, in its code and, besides, in
-/// its tests. The reasons are in ARCHITECTURE.md, "Crate dependencies".
+/// The dependency table. One row per crate: the crates of this workspace that it may use, in its
+/// code and, besides, in its tests. The reasons are in ARCHITECTURE.md, "Crate dependencies".
 const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     // Cores: no sockets, no clock, no threads, no async, no unsafe.
     ("throng-stdx", &[], &[]),
@@ -133,24 +134,27 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ),
 ];
 
-/// The outside crates that a core may name. Short on purpose: each is small, does no I/O, and has a reason.
+/// The outside crates that a core may name. Short on purpose: each is small, does no I/O, and has a
+/// reason.
 const CORE_TABLE: &[(&str, &[&str])] = &[
     ("throng-stdx", &[]),
     // Shared bytes; generated messages; Snappy; error types.
     ("throng-wire", &["prost", "prost-types", "snap", "thiserror"]),
     ("throng-spatial", &["thiserror"]),
-    // Hashes are BLAKE3; compressed buffers hold LZ4 blocks and a checksum; binary values are base64 in JSON.
+    // Hashes are BLAKE3; compressed buffers hold LZ4 blocks and a checksum; binary values are
+    // base64 in JSON.
     ("throng-ddc", &["base64", "blake3", "crc32fast", "lz4_flex", "regex", "thiserror"]),
-    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher (hashbrown);
-    // encryption that is not our own (chacha20poly1305).
+    // Packets are shared by everybody they are broadcast to (bytes); addresses need a keyed hasher
+    // (hashbrown); encryption that is not our own (chacha20poly1305).
     ("throng-enet", &["bytes", "chacha20poly1305", "hashbrown", "thiserror"]),
     // A derive macro reads and writes Rust.
     ("throng-replication-derive", &["proc-macro2", "quote", "syn"]),
     // Small per-connection tables (hashbrown).
     ("throng-replication", &["glam", "hashbrown", "thiserror"]),
-    // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher (hashbrown); snapshots are
-    // postcard (serde); free-form values are JSON; small lists of members (smallvec); what is wrong in a rule set is named
-    // by its path (serde_path_to_error); Glicko-2 (skillratings).
+    // Ids are BLAKE3 of a counter; tables of names that callers choose need a keyed hasher
+    // (hashbrown); snapshots are postcard (serde); free-form values are JSON; small lists of
+    // members (smallvec); what is wrong in a rule set is named by its path (serde_path_to_error);
+    // Glicko-2 (skillratings).
     (
         "throng-matcher",
         &[
@@ -167,8 +171,9 @@ const CORE_TABLE: &[(&str, &[&str])] = &[
     ),
     // Records of the directory are JSON.
     ("throng-cluster", &["serde", "serde_json"]),
-    // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines and channel settings
-    // are JSON (serde); tables keyed by what peers choose need a keyed hasher (hashbrown).
+    // Schemas are compiled from .proto text (protox) and described by prost-reflect; state machines
+    // and channel settings are JSON (serde); tables keyed by what peers choose need a keyed hasher
+    // (hashbrown).
     (
         "throng-gateway",
         &[
@@ -214,8 +219,8 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("throng", "one setting of the allocator has no safe interface"),
 ];
 
-/// Crates of which `cargo test -p CRATE` compiles nothing after `cargo test --workspace`: what they are built with has the
-/// features of the whole workspace.
+/// Crates of which `cargo test -p CRATE` compiles nothing after `cargo test --workspace`: what they
+/// are built with has the features of the whole workspace.
 const BUILT_ALONE: &[&str] = &[
     "throng-conformance",
     "throng-ddc",
@@ -227,7 +232,8 @@ const BUILT_ALONE: &[&str] = &[
     "throng-stdx",
 ];
 
-/// Import cycles inside a crate: the crate, and the files of one cycle. The list only ever gets shorter.
+/// Import cycles inside a crate: the crate, and the files of one cycle. The list only ever gets
+/// shorter.
 const CYCLES: &[(&str, &str)] = &[
     ("client", "event options"),
     ("ddc-server", "answer body coming figures http1 origin refresh serve service upload upstream"),
@@ -247,7 +253,8 @@ const CYCLES: &[(&str, &str)] = &[
     ("throng", "all bench bench_ddc matcher replication replication_report"),
 ];
 
-/// Words that do not belong in the repository, and what to write instead. Spelled in two parts so that this file passes.
+/// Words that do not belong in the repository, and what to write instead. Spelled in two parts so
+/// that this file passes.
 const BANNED: &[(&str, &str, &str)] = &[
     ("/wor", "k/", "a path of one machine; use a path inside the repository"),
     ("/roo", "t/", "a path of one machine; use a path inside the repository"),
@@ -343,7 +350,8 @@ fn crates_built_alone_have_the_features_of_the_workspace() {
     expect_none(&wrong);
 }
 
-/// Packages that the tests of these packages are linked with, and the parser of their macros, each with its features.
+/// Packages that the tests of these packages are linked with, and the parser of their macros, each
+/// with its features.
 fn feature_lists(packages: &[&str]) -> BTreeSet<String> {
     let tree = |edges: &str| -> Vec<String> {
         let output = Command::new(env!("CARGO"))
@@ -356,7 +364,8 @@ fn feature_lists(packages: &[&str]) -> BTreeSet<String> {
         let text = String::from_utf8(output.stdout).expect("cargo prints text");
         text.lines().map(|line| line.trim_end_matches("(*)").trim_end().to_owned()).collect()
     };
-    // Of what macros are built with, the tree of a workspace may show what programs are built with instead.
+    // Of what macros are built with, the tree of a workspace may show what programs are built with
+    // instead.
     let mut lists: BTreeSet<String> = tree("normal,build,dev,no-proc-macro").into_iter().collect();
     lists.extend(tree("normal,build,dev").into_iter().filter(|line| line.starts_with("syn ")));
     lists
@@ -385,8 +394,8 @@ fn no_crate_gains_an_import_cycle() {
     expect_none(&wrong);
 }
 
-/// The files of a crate as modules, and what each imports by `use crate::`. The root, which only passes on, and modules below
-/// the importing one do not count; neither do the tests within a file.
+/// The files of a crate as modules, and what each imports by `use crate::`. The root, which only
+/// passes on, and modules below the importing one do not count; neither do the tests within a file.
 fn imports(source: &Path, all: &[(PathBuf, String)]) -> BTreeMap<String, BTreeSet<String>> {
     let texts: BTreeMap<String, &str> = all
         .iter()
@@ -820,7 +829,8 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
     prose(text).flat_map(|line| line.split("](").skip(1)).filter_map(|rest| rest.split(')').next())
 }
 
-/// Anchors of a document's headings, as code hosts make them: lower case, spaces to hyphens, punctuation dropped.
+/// Anchors of a document's headings, as code hosts make them: lower case, spaces to hyphens,
+/// punctuation dropped.
 fn headings(text: &str) -> BTreeSet<String> {
     let titles = prose(text).filter(|line| line.starts_with('#'));
     titles

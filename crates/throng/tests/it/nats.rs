@@ -1,5 +1,5 @@
-//! Two matcher processes on a real bus: one serves the area, the other waits, and no answer contradicts an acknowledged one,
-//! whatever happens to them.
+//! Two matcher processes on a real bus: one serves the area, the other waits, and no answer
+//! contradicts an acknowledged one, whatever happens to them.
 #![cfg(feature = "nats")]
 
 use crate::bus;
@@ -105,12 +105,14 @@ fn one_serves_and_the_other_waits_in_whatever_order_they_come() {
             first.kill();
             let mut first = start(names[0]);
             history.play(&caller, &mut rng, 400).await;
-            // It stands still for longer than its lease lasts, and goes on when it wakes: nobody else took the area.
+            // It stands still for longer than its lease lasts, and goes on when it wakes: nobody
+            // else took the area.
             signal(&first, "-STOP");
             tokio::time::sleep(std::time::Duration::from_secs(13)).await;
             signal(&first, "-CONT");
             history.play(&caller, &mut rng, 400).await;
-            // Lost for good: the other one serves once an operator gives its state up, and then with an empty one.
+            // Lost for good: the other one serves once an operator gives its state up, and then
+            // with an empty one.
             first.kill();
             take_over(&bus).expect("its holder is lost");
             let gone = caller.room(&history.rooms[0]).await;

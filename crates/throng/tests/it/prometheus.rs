@@ -1,4 +1,5 @@
-//! A real Prometheus scrapes a gateway that players use: every expression of every dashboard returns data.
+//! A real Prometheus scrapes a gateway that players use: every expression of every dashboard
+//! returns data.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

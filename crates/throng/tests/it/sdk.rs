@@ -1,5 +1,6 @@
-//! The clients for other languages against the real program: TypeScript's own tests, and a chat room in which the
-//! samples of all languages meet. What is not installed here is left out, and the test says so.
+//! The clients for other languages against the real program: TypeScript's own tests, and a chat
+//! room in which the samples of all languages meet. What is not installed here is left out, and the
+//! test says so.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};

@@ -45,8 +45,8 @@ pub fn bytes_field_len(number: u32, len: usize) -> usize {
 
 /// Appends a message that `write` produces in place.
 ///
-/// Two bytes are kept for the length; a body of another size class is moved by a byte or two, which is cheaper than
-/// counting first.
+/// Two bytes are kept for the length; a body of another size class is moved by a byte or two, which
+/// is cheaper than counting first.
 #[inline]
 pub fn write_nested<R>(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     write_varint(out, u64::from(number) << 3 | LEN);
@@ -76,7 +76,8 @@ pub fn write_nested<R>(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut V
     result
 }
 
-/// A body under construction, for callers that build requests: chained field writers over one buffer.
+/// A body under construction, for callers that build requests: chained field writers over one
+/// buffer.
 ///
 /// ```
 /// use throng_wire::matcher::{Reader, Writer};
@@ -141,7 +142,8 @@ impl Writer {
 
 /// A body that was checked to consist of fields; reads single ones by number.
 ///
-/// Each read walks the body: right for the small bodies of this protocol and for callers that look at one or two fields.
+/// Each read walks the body: right for the small bodies of this protocol and for callers that look
+/// at one or two fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a>(&'a [u8]);
 

@@ -464,7 +464,8 @@ macro_rules! events {
         impl Event {
             $(#[doc = concat!("`", $name, "`")] pub const $constant: u32 = $number;)*
         }
-        /// Every kind of notification, by number. An entry holds the roles it is for in field 1 and one of these.
+        /// Every kind of notification, by number. An entry holds the roles it is for in field 1 and
+        /// one of these.
         pub static EVENTS: &[Event] = &[$(Event { number: $number, name: $name, message: &$message },)*];
     };
 }

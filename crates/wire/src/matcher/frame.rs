@@ -9,7 +9,8 @@ pub const PROTOCOL_VERSION: u64 = 1;
 
 /// Bits of [`Header::flags`].
 pub mod flags {
-    /// The body is compressed with zstd. Reserved: no peer announces it yet, and a frame with it is refused.
+    /// The body is compressed with zstd. Reserved: no peer announces it yet, and a frame with it is
+    /// refused.
     pub const COMPRESSED: u8 = 1;
     /// A request whose response is not wanted.
     pub const NO_RESPONSE: u8 = 2;
@@ -68,7 +69,8 @@ pub struct Header {
     pub code: u16,
     /// Request and response: chosen by the caller. Notify: sequence number of the last entry.
     pub id: u64,
-    /// Request: milliseconds until its deadline, 0 means 3,000. Response: microseconds of processing.
+    /// Request: milliseconds until its deadline, 0 means 3,000. Response: microseconds of
+    /// processing.
     pub extra: u32,
 }
 

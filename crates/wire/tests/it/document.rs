@@ -14,7 +14,8 @@ fn page() -> String {
     fs::read_to_string(path).expect("the page")
 }
 
-/// The bytes in front of the remark of a line: pairs of hex digits separated by single blanks, indented.
+/// The bytes in front of the remark of a line: pairs of hex digits separated by single blanks,
+/// indented.
 fn bytes(line: &str) -> Vec<u8> {
     line.trim_start()
         .split(' ')

@@ -101,7 +101,8 @@ proptest! {
         prop_assert_eq!(channeldpb::Packet::decode(bytes.as_slice()), Ok(packet));
     }
 
-    /// The reader decodes the bytes of the generated types, with fields of the future anywhere in between.
+    /// The reader decodes the bytes of the generated types, with fields of the future anywhere in
+    /// between.
     #[test]
     fn packets_are_read_whatever_surrounds_the_fields(
         messages in vec((message(), vec(field(6..30), 0..3), any::<bool>()), 0..6),
@@ -124,8 +125,9 @@ proptest! {
         prop_assert_eq!(read, written);
     }
 
-    /// A valid packet with bytes changed, removed and doubled: no panic, and whatever the generated types make of it
-    /// the reader makes of it too. (It also takes a known number with another wire type, as the reference does.)
+    /// A valid packet with bytes changed, removed and doubled: no panic, and whatever the generated
+    /// types make of it the reader makes of it too. (It also takes a known number with another wire
+    /// type, as the reference does.)
     #[test]
     fn damaged_packets_are_judged_alike(
         messages in vec(message(), 1..5),

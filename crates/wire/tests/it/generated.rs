@@ -7,8 +7,9 @@ use std::{fs, path::Path};
 /// Files under `src/generated`, one per protobuf package.
 const GENERATED: [&str; 3] = ["channeldpb.rs", "replaypb.rs", "unrealpb.rs"];
 
-/// Building the crate must not need the generator, so its output is checked in; this test keeps it honest.
-/// `THRONG_UPDATE=1 cargo test -p throng-wire --test it generated::` rewrites it after a change to a proto file.
+/// Building the crate must not need the generator, so its output is checked in; this test keeps it
+/// honest. `THRONG_UPDATE=1 cargo test -p throng-wire --test it generated::` rewrites it after a
+/// change to a proto file.
 #[test]
 fn generated_code_is_current() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -73,7 +73,8 @@ fn check(path: &Path, bytes: &[u8], expected: &Expected) {
     assert_eq!(decode(&written), decode(bytes), "{path}");
 }
 
-/// A session of the kind the chat demo records, made up: log-in, subscription, one line every 250 ms.
+/// A session of the kind the chat demo records, made up: log-in, subscription, one line every 250
+/// ms.
 fn own_recording() -> Vec<u8> {
     let mut writer = CprWriter::new(1 << 16);
     let mut record = |offset_ms, write: &dyn Fn(&mut Vec<u8>)| {
@@ -136,8 +137,8 @@ fn our_own_recording_has_its_figures() {
     check(&path, &bytes, &expected);
 }
 
-/// The two recorded sessions that belong to the specification are not ours to copy; they are looked for beside the
-/// workspace.
+/// The two recorded sessions that belong to the specification are not ours to copy; they are looked
+/// for beside the workspace.
 #[test]
 #[allow(clippy::print_stderr, reason = "a check that did not take place has to show")]
 fn the_recorded_sessions_have_their_figures() {

@@ -146,9 +146,9 @@ fn an_ambiguous_compressed_frame_is_told_apart_by_what_it_decompresses_to() {
 
 #[test]
 fn a_front_that_is_not_strictly_a_packet_is_not_legacy() {
-    // Valid packets to anyone, but not beyond doubt: an unknown field in the packet, one in the message, a known
-    // one with another wire type, an unfinished entry, a broken one. The rest of the current frame is arranged so
-    // that the whole is a packet.
+    // Valid packets to anyone, but not beyond doubt: an unknown field in the packet, one in the
+    // message, a known one with another wire type, an unfinished entry, a broken one. The rest of
+    // the current frame is arranged so that the whole is a packet.
     let fronts: [&[u8]; 5] = [
         &[0x0A, 0x02, 0x20, 0x15, 0x10, 0x01],
         &[0x0A, 0x02, 0x30, 0x15],
@@ -160,7 +160,8 @@ fn a_front_that_is_not_strictly_a_packet_is_not_legacy() {
         let size = 0x4E00 + front.len();
         let mut packet = front.to_vec();
         if front[1] == 0xF0 {
-            // 19952 bytes of entry: type 1 (continued from the front), then a body, then a filler entry.
+            // 19952 bytes of entry: type 1 (continued from the front), then a body, then a filler
+            // entry.
             packet.push(1);
             packet.extend_from_slice(&[0x2A, 0xEA, 0x9B, 0x01]);
             packet.resize(4 + 19_952, 7);
@@ -172,8 +173,9 @@ fn a_front_that_is_not_strictly_a_packet_is_not_legacy() {
     }
 }
 
-/// The price of rule 2: a current peer that opens with a frame of ambiguous size whose front happens to be a packet
-/// is taken for a legacy one. Every peer opens with AUTH, which is far too short for that.
+/// The price of rule 2: a current peer that opens with a frame of ambiguous size whose front
+/// happens to be a packet is taken for a legacy one. Every peer opens with AUTH, which is far too
+/// short for that.
 #[test]
 fn a_front_that_is_a_packet_counts_as_legacy() {
     let front = packet_of(12);
@@ -371,7 +373,8 @@ proptest! {
         writes_legacy: bool,
         cuts in vec(any::<Index>(), 0..20),
     ) {
-        // A legacy peer's own frame of ambiguous size cannot be told from a short one once it is known as legacy.
+        // A legacy peer's own frame of ambiguous size cannot be told from a short one once it is
+        // known as legacy.
         prop_assume!(!writes_legacy || frames.iter().all(|frame| {
             let size = if frame.compressed { snappy(&frame.packet).len() } else { frame.packet.len() };
             !is_ambiguous_for_legacy(size)
@@ -424,7 +427,8 @@ proptest! {
         prop_assert!(packets == expected);
     }
 
-    /// Any bytes behind any number of valid frames end in packets or an error, the same however they are cut.
+    /// Any bytes behind any number of valid frames end in packets or an error, the same however
+    /// they are cut.
     #[test]
     fn any_bytes_are_handled(
         frames in vec(written(), 0..3),

@@ -1,5 +1,5 @@
-//! The observed frames of the reference gateway mean what they are said to mean, in both directions.
-//! Spec: gateway Appendix D.
+//! The observed frames of the reference gateway mean what they are said to mean, in both
+//! directions. Spec: gateway Appendix D.
 
 #![allow(clippy::disallowed_methods, reason = "the core has no files; its tests read fixtures")]
 
@@ -170,7 +170,8 @@ fn every_body_has_the_fields_described() {
             let json = to_json(&decoded);
             assert!(same(&json, expected), "{name}\n{json:#}\n{expected:#}");
 
-            // Through text, too: the order of map entries within an Any is free, so compare text again.
+            // Through text, too: the order of map entries within an Any is free, so compare text
+            // again.
             let from_json = DynamicMessage::deserialize(descriptor, expected).expect("the JSON is a body");
             assert!(same(&to_json(&from_json), expected), "{name}");
             bodies += 1;

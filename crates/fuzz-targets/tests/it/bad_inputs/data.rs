@@ -23,7 +23,8 @@ const SCHEMA: &str = r#"
 
 /// Name; the type; the update; `bytes of state` after it was merged into empty data, or the error.
 ///
-/// A type that no schema describes is kept as it comes, up to 64 bytes; described data may have 256.
+/// A type that no schema describes is kept as it comes, up to 64 bytes; described data may have
+/// 256.
 pub(crate) const ROWS: &[(&str, &str, &str, &str)] = &[
     ("nothing", "t.World", "", "0"),
     ("a name", "t.World", "0a0161", "3"),

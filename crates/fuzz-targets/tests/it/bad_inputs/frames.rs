@@ -6,7 +6,8 @@ use throng_wire::frame::{Form, FrameReader};
 
 use super::{check, hex};
 
-/// Name; bytes; packets delivered, then the reason of the closure (`-` while open), then the form if decided.
+/// Name; bytes; packets delivered, then the reason of the closure (`-` while open), then the form
+/// if decided.
 ///
 /// `0a022015` is the smallest packet with a message: RECOVERY_END.
 pub(crate) const ROWS: &[(&str, &str, &str)] = &[

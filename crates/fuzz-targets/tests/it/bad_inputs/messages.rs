@@ -1,7 +1,8 @@
 //! Well-framed messages that a gateway must refuse, over two shards. Spec: gateway §3.5, §4 to §7.
 //!
-//! The scene: server 1 owns GLOBAL and channel 1 (SUBWORLD, chat data); channel 2 has lost its owner; client 3 subscribes to
-//! channel 1 for reading; client 4 has not authenticated; server 5 owns nothing. Each row begins with a fresh scene.
+//! The scene: server 1 owns GLOBAL and channel 1 (SUBWORLD, chat data); channel 2 has lost its
+//! owner; client 3 subscribes to channel 1 for reading; client 4 has not authenticated; server 5
+//! owns nothing. Each row begins with a fresh scene.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -28,7 +29,8 @@ pub(crate) enum Who {
 }
 use Who::{Client, Master, Server, Stranger};
 
-/// Name, sender, channel, type, broadcast, body, and what is counted: `refused` or `closed` with the reason, or `nothing`.
+/// Name, sender, channel, type, broadcast, body, and what is counted: `refused` or `closed` with
+/// the reason, or `nothing`.
 pub(crate) type Row = (&'static str, Who, u32, u32, u32, Vec<u8>, &'static str);
 
 const GARBAGE: &str = "ffffff";

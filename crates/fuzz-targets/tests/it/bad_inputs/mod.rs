@@ -1,7 +1,9 @@
-//! The table of bad inputs: what a careless or hostile peer, file or operator may give us, row by row, with the answer
-//! that is expected. Each module has the rows of one door and a test that tries them all and reports every difference.
+//! The table of bad inputs: what a careless or hostile peer, file or operator may give us, row by
+//! row, with the answer that is expected. Each module has the rows of one door and a test that
+//! tries them all and reports every difference.
 //!
-//! To add a row: write the input, and the answer that the protocol or the documentation asks for; then run.
+//! To add a row: write the input, and the answer that the protocol or the documentation asks for;
+//! then run.
 
 mod cpr;
 mod data;

@@ -7,8 +7,8 @@ use throng_net::ws::{Decoder, Event, RequestReader, Role};
 
 use super::{check, hex};
 
-/// Name; the request with `|` for line ends; the answer. The policy allows the origin `https://game.example` and the path
-/// `/play`.
+/// Name; the request with `|` for line ends; the answer. The policy allows the origin
+/// `https://game.example` and the path `/play`.
 pub(crate) const HANDSHAKES: &[(&str, &str, &str)] = &[
     (
         "a program",

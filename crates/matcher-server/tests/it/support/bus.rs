@@ -1,4 +1,5 @@
-//! A real bus, and somebody who asks the matchers on it. Compiled into the tests of more than one crate.
+//! A real bus, and somebody who asks the matchers on it. Compiled into the tests of more than one
+//! crate.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::process::{Child, Command, Stdio};

@@ -29,8 +29,9 @@ fn caught<O>(run: Run<O>, seed: u64) -> Result<O, Violation> {
     })
 }
 
-/// Plays a thousand seeds, or what `THRONG_SEEDS` says, and adds their outcomes up. `THRONG_SEED` plays one and prints
-/// its outcome. Returns the sum if at least a thousand were played. `test` is the name of the test file.
+/// Plays a thousand seeds, or what `THRONG_SEEDS` says, and adds their outcomes up. `THRONG_SEED`
+/// plays one and prints its outcome. Returns the sum if at least a thousand were played. `test` is
+/// the name of the test file.
 ///
 /// # Panics
 /// When a seed fails.

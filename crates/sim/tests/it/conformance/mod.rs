@@ -1,5 +1,6 @@
-//! The observed conversations of the reference gateway play equivalent here: order, recipients, stub ids
-//! and decoded bodies, except where the specification asks for something else (`DEVIATIONS`).
+//! The observed conversations of the reference gateway play equivalent here: order, recipients,
+//! stub ids and decoded bodies, except where the specification asks for something else
+//! (`DEVIATIONS`).
 
 mod virtual_stage;
 
