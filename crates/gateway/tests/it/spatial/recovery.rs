@@ -88,7 +88,7 @@ fn another_server_takes_the_slot_of_one_that_never_returns() {
     let back = returns(&mut world, "a");
     assert_eq!(entity(&world, E + 1).1, Some(world.conn(c)));
     move_to(&mut world, back, E + 1, 6.0);
-    assert_eq!(world.refused(Refusal::WriteAccess), 1);
+    assert_eq!(world.refused(Refusal::FormerOwner), 1);
 }
 
 /// Logs a client in, or resumes as the one that had the token; its new token, and what it was subscribed to.
