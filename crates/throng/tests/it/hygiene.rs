@@ -236,9 +236,12 @@ const BUILT_ALONE: &[&str] = &[
 /// shorter.
 const CYCLES: &[(&str, &str)] = &[
     ("client", "event options"),
-    ("ddc-server", "answer body coming figures http1 origin refresh serve service upload upstream"),
-    ("ddc-store", "commit events plan quota store"),
-    ("gateway", "ban channel config connection fanout inspect registry shard switchboard view world"),
+    ("ddc-server", "answer body http1 origin refresh serve service stats streaming upload upstream"),
+    ("ddc-store", "commit events index log plan quota run store"),
+    (
+        "gateway",
+        "auth ban channel config connection fanout heal inspect registry requests shard switchboard view world",
+    ),
     (
         "matcher",
         "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",
