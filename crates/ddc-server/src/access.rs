@@ -112,7 +112,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Whether a request with these headers is admitted at all.
+    /// Reports whether a request with these headers is admitted at all.
     ///
     /// Without credentials, every page in a browser on this machine could use the cache: directly,
     /// or by pointing a name of its own at this machine (DNS rebinding). No page can do that with

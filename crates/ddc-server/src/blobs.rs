@@ -20,11 +20,13 @@ use crate::service::{ApiRequest, Service, check_hash, hash_value};
 use crate::streaming::{Found, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
-/// Blobs that were read and found sound; when there are more, all that is forgotten and gained again.
+/// Blobs that were read and found sound; when there are more, all that is forgotten and gained
+/// again.
 const VERIFIED_MAX: usize = 1 << 18;
 /// Blobs up to this size are read; larger ones are sent from their files.
 const READ_BYTES_MAX: u64 = 16 << 10;
-/// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end held back.
+/// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end
+/// held back.
 const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 impl Service {
@@ -214,7 +216,8 @@ impl Service {
         Ok(response)
     }
 
-    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is checked on its way.
+    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is
+    /// checked on its way.
     async fn part_body(
         self: &Arc<Service>,
         namespace: &Namespace,
@@ -239,8 +242,8 @@ impl Service {
         Ok(body)
     }
 
-    /// Adds a whole blob to a body. Small ones are checked at every read; others are hashed before they are sent when their
-    /// last check is too old, very large ones before their last piece is.
+    /// Adds a whole blob to a body. Small ones are checked at every read; others are hashed before
+    /// they are sent when their last check is too old, very large ones before their last piece is.
     pub(crate) async fn push_whole(
         self: &Arc<Service>,
         body: &mut Body,
@@ -291,7 +294,8 @@ impl Service {
         Ok(())
     }
 
-    /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if not.
+    /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if
+    /// not.
     async fn hash_now(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) -> Result<bool, Problem> {
         let (read, wanted) = (blob.clone(), *hash);
         let sound = tokio::task::spawn_blocking(move || match read.hash() {
@@ -309,7 +313,8 @@ impl Service {
         Ok(sound)
     }
 
-    /// Bytes of a stored blob in memory, checked. A damaged one is discarded and brought again, if it can be.
+    /// Bytes of a stored blob in memory, checked. A damaged one is discarded and brought again, if
+    /// it can be.
     pub(crate) async fn checked_bytes(
         &self,
         namespace: &Namespace,
@@ -390,7 +395,8 @@ impl Service {
     ) -> Result<Received, Problem> {
         let is_large = request.upload.declared().is_some_and(|len| len > SMALL_BYTES_MAX as u64);
         match wanted.filter(|_| is_large) {
-            // The usual repeated upload. It is verified like any other, but need not be written again.
+            // The usual repeated upload. It is verified like any other, but need not be written
+            // again.
             Some(wanted) if self.store.blob(namespace, &wanted)?.is_some() => request.upload.hash().await,
             _ => request.upload.receive(&self.store, None, None).await,
         }
@@ -432,8 +438,8 @@ impl Service {
         Ok(raw)
     }
 
-    /// Notes, here and in the object storage, that a blob holds a form of `id`: its weight, the blob, and whether it was
-    /// verified.
+    /// Notes, here and in the object storage, that a blob holds a form of `id`: its weight, the
+    /// blob, and whether it was verified.
     pub(crate) async fn put_form(
         &self,
         namespace: &Namespace,
@@ -448,7 +454,8 @@ impl Service {
         Ok(())
     }
 
-    /// Notes here what the object storage knows of a content id, once its blob is here: it need not be asked again.
+    /// Notes here what the object storage knows of a content id, once its blob is here: it need not
+    /// be asked again.
     async fn note_form(
         &self,
         namespace: &Namespace,
@@ -497,7 +504,8 @@ impl Service {
         let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
         match received {
             Received::Small(bytes, _) => {
-                // A piece of the connection's read buffer would keep all of it alive while it waits.
+                // A piece of the connection's read buffer would keep all of it alive while it
+                // waits.
                 self.store.put_blob(namespace, hash, bytes, now, done);
             }
             Received::Known(..) => {
@@ -543,7 +551,7 @@ fn head_answer(hash: &IoHash, len: u64, media: Media) -> Response<Body> {
     response
 }
 
-/// Whether a list of entity tags has this one.
+/// Reports whether a list of entity tags has this one.
 fn matches_tag(header: Option<&str>, tag: &str) -> bool {
     header.is_some_and(|header| {
         header.split(',').map(str::trim).any(|each| each == "*" || each.trim_start_matches("W/") == tag)

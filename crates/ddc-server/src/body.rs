@@ -14,8 +14,8 @@ use throng_ddc_store::{Blob, is_damage};
 use crate::service::Service;
 use crate::streaming::StreamedBlob;
 
-/// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls out of the second-level
-/// cache before it is sent.
+/// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
+/// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
 
 /// The body of an answer: bytes in memory and parts of blobs, one after the other.
@@ -115,12 +115,13 @@ impl Body {
         self.parts.push_back(Part::Streamed { streamed, at: 0, end });
     }
 
-    /// Whether what comes next may not be here yet.
+    /// Reports whether what comes next may not be here yet.
     pub(crate) fn must_wait(&self) -> bool {
         matches!(self.parts.front(), Some(Part::Streamed { .. }))
     }
 
-    /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there is anything more.
+    /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there
+    /// is anything more.
     pub(crate) fn poll_ready(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
         let Some(Part::Streamed { streamed, at, end }) = self.parts.front_mut() else {
             return Poll::Ready(Ok(()));

@@ -1,4 +1,5 @@
-//! Blobs that a namespace does not hold itself: from another namespace, or at an address in the object storage.
+//! Blobs that a namespace does not hold itself: from another namespace, or at an address in the
+//! object storage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,8 @@ const REDIRECT_VALID: Duration = Duration::from_secs(15 * 60);
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl Service {
-    /// Copies a blob, or a form of a content id, from where the namespace may take it. The blob that it is.
+    /// Copies a blob, or a form of a content id, from where the namespace may take it. The blob
+    /// that it is.
     ///
     /// What the caller may not read there is not there.
     pub(crate) async fn take_over(
@@ -41,7 +43,8 @@ impl Service {
         self.carry(&from, namespace, id, is_content).await
     }
 
-    /// Copies what was uploaded to where others take it from, if the namespace does that and the caller may write there.
+    /// Copies what was uploaded to where others take it from, if the namespace does that and the
+    /// caller may write there.
     pub(crate) async fn fill_fallback(
         self: &Arc<Service>,
         request: &ApiRequest<'_>,
@@ -59,7 +62,8 @@ impl Service {
         Ok(())
     }
 
-    /// Copies a blob, or a form of a content id, from one namespace to another. The blob that it is, if there is one.
+    /// Copies a blob, or a form of a content id, from one namespace to another. The blob that it
+    /// is, if there is one.
     async fn carry(
         self: &Arc<Service>,
         from: &Namespace,
@@ -107,7 +111,8 @@ impl Service {
         Ok(Received::Large(writer))
     }
 
-    /// Where the object storage has a blob, if the client asks to be sent there and the namespace permits it.
+    /// Where the object storage has a blob, if the client asks to be sent there and the namespace
+    /// permits it.
     pub(crate) async fn redirect(
         &self,
         request: &ApiRequest<'_>,

@@ -1,11 +1,12 @@
 //! HTTP/1.1, as lean as a cache wants it.
 //!
-//! hyper reads and writes HTTP/2 here, but not this: it cannot hand a file to the kernel (`sendfile`), which halves the
-//! cost of a download, and it cuts uploads into pieces as they happen to arrive, while hashing and writing want large
-//! ones. All HTTP/1.1 goes through this one parser, with TLS or without; framing that two parsers could read differently is
-//! refused.
+//! hyper reads and writes HTTP/2 here, but not this: it cannot hand a file to the kernel
+//! (`sendfile`), which halves the cost of a download, and it cuts uploads into pieces as they
+//! happen to arrive, while hashing and writing want large ones. All HTTP/1.1 goes through this one
+//! parser, with TLS or without; framing that two parsers could read differently is refused.
 //!
-//! A connection has one watchdog: every wait ends when it does. An idle connection keeps a buffer of 4 KiB.
+//! A connection has one watchdog: every wait ends when it does. An idle connection keeps a buffer
+//! of 4 KiB.
 
 mod body;
 mod head;
@@ -40,7 +41,8 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 const LINGER: Duration = Duration::from_secs(2);
 /// Room for a head, when a connection waits for one.
 const HEAD_ROOM: usize = 4 << 10;
-/// Bytes of an unread body that are skipped to keep a connection; beyond, a new connection costs less.
+/// Bytes of an unread body that are skipped to keep a connection; beyond, a new connection costs
+/// less.
 const SKIP_BYTES_MAX: u64 = 256 << 10;
 
 /// A connection.
@@ -59,7 +61,8 @@ pub(crate) struct Connection<S> {
     watchdog: Watchdog,
 }
 
-/// Answers requests until the connection ends. Gives the stream and what was read of it if the client speaks HTTP/2.
+/// Answers requests until the connection ends. Gives the stream and what was read of it if the
+/// client speaks HTTP/2.
 pub(crate) async fn serve<S: Wire>(
     stream: S,
     service: &Arc<Service>,
@@ -170,7 +173,8 @@ impl<S: Wire> Connection<S> {
         };
         self.spare = BytesMut::new();
         let mut keep = head.keep_alive;
-        // A client that waits for permission to send a body, and gets an answer instead, may send it or not.
+        // A client that waits for permission to send a body, and gets an answer instead, may send
+        // it or not.
         let skip = self.left.at_most(SKIP_BYTES_MAX) && !self.left.is_awaited();
         keep &= self.left.is_done() || skip;
         self.watchdog.within(STALL_TIMEOUT);
@@ -192,7 +196,8 @@ impl<S: Wire> Connection<S> {
         Ok(())
     }
 
-    /// Ends the connection so that what was sent last arrives: closing with bytes unread would destroy it.
+    /// Ends the connection so that what was sent last arrives: closing with bytes unread would
+    /// destroy it.
     async fn linger(&mut self) {
         self.watchdog.within(LINGER);
         let Connection { stream, watchdog, .. } = self;

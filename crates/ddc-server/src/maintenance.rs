@@ -18,8 +18,9 @@ const EVICT_EVERY: Duration = Duration::from_secs(5);
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
 impl Service {
-    /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an object storage has are only
-    /// removed when there are too many: other nodes rely on what they are copies of.
+    /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an
+    /// object storage has are only removed when there are too many: other nodes rely on what they
+    /// are copies of.
     ///
     /// # Errors
     /// As the store says.
@@ -105,11 +106,13 @@ impl Service {
     pub(crate) fn note(&self, accesses: Accesses) {
         let accesses =
             accesses.into_iter().map(|((namespace, bucket, key), used)| (namespace, bucket, key, used));
-        // A use that is lost with the process makes a ref look older than it is, by as long as notes are apart.
+        // A use that is lost with the process makes a ref look older than it is, by as long as
+        // notes are apart.
         self.store.note_accesses(accesses, Box::new(|_| {}));
     }
 
-    /// Scrubs the store from time to time until `end` is gone. For a thread of its own: a scrub takes hours.
+    /// Scrubs the store from time to time until `end` is gone. For a thread of its own: a scrub
+    /// takes hours.
     pub(crate) fn run_scrubs(&self, maintenance: Maintenance, end: &Receiver<()>) {
         let Some(every) = maintenance.scrub_every else { return };
         loop {

@@ -1,8 +1,9 @@
 //! Oodle blocks, decoded by another program.
 //!
-//! Whoever uploads chooses the bytes, and a decoder of a format without a specification is the last thing to trust with
-//! them. It runs as a process of its own that has nothing but two pipes: what makes it fail, hang or fill its memory ends it,
-//! and the block is refused. A process decodes one block at a time and is used again; there is at most one for each core.
+//! Whoever uploads chooses the bytes, and a decoder of a format without a specification is the last
+//! thing to trust with them. It runs as a process of its own that has nothing but two pipes: what
+//! makes it fail, hang or fill its memory ends it, and the block is refused. A process decodes one
+//! block at a time and is used again; there is at most one for each core.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -21,8 +22,8 @@ const GREETING: [u8; 8] = *b"oodle 1\n";
 
 /// Decodes blocks of Oodle with a program.
 ///
-/// The program writes the eight bytes `oodle 1\n` to its standard output. Then it reads requests from its standard input until
-/// that ends, and answers each before it reads the next:
+/// The program writes the eight bytes `oodle 1\n` to its standard output. Then it reads requests
+/// from its standard input until that ends, and answers each before it reads the next:
 ///
 /// ```text
 /// request:  u32 n, u32 m (big-endian), then a block of n bytes, of which m bytes must come (at most 16 MiB)

@@ -6,7 +6,8 @@
 //! | object storage | there; the folder has copies | there only | the storage has it |
 //! | upstream | in the folder, or brought from the upstream | the same | it is in the folder |
 //!
-//! What comes from elsewhere is hashed before it is kept. Requests for the same absent blob wait for the first of them.
+//! What comes from elsewhere is hashed before it is kept. Requests for the same absent blob wait
+//! for the first of them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +31,8 @@ use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
 use crate::upstream::{Form, Lookup, Upstream};
 
-/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s for the first byte.
+/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
+/// for the first byte.
 const STALL: Duration = Duration::from_secs(8);
 /// A copy of this age is no proof any more that the object storage has the blob.
 const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
@@ -59,7 +61,7 @@ pub(crate) struct OriginCounters {
     pub(crate) failures: AtomicU64,
     /// Refs that were served although the upstream did not say whether they are as they were.
     pub(crate) stale: AtomicU64,
-    /// Whether the last look failed, so that a change is logged and nothing else.
+    /// True if the last look failed, so that a change is logged and nothing else.
     failing: AtomicBool,
 }
 
@@ -214,8 +216,8 @@ impl Service {
         }
     }
 
-    /// Puts an old copy back where it is shared, if it is there no more: a rule of the bucket may have removed it, and what
-    /// relies on it is about to be shared.
+    /// Puts an old copy back where it is shared, if it is there no more: a rule of the bucket may
+    /// have removed it, and what relies on it is about to be shared.
     async fn confirm(&self, namespace: &Namespace, hash: &IoHash) -> Result<(), Problem> {
         let (Some(tier), Some(copy)) = (self.tier(), self.store.blob(namespace, hash)?) else {
             return Ok(());
@@ -288,7 +290,8 @@ impl Service {
             .await
     }
 
-    /// Brings a blob here. Whether it is here now. `streamed` learns of its progress if it is large.
+    /// Brings a blob here. Whether it is here now. `streamed` learns of its progress if it is
+    /// large.
     pub(crate) async fn fetch_blob(
         &self,
         namespace: &Namespace,
@@ -456,7 +459,7 @@ impl Service {
         }
     }
 
-    /// Whether the upstream said lately that a ref is as it was.
+    /// Reports whether the upstream said lately that a ref is as it was.
     fn is_fresh(&self, name: &RefName) -> bool {
         let within = self.rules().upstream_fresh;
         let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
@@ -517,7 +520,7 @@ impl Service {
         }
     }
 
-    /// Whether there was one.
+    /// Reports whether there was one.
     pub(crate) async fn delete_reference(&self, name: &RefName) -> Result<bool, Problem> {
         let RefName { namespace, bucket, key } = name;
         match self.tier() {

@@ -1,8 +1,8 @@
 //! Keeps what is used in an object storage young.
 //!
-//! Nodes remove nothing from a bucket that they share: none of them knows what another is about to rely on. The bucket's own
-//! rule does, by age; so that age means time without use, what is used and old is written again. Whoever loses a race here
-//! writes something twice.
+//! Nodes remove nothing from a bucket that they share: none of them knows what another is about to
+//! rely on. The bucket's own rule does, by age; so that age means time without use, what is used
+//! and old is written again. Whoever loses a race here writes something twice.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};

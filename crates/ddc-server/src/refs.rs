@@ -21,7 +21,8 @@ use crate::origin::{Closed, Reach};
 use crate::service::{ApiRequest, Service, decompress, hash_value, json};
 use crate::upload::Received;
 
-/// A ref whose blobs are collected while it is put is resolved again; what loses this often has something else wrong.
+/// A ref whose blobs are collected while it is put is resolved again; what loses this often has
+/// something else wrong.
 const ATTEMPTS: usize = 4;
 /// Bytes of raw data that a `.raw` answer decompresses in memory.
 const RAW_BYTES_MAX: u64 = 256 << 20;
@@ -386,7 +387,7 @@ impl Service {
         Ok(response)
     }
 
-    /// Whether everything that a ref reaches is stored.
+    /// Reports whether everything that a ref reaches is stored.
     async fn is_complete(&self, namespace: &Namespace, value: &RefValue) -> Result<bool, Problem> {
         let Some(bytes) = self.object_of(namespace, value).await? else { return Ok(false) };
         Ok(self.close(namespace, &bytes, Reach::All).await?.missing.is_empty())

@@ -1,10 +1,11 @@
 //! The replication log and snapshots, over HTTP.
 //!
-//! A reader begins with a snapshot or with the oldest event, remembers the last event that it has seen, and asks for what
-//! follows. When that was forgotten meanwhile it is told to begin with a snapshot again.
+//! A reader begins with a snapshot or with the oldest event, remembers the last event that it has
+//! seen, and asks for what follows. When that was forgotten meanwhile it is told to begin with a
+//! snapshot again.
 //!
-//! A snapshot is a blob of lines of JSON: first `{"namespace", "lastBucket", "lastEvent"}`, where to go on reading events, then
-//! `{"bucket", "key", "blob"}` for each finalised ref.
+//! A snapshot is a blob of lines of JSON: first `{"namespace", "lastBucket", "lastEvent"}`, where
+//! to go on reading events, then `{"bucket", "key", "blob"}` for each finalised ref.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -92,7 +93,8 @@ impl Service {
     }
 
     fn write_snapshot(&self, namespace: &Namespace) -> Result<LargeWriter, StoreError> {
-        // Where the log is before the refs are read: what comes meanwhile is read twice rather than never.
+        // Where the log is before the refs are read: what comes meanwhile is read twice rather than
+        // never.
         let mut last = None;
         loop {
             let step = self.store.events(namespace, last, STEP)?;

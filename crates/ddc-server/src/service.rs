@@ -33,23 +33,23 @@ const ACCESSES_MAX: usize = 1 << 16;
 /// How one namespace is treated.
 #[derive(Clone, Debug)]
 pub struct NamespaceRules {
-    /// Whether public listeners serve it.
+    /// True if public listeners serve it.
     pub public: bool,
-    /// Whether a ref may get another object without the client saying that it means it.
+    /// True if a ref may get another object without the client saying that it means it.
     pub overwrite_refs: bool,
-    /// Whether compressed buffers are taken whose content cannot be verified: Oodle, which editors
+    /// True if compressed buffers are taken whose content cannot be verified: Oodle, which editors
     /// send most, without [`Rules::oodle`].
     pub unverified: bool,
-    /// When refs expire.
+    /// Time when refs expire.
     pub refs: RefPolicy,
     /// Where a blob is taken from that this namespace does not have. Who asks must be permitted to
     /// read there.
     pub fallback: Option<Namespace>,
-    /// Whether what is uploaded goes to `fallback` as well, if who uploads may write there.
+    /// True if what is uploaded goes to `fallback` as well, if who uploads may write there.
     pub fills_fallback: bool,
-    /// Whether a client that asks for it is sent to the object storage for a blob.
+    /// True if a client that asks for it is sent to the object storage for a blob.
     pub redirects: bool,
-    /// Whether its refs and blobs stay when the folder is full: uploads are refused instead.
+    /// True if its refs and blobs stay when the folder is full: uploads are refused instead.
     pub keeps: bool,
 }
 
@@ -114,7 +114,8 @@ pub struct Maintenance {
     pub events_age_max: Duration,
     /// Bytes that the folder may hold, if it has copies of what an object storage has.
     pub copies_bytes_max: Option<u64>,
-    /// Bytes that the folder may hold without an object storage; `None` for 90 % of what it holds and the disk has left.
+    /// Bytes that the folder may hold without an object storage; `None` for 90 % of what it holds
+    /// and the disk has left.
     pub bytes_max: Option<u64>,
 }
 
@@ -155,7 +156,7 @@ impl Default for Rules {
 /// Copies of blobs whose last use is known; with more, all is forgotten and gained again.
 pub(crate) const USES_MAX: usize = 1 << 20;
 
-/// When refs were last used.
+/// Time when refs were last used.
 pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timestamp>;
 
 /// Answers requests. One for all listeners.
@@ -168,7 +169,8 @@ pub struct Service {
     pub(crate) refreshes: Refreshes,
     /// Blobs that are served while they come.
     pub(crate) streamed: Mutex<HashMap<(Namespace, IoHash), Arc<StreamedBlob>>>,
-    /// When copies of blobs were last used. Only with an object storage, whose copies they are.
+    /// Time when copies of blobs were last used. Only with an object storage, whose copies they
+    /// are.
     pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
     /// Blobs whose bytes were seen to have their hash since start, by where they lie.
     pub(crate) verified: Mutex<HashMap<throng_ddc_store::BlobId, Instant>>,
@@ -354,7 +356,7 @@ impl Service {
         self.route(request, route).await
     }
 
-    /// Whether everything works that an answer may need.
+    /// Reports whether everything works that an answer may need.
     async fn is_healthy(&self) -> bool {
         if self.store.check_uploads().is_err() || self.store.has_damaged_index() {
             return false;

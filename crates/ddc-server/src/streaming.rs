@@ -1,8 +1,8 @@
 //! Large blobs that are served while they come from elsewhere.
 //!
-//! Whether a blob is what its name says is known when all of it is here. Until then everything but its end is sent: what
-//! turns out to be something else breaks off in front of it, as an answer does whose stored bytes are damaged. It is kept
-//! only if it is right.
+//! Whether a blob is what its name says is known when all of it is here. Until then everything but
+//! its end is sent: what turns out to be something else breaks off in front of it, as an answer
+//! does whose stored bytes are damaged. It is kept only if it is right.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -30,7 +30,7 @@ struct State {
     total: Option<u64>,
     /// What is here of it.
     part: Option<Blob>,
-    /// Whether it came, and was what it should be.
+    /// True if it came, and was what it should be.
     end: Option<bool>,
     /// Why nobody could say.
     failure: Option<(StatusCode, String)>,
@@ -116,7 +116,8 @@ pub(crate) enum Found {
 }
 
 impl Service {
-    /// A blob, brought here if it is elsewhere; a large one is on its way when this returns, a small one here.
+    /// A blob, brought here if it is elsewhere; a large one is on its way when this returns, a
+    /// small one here.
     pub(crate) async fn find_or_begin(
         self: &Arc<Service>,
         namespace: &Namespace,
@@ -136,7 +137,8 @@ impl Service {
         Ok(found)
     }
 
-    /// Begins to bring a blob, unless that began already. Its size if it is large; else it is here, if it can be had.
+    /// Begins to bring a blob, unless that began already. Its size if it is large; else it is here,
+    /// if it can be had.
     async fn begin(
         self: &Arc<Service>,
         namespace: &Namespace,

@@ -1,7 +1,7 @@
 //! A cache as one stream of bytes, to take it elsewhere.
 //!
-//! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs, then forms of content ids,
-//! then refs, so that everything a ref reaches comes before it.
+//! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs,
+//! then forms of content ids, then refs, so that everything a ref reaches comes before it.
 
 use std::io::{self, BufRead, Read as _, Write};
 use std::sync::mpsc;
@@ -103,8 +103,8 @@ impl Node {
         Ok(done)
     }
 
-    /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref resolved again; what is
-    /// there already stays.
+    /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref
+    /// resolved again; what is there already stays.
     ///
     /// # Errors
     /// As [`TransferError`] says. What was brought in by then stays.

@@ -18,7 +18,8 @@ use crate::answer::Problem;
 use crate::http1::Watchdog;
 use crate::streaming::StreamedBlob;
 
-/// Blobs up to this size are held in memory until they are written to the log; larger ones go to files as they arrive.
+/// Blobs up to this size are held in memory until they are written to the log; larger ones go to
+/// files as they arrive.
 pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are hashed and written in one step.
 const STEP_BYTES: usize = 1 << 20;
@@ -188,7 +189,7 @@ impl<'c> Upload<'c> {
         Ok(bytes.freeze())
     }
 
-    /// Whether everything was read.
+    /// Reports whether everything was read.
     pub(crate) async fn at_end(&mut self) -> Result<bool, Problem> {
         let next = self.next().await?;
         self.rest = next.unwrap_or_default();
@@ -206,7 +207,8 @@ impl<'c> Upload<'c> {
         Ok(Received::Known(hasher.finish(), len))
     }
 
-    /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a compressed buffer.
+    /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a
+    /// compressed buffer.
     pub(crate) async fn receive(
         &mut self,
         store: &Store,
@@ -279,8 +281,8 @@ impl<'c> Upload<'c> {
     }
 }
 
-/// Writes and hashes, in half a millisecond. Handing the thread over meanwhile (`block_in_place`) would cost more than that,
-/// and with many uploads hundreds of threads with their memory.
+/// Writes and hashes, in half a millisecond. Handing the thread over meanwhile (`block_in_place`)
+/// would cost more than that, and with many uploads hundreds of threads with their memory.
 fn write(file: &mut LargeWriter, bytes: &[u8]) -> Result<(), Problem> {
     file.write(bytes).map_err(Problem::from)
 }

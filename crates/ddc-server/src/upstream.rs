@@ -1,6 +1,7 @@
 //! Another cache that this one fills itself from.
 //!
-//! Whatever speaks the Cloud DDC interface can be one. It is only read: what is uploaded here stays here.
+//! Whatever speaks the Cloud DDC interface can be one. It is only read: what is uploaded here stays
+//! here.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,9 +19,11 @@ use throng_platform::HttpClient;
 
 use crate::answer::IO_HASH;
 
-/// Things that were not there and are remembered as such; when there are more, all that is forgotten.
+/// Things that were not there and are remembered as such; when there are more, all that is
+/// forgotten.
 const MISSES_MAX: usize = 1 << 16;
-/// An upstream that failed is left alone for this long, so that no request waits for what others waited for in vain.
+/// An upstream that failed is left alone for this long, so that no request waits for what others
+/// waited for in vain.
 const REST: Duration = Duration::from_secs(1);
 
 /// Where the other cache is and how it is asked.

@@ -44,7 +44,7 @@ impl Blob {
         self.location.len
     }
 
-    /// Whether it is the empty blob.
+    /// Reports whether it is the empty blob.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.location.len == 0
@@ -99,8 +99,8 @@ impl Blob {
         if sound { Ok(bytes) } else { Err(damaged()) }
     }
 
-    /// Reads the whole MiB of the blob that holds `offset`, and checks it: its first offset and its bytes. A blob without
-    /// sums cannot be checked in part.
+    /// Reads the whole MiB of the blob that holds `offset`, and checks it: its first offset and its
+    /// bytes. A blob without sums cannot be checked in part.
     ///
     /// # Errors
     /// As [`read_checked`](Blob::read_checked).
@@ -116,7 +116,7 @@ impl Blob {
         if sum == Some(crc32c::crc32c(&bytes)) { Ok((start, bytes)) } else { Err(damaged()) }
     }
 
-    /// Whether parts of it can be checked.
+    /// Reports whether parts of it can be checked.
     #[must_use]
     pub fn has_sums(&self) -> bool {
         self.location.kind != FileKind::Plain
@@ -133,7 +133,7 @@ impl Blob {
         Ok(chunks.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect())
     }
 
-    /// Whether its bytes can be read, have this hash, and are followed by their own sums.
+    /// Reports whether its bytes can be read, have this hash, and are followed by their own sums.
     #[must_use]
     pub fn is_sound(&self, hash: &IoHash) -> bool {
         let sums = self.location.kind != FileKind::Summed || self.sums().is_ok();

@@ -22,7 +22,8 @@ const BATCH_BYTES: usize = 16 << 20;
 const BATCH_LEN: usize = 4096;
 /// Time for which a batch may wait for as many changes as the one before it had.
 const GATHER_MAX: Duration = Duration::from_micros(500);
-/// The index follows the log also when this much was appended since: a start reads and hashes it again.
+/// The index follows the log also when this much was appended since: a start reads and hashes it
+/// again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
 
 #[derive(Debug)]
@@ -70,8 +71,8 @@ pub(crate) enum Change {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Writes what a record says again at the end of the log, if it is still the newest of its key; with the payload, if it
-    /// has one.
+    /// Writes what a record says again at the end of the log, if it is still the newest of its key;
+    /// with the payload, if it has one.
     Move {
         key: Vec<u8>,
         record: RecordPosition,
@@ -89,7 +90,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// Whether a disk without space refuses it.
+    /// Reports whether a disk without space refuses it.
     fn needs_space(&self) -> bool {
         use Change::{Blob, Content, Finalise, Large, Ref};
         matches!(self, Blob { .. } | Large { .. } | Content { .. } | Ref { .. } | Finalise { .. })
@@ -114,7 +115,8 @@ pub(crate) struct Queue {
 }
 
 impl Store {
-    /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was called. For a thread.
+    /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was
+    /// called. For a thread.
     pub fn run(&self) {
         let (mut last, mut took) = (0, Duration::ZERO);
         loop {
@@ -127,8 +129,8 @@ impl Store {
                     queue.wanted = 1;
                     queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 }
-                // Whoever was answered together asks again together, more or less. A sync for the first of them alone would
-                // make all others wait for the one after it.
+                // Whoever was answered together asks again together, more or less. A sync for the
+                // first of them alone would make all others wait for the one after it.
                 queue.wanted = last;
                 let patience = (took / 2).min(GATHER_MAX);
                 let few = |queue: &mut Queue| queue.changes.len() < last && !queue.closed;
@@ -162,7 +164,8 @@ impl Store {
         }
     }
 
-    /// Merges the runs of the index whenever checkpoints have written enough; until the store is shut. For a thread.
+    /// Merges the runs of the index whenever checkpoints have written enough; until the store is
+    /// shut. For a thread.
     pub fn run_merges(&self, every: std::time::Duration) {
         loop {
             {
@@ -312,7 +315,8 @@ impl Store {
         if self.options.durability == Durability::Sync
             && let Err(error) = log.sync()
         {
-            // How much of this is on disk is unknown, and a second sync would only say that there is nothing to do.
+            // How much of this is on disk is unknown, and a second sync would only say that there
+            // is nothing to do.
             return Err(self.set_broken(error));
         }
         let after = log.position();
@@ -339,7 +343,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the index up to what is in the log now, and gives that position: a start reads the log from there.
+    /// Writes the index up to what is in the log now, and gives that position: a start reads the
+    /// log from there.
     ///
     /// # Errors
     /// As the system says; nothing is lost then.

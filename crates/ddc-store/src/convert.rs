@@ -1,8 +1,9 @@
 //! Stores of version 1: a log whose index, a redb file, held what the log no longer did.
 //!
-//! Everything that the index names is written to the log of this version, segment by segment, and each old segment is removed
-//! once its blobs are durable, so that a conversion needs little space. A conversion that is interrupted goes on with the
-//! next start. Afterwards the place of the old index holds a file that names the new format to an old version.
+//! Everything that the index names is written to the log of this version, segment by segment, and
+//! each old segment is removed once its blobs are durable, so that a conversion needs little space.
+//! A conversion that is interrupted goes on with the next start. Afterwards the place of the old
+//! index holds a file that names the new format to an old version.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -74,7 +75,7 @@ struct OldRecord {
     next: u64,
 }
 
-/// Whether a folder that notes no version holds a store of version 1.
+/// Reports whether a folder that notes no version holds a store of version 1.
 pub(crate) fn exists(fs: &dyn Fs) -> bool {
     fs.open(SENTINEL, false).is_err() && fs.open(INDEX, false).is_ok()
 }
@@ -269,8 +270,8 @@ fn convert_entry(key: &[u8], value: &[u8]) -> Option<Change> {
     }
 }
 
-/// Puts a file in the place of the old index whose table has the format's name as its type: an old version ends with that
-/// name.
+/// Puts a file in the place of the old index whose table has the format's name as its type: an old
+/// version ends with that name.
 pub(crate) fn write_sentinel(fs: &dyn Fs) -> Result<(), StoreError> {
     fs.create_dir(LOG_FOLDER)?;
     fs.open(SENTINEL, true)?;

@@ -1,4 +1,5 @@
-//! The replication log: which refs came and went, in order, for whoever keeps another cache up to date.
+//! The replication log: which refs came and went, in order, for whoever keeps another cache up to
+//! date.
 //!
 //! | Key | Value |
 //! |---|---|
@@ -8,9 +9,9 @@
 //! | `E` | the newest bucket of time that any event has |
 //! | `S` | milliseconds since 1970 at which the last scrub ended (8) |
 //!
-//! Numbers in keys are big-endian, so that events lie in order. An event is written with the change that it tells of: either
-//! both are in the log or none is. A bucket of time is five minutes; buckets never go back, even when the clock does, so that no
-//! event appears behind a reader.
+//! Numbers in keys are big-endian, so that events lie in order. An event is written with the change
+//! that it tells of: either both are in the log or none is. A bucket of time is five minutes;
+//! buckets never go back, even when the clock does, so that no event appears behind a reader.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -44,9 +45,9 @@ pub struct Cursor {
 pub struct Event {
     /// Its place.
     pub cursor: Cursor,
-    /// When it was written.
+    /// Time when it was written.
     pub at: Timestamp,
-    /// Whether the ref was deleted; else it was finalised.
+    /// True if the ref was deleted; else it was finalised.
     pub deleted: bool,
     /// Bucket of the ref.
     pub bucket: Bucket,
@@ -59,7 +60,7 @@ pub struct Event {
 /// A list of all refs of a namespace, as a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// When it was made.
+    /// Time when it was made.
     pub at: Timestamp,
     /// The blob.
     pub blob: IoHash,

@@ -13,24 +13,27 @@ use crate::store::{Store, StoreError, lock};
 
 /// Blobs are removed when the folder has reached this part of what it may hold ...
 const FULL_PERCENT: u64 = 95;
-/// ... until the blobs are this part of it. Segments then hold a little more than the blobs in them.
+/// ... until the blobs are this part of it. Segments then hold a little more than the blobs in
+/// them.
 const KEEP_PERCENT: u64 = 72;
-/// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that are 85 % full make 85 %.
+/// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that
+/// are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
-/// Uses are told apart by steps of this length: all refs of the last step that goes are removed together.
+/// Uses are told apart by steps of this length: all refs of the last step that goes are removed
+/// together.
 const TIME_UNIT_MS: u64 = 4000;
 
 /// Settings of an eviction.
 pub struct EvictOptions<'a> {
     /// Bytes that the folder may hold.
     pub bytes_max: u64,
-    /// Whether the folder holds copies only, whose refs are not here.
+    /// True if the folder holds copies only, whose refs are not here.
     pub copies: bool,
     /// The time.
     pub now: Timestamp,
     /// Blobs younger than this stay: their refs are still on the way.
     pub blob_age_min: Duration,
-    /// Whether nothing of a namespace may go.
+    /// True if nothing of a namespace may go.
     pub keeps: &'a dyn Fn(&Namespace) -> bool,
     /// Last use of a blob, where that is known.
     pub last_use: &'a dyn Fn(&IoHash) -> Option<Timestamp>,
@@ -43,8 +46,8 @@ fn unit(time: Timestamp) -> u32 {
 }
 
 impl Store {
-    /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of `bytes_max`, until it holds
-    /// about 85 %. A blob goes only when no ref that stays reaches it.
+    /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
+    /// `bytes_max`, until it holds about 85 %. A blob goes only when no ref that stays reaches it.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.

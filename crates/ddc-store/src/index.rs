@@ -1,13 +1,15 @@
 //! The index: sorted runs on disk under maps in memory, a cache of what the log says.
 //!
-//! Acknowledged means: in the log. The index follows in checkpoints, each of which writes a run and a manifest that names
-//! the runs and the position up to which they contain the log, so that a start reads only the rest of the log. Runs are
-//! never changed; a merge replaces several by one. Every block is checked when it is read, and an index that does not check
-//! is built again from the log.
+//! Acknowledged means: in the log. The index follows in checkpoints, each of which writes a run and
+//! a manifest that names the runs and the position up to which they contain the log, so that a
+//! start reads only the rest of the log. Runs are never changed; a merge replaces several by one.
+//! Every block is checked when it is read, and an index that does not check is built again from the
+//! log.
 //!
-//! A look-up asks the maps, then the runs from the newest to the oldest, most of which their filters spare it. Each run has
-//! more than the entries of all newer ones together, so that there are few of them and an entry is written again about as
-//! often as the logarithm of their number says.
+//! A look-up asks the maps, then the runs from the newest to the oldest, most of which their
+//! filters spare it. Each run has more than the entries of all newer ones together, so that there
+//! are few of them and an entry is written again about as often as the logarithm of their number
+//! says.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,9 +30,11 @@ const DAMAGE_MARK: &str = "index/damaged";
 /// Two files that are written in turn, so that one of them is whole at any time.
 const MANIFESTS: [&str; 2] = ["index/manifest.0", "index/manifest.1"];
 const MANIFEST_MAGIC: &[u8; 8] = b"TDCIDX01";
-/// An index up to this size is read as a whole when it is opened, so that its damage is found before it is served.
+/// An index up to this size is read as a whole when it is opened, so that its damage is found
+/// before it is served.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
-/// Blocks that a scan of at most so many entries reads stay in memory; those of longer walks are not read again soon.
+/// Blocks that a scan of at most so many entries reads stay in memory; those of longer walks are
+/// not read again soon.
 const KEEP_LIMIT_MAX: usize = 64;
 
 /// A position in the log, and the sequence number of the record that begins there.
@@ -193,8 +197,8 @@ impl Index {
         }
     }
 
-    /// Opens the index, and gives the position up to which it contains the log. `None` if there is none, or it is damaged;
-    /// `usable` says whether the log still has what follows a position.
+    /// Opens the index, and gives the position up to which it contains the log. `None` if there is
+    /// none, or it is damaged; `usable` says whether the log still has what follows a position.
     pub(crate) fn open(
         fs: &Arc<dyn Fs>,
         cache_bytes: usize,
@@ -274,7 +278,7 @@ impl Index {
         self.runs().iter().map(|run| run.info.len).sum()
     }
 
-    /// Whether a block did not check.
+    /// Reports whether a block did not check.
     pub(crate) fn is_damaged(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
     }
@@ -387,7 +391,8 @@ impl Index {
             Included(key) | Excluded(key) => key,
             Unbounded => b"",
         };
-        // Forms of one content id are looked up with every answer; the filters know their common prefix.
+        // Forms of one content id are looked up with every answer; the filters know their common
+        // prefix.
         let filtered = key::is_form_prefix(prefix).then(|| run::fingerprint(prefix));
         let mut disk = Vec::new();
         for run in runs.iter() {
@@ -445,8 +450,9 @@ impl Index {
         self.layers.read().unwrap_or_else(PoisonError::into_inner).fresh_bytes
     }
 
-    /// Sets aside what was applied so far, to be written by [`finish_checkpoint`](Index::finish_checkpoint). Nothing may be
-    /// applied between reading the log's position and this call.
+    /// Sets aside what was applied so far, to be written by
+    /// [`finish_checkpoint`](Index::finish_checkpoint). Nothing may be applied between reading the
+    /// log's position and this call.
     pub(crate) fn begin_checkpoint(&self) {
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         layers.fresh_bytes = 0;
@@ -492,7 +498,8 @@ impl Index {
         Ok(RunWriter::create(&*self.fs, number, random(), entries_max)?)
     }
 
-    /// Writes the manifest that names `runs`, and removes runs that neither it nor the one before names.
+    /// Writes the manifest that names `runs`, and removes runs that neither it nor the one before
+    /// names.
     fn write_manifest(&self, manifest: &mut Manifest, runs: &[Arc<Run>]) -> Result<(), IndexError> {
         let mut next = manifest.clone();
         next.version += 1;
@@ -559,7 +566,8 @@ impl Index {
     }
 }
 
-/// How many of the newest runs to merge: those up to the last that is not larger than all newer ones together.
+/// How many of the newest runs to merge: those up to the last that is not larger than all newer
+/// ones together.
 fn merge_count(runs: &[Arc<Run>]) -> Option<usize> {
     let mut newer = 0;
     let mut count = 0;

@@ -7,7 +7,8 @@
 //! | `r` namespace bucket key | the ref: [`RefValue`] |
 //! | `a` namespace bucket key | when the ref was last used: seconds since 1970(4), little-endian; in the index only |
 //!
-//! Those of the replication log are in `events.rs`. Namespace and bucket are preceded by their length in one byte, so that prefixes select exactly one.
+//! Those of the replication log are in `events.rs`. Namespace and bucket are preceded by their
+//! length in one byte, so that prefixes select exactly one.
 
 use bytes::Bytes;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
@@ -59,7 +60,7 @@ pub(crate) fn form_prefix(key: &[u8]) -> Option<&[u8]> {
     (key[0] == b'c').then(|| &key[..len])
 }
 
-/// Whether this is the prefix of the forms of one content id.
+/// Reports whether this is the prefix of the forms of one content id.
 pub(crate) fn is_form_prefix(prefix: &[u8]) -> bool {
     matches!(prefix, [b'c', len, ..] if prefix.len() == 2 + usize::from(*len) + IoHash::BYTES)
 }
@@ -165,7 +166,7 @@ pub(crate) enum FileKind {
 impl Location {
     pub(crate) const BYTES: usize = 37;
 
-    /// Whether the blob has a file of its own.
+    /// Reports whether the blob has a file of its own.
     pub(crate) fn is_large(&self) -> bool {
         self.kind != FileKind::Segment
     }
@@ -208,9 +209,9 @@ impl Location {
 pub struct RefValue {
     /// Hash of the object.
     pub object: IoHash,
-    /// Whether everything that it reaches was stored.
+    /// True if everything that it reaches was stored.
     pub finalised: bool,
-    /// When it was put.
+    /// Time when it was put.
     pub put: Timestamp,
     /// The object, if it is small; else it is a blob.
     pub inline: Option<Bytes>,
@@ -220,10 +221,11 @@ pub struct RefValue {
 
 impl RefValue {
     const HEAD_BYTES: usize = 30;
-    /// A ref that is put again unchanged is written again only when it is older than this, for policies that count from it.
+    /// A ref that is put again unchanged is written again only when it is older than this, for
+    /// policies that count from it.
     const REFRESH_MS: u64 = 3600 * 1000;
 
-    /// Whether putting this in place of `old` changes nothing that a client would notice.
+    /// Reports whether putting this in place of `old` changes nothing that a client would notice.
     pub(crate) fn is_refresh_of(&self, old: &RefValue) -> bool {
         let age_ms = self.put.unix_ms().saturating_sub(old.put.unix_ms());
         let same = (old.object, old.finalised, old.adopted) == (self.object, self.finalised, self.adopted);

@@ -15,7 +15,8 @@ use throng_platform::{File, Fs};
 pub(crate) const FOLDER: &str = "segments";
 /// Number of the first segment.
 const FIRST: u64 = 1;
-/// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files by default.
+/// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
+/// by default.
 const OPEN_MAX: usize = 256;
 
 /// A record that is to be written.
@@ -98,7 +99,7 @@ impl Segments {
         self.known.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
     }
 
-    /// Whether a segment with a number in `first..=last` exists.
+    /// Reports whether a segment with a number in `first..=last` exists.
     pub(crate) fn any_in(&self, first: u64, last: u64) -> bool {
         first <= last
             && self.known.read().unwrap_or_else(PoisonError::into_inner).range(first..=last).next().is_some()
@@ -114,7 +115,7 @@ impl Segments {
             .map(|(number, _)| *number)
     }
 
-    /// Whether every segment from `first` to the last one exists.
+    /// Reports whether every segment from `first` to the last one exists.
     pub(crate) fn are_whole_from(&self, first: u64) -> bool {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let count = known.range(first..).count() as u64;
@@ -189,10 +190,12 @@ impl Segments {
         known.insert(number, Segment { nonce, bytes });
     }
 
-    /// Reads the records of a segment from `from` on. Gives where they end and the next sequence number.
+    /// Reads the records of a segment from `from` on. Gives where they end and the next sequence
+    /// number.
     ///
-    /// The last segment may end in the middle of a commit: what nothing behind it proves to have been synced is its torn
-    /// end. Every other segment was synced as a whole before the next one was made.
+    /// The last segment may end in the middle of a commit: what nothing behind it proves to have
+    /// been synced is its torn end. Every other segment was synced as a whole before the next one
+    /// was made.
     pub(crate) fn read(
         &self,
         number: u64,
@@ -466,11 +469,13 @@ pub(crate) struct Log {
     heads: Vec<u8>,
 }
 
-/// Space that is prepared behind the end of the log, where a reader finds zeros and with them the end.
+/// Space that is prepared behind the end of the log, where a reader finds zeros and with them the
+/// end.
 ///
-/// A write that extends a file is durable only with its new size, which the file system's own journal has to record: that
-/// takes several times as long as to overwrite what is there. So space is reserved in large steps, and small batches, which
-/// would otherwise spend most of their time so, find zeros that were written with an earlier one.
+/// A write that extends a file is durable only with its new size, which the file system's own
+/// journal has to record: that takes several times as long as to overwrite what is there. So space
+/// is reserved in large steps, and small batches, which would otherwise spend most of their time
+/// so, find zeros that were written with an earlier one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
     /// A segment is closed when it is this long.
@@ -496,8 +501,8 @@ impl Room {
 
 /// A batch that is longer finds no zeros: writing them would cost more than it spares.
 const SMALL_BATCH_BYTES: u64 = 48 << 10;
-/// So many small batches in a row let expect more. Where blobs lie between refs, most zeros would be overwritten by blobs,
-/// which need none.
+/// So many small batches in a row let expect more. Where blobs lie between refs, most zeros would
+/// be overwritten by blobs, which need none.
 const SMALL_BATCHES: u32 = 4;
 /// Zeros to write from.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -548,9 +553,11 @@ impl Log {
         Ok(())
     }
 
-    /// Appends `entries`, a commit of them, and gives where they are. Durable after the next [`sync`](Log::sync).
+    /// Appends `entries`, a commit of them, and gives where they are. Durable after the next
+    /// [`sync`](Log::sync).
     ///
-    /// On an error nothing was appended, unless that cannot be arranged: then [`AppendError::broken`].
+    /// On an error nothing was appended, unless that cannot be arranged: then
+    /// [`AppendError::broken`].
     pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Written>, AppendError> {
         self.heads.clear();
         let mut ends = Vec::with_capacity(entries.len());
@@ -562,7 +569,8 @@ impl Log {
             record::write(&mut self.heads, head, &entry.key, &entry.value, payload_len);
             ends.push(self.heads.len());
             match entry.kind {
-                // The keys of a loss are those of the damage: they are lost with it, rather than old ones found again.
+                // The keys of a loss are those of the damage: they are lost with it, rather than
+                // old ones found again.
                 Kind::Loss => {
                     losses(&entry.value).for_each(|(key, ..)| commit.extend_from_slice(&key.to_le_bytes()))
                 }

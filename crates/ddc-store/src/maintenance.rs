@@ -34,7 +34,7 @@ pub struct CollectOptions<'a> {
     pub now: Timestamp,
     /// How refs of a namespace expire.
     pub policy: &'a dyn Fn(&Namespace) -> RefPolicy,
-    /// When a ref was last used, if that is known better than the store has it noted.
+    /// Time when a ref was last used, if that is known better than the store has it noted.
     pub last_access: &'a dyn Fn(&Namespace, &Bucket, &Key) -> Option<Timestamp>,
     /// Blobs younger than this stay, whoever needs them.
     pub blob_age_min: Duration,
@@ -106,8 +106,8 @@ pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 
 impl Store {
     /// Removes expired refs, then blobs that no ref reaches, then gives their space back.
     ///
-    /// Requests go on meanwhile: a blob that a ref comes to rely on during the collection stays. Runs on the caller's
-    /// thread; one at a time.
+    /// Requests go on meanwhile: a blob that a ref comes to rely on during the collection stays.
+    /// Runs on the caller's thread; one at a time.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed; nothing else is affected.
@@ -207,15 +207,16 @@ impl Store {
         Ok(())
     }
 
-    /// Removes segments without a live record, after moving the live records out of those of which less than
-    /// `live_percent_min` is in use. Deletes move as long as an older record of their key may exist: the index can be built
-    /// again from the log at any time.
+    /// Removes segments without a live record, after moving the live records out of those of which
+    /// less than `live_percent_min` is in use. Deletes move as long as an older record of their key
+    /// may exist: the index can be built again from the log at any time.
     pub(crate) fn give_back(
         &self,
         done: &mut CollectReport,
         live_percent_min: u64,
     ) -> Result<(), StoreError> {
-        // Records before this position are in the index on disk; those behind it lie in segments that stay.
+        // Records before this position are in the index on disk; those behind it lie in segments
+        // that stay.
         let open = self.write_index()?.segment;
         let live = self.live_bytes()?;
         let is_sparse = |segment: &u64| {
@@ -233,7 +234,8 @@ impl Store {
             emptied.push(segment);
         }
         if !emptied.is_empty() {
-            // Whatever was moved is durable, and no index on disk needs the old records, before they go.
+            // Whatever was moved is durable, and no index on disk needs the old records, before
+            // they go.
             self.write_index()?;
             for segment in emptied {
                 self.segments.remove(segment)?;
@@ -335,8 +337,8 @@ impl Store {
         Ok(())
     }
 
-    /// Reads every blob and makes misses of those whose bytes are not what their name says. `pause` is called after each,
-    /// with its size, so that the caller can bound the rate.
+    /// Reads every blob and makes misses of those whose bytes are not what their name says. `pause`
+    /// is called after each, with its size, so that the caller can bound the rate.
     ///
     /// # Errors
     /// As the system says about the index; unreadable blobs are damage, not errors.
@@ -442,7 +444,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes aside.
+    /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes
+    /// aside.
     pub fn discard_damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &blob::Blob) {
         tracing::error!(%namespace, %hash, "a blob is damaged; it is put aside");
         self.counters.damaged.fetch_add(1, Ordering::Relaxed);
@@ -467,7 +470,8 @@ impl Store {
         }
     }
 
-    /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between steps.
+    /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between
+    /// steps.
     pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {

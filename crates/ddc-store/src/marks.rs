@@ -17,13 +17,14 @@ const SLOTS_MIN: u64 = 64 << 10;
 const SLOTS_PER_ENTRY: u64 = 4;
 /// Entries for which a filter is made at least.
 const FILTER_ENTRIES_MIN: u64 = 64 << 10;
-/// Objects that are known to have been walked; with more, all are forgotten and may be walked again.
+/// Objects that are known to have been walked; with more, all are forgotten and may be walked
+/// again.
 const WALKED_MAX: usize = 1 << 18;
 
 /// Blobs that refs reach, and perhaps when they were last used, without their names.
 ///
-/// A blob may seem to be reached that is not (1 of 100), or to be used later than it was, never the other way round. The next
-/// pass has another seed, and takes most of what this one leaves.
+/// A blob may seem to be reached that is not (1 of 100), or to be used later than it was, never the
+/// other way round. The next pass has another seed, and takes most of what this one leaves.
 pub(crate) struct Marks {
     reached: Filter,
     /// Last uses, four bytes each; none if every use counts the same.
@@ -101,7 +102,8 @@ impl Store {
         let mut closure = Closure::new(&document);
         while let Some(attachment) = closure.next() {
             marks.mark(&attachment.hash, time);
-            // The same hash may be a binary attachment of another object: only walking it as an object counts.
+            // The same hash may be a binary attachment of another object: only walking it as an
+            // object counts.
             if attachment.is_object() {
                 let found = match marks.walked.insert(attachment.hash) {
                     true => self.read_blob(namespace, &attachment.hash)?,

@@ -23,7 +23,8 @@ const VERSION: u32 = 2;
 const VERSION_PREFIX: &str = "format-";
 
 impl Store {
-    /// Opens the store in `fs`, or makes one there. An index that does not check is built again from the log.
+    /// Opens the store in `fs`, or makes one there. An index that does not check is built again
+    /// from the log.
     ///
     /// # Errors
     /// As the system says; a format that this version does not know.
@@ -150,7 +151,7 @@ impl Store {
     }
 }
 
-/// Whether no version is noted.
+/// Reports whether no version is noted.
 fn read_version(fs: &dyn Fs) -> Result<bool, StoreError> {
     let names = match fs.list("") {
         Ok(names) => names,
@@ -171,12 +172,13 @@ fn read_version(fs: &dyn Fs) -> Result<bool, StoreError> {
 struct Replay<'i> {
     index: &'i Index,
     totals: Totals,
-    /// Keys whose records were damaged, by fingerprint: what lies before the position is not current any more.
+    /// Keys whose records were damaged, by fingerprint: what lies before the position is not
+    /// current any more.
     lost: BTreeMap<u64, (u64, u64)>,
     gaps: u64,
     /// Bytes of entries that may be in memory.
     limit: usize,
-    /// Whether entries go to disk on the way.
+    /// True if entries go to disk on the way.
     flushes: bool,
     failure: Option<IndexError>,
 }

@@ -15,7 +15,8 @@ use crate::quota::Quotas;
 use crate::record::Kind;
 use crate::store::{ChangeResult, Store, StoreError, lock};
 
-/// Turns changes of one batch into entries of the log, one after the other: each sees those before it.
+/// Turns changes of one batch into entries of the log, one after the other: each sees those before
+/// it.
 pub(crate) struct Plan<'s> {
     store: &'s Store,
     pub(crate) entries: Vec<Planned>,
@@ -39,7 +40,8 @@ pub(crate) struct Plan<'s> {
 /// A record, and what the index has to know of it.
 pub(crate) struct Planned {
     pub(crate) entry: Entry,
-    /// Smallest segment with a record of the key. `None`: the segment of this one, or, for a delete, that the index stays.
+    /// Smallest segment with a record of the key. `None`: the segment of this one, or, for a
+    /// delete, that the index stays.
     pub(crate) first: Option<u64>,
 }
 
@@ -203,7 +205,8 @@ impl<'s> Plan<'s> {
         Ok(ChangeResult::Done)
     }
 
-    /// Whether a blob's own file is gone, so that what the index says of it is worth nothing.
+    /// Reports whether a blob's own file is gone, so that what the index says of it is worth
+    /// nothing.
     fn is_hole(&self, value: &[u8]) -> bool {
         Location::read(value).is_some_and(|location| location.is_large() && !self.store.has_file(&location))
     }
@@ -216,7 +219,8 @@ impl<'s> Plan<'s> {
         }
     }
 
-    /// Whether the namespace of a blob or ref may hold so many bytes more; they are counted then.
+    /// Reports whether the namespace of a blob or ref may hold so many bytes more; they are counted
+    /// then.
     fn admit(&mut self, key: &[u8], len: u64) -> Result<bool, StoreError> {
         if self.quotas.is_empty() {
             return Ok(true);
@@ -285,7 +289,7 @@ impl<'s> Plan<'s> {
         Ok(())
     }
 
-    /// Whether all these blobs are stored. A collection that runs will not take them.
+    /// Reports whether all these blobs are stored. A collection that runs will not take them.
     fn rely_on(&mut self, blobs: &[Vec<u8>]) -> Result<bool, StoreError> {
         for key in blobs {
             if self.get(key)?.is_none() {

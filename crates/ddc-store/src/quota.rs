@@ -26,13 +26,14 @@ impl Quotas {
     }
 }
 
-/// What namespaces with a quota hold. Counted once, when the first blob comes, and kept up from then on. Only used by whoever
-/// holds the log.
+/// What namespaces with a quota hold. Counted once, when the first blob comes, and kept up from
+/// then on. Only used by whoever holds the log.
 #[derive(Debug, Default)]
 pub(crate) struct Sizes(BTreeMap<Namespace, u64>);
 
 impl Sizes {
-    /// Counts a blob or ref of `len` bytes that is about to come, unless that is more than `quota`. Whether it may.
+    /// Counts a blob or ref of `len` bytes that is about to come, unless that is more than `quota`.
+    /// Whether it may.
     pub(crate) fn admit(
         &mut self,
         store: &Store,

@@ -19,7 +19,8 @@ impl Store {
     /// A blob.
     ///
     /// # Errors
-    /// As the system says. A blob whose file is gone is a miss from now on, so that the next upload is kept.
+    /// As the system says. A blob whose file is gone is a miss from now on, so that the next upload
+    /// is kept.
     pub fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
         let key = key::blob(namespace, hash);
         let Some(location) = self.location(&key)? else { return Ok(None) };
@@ -39,7 +40,7 @@ impl Store {
         }
     }
 
-    /// Whether a blob is stored.
+    /// Reports whether a blob is stored.
     ///
     /// # Errors
     /// As the system says.
@@ -47,7 +48,8 @@ impl Store {
         Ok(self.index.get(&key::blob(namespace, hash))?.is_some())
     }
 
-    /// The blob that holds the best stored form of a content id: the lightest verified one, else the lightest.
+    /// The blob that holds the best stored form of a content id: the lightest verified one, else
+    /// the lightest.
     ///
     /// # Errors
     /// As the system says.
@@ -75,7 +77,7 @@ impl Store {
         }
     }
 
-    /// Whether a form of a content id was decoded and hashed.
+    /// Reports whether a form of a content id was decoded and hashed.
     ///
     /// # Errors
     /// As the system says.
@@ -131,7 +133,8 @@ impl Store {
         }
     }
 
-    /// Walks everything that `document` reaches. The second part names the blobs it lies in, objects included.
+    /// Walks everything that `document` reaches. The second part names the blobs it lies in,
+    /// objects included.
     ///
     /// # Errors
     /// As the system says.
@@ -214,7 +217,8 @@ impl Store {
         Ok(found.iter().filter_map(|(key, _)| key::last_hash(key)).collect())
     }
 
-    /// Up to `limit` forms of content ids of a namespace after the given one, in order: id, weight, blob.
+    /// Up to `limit` forms of content ids of a namespace after the given one, in order: id, weight,
+    /// blob.
     ///
     /// # Errors
     /// As the system says.
@@ -269,7 +273,7 @@ impl Store {
     }
 }
 
-/// Whether a read failed because the bytes are not those that were written.
+/// Reports whether a read failed because the bytes are not those that were written.
 #[must_use]
 pub fn is_damage(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)

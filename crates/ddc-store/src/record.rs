@@ -14,9 +14,9 @@
 //!     40       key, value, payload
 //! ```
 //!
-//! Numbers are little-endian. Sequence numbers grow by one from record to record, across segments. The nonce is random and in
-//! the name of the segment: no bytes that a client uploads can pose as a record, so that a reader finds the next record
-//! behind damage by looking for one.
+//! Numbers are little-endian. Sequence numbers grow by one from record to record, across segments.
+//! The nonce is random and in the name of the segment: no bytes that a client uploads can pose as a
+//! record, so that a reader finds the next record behind damage by looking for one.
 //!
 //! | Kind | Key | Value |
 //! |---|---|---|
@@ -42,7 +42,8 @@ pub(crate) const MAGIC: [u8; 4] = *b"TDC2";
 pub(crate) enum Kind {
     /// The key has this value from now on.
     Put,
-    /// The key has no value any more, unless a newer record than those that the delete names gave it one.
+    /// The key has no value any more, unless a newer record than those that the delete names gave
+    /// it one.
     Delete,
     /// End of what was written at once.
     Commit,
@@ -95,7 +96,7 @@ impl Header {
         (header.key_len <= KEY_BYTES_MAX && header.value_len <= VALUE_BYTES_MAX).then_some(header)
     }
 
-    /// Whether `head` (this header's bytes) and what follows it are what was written.
+    /// Reports whether `head` (this header's bytes) and what follows it are what was written.
     pub(crate) fn matches(&self, head: &[u8; HEADER_BYTES], key_and_value: &[u8]) -> bool {
         crc32c::crc32c_append(crc32c::crc32c(&head[8..]), key_and_value) == self.crc
     }

@@ -9,10 +9,11 @@
 //!         filter bytes(8), file length(8), 0(12), CRC-32C of all that(4), at the end of the file
 //! ```
 //!
-//! Numbers are little-endian. Blocks form a tree: those of height 0 hold entries, those above hold the first key of a block
-//! below and its offset(8) and length(4). A frame that was read from the wrong place does not check, since its offset and
-//! its file's nonce are part of its checksum, and a block that does not begin with the key by which it was reached is
-//! damage: a look-up never ends in the wrong block and reports a key as absent.
+//! Numbers are little-endian. Blocks form a tree: those of height 0 hold entries, those above hold
+//! the first key of a block below and its offset(8) and length(4). A frame that was read from the
+//! wrong place does not check, since its offset and its file's nonce are part of its checksum, and
+//! a block that does not begin with the key by which it was reached is damage: a look-up never ends
+//! in the wrong block and reports a key as absent.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -59,7 +60,8 @@ struct Handle {
     len: u32,
 }
 
-/// Set of fingerprints without false negatives, in which one of a hundred absent keys seems present.
+/// Set of fingerprints without false negatives, in which one of a hundred absent keys seems
+/// present.
 #[derive(Clone, Debug)]
 pub(crate) struct Filter {
     words: Vec<u64>,
@@ -101,8 +103,8 @@ fn probes(fingerprint: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Blocks that were read last, up to a number of bytes. Two generations: a block that is used again moves to the young one;
-/// the old one is dropped when the young one has half of the bytes.
+/// Blocks that were read last, up to a number of bytes. Two generations: a block that is used again
+/// moves to the young one; the old one is dropped when the young one has half of the bytes.
 pub(crate) struct BlockCache {
     bytes_max: usize,
     generations: Mutex<Generations>,
@@ -268,7 +270,8 @@ impl Run {
         Ok(run)
     }
 
-    /// Looks a key up: `None` if the run says nothing of it, `Some(None)` if it says that the key was deleted.
+    /// Looks a key up: `None` if the run says nothing of it, `Some(None)` if it says that the key
+    /// was deleted.
     pub(crate) fn get(&self, key: &[u8], fingerprint: u64) -> Result<Option<Option<Box<[u8]>>>, IndexError> {
         if !self.filter.has(fingerprint) {
             return Ok(None);
@@ -319,7 +322,7 @@ impl Run {
         Ok(iter)
     }
 
-    /// Whether the run may hold the key with this fingerprint.
+    /// Reports whether the run may hold the key with this fingerprint.
     pub(crate) fn has(&self, fingerprint: u64) -> bool {
         self.filter.has(fingerprint)
     }

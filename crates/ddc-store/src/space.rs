@@ -41,7 +41,8 @@ impl Store {
         }
     }
 
-    /// Looks at what the disk has left: uploads are refused from now on, or permitted again. Makes the reserve.
+    /// Looks at what the disk has left: uploads are refused from now on, or permitted again. Makes
+    /// the reserve.
     pub fn look_at_disk(&self) {
         let Ok(Some(free)) = self.fs.free_bytes() else { return };
         let reserve = self.options.disk_reserve_bytes;

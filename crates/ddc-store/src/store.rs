@@ -17,20 +17,20 @@ use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Sizes};
 use throng_platform::Fs;
 
-/// When a change is acknowledged.
+/// Time when a change is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// When it is on disk: it survives a power failure.
+    /// Time when it is on disk: it survives a power failure.
     #[default]
     Sync,
-    /// When the system has it: it survives the end of the process, not of the machine.
+    /// Time when the system has it: it survives the end of the process, not of the machine.
     Cache,
 }
 
 /// How a store works.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// When a change is acknowledged.
+    /// Time when a change is acknowledged.
     pub durability: Durability,
     /// Objects of refs up to this size lie in the index; larger ones are blobs.
     pub inline_bytes_max: usize,
@@ -38,17 +38,17 @@ pub struct Options {
     pub segment_bytes_max: u64,
     /// Space that is reserved for the log and for large blobs at a time; 0 for none.
     pub reserve_bytes: u64,
-    /// Zeros that are written ahead of small changes; 0 for none. To overwrite them is durable several times
-    /// sooner than to make a file longer.
+    /// Zeros that are written ahead of small changes; 0 for none. To overwrite them is durable
+    /// several times sooner than to make a file longer.
     pub zero_bytes: u64,
-    /// The index follows the log when this much is in memory only; also what a start may have to read again, without the
-    /// blobs among it.
+    /// The index follows the log when this much is in memory only; also what a start may have to
+    /// read again, without the blobs among it.
     pub checkpoint_bytes: usize,
     /// Memory for pages of the index.
     pub index_cache_bytes: usize,
     /// Bytes that may wait to be written before uploads are refused.
     pub queue_bytes_max: usize,
-    /// Whether refs that come and go are written to the replication log.
+    /// True if refs that come and go are written to the replication log.
     pub replication_log: bool,
     /// Bytes of the disk that are kept for deletes and collections; 0 for none.
     pub disk_reserve_bytes: u64,
@@ -97,7 +97,8 @@ pub enum StoreError {
     /// Too much waits to be written.
     #[error("more is being uploaded than the disk takes")]
     Busy,
-    /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a restart.
+    /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
+    /// restart.
     #[error("the store takes no writes since one failed: {0}")]
     Broken(Arc<io::Error>),
     /// The system says no.
@@ -109,7 +110,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the disk has no space.
+    /// Reports whether the disk has no space.
     pub(crate) fn is_full(&self) -> bool {
         match self {
             StoreError::Full => true,
@@ -144,7 +145,8 @@ pub enum ChangeResult {
     OverQuota,
 }
 
-/// Called once, with what became of a change, when that is durable. On the thread that commits: it must not wait.
+/// Called once, with what became of a change, when that is durable. On the thread that commits: it
+/// must not wait.
 pub type Done = Box<dyn FnOnce(Result<ChangeResult, StoreError>) + Send>;
 
 /// A ref that is to be put.
@@ -158,7 +160,7 @@ pub struct PutRef {
     pub key: Key,
     /// What.
     pub value: RefValue,
-    /// Whether another object may be replaced.
+    /// True if another object may be replaced.
     pub overwrite: bool,
     /// The blobs that everything the object reaches lies in, if it is to be finalised.
     pub relies_on: Vec<IoHash>,
@@ -193,8 +195,8 @@ pub(crate) struct Counters {
 
 /// A cache on disk. Shared by threads; see the crate's documentation.
 ///
-/// Changes are queued and answered through [`Done`]; somebody must call [`commit`](Store::commit) for them to be made, which
-/// [`Store::run`] does on a thread of its own.
+/// Changes are queued and answered through [`Done`]; somebody must call [`commit`](Store::commit)
+/// for them to be made, which [`Store::run`] does on a thread of its own.
 pub struct Store {
     pub(crate) fs: Arc<dyn Fs>,
     pub(crate) options: Options,
@@ -225,8 +227,8 @@ pub struct Store {
     pub(crate) is_broken: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
-    /// Blobs that refs came to rely on since the running collection began; `None` when none runs. Only used by whoever
-    /// holds `log`.
+    /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
+    /// Only used by whoever holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
     pub(crate) quotas: RwLock<Arc<Quotas>>,
     /// What namespaces with a quota hold. Only used by whoever holds `log`.
@@ -261,7 +263,8 @@ impl Store {
         Ok(LargeWriter::create(Arc::clone(&self.fs), number)?)
     }
 
-    /// Puts what a writer has written, under its hash. Waits for the disk before it returns, with [`Durability::Sync`].
+    /// Puts what a writer has written, under its hash. Waits for the disk before it returns, with
+    /// [`Durability::Sync`].
     ///
     /// # Errors
     /// As the system says; `done` is not called then.
@@ -278,8 +281,9 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that `blob` holds a form of `content`, and whether it was decoded and hashed. The verified one with the
-    /// smallest weight wins, else the one with the smallest weight, while its blob exists.
+    /// Notes that `blob` holds a form of `content`, and whether it was decoded and hashed. The
+    /// verified one with the smallest weight wins, else the one with the smallest weight, while its
+    /// blob exists.
     pub fn put_content(
         &self,
         namespace: &Namespace,
@@ -360,7 +364,7 @@ impl Store {
         self.enqueue(Change::Delete { key: Vec::new() }, done);
     }
 
-    /// When a ref was last used, if that was ever noted.
+    /// Time when a ref was last used, if that was ever noted.
     ///
     /// # Errors
     /// As the system says.
@@ -384,7 +388,8 @@ impl Store {
         self.submit(Change::Delete { key: key::blob(namespace, hash) }, done);
     }
 
-    /// Deletes every blob and content id of a namespace. Their space comes back with the next collection.
+    /// Deletes every blob and content id of a namespace. Their space comes back with the next
+    /// collection.
     ///
     /// # Errors
     /// As the system says.
@@ -415,7 +420,7 @@ impl Store {
         Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether the replication log is kept.
+    /// Reports whether the replication log is kept.
     #[must_use]
     pub fn has_events(&self) -> bool {
         self.options.replication_log
@@ -441,7 +446,7 @@ impl Store {
         }
     }
 
-    /// Whether uploads are possible.
+    /// Reports whether uploads are possible.
     ///
     /// # Errors
     /// [`StoreError::Full`] or [`StoreError::Broken`] if not.
@@ -450,18 +455,18 @@ impl Store {
         if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// Whether the index met damage since it was opened: the next start builds it again.
+    /// Reports whether the index met damage since it was opened: the next start builds it again.
     #[must_use]
     pub fn has_damaged_index(&self) -> bool {
         self.index.is_damaged()
     }
 
-    /// Whether a large blob has its file.
+    /// Reports whether a large blob has its file.
     pub(crate) fn has_file(&self, location: &Location) -> bool {
         !matches!(self.fs.open(&blob::name(location.file), false), Err(error) if error.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether writes are possible.
+    /// Reports whether writes are possible.
     ///
     /// # Errors
     /// [`StoreError::Broken`] if not.

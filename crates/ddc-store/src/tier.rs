@@ -6,9 +6,10 @@
 //! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id; `-v` follows if it was verified |
 //! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, and the object if it is small |
 //!
-//! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied: every look at one is a request,
-//! and every change is conditional on what was seen (`If-Match`), so that refs are linearizable across nodes, as far as the
-//! storage's own objects are. Nodes know nothing of each other.
+//! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied:
+//! every look at one is a request, and every change is conditional on what was seen (`If-Match`),
+//! so that refs are linearizable across nodes, as far as the storage's own objects are. Nodes know
+//! nothing of each other.
 
 #[cfg(not(feature = "object-storage"))]
 mod absent;
@@ -32,20 +33,22 @@ pub use bucket::Tier;
 /// Address of the object storage, and how it is used.
 #[derive(Clone, Debug)]
 pub struct TierOptions {
-    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; the prefix may be missing.
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`; the prefix may be
+    /// missing.
     pub url: String,
     /// Address of the service, for S3 servers other than Amazon's; empty for the provider's own.
     pub endpoint: String,
-    /// Settings of the provider's client by name, credentials among them: `access_key_id`, `secret_access_key`, `region`,
-    /// `service_account_key`, `account_name`, ... What is not here comes from the environment, as the provider's own tools
-    /// read it (`AWS_ACCESS_KEY_ID`, ...).
+    /// Settings of the provider's client by name, credentials among them: `access_key_id`,
+    /// `secret_access_key`, `region`, `service_account_key`, `account_name`, ... What is not here
+    /// comes from the environment, as the provider's own tools read it (`AWS_ACCESS_KEY_ID`, ...).
     pub settings: BTreeMap<String, String>,
     /// Time within which the storage must begin to answer; retries included.
     pub timeout: Duration,
     /// Whom TLS trusts.
     pub tls: Arc<rustls::ClientConfig>,
-    /// Age at which refs that are used, and what they reach, are written again: a rule of the bucket that removes what is
-    /// older than a few times this removes what nobody used. `None` writes nothing again.
+    /// Age at which refs that are used, and what they reach, are written again: a rule of the
+    /// bucket that removes what is older than a few times this removes what nobody used. `None`
+    /// writes nothing again.
     pub refresh: Option<Duration>,
 }
 

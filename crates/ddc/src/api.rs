@@ -1,4 +1,5 @@
-//! The HTTP interface without HTTP: which route a request takes, which form its answer has, which part of a blob it asks for.
+//! The HTTP interface without HTTP: which route a request takes, which form its answer has, which
+//! part of a blob it asks for.
 
 use std::fmt;
 
@@ -62,7 +63,8 @@ impl Media {
     }
 }
 
-/// The first of `accept`'s types that is offered; the first offer if anything is accepted. `None`: nothing fits.
+/// The first of `accept`'s types that is offered; the first offer if anything is accepted. `None`:
+/// nothing fits.
 #[must_use]
 pub fn negotiate(accept: Option<&str>, offers: &[Media]) -> Option<Media> {
     let Some(accept) = accept.filter(|accept| !accept.trim().is_empty()) else {
@@ -404,7 +406,8 @@ fn percent_decode(text: &str) -> String {
 /// What a `Range` header asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
-    /// Everything: there is no header, or it has a form that may be ignored (several ranges, other units).
+    /// Everything: there is no header, or it has a form that may be ignored (several ranges, other
+    /// units).
     Whole,
     /// These bytes, which exist: 206.
     Part {

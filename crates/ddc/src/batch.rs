@@ -33,7 +33,8 @@ pub enum OpAction {
         /// Everything that the object reaches must be stored.
         resolve: bool,
     },
-    /// Stores an object. Its hash is checked by whoever runs the operation, so that a wrong one fails only this operation.
+    /// Stores an object. Its hash is checked by whoever runs the operation, so that a wrong one
+    /// fails only this operation.
     Put {
         /// The document. `None` if it is missing.
         payload: Option<Vec<u8>>,

@@ -9,7 +9,8 @@ use crate::{Attachment, AttachmentKind, Document, IoHash};
 pub enum Resolution<'a> {
     /// Nothing is stored under this hash.
     Missing,
-    /// The data is in this blob: a compressed form for a content id, else the blob of the same hash.
+    /// The data is in this blob: a compressed form for a content id, else the blob of the same
+    /// hash.
     Blob(IoHash),
     /// An object attachment, with its bytes.
     Object(&'a [u8]),
@@ -17,9 +18,10 @@ pub enum Resolution<'a> {
 
 /// The walk from an object through its attachments, object attachments included.
 ///
-/// Ask [`next`](Closure::next) what to look up, answer with [`resolve`](Closure::resolve), until there is nothing more. The
-/// walk does no I/O, so that the same code serves a folder and an object store. Every hash is asked for once, so cycles end
-/// and the cost is linear in the distinct attachments.
+/// Ask [`next`](Closure::next) what to look up, answer with [`resolve`](Closure::resolve), until
+/// there is nothing more. The walk does no I/O, so that the same code serves a folder and an object
+/// store. Every hash is asked for once, so cycles end and the cost is linear in the distinct
+/// attachments.
 ///
 /// ```
 /// use throng_ddc::{Closure, Document, IoHash, Resolution, Style, Value};
@@ -64,7 +66,8 @@ impl Closure {
             Resolution::Blob(blob) => self.blobs.push(blob),
             Resolution::Object(bytes) => {
                 self.objects.push(attachment.hash);
-                // Something else than a document under this hash is stored bytes without attachments.
+                // Something else than a document under this hash is stored bytes without
+                // attachments.
                 if let Ok(document) = Document::parse(bytes) {
                     self.follow(&document);
                 }
@@ -102,7 +105,7 @@ impl Closure {
 }
 
 impl Attachment {
-    /// Whether this names another document.
+    /// Reports whether this names another document.
     #[must_use]
     pub fn is_object(&self) -> bool {
         self.kind == AttachmentKind::Object

@@ -1,4 +1,5 @@
-//! Compressed buffers: data in independently compressed blocks, named by the hash of what they hold.
+//! Compressed buffers: data in independently compressed blocks, named by the hash of what they
+//! hold.
 //!
 //! ```text
 //! offset size                                      offset size
@@ -12,8 +13,8 @@
 //!
 //! All numbers are big-endian. A block whose compressed size is its raw size is stored as it is.
 //!
-//! [`Decoder`] takes the bytes as they arrive and keeps at most the block table and one block, so that a buffer of any size
-//! is verified while it is being received.
+//! [`Decoder`] takes the bytes as they arrive and keeps at most the block table and one block, so
+//! that a buffer of any size is verified while it is being received.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ pub const HEADER_BYTES: usize = 64;
 /// Largest accepted block: 16 MiB. Editors write 256 KiB. A decoder may hold twice this.
 pub const BLOCK_EXPONENT_MAX: u8 = 24;
 
-/// Largest accepted block table: a million blocks, which are 256 GiB of raw data in editors' blocks.
+/// Largest accepted block table: a million blocks, which are 256 GiB of raw data in editors'
+/// blocks.
 pub const BLOCKS_MAX: u32 = 1 << 20;
 
 const MAGIC: [u8; 4] = 0xB775_6362_u32.to_be_bytes();
@@ -161,7 +163,7 @@ impl Header {
         }
     }
 
-    /// Whether `sum`, which is header, table and blocks, is what the header declares.
+    /// Reports whether `sum`, which is header, table and blocks, is what the header declares.
     fn total_fits(&self, sum: u64) -> bool {
         let headerless = sum - HEADER_BYTES as u64;
         // Some writers of Oodle buffers leave out the header, or header and table.
@@ -170,8 +172,8 @@ impl Header {
     }
 }
 
-/// Decodes blocks of Oodle, a format that has no public specification: whoever embeds this crate may have a decoder, this
-/// crate has none.
+/// Decodes blocks of Oodle, a format that has no public specification: whoever embeds this crate
+/// may have a decoder, this crate has none.
 pub trait OodleDecoder: Send + Sync + fmt::Debug {
     /// Decodes one block of at most 16 MiB, of which `raw.len()` bytes must come.
     ///
@@ -195,8 +197,8 @@ pub enum OodleOutcome {
 pub struct Verified {
     /// What the header says.
     pub header: Header,
-    /// Whether the raw data was decompressed and has the declared hash. False if there was no decoder for an Oodle block: then
-    /// only the structure was checked.
+    /// True if the raw data was decompressed and has the declared hash. False if there was no
+    /// decoder for an Oodle block: then only the structure was checked.
     pub hash_checked: bool,
 }
 
@@ -224,7 +226,8 @@ struct Blocks {
     header: Header,
     sizes: Vec<u32>,
     index: u32,
-    /// Bytes of the current run that are passed through as they are: a stored block, or everything for method none.
+    /// Bytes of the current run that are passed through as they are: a stored block, or everything
+    /// for method none.
     stored_left: u64,
     /// Bytes of the current block that are skipped because there is no decoder.
     skipped_left: u64,
@@ -307,8 +310,8 @@ impl Decoder {
     /// Checks that everything was received and has the declared hash.
     ///
     /// # Errors
-    /// [`CompressedError::Truncated`] within header and table, [`CompressedError::BadSize`] within the blocks,
-    /// [`CompressedError::BadHash`].
+    /// [`CompressedError::Truncated`] within header and table, [`CompressedError::BadSize`] within
+    /// the blocks, [`CompressedError::BadHash`].
     pub fn finish(self) -> Result<Verified, CompressedError> {
         let State::Blocks(blocks) = self.state else { return Err(CompressedError::Truncated) };
         let complete = blocks.index == blocks.header.block_count && self.pending.is_empty();
@@ -435,7 +438,8 @@ pub fn verify(bytes: &[u8]) -> Result<Verified, CompressedError> {
 /// Decompresses a whole buffer. `None` inside `Ok` if there is no decoder for it.
 ///
 /// # Errors
-/// As [`Decoder`]; [`CompressedError::BadSize`] if the raw data would be longer than `raw_bytes_max`.
+/// As [`Decoder`]; [`CompressedError::BadSize`] if the raw data would be longer than
+/// `raw_bytes_max`.
 pub fn decompress(
     bytes: &[u8],
     raw_bytes_max: u64,
@@ -460,10 +464,12 @@ pub fn store(raw: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A buffer of LZ4 blocks of 2^`block_exponent` bytes each; blocks that do not shrink are stored as they are.
+/// A buffer of LZ4 blocks of 2^`block_exponent` bytes each; blocks that do not shrink are stored as
+/// they are.
 ///
 /// # Panics
-/// If `block_exponent` exceeds [`BLOCK_EXPONENT_MAX`] or there would be more than [`BLOCKS_MAX`] blocks.
+/// If `block_exponent` exceeds [`BLOCK_EXPONENT_MAX`] or there would be more than [`BLOCKS_MAX`]
+/// blocks.
 #[must_use]
 pub fn compress_lz4(raw: &[u8], block_exponent: u8) -> Vec<u8> {
     assert!(block_exponent <= BLOCK_EXPONENT_MAX, "blocks of 2^{block_exponent} bytes");
@@ -583,7 +589,8 @@ mod tests {
         }
     }
 
-    /// Blocks of this kind repeat their first byte; one that begins with 0 is damaged, with 255 finds no decoder.
+    /// Blocks of this kind repeat their first byte; one that begins with 0 is damaged, with 255
+    /// finds no decoder.
     #[derive(Debug)]
     struct Repeats;
 

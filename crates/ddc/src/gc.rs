@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-/// When a ref may be removed.
+/// Time when a ref may be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefPolicy {
     /// Never.
     Keep,
-    /// When it was not used for this long.
+    /// Time when it was not used for this long.
     LastAccess(Duration),
     /// This long after it was put, however much it is used.
     Ttl(Duration),
@@ -21,7 +21,7 @@ impl RefPolicy {
     /// Time without use after which refs go, unless configured otherwise.
     pub const TTL_DEFAULT: Duration = Duration::from_secs(14 * 24 * 3600);
 
-    /// Whether a ref that was put and last used then may be removed now.
+    /// Reports whether a ref that was put and last used then may be removed now.
     #[must_use]
     pub fn expired(self, put: Timestamp, last_access: Timestamp, now: Timestamp) -> bool {
         match self {
@@ -33,17 +33,17 @@ impl RefPolicy {
     }
 }
 
-/// A blob that no ref reaches is kept this long, so that an upload is not overtaken by a collection that began before its
-/// ref was put.
+/// A blob that no ref reaches is kept this long, so that an upload is not overtaken by a collection
+/// that began before its ref was put.
 pub const BLOB_AGE_MIN: Duration = Duration::from_secs(3600);
 
-/// Whether a blob may be removed now.
+/// Reports whether a blob may be removed now.
 #[must_use]
 pub fn blob_expired(reached: bool, put: Timestamp, now: Timestamp, age_min: Duration) -> bool {
     !reached && now.since(put) > age_min
 }
 
-/// When a store that is bounded in bytes evicts, and how much.
+/// Time when a store that is bounded in bytes evicts, and how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Most bytes; 0 is no limit.
@@ -51,7 +51,8 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// Bytes to free now, which is 0 below 95 % of the limit; else what brings the store down to 85 %.
+    /// Bytes to free now, which is 0 below 95 % of the limit; else what brings the store down to 85
+    /// %.
     #[must_use]
     pub fn excess(self, used: u64) -> u64 {
         let limit = u128::from(self.bytes_max);
@@ -61,7 +62,7 @@ impl Quota {
         u64::try_from(u128::from(used).saturating_sub(limit * 85 / 100)).unwrap_or(u64::MAX)
     }
 
-    /// Whether `more` bytes fit.
+    /// Reports whether `more` bytes fit.
     #[must_use]
     pub fn admits(self, used: u64, more: u64) -> bool {
         self.bytes_max == 0 || used.saturating_add(more) <= self.bytes_max

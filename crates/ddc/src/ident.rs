@@ -1,4 +1,5 @@
-//! Names that come from outside: namespace, bucket and key. A value of these types is valid and folded to lower case.
+//! Names that come from outside: namespace, bucket and key. A value of these types is valid and
+//! folded to lower case.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +21,8 @@ macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*
         ///
-        /// 1 to 64 of `a-z 0-9 - _ .`, not starting or ending with a dot. Parsing folds upper case ASCII to lower case.
+        /// 1 to 64 of `a-z 0-9 - _ .`, not starting or ending with a dot. Parsing folds upper case
+        /// ASCII to lower case.
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $type(Box<str>);
 

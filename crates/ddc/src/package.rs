@@ -36,7 +36,7 @@ impl Flags {
     /// A path on the sender's machine. Never valid here.
     pub const LOCAL_REF: Flags = Flags(8);
 
-    /// Whether all bits of `other` are set.
+    /// Reports whether all bits of `other` are set.
     #[must_use]
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
@@ -142,7 +142,8 @@ impl Table {
         if table.total_bytes().is_none() { Err(PackageError::BadTable) } else { Ok(table) }
     }
 
-    /// Bytes of the whole package. `None` if that is no 64-bit number; never for a table that was read.
+    /// Bytes of the whole package. `None` if that is no 64-bit number; never for a table that was
+    /// read.
     #[must_use]
     pub fn total_bytes(&self) -> Option<u64> {
         let table = (HEAD_BYTES + ENTRY_BYTES * self.entries.len()) as u64;
@@ -169,7 +170,8 @@ impl Table {
     }
 }
 
-/// Splits a whole package into its entries and their payloads, the root first. Hashes are not checked.
+/// Splits a whole package into its entries and their payloads, the root first. Hashes are not
+/// checked.
 ///
 /// # Errors
 /// As [`PackageError`] says.

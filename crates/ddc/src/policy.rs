@@ -68,7 +68,8 @@ impl FromStr for Action {
     }
 }
 
-/// What is known about a caller: names with values, as a token states them. A name may have several values.
+/// What is known about a caller: names with values, as a token states them. A name may have several
+/// values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenClaims(Vec<(String, String)>);
 
@@ -83,7 +84,8 @@ impl TokenClaims {
         self.0.push((name.into(), value.into()));
     }
 
-    /// Whether `wanted` holds: `*` always, `name=value` if that value is there, `name` if any value is. Case is ignored.
+    /// Reports whether `wanted` holds: `*` always, `name=value` if that value is there, `name` if
+    /// any value is. Case is ignored.
     #[must_use]
     pub fn satisfy(&self, wanted: &str) -> bool {
         if wanted == "*" {
@@ -107,7 +109,7 @@ pub struct Acl {
 }
 
 impl Acl {
-    /// Whether the caller has all claims.
+    /// Reports whether the caller has all claims.
     #[must_use]
     pub fn matches(&self, caller: &TokenClaims) -> bool {
         !self.claims.is_empty() && self.claims.iter().all(|wanted| caller.satisfy(wanted))
@@ -133,7 +135,8 @@ impl FromStr for Pattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Pattern, PatternError> {
-        // Names are compared without case everywhere. Matching takes time in proportion to the name, whatever is written.
+        // Names are compared without case everywhere. Matching takes time in proportion to the
+        // name, whatever is written.
         let built = RegexBuilder::new(text).case_insensitive(true).size_limit(1 << 20).build();
         let regex = built.map_err(|error| PatternError::Syntax(error.to_string()))?;
         match regex.captures_len() - 1 {
@@ -156,7 +159,8 @@ impl Eq for Pattern {}
 pub struct Scope {
     /// Names, or `*` for all.
     pub values: Vec<String>,
-    /// Compares this part of a name with `values` instead of all of it; a name without such a part is none of them.
+    /// Compares this part of a name with `values` instead of all of it; a name without such a part
+    /// is none of them.
     pub pattern: Option<Pattern>,
     /// Covers everything but `values`.
     pub not: bool,
@@ -174,7 +178,7 @@ impl Scope {
         Scope::of(["*"])
     }
 
-    /// Whether `name` is covered.
+    /// Reports whether `name` is covered.
     #[must_use]
     pub fn covers(&self, name: &str) -> bool {
         let compared = match &self.pattern {
@@ -204,7 +208,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Whether this entry applies to the caller there.
+    /// Reports whether this entry applies to the caller there.
     #[must_use]
     pub fn matches(&self, caller: &TokenClaims, namespace: &Namespace, bucket: Option<&Bucket>) -> bool {
         let in_bucket = match bucket {
@@ -234,7 +238,7 @@ impl Policies {
         self.0.iter().filter(move |policy| policy.matches(caller, namespace, bucket))
     }
 
-    /// Whether the caller may do `action` there.
+    /// Reports whether the caller may do `action` there.
     #[must_use]
     pub fn permit(
         &self,

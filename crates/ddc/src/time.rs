@@ -81,8 +81,8 @@ fn clock(ms: i128) -> (i128, i128, i128, i128) {
 
 /// Year, month and day in the proleptic Gregorian calendar.
 ///
-/// Counts from 1 March of year 0, so that leap days end a year: 400 years are 146,097 days, and the months from March have
-/// 31, 30, 31, 30, 31 days over and over, which is (153 * month + 2) / 5.
+/// Counts from 1 March of year 0, so that leap days end a year: 400 years are 146,097 days, and the
+/// months from March have 31, 30, 31, 30, 31 days over and over, which is (153 * month + 2) / 5.
 fn civil(ms_since_year_1: i128) -> (i128, i128, i128) {
     let days = ms_since_year_1.div_euclid(DAY_MS) + 306;
     let era = days.div_euclid(146_097);

@@ -1,4 +1,5 @@
-//! Variable-length unsigned integers of compact binary: big-endian, length in the leading one bits of the first byte.
+//! Variable-length unsigned integers of compact binary: big-endian, length in the leading one bits
+//! of the first byte.
 
 /// Appends the shortest form of `value`, 1 to 9 bytes.
 pub fn write_varuint(out: &mut Vec<u8>, value: u64) {
@@ -16,7 +17,8 @@ pub fn write_varuint(out: &mut Vec<u8>, value: u64) {
     }
 }
 
-/// Reads a value in any form, short or long: the value and how many bytes it took. `None` if `bytes` end before it does.
+/// Reads a value in any form, short or long: the value and how many bytes it took. `None` if
+/// `bytes` end before it does.
 #[must_use]
 pub fn read_varuint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;

@@ -1,11 +1,13 @@
 //! Decodes blocks of Oodle for the derived-data cache, as a process of its own.
 //!
-//! The decoder is `oozextract`: free, in Rust without `unsafe` as it is built here, and written without a specification. What
-//! it is given is what anybody uploaded, and it is not ready for that: it panics on some of it, and 40 kB of nested chunks
-//! make it recurse until the stack is full, which ends a process. So it decodes in a process that may end.
+//! The decoder is `oozextract`: free, in Rust without `unsafe` as it is built here, and written
+//! without a specification. What it is given is what anybody uploaded, and it is not ready for
+//! that: it panics on some of it, and 40 kB of nested chunks make it recurse until the stack is
+//! full, which ends a process. So it decodes in a process that may end.
 //!
-//! The other side is `throng_ddc_server::OodleProgram`, which says what goes over the pipes; any program that does the same can
-//! take the place of this one, one around the licensed decoder of an engine for example.
+//! The other side is `throng_ddc_server::OodleProgram`, which says what goes over the pipes; any
+//! program that does the same can take the place of this one, one around the licensed decoder of an
+//! engine for example.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
@@ -21,7 +23,8 @@ const BLOCK_BYTES_MAX: usize = 16 << 20;
 /// Blocks that were made by a compressor nest a few levels deep.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Serves standard input and output until the input ends. Panics are not reported: there may be one for each block.
+/// Serves standard input and output until the input ends. Panics are not reported: there may be one
+/// for each block.
 pub fn run() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     // A stack that is full ends the process with a signal; nobody wants its memory on disk.
@@ -67,8 +70,8 @@ pub fn serve(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     }
 }
 
-/// True if the block decoded to all of `raw`. Each block has a decoder of its own: none has a history, and a damaged one leaves
-/// nothing behind.
+/// True if the block decoded to all of `raw`. Each block has a decoder of its own: none has a
+/// history, and a damaged one leaves nothing behind.
 fn decode(block: &[u8], raw: &mut [u8]) -> bool {
     let wanted = raw.len();
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| Extractor::new().read_from_slice(block, raw)));

@@ -1,4 +1,5 @@
-//! The file system as the store needs it: few operations, so that a simulated disk can stand in for the real one.
+//! The file system as the store needs it: few operations, so that a simulated disk can stand in for
+//! the real one.
 
 use std::fmt;
 use std::io::{self, IoSlice, Seek as _, SeekFrom, Write as _};
@@ -8,9 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A folder. Paths are relative to it and have at most two parts.
 ///
-/// What a power failure may do: any write, truncation, creation or removal that was not made durable by
-/// [`File::sync`] (content and size) or [`Fs::sync_dir`] (names) may be lost, reordered with others or, for a write,
-/// happen in part.
+/// What a power failure may do: any write, truncation, creation or removal that was not made
+/// durable by [`File::sync`] (content and size) or [`Fs::sync_dir`] (names) may be lost, reordered
+/// with others or, for a write, happen in part.
 pub trait Fs: fmt::Debug + Send + Sync + 'static {
     /// Opens a file, making it if it does not exist and `create` says so.
     ///
@@ -66,8 +67,9 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// As the system says.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Sets space aside for what will be written to `offset..offset + len`, as zeros; the file becomes that long. A hint: where
-    /// it cannot be done nothing is lost but time, so it says nothing.
+    /// Sets space aside for what will be written to `offset..offset + len`, as zeros; the file
+    /// becomes that long. A hint: where it cannot be done nothing is lost but time, so it says
+    /// nothing.
     fn reserve(&self, offset: u64, len: u64);
     /// Makes content and size durable.
     ///
@@ -126,8 +128,8 @@ impl Fs for Folder {
     fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
         let mut how = std::fs::OpenOptions::new();
         how.read(true).write(true).create(create).truncate(false);
-        // A read that notes its time is a change of the file, and waits when the file system's journal is busy: the first
-        // read of each blob would.
+        // A read that notes its time is a change of the file, and waits when the file system's
+        // journal is busy: the first read of each blob would.
         let unnoted = how.clone().custom_flags(NO_ATIME).open(self.path.join(path));
         let file = match unnoted {
             // The file belongs to somebody else.

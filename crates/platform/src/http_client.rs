@@ -12,9 +12,11 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-/// Idle connections kept for one server. Enough for the parallel reads of one editor; more would only hold descriptors.
+/// Idle connections kept for one server. Enough for the parallel reads of one editor; more would
+/// only hold descriptors.
 const IDLE_CONNECTIONS_MAX: usize = 64;
-/// Longest wait for a TCP handshake: a server that is up answers in milliseconds, and a retry after 3 s may succeed.
+/// Longest wait for a TCP handshake: a server that is up answers in milliseconds, and a retry after
+/// 3 s may succeed.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Failure to get a response.
@@ -31,7 +33,8 @@ pub enum HttpClientError {
     Timeout(Duration),
 }
 
-/// The messages of an error and of its sources: the outer ones of the client say only "client error".
+/// The messages of an error and of its sources: the outer ones of the client say only "client
+/// error".
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -83,8 +86,8 @@ where
         HttpClient { client }
     }
 
-    /// Sends a request and returns the response once its head has arrived, within `timeout`. The caller bounds the size
-    /// of the body and the time that it takes.
+    /// Sends a request and returns the response once its head has arrived, within `timeout`. The
+    /// caller bounds the size of the body and the time that it takes.
     ///
     /// # Errors
     /// [`HttpClientError`]. A status of any value is a response, not an error.
@@ -102,10 +105,12 @@ where
     }
 }
 
-/// Sends one GET over plain HTTP and waits for status and body, on the calling thread. For command lines.
+/// Sends one GET over plain HTTP and waits for status and body, on the calling thread. For command
+/// lines.
 ///
 /// # Errors
-/// The reason as a phrase: no connection, no response within `timeout`, or a body longer than `bytes_max`.
+/// The reason as a phrase: no connection, no response within `timeout`, or a body longer than
+/// `bytes_max`.
 pub fn get_blocking(
     request: Request<Empty<Bytes>>,
     timeout: Duration,

@@ -11,7 +11,8 @@ use throng_stdx::Rng;
 /// Bytes that a disk writes or does not write, never in part.
 const SECTOR: usize = 512;
 
-/// Contents and pending writes of a disk. Cheap to clone, so that the power can fail at every write.
+/// Contents and pending writes of a disk. Cheap to clone, so that the power can fail at every
+/// write.
 #[derive(Clone, Default)]
 pub struct DiskState {
     names: BTreeMap<String, u64>,
@@ -153,7 +154,8 @@ impl SimulatedDisk {
         SimulatedDisk(Arc::new(Mutex::new(Inner { state, hook: None })))
     }
 
-    /// Calls `hook` with the state after every operation that changes the disk; its error is the operation's result.
+    /// Calls `hook` with the state after every operation that changes the disk; its error is the
+    /// operation's result.
     pub fn set_hook(&self, hook: Option<Hook>) {
         self.with(|inner| inner.hook = hook);
     }
@@ -253,7 +255,7 @@ struct Handle {
 }
 
 impl Handle {
-    /// Whether the file may become this long.
+    /// Reports whether the file may become this long.
     fn check_space(&self, len: u64) -> io::Result<()> {
         let more = len.saturating_sub(self.content(|content| content.now.len() as u64));
         let free = self.disk.with(|inner| inner.state.free_bytes());

@@ -11,8 +11,8 @@ use tokio::io::AsyncReadExt as _;
 use super::{Connection, STALL_TIMEOUT, Wire};
 use crate::upload::{SMALL_BYTES_MAX, Source};
 
-/// Bytes of a large body that are handed on together: enough for hashing at full speed, little enough to be in the
-/// second-level cache still when they are written.
+/// Bytes of a large body that are handed on together: enough for hashing at full speed, little
+/// enough to be in the second-level cache still when they are written.
 const PIECE_BYTES: u64 = 512 << 10;
 /// Room for what comes in chunks.
 const CHUNK_ROOM: usize = 64 << 10;

@@ -44,7 +44,8 @@ impl Head {
             }
             Err(_) => return Err(bad("this is no HTTP request")),
         };
-        // A lone line feed ends a line for some and not for others; who would disagree about it hides a request in it.
+        // A lone line feed ends a line for some and not for others; who would disagree about it
+        // hides a request in it.
         if has_lone_feed(&bytes[..len]) {
             return Err(bad("a line ends without a carriage return"));
         }

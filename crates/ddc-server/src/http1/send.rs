@@ -18,7 +18,8 @@ use crate::body::{Body, FilePart};
 
 /// Bytes that are copied behind the head, to go out with it, rather than sent by themselves.
 const COPY_BYTES_MAX: usize = 16 << 10;
-/// Bytes of a file that the kernel is asked to send in one call; other connections of the thread wait meanwhile.
+/// Bytes of a file that the kernel is asked to send in one call; other connections of the thread
+/// wait meanwhile.
 const SENDFILE_BYTES: u64 = 2 << 20;
 
 impl<S: Wire> Connection<S> {
@@ -123,7 +124,8 @@ impl<S: Wire> Connection<S> {
         sent
     }
 
-    /// Writes bytes; `more` says that others follow at once, so that the last packet may wait for them.
+    /// Writes bytes; `more` says that others follow at once, so that the last packet may wait for
+    /// them.
     async fn write_all(&mut self, mut bytes: &[u8], more: bool) -> io::Result<()> {
         let is_socket = self.stream.tcp().is_some();
         while !bytes.is_empty() {

@@ -29,8 +29,8 @@ impl Wire for TlsStream<TcpStream> {
     }
 }
 
-/// A time limit that is moved with every request and looked at only when it could have passed: moving it costs no more
-/// than reading the clock.
+/// A time limit that is moved with every request and looked at only when it could have passed:
+/// moving it costs no more than reading the clock.
 pub(crate) struct Watchdog {
     due: Instant,
     sleep: Pin<Box<Sleep>>,

@@ -1,5 +1,6 @@
-//! Histories of concurrent clients: every ref is a register, and what each client saw must fit one order of all operations in
-//! which each takes effect between its call and its answer (linearizability, as Wing and Gong check it).
+//! Histories of concurrent clients: every ref is a register, and what each client saw must fit one
+//! order of all operations in which each takes effect between its call and its answer
+//! (linearizability, as Wing and Gong check it).
 
 #![cfg(feature = "object-storage")]
 
@@ -61,7 +62,8 @@ fn path(reference: u64) -> String {
     format!("/api/v1/refs/game/history/{}", IoHash::of(&reference.to_le_bytes()))
 }
 
-/// Puts an object of its own with a blob of its own; whatever is needed is uploaded until nothing is.
+/// Puts an object of its own with a blob of its own; whatever is needed is uploaded until nothing
+/// is.
 async fn put(client: &Client, path: &str, number: u64, with_blob: bool) {
     let blob = number.to_le_bytes().repeat(20);
     let mut fields = vec![("number", Value::Integer(number))];
@@ -121,7 +123,8 @@ async fn play(servers: &[Server], seed: u64, with_blobs: bool) -> Vec<Vec<Entry<
                                 number.and_then(|number| u64::try_from(number).ok())
                             }
                             StatusCode::NOT_FOUND => None,
-                            // Somebody's write waits for its blob, which was collected: no value of a register.
+                            // Somebody's write waits for its blob, which was collected: no value of
+                            // a register.
                             StatusCode::BAD_REQUEST => continue,
                             other => panic!("{other}: {}", reply.text()),
                         })

@@ -121,7 +121,8 @@ fn last_uses_survive_a_restart() {
     let node = open(folder.path());
     let store = node.service().store();
     assert_eq!(store.last_access(&namespace(), &bucket, &key()).expect("the disk works"), Some(used));
-    // Nothing expires by default; what the ref reaches stays, what nothing reaches and is an hour old goes.
+    // Nothing expires by default; what the ref reaches stays, what nothing reaches and is an hour
+    // old goes.
     let collected = node.service().collect().expect("the disk works");
     assert_eq!((collected.refs, collected.blobs), (0, 0));
     assert_eq!(node.service().stats().collections, 1);

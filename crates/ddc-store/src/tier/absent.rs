@@ -1,4 +1,5 @@
-//! [`Tier`] of a build without the feature `object-storage`: there is no value of it, so nothing can be asked of one.
+//! [`Tier`] of a build without the feature `object-storage`: there is no value of it, so nothing
+//! can be asked of one.
 
 use std::time::Duration;
 

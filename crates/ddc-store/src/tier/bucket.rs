@@ -16,11 +16,13 @@ use crate::blob::Blob;
 use crate::key::RefValue;
 use crate::store::{ChangeResult, PutRef};
 
-/// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to 5 GiB.
+/// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to
+/// 5 GiB.
 const PART_BYTES: u64 = 8 << 20;
 /// End of the name of a form that was decoded and hashed.
 const VERIFIED_SUFFIX: &str = "-v";
-/// A ref that changes between look and change this often in a row is contended by something that does not end.
+/// A ref that changes between look and change this often in a row is contended by something that
+/// does not end.
 const ATTEMPTS: usize = 16;
 
 /// A bucket that holds a cache, shared by any number of nodes.
@@ -65,7 +67,7 @@ impl Tier {
         Ok(found(self.client.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
     }
 
-    /// When a blob was written last; `None` if it is not there.
+    /// Time when a blob was written last; `None` if it is not there.
     ///
     /// # Errors
     /// [`TierError::Failed`].
@@ -98,7 +100,8 @@ impl Tier {
         Ok(Some(Incoming { len, bytes }))
     }
 
-    /// An address at which anybody may read a blob until `valid` is over. Whether the blob is there is not asked.
+    /// An address at which anybody may read a blob until `valid` is over. Whether the blob is there
+    /// is not asked.
     ///
     /// # Errors
     /// [`TierError::Failed`] if the credentials cannot sign.
@@ -112,7 +115,8 @@ impl Tier {
         Ok(self.client.signer.signed_url(hyper::Method::GET, &path, valid).await?.into())
     }
 
-    /// Puts a blob whose hash the caller has checked. It is there, for every node, when this returns.
+    /// Puts a blob whose hash the caller has checked. It is there, for every node, when this
+    /// returns.
     ///
     /// # Errors
     /// [`TierError::Failed`]; whether it is there is unknown then.
@@ -126,7 +130,8 @@ impl Tier {
         Ok(())
     }
 
-    /// Puts a large blob from its local file, in parts; at most one part is in memory. Nothing is visible before the last.
+    /// Puts a large blob from its local file, in parts; at most one part is in memory. Nothing is
+    /// visible before the last.
     ///
     /// # Errors
     /// As [`put_blob`](Tier::put_blob); [`TierError::Local`].
@@ -172,8 +177,8 @@ impl Tier {
 
     // --- Content ids
 
-    /// Blobs that hold forms of a content id, each with its weight and whether it was verified: first those that were, the
-    /// lightest first.
+    /// Blobs that hold forms of a content id, each with its weight and whether it was verified:
+    /// first those that were, the lightest first.
     ///
     /// # Errors
     /// [`TierError::Failed`].
@@ -388,7 +393,8 @@ impl Tier {
             let payload = PutPayload::from(value.write());
             match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
                 Ok(_) => return Ok(ChangeResult::Done),
-                // Another node was faster; or this was the second attempt of a write whose answer was lost.
+                // Another node was faster; or this was the second attempt of a write whose answer
+                // was lost.
                 Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
                 }
                 Err(error) => return Err(error.into()),

@@ -1,4 +1,5 @@
-//! From an address to an object store: the client of the provider, over the project's own HTTP and TLS.
+//! From an address to an object store: the client of the provider, over the project's own HTTP and
+//! TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +65,8 @@ pub(super) fn connect(options: &TierOptions) -> Result<(Client, Path), TierError
             if let Some(endpoint) = endpoint {
                 builder = builder.with_endpoint(endpoint);
             }
-            // The connection protects the payload, and its own hash is checked when it is read again.
+            // The connection protects the payload, and its own hash is checked when it is read
+            // again.
             let builder = builder.with_unsigned_payload(true);
             let builder = builder.with_client_options(client).with_retry(retry);
             Client::new(builder.with_http_connector(connector).build().map_err(setting)?)

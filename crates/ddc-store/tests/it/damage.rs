@@ -10,7 +10,8 @@ use throng_stdx::Rng;
 
 use crate::common::*;
 
-/// A disk with some refs and blobs of which the log holds several versions, and a segment behind them.
+/// A disk with some refs and blobs of which the log holds several versions, and a segment behind
+/// them.
 fn written() -> (SimulatedDisk, Vec<IoHash>) {
     let disk = disk();
     let store = open(disk.clone());

@@ -68,7 +68,8 @@ fn a_collection_takes_what_nobody_reaches_and_gives_the_space_back() {
 fn a_ref_that_arrives_during_a_collection_keeps_its_blobs_or_is_told_that_they_are_gone() {
     let store = open(Arc::new(SimulatedDisk::new(DiskState::default())), 1 << 20);
     let hash = put_blob(&store, b"wanted again", 0);
-    // The policy is asked once the collection has begun: the ref comes in before blobs are looked at.
+    // The policy is asked once the collection has begun: the ref comes in before blobs are looked
+    // at.
     let arrive = |_: &Namespace| {
         put_ref(&store, 1, &[hash], 0);
         RefPolicy::Keep

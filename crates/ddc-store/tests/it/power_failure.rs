@@ -1,4 +1,5 @@
-//! The power fails at every write of a long session. Whatever was acknowledged must be there afterwards, and nothing wrong.
+//! The power fails at every write of a long session. Whatever was acknowledged must be there
+//! afterwards, and nothing wrong.
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use std::collections::BTreeMap;
@@ -84,7 +85,8 @@ fn open(disk: &SimulatedDisk) -> Arc<Store> {
     Store::open(Arc::new(disk.clone()), options).expect("the store opens after any power failure")
 }
 
-/// Opens the store that the power failure left and checks it; now and then writes something and fails again.
+/// Opens the store that the power failure left and checks it; now and then writes something and
+/// fails again.
 fn recover(state: &DiskState, model: &Model, rng: &mut Rng) {
     let disk = SimulatedDisk::new(state.clone());
     let store = open(&disk);
@@ -141,7 +143,8 @@ fn change(store: &Store, model: &Arc<Mutex<Model>>, rng: &mut Rng) {
             }
         }
         5..=8 => {
-            // A ref to up to three blobs that are acknowledged: what the service does once it has resolved them.
+            // A ref to up to three blobs that are acknowledged: what the service does once it has
+            // resolved them.
             let stored: Vec<IoHash> = known.acknowledged_blobs.keys().copied().collect();
             if stored.is_empty() {
                 return;

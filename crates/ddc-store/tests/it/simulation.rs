@@ -1,9 +1,10 @@
-//! A store over a disk that fails in every way, driven by a random mix of all operations, against a model of every ref and
-//! blob.
+//! A store over a disk that fails in every way, driven by a random mix of all operations, against a
+//! model of every ref and blob.
 //!
-//! A seed is a life of one store: phases of operations, each of which ends with a restart, a power failure, an index that is
-//! built again, or flipped bits while the store is closed. After each phase everything is compared: an acknowledged change is
-//! there; a key that a flip may have hit is as acknowledged or missing, never wrong, never an older version.
+//! A seed is a life of one store: phases of operations, each of which ends with a restart, a power
+//! failure, an index that is built again, or flipped bits while the store is closed. After each
+//! phase everything is compared: an acknowledged change is there; a key that a flip may have hit is
+//! as acknowledged or missing, never wrong, never an older version.
 //!
 //! `THRONG_SEED=N` runs one seed, `THRONG_SEEDS=N` so many.
 
@@ -338,7 +339,8 @@ impl World {
 
     /// Bits flip while the store is closed.
     fn flip(&mut self) {
-        // Damage in the last commit would look like a torn write, so that another segment follows it.
+        // Damage in the last commit would look like a torn write, so that another segment follows
+        // it.
         self.store.checkpoint().expect("the disk works");
         self.reopen(false);
         self.store =
@@ -378,8 +380,8 @@ impl World {
             }
             *values = vec![found];
         }
-        // A bit takes the key whose record it is in, perhaps not before the index is built again. Records of what was lost
-        // earlier name as many keys as that was.
+        // A bit takes the key whose record it is in, perhaps not before the index is built again.
+        // Records of what was lost earlier name as many keys as that was.
         assert!(missing.len() <= self.flips + self.lost, "{} bits took {missing:?}", self.flips);
         self.lost += missing.len();
         self.store.commit();

@@ -8,7 +8,8 @@ use super::field::{Field, HAS_NAME, Kind};
 use crate::read_varuint;
 use crate::varuint::varuint_len;
 
-/// One thing that is wrong. The first five make bytes unreadable; the rest is legal but not canonical.
+/// One thing that is wrong. The first five make bytes unreadable; the rest is legal but not
+/// canonical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 #[repr(u8)]
 pub enum Defect {
@@ -72,13 +73,13 @@ impl Defect {
 pub struct Defects(u16);
 
 impl Defects {
-    /// Whether nothing is wrong: the bytes are canonical.
+    /// Reports whether nothing is wrong: the bytes are canonical.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether `defect` was found.
+    /// Reports whether `defect` was found.
     #[must_use]
     pub fn contains(self, defect: Defect) -> bool {
         self.0 & 1 << defect as u8 != 0
@@ -100,9 +101,11 @@ impl fmt::Debug for Defects {
     }
 }
 
-/// Everything that is wrong with one field and what it holds, up to the first defect that makes it unreadable.
+/// Everything that is wrong with one field and what it holds, up to the first defect that makes it
+/// unreadable.
 ///
-/// For diagnosis: O(n log n). [`Document::parse`](super::Document::parse) is what decides about uploads.
+/// For diagnosis: O(n log n). [`Document::parse`](super::Document::parse) is what decides about
+/// uploads.
 #[must_use]
 pub fn check(bytes: &[u8]) -> Defects {
     let mut found = Defects::default();
@@ -112,7 +115,7 @@ pub fn check(bytes: &[u8]) -> Defects {
     found
 }
 
-/// Whether one field and nothing else can be read from `bytes`.
+/// Reports whether one field and nothing else can be read from `bytes`.
 pub(super) fn structure(bytes: &[u8]) -> Result<(), Defect> {
     walk(bytes, None)
 }
@@ -283,7 +286,7 @@ fn take_type(rest: &mut &[u8]) -> Result<u8, Defect> {
     Ok(*stored)
 }
 
-/// Whether the type bytes of a container are all the same.
+/// True if the type bytes of a container are all the same.
 #[derive(Default)]
 struct Types {
     first: Option<u8>,

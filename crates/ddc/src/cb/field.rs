@@ -57,7 +57,8 @@ pub enum Kind {
 pub(crate) const HAS_NAME: u8 = 0x80;
 
 impl Kind {
-    /// The kind of a stored type byte, with or without the name flag. `None` for everything that must not be stored.
+    /// The kind of a stored type byte, with or without the name flag. `None` for everything that
+    /// must not be stored.
     #[must_use]
     pub fn from_stored(byte: u8) -> Option<Kind> {
         use Kind::{
@@ -92,19 +93,20 @@ impl Kind {
         })
     }
 
-    /// Whether the value is in the type, so that the payload has no bytes.
+    /// Reports whether the value is in the type, so that the payload has no bytes.
     #[must_use]
     pub fn is_empty(self) -> bool {
         matches!(self, Kind::Null | Kind::BoolFalse | Kind::BoolTrue)
     }
 
-    /// Whether the value is an object or an array.
+    /// Reports whether the value is an object or an array.
     #[must_use]
     pub fn is_container(self) -> bool {
         matches!(self, Kind::Object | Kind::UniformObject | Kind::Array | Kind::UniformArray)
     }
 
-    /// Bytes of the payload at the start of `bytes`, size prefix included. `None` if it passes their end.
+    /// Bytes of the payload at the start of `bytes`, size prefix included. `None` if it passes
+    /// their end.
     pub(crate) fn payload_len(self, bytes: &[u8]) -> Option<usize> {
         let len = match self {
             Kind::Null | Kind::BoolFalse | Kind::BoolTrue => 0,
@@ -195,13 +197,13 @@ impl<'a> Field<'a> {
         self.is_object().then(|| self.iter().find(|field| field.name == Some(name.as_bytes())))?
     }
 
-    /// Whether this is an object, uniform or not.
+    /// Reports whether this is an object, uniform or not.
     #[must_use]
     pub fn is_object(&self) -> bool {
         matches!(self.kind, Kind::Object | Kind::UniformObject)
     }
 
-    /// Whether this is an array, uniform or not.
+    /// Reports whether this is an array, uniform or not.
     #[must_use]
     pub fn is_array(&self) -> bool {
         matches!(self.kind, Kind::Array | Kind::UniformArray)
@@ -298,7 +300,8 @@ impl<'a> Field<'a> {
     /// For fields of a checked document, whose nesting is bounded.
     pub(crate) fn visit(&self, visit: &mut dyn FnMut(&Field<'a>)) {
         visit(self);
-        // A large array of numbers or hashes is one type away from being skipped, but only if it is uniform.
+        // A large array of numbers or hashes is one type away from being skipped, but only if it is
+        // uniform.
         for field in self.iter() {
             if field.kind.is_container() {
                 field.visit(visit);

@@ -1,5 +1,5 @@
-//! Compact binary: self-describing fields, in objects and arrays, each of a plain and a *uniform* form in which the type of
-//! all items is written once.
+//! Compact binary: self-describing fields, in objects and arrays, each of a plain and a *uniform*
+//! form in which the type of all items is written once.
 //!
 //! ```text
 //! field   = type byte, [name length, name], payload      the name is there when the type has bit 0x80
@@ -21,7 +21,8 @@ use crate::IoHash;
 /// Objects and arrays may be nested this deep, the document itself included.
 pub const DEPTH_MAX: usize = 64;
 
-/// Bytes that are one object, checked once: sizes fit, types exist, nothing follows, nesting is bounded.
+/// Bytes that are one object, checked once: sizes fit, types exist, nothing follows, nesting is
+/// bounded.
 ///
 /// Non-canonical form is fine; the bytes are never rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,8 +106,8 @@ impl<'a> Document<'a> {
         out
     }
 
-    /// As [`to_json`](Document::to_json), with hashes that are no attachments in upper case: how answers of the service
-    /// list them.
+    /// As [`to_json`](Document::to_json), with hashes that are no attachments in upper case: how
+    /// answers of the service list them.
     #[must_use]
     pub fn to_answer_json(&self) -> String {
         let mut out = String::with_capacity(2 * self.bytes.len());

@@ -1,9 +1,11 @@
-//! Linearizability of histories, as Wing and Gong check it; shared by the tests of all services with concurrent clients.
+//! Linearizability of histories, as Wing and Gong check it; shared by the tests of all services
+//! with concurrent clients.
 
 use std::collections::HashSet;
 use std::hash::Hash;
 
-/// An operation with what its client saw, and when it was called and answered, in ticks of one clock for all.
+/// An operation with what its client saw, and when it was called and answered, in ticks of one
+/// clock for all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry<O> {
     pub(crate) called: u64,
@@ -11,9 +13,10 @@ pub(crate) struct Entry<O> {
     pub(crate) operation: O,
 }
 
-/// Whether there is one order of all operations in which each takes effect between its call and its answer. `apply` gives
-/// the state after an operation, or `None` where its client would have seen something else. Depth first, remembering what
-/// was tried: which are done, and the state then.
+/// Reports whether there is one order of all operations in which each takes effect between its call
+/// and its answer. `apply` gives the state after an operation, or `None` where its client would
+/// have seen something else. Depth first, remembering what was tried: which are done, and the state
+/// then.
 pub(crate) fn is_linearizable<S: Clone + Eq + Hash, O>(
     history: &[Entry<O>],
     first: S,
