@@ -7,7 +7,6 @@ use bytes::Bytes;
 
 use super::{Ack, Context, Envelope, Kind, Outgoing, Peer, Queued, State, find_lane, floor_ms, lane_mut};
 use crate::budget::OVERHEAD;
-use crate::config::Windows;
 use crate::estimate::THROTTLE_SCALE;
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Reason, Transmit};
@@ -143,7 +142,9 @@ impl Peer {
     /// Writes queued commands in the order they were queued, reliable data aside while the window
     /// holds it back.
     fn write_queued(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, needs_time: &mut bool) {
-        let is_patient = ctx.config.windows == Windows::Adaptive;
+        // Before the first packet there is no queue of its own, and pings keep the rhythm of the C
+        // library.
+        let is_patient = self.path.is_some();
         let timeout_ms = self.estimate.resend_after_ms(floor_ms(&ctx.config), is_patient);
         loop {
             work::step();
