@@ -24,6 +24,11 @@ use crate::key;
 use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter};
 use crate::store::lock;
 
+/// Keys with their entries, in the order of the keys.
+pub(crate) type Entries = Vec<(Box<[u8]>, IndexEntry)>;
+/// Some entries, and the key at which the next ones begin.
+type Page = (Entries, Option<Box<[u8]>>);
+
 pub(crate) const FOLDER: &str = "index";
 /// Made when a block of the index does not check: the next start builds the index again.
 const DAMAGE_MARK: &str = "index/damaged";
@@ -348,7 +353,7 @@ impl Index {
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<Vec<(Box<[u8]>, IndexEntry)>, IndexError> {
+    ) -> Result<Entries, IndexError> {
         let mut after: Option<Box<[u8]>> = after.map(Box::from);
         loop {
             let (found, end) = self.scan_step(prefix, after.as_deref(), limit)?;
@@ -361,12 +366,7 @@ impl Index {
     }
 
     /// One step of a scan, and the key up to which it looked if that is not the end.
-    fn scan_step(
-        &self,
-        prefix: &[u8],
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<(Vec<(Box<[u8]>, IndexEntry)>, Option<Box<[u8]>>), IndexError> {
+    fn scan_step(&self, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> Result<Page, IndexError> {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
             _ => Included(prefix),

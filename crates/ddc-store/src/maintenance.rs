@@ -19,6 +19,9 @@ use crate::reads::is_damage;
 use crate::record::{HEADER_BYTES, Kind};
 use crate::store::{Store, StoreError, lock};
 
+/// Called with each key and entry; its error ends the walk.
+type VisitEntry<'a> = dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError> + 'a;
+
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
 /// Bytes of blobs that are moved before the moves are committed.
@@ -487,11 +490,7 @@ impl Store {
     }
 
     /// The same with whole entries.
-    fn walk_entries(
-        &self,
-        prefix: &[u8],
-        visit: &mut dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;

@@ -19,6 +19,7 @@ mod peers;
 #[path = "support/process.rs"]
 mod process;
 mod prometheus;
+mod prose;
 mod reference;
 mod replay;
 #[path = "../../../client/examples/chat_client.rs"]
