@@ -1,6 +1,8 @@
-//! Merging, folding and encoding a channel of 400 entries of 58-byte states, all replaced by every update.
+//! Merging, folding and encoding a channel of 400 entries of 58-byte states, all replaced by every
+//! update.
 //!
-//! `cargo bench -p throng-gateway --bench channel_data`. Divan reports items per second; an item is one map entry.
+//! `cargo bench -p throng-gateway --bench channel_data`. Divan reports items per second; an item is
+//! one map entry.
 
 use std::sync::Arc;
 

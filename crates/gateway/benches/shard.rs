@@ -1,8 +1,9 @@
 //! What the shard costs per message and per delivered frame, without sockets.
 //!
-//! `forward`: 64-byte messages of many clients to the owner of GLOBAL, ns per message.
-//! `fan_out`: the state of 400 entities (58 bytes each) to 400 subscribers, per flush and per delivery.
-//! `all_write`: every subscriber writes its own entity once per window and does not want it back, per flush and per delivery.
+//! `forward`: 64-byte messages of many clients to the owner of GLOBAL, ns per message. `fan_out`:
+//! the state of 400 entities (58 bytes each) to 400 subscribers, per flush and per delivery.
+//! `all_write`: every subscriber writes its own entity once per window and does not want it back,
+//! per flush and per delivery.
 
 mod driver;
 
@@ -112,8 +113,8 @@ fn fan_out(bencher: Bencher<'_, '_>, (subscribers, entities): (usize, u32)) {
     assert!(gateway.shard.stats().fan_out_messages > before);
 }
 
-/// One update of each of the writers, which all subscribe to the same channel, and one flush. `shared` says whether they
-/// write the same entity instead of one each.
+/// One update of each of the writers, which all subscribe to the same channel, and one flush.
+/// `shared` says whether they write the same entity instead of one each.
 #[divan::bench(args = [(50, false), (200, false), (600, false), (600, true)])]
 fn all_write(bencher: Bencher<'_, '_>, (writers, shared): (u32, bool)) {
     let mut gateway = gateway();

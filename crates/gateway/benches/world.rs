@@ -1,11 +1,11 @@
 //! What spatial play costs on one core, without sockets.
 //!
-//! `handover`: one entity walks back and forth over a border that 20 players watch, per handover, everything written.
-//! `handovers`: 1,000 entities in 225 cells of nine servers all change their cell, with the players of the published
-//! scenario (interest of 30 m each), or with nobody but the servers watching.
-//! `tick`: the fan-out of one entity channel with one update, by number of subscribers: the tick that the publication calls
-//! the largest, at 130 players even if all of them stand in one place.
-//! `interest`: a sphere of 30 m goes on to the next cell.
+//! `handover`: one entity walks back and forth over a border that 20 players watch, per handover,
+//! everything written. `handovers`: 1,000 entities in 225 cells of nine servers all change their
+//! cell, with the players of the published scenario (interest of 30 m each), or with nobody but the
+//! servers watching. `tick`: the fan-out of one entity channel with one update, by number of
+//! subscribers: the tick that the publication calls the largest, at 130 players even if all of them
+//! stand in one place. `interest`: a sphere of 30 m goes on to the next cell.
 
 mod driver;
 

@@ -1,4 +1,5 @@
-//! Authentication, bans and everything else that shard 0 decides about connections. Spec §4.3 and §4.5.
+//! Authentication, bans and everything else that shard 0 decides about connections. Spec §4.3 and
+//! §4.5.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -17,8 +18,9 @@ use crate::requests::Sender;
 use crate::shard::Shard;
 use crate::switchboard::Timer;
 
-/// Failed logins of an address, of whatever names, within the time that failures are remembered, before its negative
-/// answers are delayed. A household's typing errors stay below; a thousand guesses take a quarter of an hour and more.
+/// Failed logins of an address, of whatever names, within the time that failures are remembered,
+/// before its negative answers are delayed. A household's typing errors stay below; a thousand
+/// guesses take a quarter of an hour and more.
 const FAILURES_BEFORE_DELAY: u32 = 50;
 const NEGATIVE_ANSWER_DELAY: Duration = Duration::from_secs(1);
 
@@ -95,7 +97,8 @@ impl Shard {
         } else if config.development {
             self.authenticated(pending);
         } else {
-            // Without a provider nobody can be told from an impostor. The reference aborts here.
+            // Without a provider nobody can be told from an impostor. The reference aborts here
+            //
             self.security(sender.conn, &pit, SecurityEventKind::NoProvider);
             self.authentication_failed(pending, AuthResult::InvalidLt);
         }
@@ -106,8 +109,8 @@ impl Shard {
     pub(crate) fn on_verdict(&mut self, ticket: AuthTicket, verdict: Verdict) {
         let Some(global) = &mut self.global else { return };
         let Some(pending) = global.tickets.remove(&ticket.0) else { return };
-        // The connection may have closed since; its id may even have come back under another connection, but that one
-        // does not wait for a verdict.
+        // The connection may have closed since; its id may even have come back under another
+        // connection, but that one does not wait for a verdict.
         match global.entries.get_mut(&pending.conn) {
             Some(entry) if entry.pending => entry.pending = false,
             _ => return,
@@ -127,7 +130,8 @@ impl Shard {
         entry.authenticated = true;
         entry.pit = pit.clone();
         let (kind, addr) = (entry.kind, entry.addr);
-        // What an address has tried before stays on its account: a valid login of its own would clear it.
+        // What an address has tried before stays on its account: a valid login of its own would
+        // clear it.
         global.bans.succeed(&Subject::login(addr, pit));
         let is_link = kind == ConnKind::Server && self.board.config.link.as_deref() == Some(&**pit);
         if is_link {
@@ -175,9 +179,11 @@ impl Shard {
         let Some(entry) = global.entries.get_mut(&conn) else { return };
         let (addr, proven) = (entry.addr, entry.proven);
         let is_client = entry.kind == ConnKind::Client;
-        // The sender of an unproven connection may have written another's address on it: nothing is held against that.
+        // The sender of an unproven connection may have written another's address on it: nothing is
+        // held against that.
         let counts = is_client && proven && max > 0;
-        // Everybody without an identifier shares the empty one; locking that would lock them all out.
+        // Everybody without an identifier shares the empty one; locking that would lock them all
+        // out.
         let locked = counts
             && !pending.pit.is_empty()
             && global.bans.fail(now, Subject::login(addr, &pending.pit), max);

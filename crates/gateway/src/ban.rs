@@ -1,4 +1,5 @@
-//! Bans of players and addresses, and the failures that lead to them. Spec §4.5; weakness A-18: both expire here.
+//! Bans of players and addresses, and the failures that lead to them. Spec §4.5; weakness A-18:
+//! both expire here.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -9,13 +10,15 @@ use throng_stdx::Instant;
 use crate::config::Abuse;
 use crate::ids::address_group;
 
-/// Who is banned or counted. Ordered maps: attackers choose the keys, and comparison cannot be aimed at.
+/// Who is banned or counted. Ordered maps: attackers choose the keys, and comparison cannot be
+/// aimed at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
     Player(Box<str>),
     /// Failed logins from an address, whatever the name.
     Address(IpAddr),
-    /// Failed logins of a name from an address. From another address the name is none the worse for them.
+    /// Failed logins of a name from an address. From another address the name is none the worse for
+    /// them.
     Login(IpAddr, Box<str>),
 }
 
@@ -68,7 +71,8 @@ impl Bans {
         self.bans.insert(now, now + self.ban_duration, subject, ());
     }
 
-    /// Counts a failure; true when the subject has reached `max` (0 switches the rule off) and is banned from now on.
+    /// Counts a failure; true when the subject has reached `max` (0 switches the rule off) and is
+    /// banned from now on.
     pub(crate) fn fail(&mut self, now: Instant, subject: Subject, max: u32) -> bool {
         if max == 0 {
             return false;
@@ -98,7 +102,8 @@ impl Bans {
     }
 }
 
-/// A bounded map whose entries end by themselves; when it is full the entry that would end first gives way.
+/// A bounded map whose entries end by themselves; when it is full the entry that would end first
+/// gives way.
 #[derive(Debug)]
 struct Expiring<V> {
     entries: BTreeMap<Subject, (Instant, V)>,

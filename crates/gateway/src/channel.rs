@@ -1,7 +1,7 @@
 //! A channel: its owner, its subscribers and what they asked for, its data. Spec §5 and §7.1.
 //!
-//! What is sent to whom when something happens lives in `requests` and `recovery`; when data updates leave lives in
-//! `fanout`.
+//! What is sent to whom when something happens lives in `requests` and `recovery`; when data
+//! updates leave lives in `fanout`.
 
 use core::hash::BuildHasher as _;
 use core::ops::Deref;
@@ -32,8 +32,8 @@ pub(crate) struct Channel {
     /// The live owner. A lost or closed owner is no owner.
     pub(crate) owner: Option<ConnId>,
     pub(crate) settings: Arc<TypeSettings>,
-    /// Channel time zero, at most one tick before the creation; ticks lie at whole multiples of the tick interval
-    /// after it.
+    /// Channel time zero, at most one tick before the creation; ticks lie at whole multiples of the
+    /// tick interval after it.
     pub(crate) created: Instant,
     pub(crate) subs: Slab<Subscription>,
     by_conn: ByConn,
@@ -64,15 +64,16 @@ pub(crate) struct Subscription {
     pub(crate) since: Instant,
     /// It has had a full state, or wants none.
     pub(crate) had_first: bool,
-    /// It has an older state and missed updates since: what was removed must be told before the next full state.
+    /// It has an older state and missed updates since: what was removed must be told before the
+    /// next full state.
     pub(crate) stale: bool,
     /// Channel time in nanoseconds from which its windows count.
     pub(crate) anchor: i64,
     pub(crate) place: FanoutPosition,
 }
 
-/// Keys of subscriptions by connection. The ids stand in the subscriptions, so a million of these cost half as much as
-/// entries of a map.
+/// Keys of subscriptions by connection. The ids stand in the subscriptions, so a million of these
+/// cost half as much as entries of a map.
 #[derive(Debug)]
 struct ByConn {
     keys: HashTable<u32>,
@@ -109,7 +110,8 @@ pub(crate) enum RateBy {
     Default,
     /// The subscriber named it: network level of detail leaves it alone.
     Subscriber,
-    /// The gateway, by distance. Such subscriptions share their windows, see [`Channel::shared_phase`].
+    /// The gateway, by distance. Such subscriptions share their windows, see
+    /// [`Channel::shared_phase`].
     Gateway,
 }
 
@@ -126,7 +128,8 @@ pub(crate) struct LostPlace {
 /// Effective subscription options. Spec §3.3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// The protocol's `ChannelDataAccess`; an open enumeration, so unknown numbers are kept and can only read.
+    /// The protocol's `ChannelDataAccess`; an open enumeration, so unknown numbers are kept and can
+    /// only read.
     pub(crate) access: i32,
     pub(crate) masks: Masks,
     pub(crate) interval_ms: u32,
@@ -230,7 +233,8 @@ impl Channel {
         now: Instant,
         hasher: IdHasher,
     ) -> Self {
-        // Cells and entities tick together: what a thousand of them have for one subscriber leaves in one write.
+        // Cells and entities tick together: what a thousand of them have for one subscriber leaves
+        // in one write.
         let together = is_of_world(channel_type);
         let tick = u64::try_from(settings.tick_interval.as_nanos()).unwrap_or(u64::MAX);
         let since_tick = now.as_nanos().checked_rem(tick).filter(|_| together).unwrap_or(0);
@@ -280,8 +284,8 @@ impl Channel {
         Subscribed::New
     }
 
-    /// As [`subscribe`](Self::subscribe), for the subscriber itself or a game server: an interval that it names is its
-    /// own, with windows that count from its own beginning.
+    /// As [`subscribe`](Self::subscribe), for the subscriber itself or a game server: an interval
+    /// that it names is its own, with windows that count from its own beginning.
     pub(crate) fn subscribe_as_asked(
         &mut self,
         board: &mut Switchboard,
@@ -388,7 +392,8 @@ impl Channel {
         }
     }
 
-    /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no more.
+    /// Ends a subscription; false when there is none. The owner that unsubscribes is the owner no
+    /// more.
     pub(crate) fn unsubscribe(&mut self, board: &mut Switchboard, conn: ConnId) -> bool {
         let Some(key) = self.by_conn.remove(&self.subs, conn) else { return false };
         failpoint!();

@@ -1,8 +1,9 @@
 //! Everything that decides how the gateway behaves, as plain values.
 //!
-//! The server crate reads files and flags into this; the core takes it as it is. [`Config::default`] is the safe profile
-//! of a production gateway without an authentication provider (nobody but servers gets in); [`Config::development`] lets
-//! everybody in; [`Config::reference`] behaves as the reference gateway with its default flags.
+//! The server crate reads files and flags into this; the core takes it as it is.
+//! [`Config::default`] is the safe profile of a production gateway without an authentication
+//! provider (nobody but servers gets in); [`Config::development`] lets everybody in;
+//! [`Config::reference`] behaves as the reference gateway with its default flags.
 
 use core::str::FromStr;
 use core::time::Duration;
@@ -18,18 +19,21 @@ use crate::world::Spatial;
 /// The configuration of a gateway; the same value for every shard.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Development mode: ids 1, 2, 3, ...; without a provider everybody authenticates with any tokens.
+    /// Development mode: ids 1, 2, 3, ...; without a provider everybody authenticates with any
+    /// tokens.
     pub development: bool,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
     pub auth_provider: bool,
-    /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING) messages; it needs no
-    /// other credential, so that it must not be guessable. `None`: they go to the owner of GLOBAL.
+    /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING)
+    /// messages; it needs no other credential, so that it must not be guessable. `None`: they go to
+    /// the owner of GLOBAL.
     pub link: Option<Arc<str>>,
     /// Server connections authenticate with any tokens.
     pub servers_bypass_auth: bool,
     /// AUTH results offer Snappy to peers. Peers that send Snappy get it back whatever this says.
     pub offer_snappy: bool,
-    /// Treat frames with an unknown compression byte as uncompressed, as the reference does, instead of closing.
+    /// Treat frames with an unknown compression byte as uncompressed, as the reference does,
+    /// instead of closing.
     pub ignore_unknown_compression: bool,
     /// Largest frame accepted from a peer that uses the legacy 24-bit size, in bytes.
     pub legacy_packet_bytes_max: usize,
@@ -57,12 +61,13 @@ pub struct Config {
     pub outbox: OutboxBounds,
     /// Record what clients send.
     pub recording: bool,
-    /// Remember the objects of SPAWN and DESTROY in GLOBAL and SUBWORLD channels for their owner's recovery (Unreal).
+    /// Remember the objects of SPAWN and DESTROY in GLOBAL and SUBWORLD channels for their owner's
+    /// recovery (Unreal).
     pub unreal_objects: bool,
     /// The world: grid, interest, entities.
     pub spatial: Spatial,
-    /// Key material for connection ids, resume tokens and hash keys. Fill it from the operating system's generator; all
-    /// zeroes are for simulations, where only the seed counts.
+    /// Key material for connection ids, resume tokens and hash keys. Fill it from the operating
+    /// system's generator; all zeroes are for simulations, where only the seed counts.
     pub secret: [u8; 32],
 }
 
@@ -73,10 +78,11 @@ pub struct Recovery {
     pub servers: bool,
     /// How long; `None` waits for ever.
     pub server_timeout: Option<Duration>,
-    /// How long the place of a lost client is kept if it asked for a resume token; zero switches resuming off.
+    /// How long the place of a lost client is kept if it asked for a resume token; zero switches
+    /// resuming off.
     pub client_window: Duration,
-    /// Lost connections kept at once, servers and clients together. At the bound the oldest lost client gives way, and
-    /// when there is none the newly lost connection is not kept.
+    /// Lost connections kept at once, servers and clients together. At the bound the oldest lost
+    /// client gives way, and when there is none the newly lost connection is not kept.
     pub lost_max: usize,
     /// Shortest time between return and the end of recovery.
     pub settle: Duration,
@@ -89,7 +95,8 @@ pub struct Abuse {
     pub auth_timeout: Option<Duration>,
     /// Failed logins of one name from one address before the name is locked for the address.
     pub auth_failures_max: u32,
-    /// Messages that a state machine may refuse on one client connection before its player is banned.
+    /// Messages that a state machine may refuse on one client connection before its player is
+    /// banned.
     pub refusals_max: u32,
     /// How long failures are remembered after the latest one.
     pub failure_memory: Duration,
@@ -146,8 +153,8 @@ impl FromStr for AddressRange {
 pub struct Limits {
     /// Live connections.
     pub connections: usize,
-    /// Live client connections from one address (one IPv4 address or IPv6 /64; eight times as many from a /48); 0 for no
-    /// limit. Loopback has none.
+    /// Live client connections from one address (one IPv4 address or IPv6 /64; eight times as many
+    /// from a /48); 0 for no limit. Loopback has none.
     pub client_connections_per_address: usize,
     /// Addresses for which the limit above does not hold: proxies, which stand for many.
     pub unlimited_addresses: Vec<AddressRange>,
@@ -167,13 +174,15 @@ pub struct Limits {
     pub list_filters: usize,
     /// Channels in the answer to one LIST request; further ones are left out.
     pub list_results: usize,
-    /// Bytes of updates kept for subscribers that have not had them; beyond it they are folded together.
+    /// Bytes of updates kept for subscribers that have not had them; beyond it they are folded
+    /// together.
     pub channel_backlog_bytes: usize,
     /// Messages a client may send, per second, with a burst of twice that; 0 is no limit.
     pub client_messages_per_second: u32,
     /// Bytes a client may send, per second, with a burst of twice that; 0 is no limit.
     pub client_bytes_per_second: u32,
-    /// Close connections that have sent nothing for this long. Off by default, since stock peers send no keep-alive.
+    /// Close connections that have sent nothing for this long. Off by default, since stock peers
+    /// send no keep-alive.
     pub idle_timeout: [Option<Duration>; 2],
     /// Bytes of one connection's recording.
     pub recording_bytes: usize,
@@ -190,8 +199,8 @@ pub struct OutboxBounds {
     pub hard_bytes: [usize; 2],
     /// The connection is closed when output waits and the transport takes none of it for this long.
     pub stall_timeout: Duration,
-    /// Where state updates may get lost ([`Framing::Packets`](crate::Framing::Packets)): the longest time from one that did
-    /// to the full state that makes it good.
+    /// Where state updates may get lost ([`Framing::Packets`](crate::Framing::Packets)): the
+    /// longest time from one that did to the full state that makes it good.
     pub repair_interval: Duration,
 }
 
@@ -233,8 +242,8 @@ impl Config {
 
     /// Behaves as the reference gateway does with its default flags, apart from its defects.
     ///
-    /// No authentication timeout and no bans (the reference never switches them on), every permission, and no limit that
-    /// a peer of the reference could meet.
+    /// No authentication timeout and no bans (the reference never switches them on), every
+    /// permission, and no limit that a peer of the reference could meet.
     #[must_use]
     pub fn reference() -> Self {
         Self {

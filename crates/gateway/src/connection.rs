@@ -49,7 +49,8 @@ pub(crate) struct Connection {
     pub(crate) lagging: IdMap<ChannelId, Lag>,
     /// State updates that were dropped because its queue was too long, and when the latest was.
     pub(crate) dropped: (u64, Instant),
-    /// Channels of which updates were sent that may have got lost, with the time of the full state that makes that good.
+    /// Channels of which updates were sent that may have got lost, with the time of the full state
+    /// that makes that good.
     pub(crate) unsure: Vec<(Instant, ChannelId)>,
     pub(crate) reader: FrameReader,
     pub(crate) outbox: Outbox,
@@ -68,8 +69,8 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
-    /// Channels to ask for a full state, which they have not been asked for yet, those that lag for longest first: where
-    /// not all find room, each has its turn.
+    /// Channels to ask for a full state, which they have not been asked for yet, those that lag for
+    /// longest first: where not all find room, each has its turn.
     pub(crate) fn resume(&mut self) -> Vec<ChannelId> {
         let waiting = self.lagging.iter_mut().filter(|(_, lag)| !lag.asked);
         let mut waiting: Vec<(Instant, ChannelId)> = waiting
@@ -82,8 +83,8 @@ impl Connection {
         waiting.into_iter().map(|(_, channel)| channel).collect()
     }
 
-    /// Whether a DISCONNECT of a client is its own goodbye. The state machines of stock clients do not allow the message,
-    /// which is about other connections; a goodbye passes them all.
+    /// Whether a DISCONNECT of a client is its own goodbye. The state machines of stock clients do
+    /// not allow the message, which is about other connections; a goodbye passes them all.
     #[cold]
     pub(crate) fn names_itself(&self, disconnect: &MessagePack<'_>) -> bool {
         self.kind == ConnKind::Client
@@ -91,8 +92,8 @@ impl Connection {
             && DisconnectMessage::decode(disconnect.body).is_ok_and(|body| body.conn_id == self.id.0)
     }
 
-    /// Keeps track of what may be missing on the other side: a full state makes everything good, an update that may get
-    /// lost does not, before `repair_at`.
+    /// Keeps track of what may be missing on the other side: a full state makes everything good, an
+    /// update that may get lost does not, before `repair_at`.
     pub(crate) fn note_state(&mut self, state: State, loose: bool, repair_at: Instant) {
         let known = self.unsure.iter().position(|(_, channel)| *channel == state.channel);
         match known {
@@ -123,7 +124,8 @@ impl Connection {
 
 /// What a client may still send: two buckets that refill with time and hold two seconds' worth.
 ///
-/// Refilled once per read and charged per message, so the clock is not consulted on the message path.
+/// Refilled once per read and charged per message, so the clock is not consulted on the message
+/// path.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Budget {
     messages: u32,

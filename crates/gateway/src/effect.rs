@@ -1,4 +1,5 @@
-//! What goes in and out of a shard besides bytes: closures, questions to the authentication provider, recordings.
+//! What goes in and out of a shard besides bytes: closures, questions to the authentication
+//! provider, recordings.
 
 use core::fmt;
 use std::net::IpAddr;
@@ -22,8 +23,8 @@ pub struct Accepted {
 pub enum Closed {
     /// The peer closed it without a goodbye, as a process that dies does.
     EndOfStream,
-    /// The peer said goodbye: WebSocket close 1000 or an ENet disconnect. Of a server this is an end of stream like any
-    /// other, since a server that ends is recovered.
+    /// The peer said goodbye: WebSocket close 1000 or an ENet disconnect. Of a server this is an
+    /// end of stream like any other, since a server that ends is recovered.
     Left,
     /// Reading or writing failed, or the transport's own protocol was violated.
     Error,
@@ -71,16 +72,19 @@ impl fmt::Debug for Redacted {
 #[non_exhaustive]
 #[must_use = "an effect that is not carried out leaves a peer hanging"]
 pub enum Effect {
-    /// Close the socket and forget the connection. The shard has forgotten it already; call nothing more for it.
+    /// Close the socket and forget the connection. The shard has forgotten it already; call nothing
+    /// more for it.
     Close {
         /// The connection, as the driver knows it.
         conn: ConnId,
         /// Why.
         reason: CloseReason,
-        /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to be flushed.
+        /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to
+        /// be flushed.
         flush: Vec<u8>,
     },
-    /// Ask the provider and answer with [`Shard::handle_verdict`](crate::Shard::handle_verdict) on shard 0, in any order.
+    /// Ask the provider and answer with [`Shard::handle_verdict`](crate::Shard::handle_verdict) on
+    /// shard 0, in any order.
     Authenticate {
         /// Names the question.
         ticket: AuthTicket,
@@ -104,7 +108,8 @@ pub enum Effect {
         /// A part of a `.cpr` file; parts are concatenated.
         bytes: Vec<u8>,
     },
-    /// Entities of this data type have no position that can be read, in a world with a grid. Told once per type.
+    /// Entities of this data type have no position that can be read, in a world with a grid. Told
+    /// once per type.
     NoPosition {
         /// Full name.
         data_type: String,
@@ -141,7 +146,8 @@ pub enum SecurityEventKind {
     BannedReturned,
     /// A connection did not authenticate in time.
     AuthTimedOut,
-    /// Somebody authenticated although neither a provider nor development mode is configured; it was refused.
+    /// Somebody authenticated although neither a provider nor development mode is configured; it
+    /// was refused.
     NoProvider,
     /// A resume token was wrong, used or expired.
     BadResumeToken,

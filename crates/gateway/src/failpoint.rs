@@ -1,5 +1,6 @@
-//! Panics on purpose, inside the core: in builds with debug assertions an armed shard panics at the nth place that it passes.
-//! Tests and the simulator arm them; release builds have no trace of them.
+//! Panics on purpose, inside the core: in builds with debug assertions an armed shard panics at the
+//! nth place that it passes. Tests and the simulator arm them; release builds have no trace of
+//! them.
 
 #[cfg(debug_assertions)]
 use std::cell::Cell;
@@ -10,7 +11,8 @@ thread_local! {
     static LEFT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The `passes`th place that this thread passes from now on panics. Returns whether this build has such places.
+/// The `passes`th place that this thread passes from now on panics. Returns whether this build has
+/// such places.
 pub fn arm(passes: u32) -> bool {
     #[cfg(debug_assertions)]
     LEFT.set(passes);

@@ -1,5 +1,5 @@
-//! When data updates leave, in what form, and to whom. Spec §7.5 with the semantics it requires; weaknesses A-3 to A-7,
-//! A-10, A-13, A-16.
+//! When data updates leave, in what form, and to whom. Spec §7.5 with the semantics it requires;
+//! weaknesses A-3 to A-7, A-10, A-13, A-16.
 //!
 //! ```text
 //! ring      | u7 | u8 | u9 | u10 |            updates by handling index, oldest first
@@ -8,19 +8,22 @@
 //! joiner of B                ^ cursor = 10    joined in the middle of B's window
 //! ```
 //!
-//! Subscribers with the same interval, phase and mask form a cohort. When a window of the cohort ends, the pending
-//! updates are merged and encoded once, and the bytes are shared by all members; a single pending update passes through
-//! as it is. Own bytes are made only for a member that sent one of the pending updates itself and does not want it back,
-//! and for joiners, who are members from then on. Where many members wrote, each one's bytes are pieces of the same pages
-//! ([`Mosaic`](crate::data::Mosaic)). Selecting by handling index makes delivery exactly-once whatever the arrival times (A-7).
+//! Subscribers with the same interval, phase and mask form a cohort. When a window of the cohort
+//! ends, the pending updates are merged and encoded once, and the bytes are shared by all members;
+//! a single pending update passes through as it is. Own bytes are made only for a member that sent
+//! one of the pending updates itself and does not want it back, and for joiners, who are members
+//! from then on. Where many members wrote, each one's bytes are pieces of the same pages
+//! ([`Mosaic`](crate::data::Mosaic)). Selecting by handling index makes delivery exactly-once
+//! whatever the arrival times (A-7).
 //!
-//! Windows end at `anchor + k * interval` and are flushed at the first tick of the channel at or after that. Since ticks
-//! and windows are whole multiples of their greatest common divisor apart, phases are rounded up to it: that changes no
-//! tick and makes more subscribers share a cohort. Windows that the gateway chose are flushed when they end, between the
-//! channel's ticks if need be ([`Channel::grain`]).
+//! Windows end at `anchor + k * interval` and are flushed at the first tick of the channel at or
+//! after that. Since ticks and windows are whole multiples of their greatest common divisor apart,
+//! phases are rounded up to it: that changes no tick and makes more subscribers share a cohort.
+//! Windows that the gateway chose are flushed when they end, between the channel's ticks if need be
+//! ([`Channel::grain`]).
 //!
-//! Cost per update: one merge and one push. Per window: one encoding per distinct range of updates, then a few
-//! nanoseconds per member. A channel where nothing is pending has no timer.
+//! Cost per update: one merge and one push. Per window: one encoding per distinct range of updates,
+//! then a few nanoseconds per member. A channel where nothing is pending has no timer.
 
 mod flush;
 mod membership;
@@ -57,7 +60,8 @@ pub(crate) struct FanOut {
     cohorts: Slab<Cohort>,
     /// Subscriptions that get a full state, by the tick (channel time) at which it is due.
     waiting: BTreeSet<(i64, u32)>,
-    /// Subscriptions whose interval became so short that what they have not had is due at this tick.
+    /// Subscriptions whose interval became so short that what they have not had is due at this
+    /// tick.
     overdue: BTreeSet<(i64, u32)>,
     /// The tick for which the channel's timer is armed.
     wake: Option<(i64, TimerKey)>,
@@ -85,7 +89,8 @@ struct Cohort {
     interval: i64,
     /// Windows end at times congruent to this.
     phase: i64,
-    /// Windows are flushed at the first multiple of this at or after their ends: the channel's tick, or a part of it.
+    /// Windows are flushed at the first multiple of this at or after their ends: the channel's
+    /// tick, or a part of it.
     grain: i64,
     mask: Option<Arc<FieldMask>>,
     /// Everything before this index was delivered to the members, `folded` excepted.
@@ -154,13 +159,14 @@ struct Made {
 }
 
 impl Channel {
-    // ---- Entering and leaving ---------------------------------------------------------------------------------------
+    // ---- Entering and leaving -------------------------------------------------------------------
 
-    // ---- Updates ----------------------------------------------------------------------------------------------------
+    // ---- Updates --------------------------------------------------------------------------------
 
-    // ---- Ticks ------------------------------------------------------------------------------------------------------
+    // ---- Ticks ----------------------------------------------------------------------------------
 
-    /// The channel's timer fired: flushes every cohort whose window has ended, then sends the full states that are due.
+    /// The channel's timer fired: flushes every cohort whose window has ended, then sends the full
+    /// states that are due.
     pub(crate) fn run_tick(&mut self, board: &mut Switchboard) {
         self.fan.wake = None;
         let (now, tick) = (self.time(board.now), self.tick());
@@ -199,7 +205,7 @@ impl Channel {
         self.arm(board);
     }
 
-    // ---- Times ------------------------------------------------------------------------------------------------------
+    // ---- Times ----------------------------------------------------------------------------------
 
     /// Checks what must hold between inputs.
     pub(crate) fn check_invariants(&self, findings: &mut Findings) {
@@ -333,7 +339,8 @@ impl Cohort {
             && matches!(self.members.as_slice(), [only] if only.conn == conn && only.skip_self)
     }
 
-    /// When an update that is handled at `now` leaves: with the first window that has not been flushed.
+    /// When an update that is handled at `now` leaves: with the first window that has not been
+    /// flushed.
     fn due_after(&self, now: i64) -> i64 {
         let lower = self.done.max(ceil_to(now, self.grain) - self.grain);
         let windows = (lower + 1 - self.phase + self.interval - 1).div_euclid(self.interval);

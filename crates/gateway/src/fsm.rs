@@ -1,7 +1,8 @@
 //! State machine files: which message types a connection may send in which state. Spec §4.4.
 //!
-//! The reference's JSON files load unchanged. A [`StateMachine`] is shared by all connections of a kind; each connection
-//! holds only the number of its state, so a check costs one word of a bitmap and no lock (weakness A-22).
+//! The reference's JSON files load unchanged. A [`StateMachine`] is shared by all connections of a
+//! kind; each connection holds only the number of its state, so a check costs one word of a bitmap
+//! and no lock (weakness A-22).
 
 use serde_json::{Map, Value};
 
@@ -81,8 +82,8 @@ impl StateMachine {
     /// Reads a state machine file. Keys match case-insensitively, unknown keys are ignored.
     ///
     /// # Errors
-    /// Only what leaves no usable machine; lesser mistakes are skipped as the reference does and kept in
-    /// [`Self::warnings`].
+    /// Only what leaves no usable machine; lesser mistakes are skipped as the reference does and
+    /// kept in [`Self::warnings`].
     pub fn parse(text: &str) -> Result<Self, StateMachineError> {
         let root: Value = serde_json::from_str(text).map_err(|error| StateMachineError::Json {
             line: error.line(),
@@ -164,21 +165,23 @@ impl StateMachine {
         Ok(Self { states, init, transitions, warnings })
     }
 
-    /// The stock machine for servers (`server_authoratative_fsm.json`): everything after authentication.
+    /// The stock machine for servers (`server_authoratative_fsm.json`): everything after
+    /// authentication.
     #[must_use]
     pub fn server() -> Self {
         Self::stock(&[(2, 65_535)])
     }
 
-    /// The stock machine for clients of an authoritative game server (`client_non_authoratative_fsm.json`): unsubscribe,
-    /// ask for debug regions, and user-space messages.
+    /// The stock machine for clients of an authoritative game server
+    /// (`client_non_authoratative_fsm.json`): unsubscribe, ask for debug regions, and user-space
+    /// messages.
     #[must_use]
     pub fn client() -> Self {
         Self::stock(&[(7, 7), (99, 65_535)])
     }
 
-    /// The stock machine for clients that manage channels themselves (`client_authoratative_fsm.json`), as used with
-    /// Unreal and Unity.
+    /// The stock machine for clients that manage channels themselves
+    /// (`client_authoratative_fsm.json`), as used with Unreal and Unity.
     #[must_use]
     pub fn client_managing_channels() -> Self {
         Self::stock(&[(3, 8), (15, 65_535)])
@@ -221,7 +224,8 @@ impl StateMachine {
         self.transitions.iter().find(matching).map_or(state, |&(_, _, to)| to)
     }
 
-    /// The state after successful authentication: the next in list order, or the same when it is the last.
+    /// The state after successful authentication: the next in list order, or the same when it is
+    /// the last.
     pub(crate) fn after_authentication(&self, state: StateIndex) -> StateIndex {
         StateIndex((state.0 + 1).min((self.states.len() - 1) as u8))
     }
@@ -275,7 +279,8 @@ impl TypeSet {
     }
 }
 
-/// Splits a list such as `"2-10, 20"` into ranges and the items that are neither a number nor a range.
+/// Splits a list such as `"2-10, 20"` into ranges and the items that are neither a number nor a
+/// range.
 fn parse_types(list: &str) -> (Vec<(u32, u32)>, Vec<&str>) {
     let (mut ranges, mut bad) = (Vec::new(), Vec::new());
     for item in list.split(',').map(str::trim).filter(|item| !item.is_empty()) {

@@ -1,8 +1,10 @@
-//! What remains after a panic in the middle of an input: what is broken, and what can be made whole.
+//! What remains after a panic in the middle of an input: what is broken, and what can be made
+//! whole.
 //!
-//! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and its data. Everybody gets
-//! a full state then, so that "exactly once" holds for each life of a channel's fan-out. What lies across channels cannot be
-//! guessed: where that is broken, the driver starts the world anew ([`Shard::restarted`]).
+//! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
+//! its data. Everybody gets a full state then, so that "exactly once" holds for each life of a
+//! channel's fan-out. What lies across channels cannot be guessed: where that is broken, the driver
+//! starts the world anew ([`Shard::restarted`]).
 
 use std::sync::Arc;
 
@@ -45,7 +47,8 @@ impl Findings {
 }
 
 impl Shard {
-    /// Checks what must hold between inputs, and returns what does not. Costs a walk over everything.
+    /// Checks what must hold between inputs, and returns what does not. Costs a walk over
+    /// everything.
     #[must_use]
     pub fn check_invariants(&self) -> Vec<Broken> {
         let mut findings = Findings::default();
@@ -88,8 +91,8 @@ impl Shard {
         findings.broken
     }
 
-    /// Makes whole what a panic has left behind, as far as that is possible; returns what is still broken then. Call it
-    /// after a panic in an input, before the next one.
+    /// Makes whole what a panic has left behind, as far as that is possible; returns what is still
+    /// broken then. Call it after a panic in an input, before the next one.
     ///
     /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged.
     pub fn heal(&mut self) -> Vec<Broken> {
@@ -120,7 +123,8 @@ impl Shard {
         self.check_invariants()
     }
 
-    /// A channel is not there, perhaps because a panic interrupted its end: nothing of it is to stay.
+    /// A channel is not there, perhaps because a panic interrupted its end: nothing of it is to
+    /// stay.
     fn finish_removal(&mut self, id: ChannelId) {
         let places = self.board.places.iter().filter(|(_, places)| places.contains(&id));
         for conn in places.map(|(conn, _)| *conn).collect::<Vec<_>>() {
@@ -137,8 +141,8 @@ impl Shard {
         }
     }
 
-    /// An empty shard in this one's place: its configuration, and nobody and nothing else. `seed` should differ from the one
-    /// that this shard was made with.
+    /// An empty shard in this one's place: its configuration, and nobody and nothing else. `seed`
+    /// should differ from the one that this shard was made with.
     #[must_use]
     pub fn restarted(&self, seed: u64) -> Self {
         let board = &self.board;
@@ -159,7 +163,8 @@ impl Shard {
 }
 
 impl Channel {
-    /// Makes the fan-out anew from the subscribers and the data: all get a full state. False when the data is damaged.
+    /// Makes the fan-out anew from the subscribers and the data: all get a full state. False when
+    /// the data is damaged.
     fn rebuild(&mut self, board: &mut Switchboard) -> bool {
         self.reset_fan_out(board);
         let intact = match self.data.take() {

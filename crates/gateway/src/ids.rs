@@ -1,8 +1,8 @@
 //! Identifiers, the maps keyed by them, and the rules by which they are given out.
 //!
-//! Connection ids reach other peers, channel ids are chosen partly by peers, and both arrive as plain `u32` in every
-//! message. Newtypes keep them apart; [`IdMap`] hashes them with a secret multiplier so that nobody outside can aim at
-//! one bucket.
+//! Connection ids reach other peers, channel ids are chosen partly by peers, and both arrive as
+//! plain `u32` in every message. Newtypes keep them apart; [`IdMap`] hashes them with a secret
+//! multiplier so that nobody outside can aim at one bucket.
 
 use core::fmt;
 use core::hash::{BuildHasher, Hash, Hasher};
@@ -20,11 +20,13 @@ pub struct ConnId(pub u32);
 pub struct ChannelId(pub u32);
 
 impl ChannelId {
-    /// The channel that exists from the start and receives everything that is not about one particular channel.
+    /// The channel that exists from the start and receives everything that is not about one
+    /// particular channel.
     pub const GLOBAL: Self = Self(0);
 
-    /// The shard that owns this channel among `count` shards: shard 0 for spatial and entity channels, which begin at
-    /// `spatial_start`, so that whatever concerns several of them happens in one place.
+    /// The shard that owns this channel among `count` shards: shard 0 for spatial and entity
+    /// channels, which begin at `spatial_start`, so that whatever concerns several of them happens
+    /// in one place.
     #[must_use]
     pub fn home(self, spatial_start: u32, count: u16) -> ShardIndex {
         if self.0 >= spatial_start {
@@ -46,7 +48,8 @@ impl fmt::Display for ChannelId {
     }
 }
 
-/// One of the process's shards, `0..count`. Shard 0 owns GLOBAL and everything of which there is only one.
+/// One of the process's shards, `0..count`. Shard 0 owns GLOBAL and everything of which there is
+/// only one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardIndex(pub u16);
 
@@ -107,8 +110,8 @@ pub(crate) type IdSet<K> = HashSet<K, IdHasher>;
 
 /// Multiply-and-fold over a single `u32`, with a secret multiplier and offset.
 ///
-/// Two multiplications per lookup instead of SipHash's rounds. With both constants unknown an outsider cannot choose
-/// ids that collide, and ids are all that is ever hashed with it.
+/// Two multiplications per lookup instead of SipHash's rounds. With both constants unknown an
+/// outsider cannot choose ids that collide, and ids are all that is ever hashed with it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IdHasher {
     offset: u64,
@@ -151,16 +154,18 @@ impl Hasher for IdHash {
 
     #[inline]
     fn finish(&self) -> u64 {
-        // hashbrown takes its tag from the top bits and the bucket from the bottom ones; a second fold feeds both.
+        // hashbrown takes its tag from the top bits and the bucket from the bottom ones; a second
+        // fold feeds both.
         let product = u128::from(self.state) * u128::from(self.multiplier);
         (product as u64) ^ ((product >> 64) as u64)
     }
 }
 
-/// The key from which everything unpredictable is derived: connection ids, resume tokens, hash keys.
+/// The key from which everything unpredictable is derived: connection ids, resume tokens, hash
+/// keys.
 ///
-/// A pseudo-random function (SipHash-2-4) rather than the simulation generator, whose state can be worked out from a
-/// few outputs; peers see connection ids and tokens.
+/// A pseudo-random function (SipHash-2-4) rather than the simulation generator, whose state can be
+/// worked out from a few outputs; peers see connection ids and tokens.
 #[derive(Clone)]
 pub(crate) struct Secret {
     keys: [(u64, u64); 2],
@@ -190,7 +195,8 @@ impl Secret {
         self.hash(0, &input) ^ self.hash(1, &input).rotate_left(17)
     }
 
-    // The standard library calls its keyed SipHash deprecated only in favour of a type that cannot be keyed.
+    // The standard library calls its keyed SipHash deprecated only in favour of a type that cannot
+    // be keyed.
     #[allow(deprecated)]
     fn hash(&self, which: usize, input: &[u8]) -> u64 {
         let (k0, k1) = self.keys[which];
@@ -208,9 +214,10 @@ impl fmt::Debug for Secret {
 
 /// Gives out connection ids. Spec §4.1, weakness A-17.
 ///
-/// Development mode counts 1, 2, 3 and starts over when the width is used up. Otherwise ids are unpredictable. Zero is
-/// never given out. A freed id rests until `quarantine_len` further ids were freed, so that a peer that still holds the
-/// old meaning of an id does not meet a stranger under it; when nothing else is left the resting ids are used early.
+/// Development mode counts 1, 2, 3 and starts over when the width is used up. Otherwise ids are
+/// unpredictable. Zero is never given out. A freed id rests until `quarantine_len` further ids were
+/// freed, so that a peer that still holds the old meaning of an id does not meet a stranger under
+/// it; when nothing else is left the resting ids are used early.
 #[derive(Debug)]
 pub(crate) struct ConnIds {
     max: u32,
@@ -267,8 +274,8 @@ impl ConnIds {
     }
 
     fn random(&mut self) -> ConnId {
-        // A few tries hit a free id unless the space is nearly full; then the next free one after the last try is as
-        // good, and the search is bounded by the number of ids in use.
+        // A few tries hit a free id unless the space is nearly full; then the next free one after
+        // the last try is as good, and the search is bounded by the number of ids in use.
         let mut candidate = 1;
         for _ in 0..32 {
             self.counter += 1;
@@ -284,8 +291,8 @@ impl ConnIds {
 
 /// Gives out ordinary channel ids, `1..spatial_start`. Spec §5.1.
 ///
-/// Next-fit, and the cursor does not jump back to a removed channel: peers cache ids, so a removed one comes back as
-/// late as possible.
+/// Next-fit, and the cursor does not jump back to a removed channel: peers cache ids, so a removed
+/// one comes back as late as possible.
 #[derive(Debug)]
 pub(crate) struct ChannelIds {
     end: u32,
@@ -312,7 +319,8 @@ impl ChannelIds {
 
 /// The part of an address that counts as "the same place" for bans and per-address limits.
 ///
-/// An IPv4 address as it is, also when mapped into IPv6; of an IPv6 address the /64, since a single customer owns one.
+/// An IPv4 address as it is, also when mapped into IPv6; of an IPv6 address the /64, since a single
+/// customer owns one.
 #[must_use]
 pub fn address_group(addr: IpAddr) -> IpAddr {
     match addr.to_canonical() {

@@ -1,5 +1,6 @@
-//! Looking closer at one thing: a channel's subscribers and cohorts, a connection's subscriptions and interest, the
-//! world. Plain values, made when somebody asks; nothing here is kept up to date meanwhile.
+//! Looking closer at one thing: a channel's subscribers and cohorts, a connection's subscriptions
+//! and interest, the world. Plain values, made when somebody asks; nothing here is kept up to date
+//! meanwhile.
 
 use std::net::IpAddr;
 
@@ -114,7 +115,8 @@ pub struct ChannelDetail {
     pub subscriptions: Vec<SubscriptionView>,
     /// All cohorts, up to the limit that was asked for.
     pub cohorts: Vec<CohortView>,
-    /// Full type name and encoded form of the data, if it has any and is within the bound that was asked for.
+    /// Full type name and encoded form of the data, if it has any and is within the bound that was
+    /// asked for.
     pub data: Option<(String, Vec<u8>)>,
 }
 
@@ -166,7 +168,8 @@ pub struct WorldDetail {
     pub entities: Vec<EntityView>,
     /// Entities with a position.
     pub entity_count: usize,
-    /// Rates by distance: up to so many world units, so many milliseconds. The last band is infinitely wide.
+    /// Rates by distance: up to so many world units, so many milliseconds. The last band is
+    /// infinitely wide.
     pub bands: Vec<(f64, u32)>,
 }
 
@@ -193,14 +196,16 @@ impl Shard {
         self.closures.push_back(closure);
     }
 
-    /// Whether what arrives next from a connection of this shard begins a frame. `None` when it is not here.
+    /// Whether what arrives next from a connection of this shard begins a frame. `None` when it is
+    /// not here.
     #[must_use]
     pub fn reads_at_border(&self, handle: ConnId) -> Option<bool> {
         let slot = *self.board.handles.get(&handle)?;
         Some(self.board.conns.get(slot as usize)?.reader.buffered_bytes() == 0)
     }
 
-    /// The driver's name of a connection of this shard, by the name that peers know. Costs a walk over all of them.
+    /// The driver's name of a connection of this shard, by the name that peers know. Costs a walk
+    /// over all of them.
     #[must_use]
     pub fn handle_of(&self, id: ConnId) -> Option<ConnId> {
         self.board.conns.iter().find(|(_, conn)| conn.id == id).map(|(_, conn)| conn.handle)
@@ -216,7 +221,8 @@ impl Shard {
         views.take(max).collect()
     }
 
-    /// One channel of this shard. `data_bytes_max` keeps large data from being encoded for nobody's eyes.
+    /// One channel of this shard. `data_bytes_max` keeps large data from being encoded for nobody's
+    /// eyes.
     #[must_use]
     pub fn channel_detail(
         &self,
@@ -235,7 +241,8 @@ impl Shard {
         })
     }
 
-    /// The world (shard 0), with at most `entities_max` entities. Costs a walk over all cells and entities.
+    /// The world (shard 0), with at most `entities_max` entities. Costs a walk over all cells and
+    /// entities.
     #[must_use]
     pub fn world_detail(&self, entities_max: usize) -> Option<WorldDetail> {
         let world = self.world.as_ref()?;

@@ -31,7 +31,8 @@ use crate::settings::ChannelType;
 pub struct Mail(pub(crate) Letter);
 
 impl Mail {
-    /// Bytes of memory that this mail keeps alive, shared ones included: an upper bound for queues of mail.
+    /// Bytes of memory that this mail keeps alive, shared ones included: an upper bound for queues
+    /// of mail.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let beside = match &self.0 {
@@ -89,7 +90,8 @@ pub(crate) enum Letter {
     },
     /// GLOBAL has this live owner.
     GlobalOwner(Option<ConnId>),
-    /// `fresh`, a connection of `shard`, is the lost connection `old` and goes by that name from now on.
+    /// `fresh`, a connection of `shard`, is the lost connection `old` and goes by that name from
+    /// now on.
     Recovered {
         fresh: ConnId,
         old: ConnId,
@@ -140,7 +142,8 @@ pub(crate) enum Letter {
         channel: ChannelId,
         conn: ConnId,
     },
-    /// A client of the receiving shard is, or is no longer, subscribed to a channel of the sending one.
+    /// A client of the receiving shard is, or is no longer, subscribed to a channel of the sending
+    /// one.
     Held {
         conn: ConnId,
         channel: ChannelId,
@@ -161,7 +164,8 @@ pub(crate) enum Letter {
     ChannelRemoved {
         channel: ChannelId,
     },
-    /// An object was spawned in another channel than the cell it lies in: note it there and pass the message on.
+    /// An object was spawned in another channel than the cell it lies in: note it there and pass
+    /// the message on.
     SpawnInCell {
         sender: ConnId,
         head: Head,
@@ -171,15 +175,16 @@ pub(crate) enum Letter {
         object: Bytes,
         body: Vec<u8>,
     },
-    /// An object lies in a cell, if one is named; the object of an entity, if there is one with this id, has this
-    /// reference.
+    /// An object lies in a cell, if one is named; the object of an entity, if there is one with
+    /// this id, has this reference.
     ObjectSpawned {
         id: ChannelId,
         object: Bytes,
         /// Other channels than cells list nothing.
         lies_in: Option<ChannelId>,
     },
-    /// The object of an entity, if there is one with this id, is gone; `told` is the channel that was told so.
+    /// The object of an entity, if there is one with this id, is gone; `told` is the channel that
+    /// was told so.
     ObjectDestroyed {
         id: ChannelId,
         told: ChannelId,

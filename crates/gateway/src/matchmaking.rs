@@ -1,4 +1,5 @@
-//! What players ask of a matcher, through GLOBAL: handed to the connection of this process that serves it, the *link*.
+//! What players ask of a matcher, through GLOBAL: handed to the connection of this process that
+//! serves it, the *link*.
 //!
 //! ```text
 //!  player ── MATCHMAKING on GLOBAL ──▶ shard 0 ── MATCHMAKING {1: player identifier, 2: body} ──▶ link
@@ -17,8 +18,8 @@ use crate::reason::Refusal;
 use crate::requests::Sender;
 use crate::shard::Shard;
 
-/// Type of the messages between players and the link, on GLOBAL. Without a link they go to the owner of GLOBAL, like any
-/// other of the game's.
+/// Type of the messages between players and the link, on GLOBAL. Without a link they go to the
+/// owner of GLOBAL, like any other of the game's.
 pub const MATCHMAKING: u32 = 110;
 
 impl Shard {
@@ -46,8 +47,8 @@ impl Shard {
         Ok(())
     }
 
-    /// A client has logged in. A player that the link knows by an earlier connection is its own from now on: the link
-    /// passes the match on.
+    /// A client has logged in. A player that the link knows by an earlier connection is its own
+    /// from now on: the link passes the match on.
     pub(crate) fn tell_link_of_login(&mut self, conn: ConnId, pit: &str) {
         let Some(global) = &mut self.global else { return };
         let Some(count) = global.link_users.get_mut(pit) else { return };

@@ -6,10 +6,11 @@
 //! frame       closed, tag written           open: grows until drained or full
 //! ```
 //!
-//! Small messages are appended to `own`; fan-out entries are shared by reference, so a delivery to a thousand peers
-//! copies nothing. The header of a frame (WebSocket header and tag) is reserved when the frame opens and written when it
-//! closes, because only then the size is known. Everything queued between two writes of the transport leaves as one
-//! frame (spec §2.3), and nothing is held back (weakness A-12).
+//! Small messages are appended to `own`; fan-out entries are shared by reference, so a delivery to
+//! a thousand peers copies nothing. The header of a frame (WebSocket header and tag) is reserved
+//! when the frame opens and written when it closes, because only then the size is known. Everything
+//! queued between two writes of the transport leaves as one frame (spec §2.3), and nothing is held
+//! back (weakness A-12).
 
 mod entry;
 mod frames;
@@ -34,11 +35,12 @@ use throng_wire::frame::{self, Compression, PACKET_BYTES_SEND_MAX};
 pub enum Framing {
     /// A byte stream: frames follow each other (TCP, TLS, KCP).
     Stream,
-    /// WebSocket: each frame is one binary message. Its header is part of the bytes, so drivers write plain bytes either
-    /// way.
+    /// WebSocket: each frame is one binary message. Its header is part of the bytes, so drivers
+    /// write plain bytes either way.
     WebSocket,
     /// Packets of which some may get lost: small state updates have frames of their own, and what
-    /// [`Outbox::gather`] gives is either made of these or of everything else, see [`Outbox::may_get_lost`].
+    /// [`Outbox::gather`] gives is either made of these or of everything else, see
+    /// [`Outbox::may_get_lost`].
     Packets,
 }
 
@@ -78,23 +80,27 @@ enum Segment {
 
 /// Most slices handed out by one `gather`: Linux takes no more in one call.
 const SLICES_MAX: usize = 1024;
-/// Buffers above this are given back when a drained connection has become quiet. Keeps an idle connection, with the
-/// header and segment of one frame, well below 1 KiB without allocating for the next frame.
+/// Buffers above this are given back when a drained connection has become quiet. Keeps an idle
+/// connection, with the header and segment of one frame, well below 1 KiB without allocating for
+/// the next frame.
 const KEEP_BYTES: usize = 256;
 const KEEP_SEGMENTS: usize = 8;
-/// From here on a buffer grows by quarters: a thousand readers that fall behind hold what waits for them, not twice that.
+/// From here on a buffer grows by quarters: a thousand readers that fall behind hold what waits for
+/// them, not twice that.
 const SLOW_GROWTH_BYTES: usize = 16 << 10;
-/// Consumed bytes at the front of `own` before it is compacted under a reader that never lets it drain.
+/// Consumed bytes at the front of `own` before it is compacted under a reader that never lets it
+/// drain.
 const COMPACT_BYTES: usize = 64 << 10;
 /// Below this, compressing a shared entry on its own costs more in tags than it saves.
 const SNAPPY_ALONE_BYTES: usize = 256;
-/// Entries that may get lost, and bytes of a frame of such: with its tag, and what a transport adds, it fits a datagram on
-/// every usual path. A longer one would be lost whenever one of its parts is.
+/// Entries that may get lost, and bytes of a frame of such: with its tag, and what a transport
+/// adds, it fits a datagram on every usual path. A longer one would be lost whenever one of its
+/// parts is.
 pub(crate) const LOOSE_BYTES_MAX: usize = 1_150;
 /// Reliable frames are written together up to about this size.
 const RUN_BYTES: usize = 64 << 10;
-/// Up to this size copying a shared entry costs less than a reference to it: the count, the segment, and a slice of the
-/// system call that writes it.
+/// Up to this size copying a shared entry costs less than a reference to it: the count, the
+/// segment, and a slice of the system call that writes it.
 const COPY_BYTES_MAX: usize = 192;
 const _: () = assert!(COPY_BYTES_MAX < SNAPPY_ALONE_BYTES);
 
@@ -144,9 +150,10 @@ impl Outbox {
 
     /// Appends slices of the waiting bytes to `iov`, in order, and closes the open frame.
     ///
-    /// May stop after a thousand slices, and with [`Framing::Packets`] where bytes begin that travel differently. Whoever
-    /// has written all of it asks again: after [`Shard::handle_written`](crate::Shard::handle_written) the connection is
-    /// polled as writable once more.
+    /// May stop after a thousand slices, and with [`Framing::Packets`] where bytes begin that
+    /// travel differently. Whoever has written all of it asks again: after
+    /// [`Shard::handle_written`](crate::Shard::handle_written) the connection is polled as writable
+    /// once more.
     pub fn gather<'a>(&'a mut self, iov: &mut Vec<IoSlice<'a>>) {
         self.close_frame();
         let own = &self.own;
@@ -162,10 +169,12 @@ impl Outbox {
         }
     }
 
-    /// What [`Self::gather`] would give first, if that is a frame of at least `len_min` bytes with one shared entry and
-    /// nothing else. Closes the open frame. Streams only: the header of a WebSocket message is its connection's affair.
+    /// What [`Self::gather`] would give first, if that is a frame of at least `len_min` bytes with
+    /// one shared entry and nothing else. Closes the open frame. Streams only: the header of a
+    /// WebSocket message is its connection's affair.
     pub fn shared_frame(&mut self, len_min: usize) -> Option<SharedFrame> {
-        // A frame takes two segments then; looking at the bytes instead of keeping track of borders is as exact.
+        // A frame takes two segments then; looking at the bytes instead of keeping track of borders
+        // is as exact.
         if self.framing != Framing::Stream || self.queued < len_min {
             return None;
         }
@@ -184,8 +193,8 @@ impl Outbox {
 
     /// Forgets the first `written` bytes of what [`Self::gather`] gave; the transport has them.
     ///
-    /// Drivers call [`Shard::handle_written`](crate::Shard::handle_written) instead, which also resumes what waited for
-    /// room.
+    /// Drivers call [`Shard::handle_written`](crate::Shard::handle_written) instead, which also
+    /// resumes what waited for room.
     pub fn advance(&mut self, written: usize) {
         self.forget(written);
         if self.segments.is_empty() {
@@ -193,7 +202,8 @@ impl Outbox {
         }
     }
 
-    /// As [`advance`](Self::advance); a buffer that is not needed any more goes to those of other outboxes.
+    /// As [`advance`](Self::advance); a buffer that is not needed any more goes to those of other
+    /// outboxes.
     pub(crate) fn advance_with(&mut self, written: usize, spares: &mut Spares) {
         self.forget(written);
         if self.segments.is_empty() {
@@ -278,7 +288,8 @@ impl Outbox {
         self.compress = true;
     }
 
-    /// Whether frame sizes that legacy peers misread are to be avoided (until the peer is known to be current).
+    /// Whether frame sizes that legacy peers misread are to be avoided (until the peer is known to
+    /// be current).
     pub(crate) fn set_avoid_legacy_sizes(&mut self, avoid: bool) {
         self.avoid_legacy_sizes = avoid;
     }
@@ -318,7 +329,8 @@ impl Outbox {
         }
     }
 
-    /// Appends a shared entry, a large one without copying it; `loose` is for those that may get lost.
+    /// Appends a shared entry, a large one without copying it; `loose` is for those that may get
+    /// lost.
     #[inline]
     pub(crate) fn push_shared(&mut self, entry: &Arc<Entry>, loose: bool) {
         if entry.bytes.len() <= COPY_BYTES_MAX && entry.pieces.is_empty() && !loose {
@@ -343,8 +355,9 @@ impl Outbox {
         }
     }
 
-    /// Gives a shared entry a frame of its own, so that the block compressed for one peer serves all. False when
-    /// compression does not pay or gives a size that a legacy peer misreads; then nothing has changed.
+    /// Gives a shared entry a frame of its own, so that the block compressed for one peer serves
+    /// all. False when compression does not pay or gives a size that a legacy peer misreads; then
+    /// nothing has changed.
     fn push_shared_compressed(&mut self, entry: &Arc<Entry>, loose: bool) -> bool {
         let body = entry.snappy().len();
         if body == 0 || (self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(body)) {
@@ -369,7 +382,8 @@ impl Outbox {
         self.shrink(used);
     }
 
-    /// Gives back memory that is far more than the `used` bytes of late, or than any connection should keep.
+    /// Gives back memory that is far more than the `used` bytes of late, or than any connection
+    /// should keep.
     fn shrink(&mut self, used: usize) {
         if self.own.capacity() > COMPACT_BYTES {
             self.own = Vec::new();

@@ -1,4 +1,5 @@
-//! What each kind of connection may do, beyond the state machine and the channels' access levels. Weakness A-19.
+//! What each kind of connection may do, beyond the state machine and the channels' access levels.
+//! Weakness A-19.
 
 use crate::ids::ConnKind;
 use crate::settings::ChannelType;
@@ -19,8 +20,8 @@ pub struct KindPermissions {
     pub claim_global: bool,
     /// Channel types it may create, besides GLOBAL.
     pub create_types: TypeRule,
-    /// Keep WRITE access that it asks for itself on a channel that it does not own. Without this the subscription gets
-    /// READ access instead; access that a server grants is not affected.
+    /// Keep WRITE access that it asks for itself on a channel that it does not own. Without this
+    /// the subscription gets READ access instead; access that a server grants is not affected.
     pub take_write_access: bool,
     /// Subscribe itself to channels of these types. Being subscribed by a server is not affected.
     pub subscribe_self_types: TypeRule,
@@ -32,12 +33,13 @@ pub struct KindPermissions {
     pub list_channels: bool,
     /// Disconnect other connections; itself it always may.
     pub disconnect_others: Authority,
-    /// Update the data of a channel that it neither owns nor may write to, in the name of its owner.
+    /// Update the data of a channel that it neither owns nor may write to, in the name of its
+    /// owner.
     pub update_for_owner: Authority,
     /// Change the area of interest of another connection.
     pub interest_of_others: Authority,
-    /// Send Unreal's SPAWN and DESTROY where these are acted upon. From clients they only ever reach the channel's
-    /// owner, which may take them for a server's.
+    /// Send Unreal's SPAWN and DESTROY where these are acted upon. From clients they only ever
+    /// reach the channel's owner, which may take them for a server's.
     pub send_objects: bool,
 }
 
@@ -111,7 +113,8 @@ impl Permissions {
         }
     }
 
-    /// What the reference allows: everything that the state machine and the access levels let through.
+    /// What the reference allows: everything that the state machine and the access levels let
+    /// through.
     #[must_use]
     pub fn permissive() -> Self {
         // Clients never update for an owner in the reference either; that rule is about servers.

@@ -1,7 +1,9 @@
-//! The catalogue of reasons: why a connection was closed, why one was not accepted, why a request was refused.
+//! The catalogue of reasons: why a connection was closed, why one was not accepted, why a request
+//! was refused.
 //!
-//! Every reason has a stable name (snake case) that metrics use as a label and logs as a field. The peer is told nothing
-//! beyond the closed connection, as the protocol has no negative answers, so these names are how an operator finds out.
+//! Every reason has a stable name (snake case) that metrics use as a label and logs as a field. The
+//! peer is told nothing beyond the closed connection, as the protocol has no negative answers, so
+//! these names are how an operator finds out.
 
 macro_rules! catalogue {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal, $what:literal;)+ }) => {
@@ -79,9 +81,11 @@ catalogue! {
 }
 
 impl CloseReason {
-    /// Whether the loss was an accident of the network or of framing, after which a connection may recover (spec §4.7).
+    /// Whether the loss was an accident of the network or of framing, after which a connection may
+    /// recover (spec §4.7).
     ///
-    /// DISCONNECT, bans, limits that only a misbehaving peer reaches, and shutdown are not accidents.
+    /// DISCONNECT, bans, limits that only a misbehaving peer reaches, and shutdown are not
+    /// accidents.
     #[must_use]
     pub const fn is_unexpected(self) -> bool {
         matches!(
@@ -104,8 +108,8 @@ impl CloseReason {
     }
 }
 
-/// Numbers that tell a WebSocket or ENet peer why its connection ends, and with that whether to come back. TCP and KCP have
-/// no words for it. 4010 to 4019 are reserved for worlds and clusters.
+/// Numbers that tell a WebSocket or ENet peer why its connection ends, and with that whether to
+/// come back. TCP and KCP have no words for it. 4010 to 4019 are reserved for worlds and clusters.
 pub mod close_code {
     /// The peer left.
     pub const NORMAL: u16 = 1000;
@@ -134,7 +138,8 @@ pub mod close_code {
 }
 
 impl CloseReason {
-    /// The [close code](close_code) that the peer is told; `None` where it takes nothing or is gone.
+    /// The [close code](close_code) that the peer is told; `None` where it takes nothing or is
+    /// gone.
     #[must_use]
     pub const fn close_code(self) -> Option<u16> {
         Some(match self {

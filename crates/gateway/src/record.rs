@@ -5,7 +5,8 @@ use core::mem;
 use throng_stdx::Instant;
 use throng_wire::cpr::{self, CprWriter};
 
-/// Records one connection. Parts are handed out as they grow, so that an hour of play does not sit in memory.
+/// Records one connection. Parts are handed out as they grow, so that an hour of play does not sit
+/// in memory.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     part: CprWriter,
@@ -18,7 +19,8 @@ pub(crate) struct Recorder {
     full: bool,
 }
 
-/// A part is handed out when it has this size: large enough for one write each, small beside a connection's outbox.
+/// A part is handed out when it has this size: large enough for one write each, small beside a
+/// connection's outbox.
 const PART_BYTES: usize = 64 << 10;
 /// A part holds at most one packet over that size.
 const PART_BYTES_MAX: usize = PART_BYTES + (17 << 20);

@@ -10,8 +10,9 @@
 //! expired   the places are free, as if the connection had closed only now
 //! ```
 //!
-//! Clients that resume keep their subscriptions through a short loss without the owner being told, so that a game does
-//! not take the player out of the world for a network hand-over; it is told when the time is up.
+//! Clients that resume keep their subscriptions through a short loss without the owner being told,
+//! so that a game does not take the player out of the world for a network hand-over; it is told
+//! when the time is up.
 
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ const OBJECTS_BYTES_MAX: usize = PACKET_BYTES_SEND_MAX / 2;
 const OBJECTS_TYPE_URL: &str = "type.googleapis.com/unrealpb.ChannelRecoveryData";
 
 impl Shard {
-    // ---- Loss -------------------------------------------------------------------------------------------------------
+    // ---- Loss -----------------------------------------------------------------------------------
 
     /// A connection is gone: every channel of this shard that has to do with it reacts. Spec §4.6.
     pub(crate) fn leave_channels(&mut self, conn: ConnId, kind: ConnKind, keep: bool) {
@@ -196,9 +197,10 @@ impl Shard {
         }
     }
 
-    // ---- Return -----------------------------------------------------------------------------------------------------
+    // ---- Return ---------------------------------------------------------------------------------
 
-    /// The lost server whose place a server with this identifier takes: the one that has been lost longest (A-15).
+    /// The lost server whose place a server with this identifier takes: the one that has been lost
+    /// longest (A-15).
     pub(crate) fn returning_server(&self, pit: &str) -> Option<ConnId> {
         self.global.as_ref()?.lost_servers.get(pit)?.front().copied()
     }
@@ -212,7 +214,8 @@ impl Shard {
             self.resume_as(old, pending);
             return true;
         }
-        // The network has not noticed yet that the older connection is dead: close it and take over then.
+        // The network has not noticed yet that the older connection is dead: close it and take over
+        // then.
         let Some(entry) = global.entries.get_mut(&old) else { return false };
         entry.token = None;
         if let Some(waiting) = global.entries.get_mut(&pending.conn) {
@@ -227,7 +230,8 @@ impl Shard {
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
         entry.pending = false;
-        // Kept places are bounded: what it wanted to resume may have given way already. It may log in.
+        // Kept places are bounded: what it wanted to resume may have given way already. It may log
+        // in.
         let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else { return };
         entry.authenticated = true;
         entry.pit = pit;
@@ -275,8 +279,8 @@ impl Shard {
                 .settling
                 .insert(old, Settling { fresh, outstanding: count, rested: false, timer: Some(timer) });
         }
-        // The shard that handles its bytes got the result above before it hears this, and so does every other shard
-        // before anything that it sends there.
+        // The shard that handles its bytes got the result above before it hears this, and so does
+        // every other shard before anything that it sends there.
         self.board.post(shard, Letter::Restore { conn: old, fresh });
         for other in (0..count).map(ShardIndex).filter(|other| *other != shard) {
             self.board.post(other, Letter::Restore { conn: old, fresh });
@@ -286,8 +290,9 @@ impl Shard {
     /// `fresh` goes by the name of `old` from now on.
     pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId, kind: ConnKind, shard: ShardIndex) {
         let Some(peer) = self.board.peers.remove(&fresh) else {
-            // It has closed before its shard could know its new name. Said again under that name, the closure frees
-            // the places once more; who has not heard of it yet hears of the recovery first.
+            // It has closed before its shard could know its new name. Said again under that name,
+            // the closure frees the places once more; who has not heard of it yet hears of the
+            // recovery first.
             if shard == self.board.index {
                 let (keep, reason) = (!self.draining, crate::CloseReason::EndOfStream);
                 self.board.post_others(|| Letter::Closed { conn: old, kind, keep, reason });
@@ -371,7 +376,8 @@ impl Shard {
         self.on_settled(conn);
     }
 
-    /// The recovery of a connection has ended: channels it owns say so. Only those (the reference says it in all).
+    /// The recovery of a connection has ended: channels it owns say so. Only those (the reference
+    /// says it in all).
     pub(crate) fn on_settled(&mut self, conn: ConnId) {
         if let Some(peer) = self.board.peers.get_mut(&conn) {
             peer.recovering = false;
@@ -439,8 +445,8 @@ impl Channel {
             version,
         };
         let head = Head::new(self.id, MessageType::RecoveryChannelData as u32);
-        // What is over the size of a packet comes in several messages of this type, each complete in itself (A-13); the
-        // parts of data and of objects merge to the whole.
+        // What is over the size of a packet comes in several messages of this type, each complete
+        // in itself (A-13); the parts of data and of objects merge to the whole.
         let mut parts = Vec::new();
         // The reference tries for ever where there is no data; the peer can do without.
         if let Some(plan) = plan {

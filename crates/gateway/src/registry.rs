@@ -1,4 +1,5 @@
-//! What there is only one of, on shard 0: connection and channel ids, the list of channels, bans, tickets, resume tokens.
+//! What there is only one of, on shard 0: connection and channel ids, the list of channels, bans,
+//! tickets, resume tokens.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -55,7 +56,8 @@ pub(crate) struct Registered {
     pub(crate) kind: ConnKind,
     pub(crate) addr: IpAddr,
     pub(crate) shard: ShardIndex,
-    /// The id it was accepted under, when it goes by a recovered one now; both stay taken until it is gone.
+    /// The id it was accepted under, when it goes by a recovered one now; both stay taken until it
+    /// is gone.
     pub(crate) accepted_as: Option<ConnId>,
     pub(crate) authenticated: bool,
     pub(crate) pit: Box<str>,
@@ -137,7 +139,8 @@ impl Registry {
         }
     }
 
-    /// Whether an address has as many live clients as it may; an IPv6 /48 may have eight times as many as a /64.
+    /// Whether an address has as many live clients as it may; an IPv6 /48 may have eight times as
+    /// many as a /64.
     pub(crate) fn is_crowded(&self, addr: IpAddr, limits: &Limits) -> bool {
         let max = limits.client_connections_per_address;
         let exempt = addr.is_loopback() || limits.unlimited_addresses.iter().any(|net| net.contains(addr));

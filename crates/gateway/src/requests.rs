@@ -1,7 +1,8 @@
-//! Requests about channels and connections: create, remove, list, subscribe, unsubscribe, update, disconnect. Spec §5
-//! and §7.2.
+//! Requests about channels and connections: create, remove, list, subscribe, unsubscribe, update,
+//! disconnect. Spec §5 and §7.2.
 //!
-//! Every handler returns why it refused; the dispatcher counts that and nobody is answered, as in the reference (§3.4).
+//! Every handler returns why it refused; the dispatcher counts that and nobody is answered, as in
+//! the reference (§3.4).
 
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ pub(crate) struct Sender {
 }
 
 impl Shard {
-    // ---- Create -----------------------------------------------------------------------------------------------------
+    // ---- Create ---------------------------------------------------------------------------------
 
     /// CREATE_CHANNEL, and CREATE_SPATIAL_CHANNEL with an ordinary type. On shard 0. Spec §5.5.
     pub(crate) fn on_create(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
@@ -169,7 +170,7 @@ impl Shard {
         }
     }
 
-    // ---- Remove -----------------------------------------------------------------------------------------------------
+    // ---- Remove ---------------------------------------------------------------------------------
 
     /// REMOVE_CHANNEL, accepted in any channel; the victim's home decides. Spec §5.6.
     pub(crate) fn on_remove(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
@@ -201,7 +202,8 @@ impl Shard {
         {
             return Err(Refusal::Access);
         }
-        // Those who would learn nothing otherwise are told too: the remover under its stub, and the owner of GLOBAL.
+        // Those who would learn nothing otherwise are told too: the remover under its stub, and the
+        // owner of GLOBAL.
         let tell_sender = channel.subscription(sender).is_none();
         let global_owner =
             global_owner.filter(|owner| *owner != sender && channel.subscription(*owner).is_none());
@@ -263,9 +265,10 @@ impl Shard {
         }
     }
 
-    // ---- List -------------------------------------------------------------------------------------------------------
+    // ---- List -----------------------------------------------------------------------------------
 
-    /// LIST_CHANNEL. On shard 0. Spec §5.7; a result over the size of a packet comes in several messages.
+    /// LIST_CHANNEL. On shard 0. Spec §5.7; a result over the size of a packet comes in several
+    /// messages.
     pub(crate) fn on_list(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
         only_global(head)?;
         let request = ListChannelMessage::decode(body).map_err(|_| Refusal::BadBody)?;
@@ -316,7 +319,7 @@ impl Shard {
         Ok(())
     }
 
-    // ---- Subscribe and unsubscribe ----------------------------------------------------------------------------------
+    // ---- Subscribe and unsubscribe --------------------------------------------------------------
 
     /// SUB_TO_CHANNEL. Spec §5.8.
     pub(crate) fn on_subscribe(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
@@ -419,7 +422,7 @@ impl Shard {
         Ok(())
     }
 
-    // ---- Update and disconnect --------------------------------------------------------------------------------------
+    // ---- Update and disconnect ------------------------------------------------------------------
 
     /// CHANNEL_DATA_UPDATE. Spec §7.2.
     pub(crate) fn on_update(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
@@ -452,7 +455,8 @@ impl Shard {
         }
         let plan = match &channel.data {
             Some(data) if data.content.plan().name() == request.type_name => Arc::clone(data.content.plan()),
-            // The reference merges or aborts; either way it fans out what its peers cannot read.
+            // The reference merges or aborts; either way it fans out what its peers cannot read
+            //
             Some(_) => return Err(Refusal::WrongDataType),
             None => self.schemas.plan_or_opaque(request.type_name).ok_or(Refusal::NoDataType)?,
         };
@@ -506,8 +510,8 @@ impl Shard {
 }
 
 impl Schemas {
-    /// The data of a request, checked: its plan and its bytes. Refused before anything exists or is answered (the
-    /// reference leaves a channel behind).
+    /// The data of a request, checked: its plan and its bytes. Refused before anything exists or is
+    /// answered (the reference leaves a channel behind).
     pub(crate) fn checked_any(&self, data: Option<prost_types::Any>) -> Result<Option<CheckedData>, Refusal> {
         let Some(any) = data else { return Ok(None) };
         let name = any.type_url.rsplit('/').next().unwrap_or_default();
@@ -560,8 +564,8 @@ pub(crate) fn check_masks(
     if fits { Ok(()) } else { Err(Refusal::FieldMasks) }
 }
 
-/// Where the profile forbids it, WRITE that a connection asks for itself becomes READ, unless it has WRITE already
-/// (somebody gave it) or owns the channel.
+/// Where the profile forbids it, WRITE that a connection asks for itself becomes READ, unless it
+/// has WRITE already (somebody gave it) or owns the channel.
 fn clamp_access(
     channel: &Channel,
     board: &mut Switchboard,

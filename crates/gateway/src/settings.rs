@@ -1,4 +1,5 @@
-//! Channel settings files: timing, access levels and data type per channel type. Spec §5.2 and §5.4.
+//! Channel settings files: timing, access levels and data type per channel type. Spec §5.2 and
+//! §5.4.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -7,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::fsm::key;
 
-/// The number of a channel type. The protocol names some (see the constants); games use others freely.
+/// The number of a channel type. The protocol names some (see the constants); games use others
+/// freely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelType(pub u32);
 
@@ -86,18 +88,20 @@ impl AccessLevel {
 /// Settings of one channel type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypeSettings {
-    /// Period of the tick grid on which fan-out happens, but for rates that the gateway chose itself. Never zero.
+    /// Period of the tick grid on which fan-out happens, but for rates that the gateway chose
+    /// itself. Never zero.
     pub tick_interval: Duration,
     /// Fan-out interval of subscriptions that ask for none. Zero means every tick.
     pub fan_out_interval: Duration,
-    /// Fan-out delay in milliseconds of subscriptions that ask for none; negative brings the first state forward.
+    /// Fan-out delay in milliseconds of subscriptions that ask for none; negative brings the first
+    /// state forward.
     pub fan_out_delay_ms: i32,
     /// Remove the channel when its owner's connection is gone for good.
     pub remove_after_owner_removed: bool,
     /// Tell subscribers when a recoverable owner is lost and when it is back.
     pub send_owner_lost_and_recovered: bool,
-    /// Forward broadcasts of clients while the channel has no live owner (relay games without game servers). Not in the
-    /// reference's files.
+    /// Forward broadcasts of clients while the channel has no live owner (relay games without game
+    /// servers). Not in the reference's files.
     pub enable_client_broadcast: bool,
     /// Who may subscribe others.
     pub sub: AccessLevel,
@@ -196,7 +200,8 @@ impl ChannelSettings {
     /// Reads a settings file.
     ///
     /// # Errors
-    /// All problems at once: wrong JSON, wrong types of values, a tick interval of zero (weakness A-10).
+    /// All problems at once: wrong JSON, wrong types of values, a tick interval of zero (weakness
+    ///
     pub fn parse(text: &str) -> Result<Self, SettingsError> {
         let root: Value = serde_json::from_str(text).map_err(|error| SettingsError {
             problems: vec![format!("line {}, column {}: {error}", error.line(), error.column())],

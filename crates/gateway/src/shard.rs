@@ -60,8 +60,9 @@ pub struct Shard {
 impl Shard {
     /// Shard `index` of `count`.
     ///
-    /// `seed` makes the run repeatable, together with [`Config::secret`], which must be secret where peers are not
-    /// trusted. `unix_start_ns` is the Unix time in nanoseconds at `Instant::ZERO`.
+    /// `seed` makes the run repeatable, together with [`Config::secret`], which must be secret
+    /// where peers are not trusted. `unix_start_ns` is the Unix time in nanoseconds at
+    /// `Instant::ZERO`.
     ///
     /// # Panics
     /// When `index` is not below `count`.
@@ -103,7 +104,7 @@ impl Shard {
         shard
     }
 
-    // ---- Inputs -----------------------------------------------------------------------------------------------------
+    // ---- Inputs ---------------------------------------------------------------------------------
 
     /// A listener accepted a connection. Shard 0 only.
     ///
@@ -125,8 +126,8 @@ impl Shard {
     }
 
     /// An accepted connection may come from another address than its datagrams say, until
-    /// [`handle_proven`](Self::handle_proven): failed logins are not held against that address. Shard 0 only, right after
-    /// [`accept`](Self::accept).
+    /// [`handle_proven`](Self::handle_proven): failed logins are not held against that address.
+    /// Shard 0 only, right after [`accept`](Self::accept).
     pub fn note_unproven(&mut self, conn: ConnId) {
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
             entry.proven = false;
@@ -190,7 +191,8 @@ impl Shard {
         while self.handle_due(now).is_some() {}
     }
 
-    /// Does the next thing that is due at `now`; `None` when nothing is. For drivers that look at their clock in between.
+    /// Does the next thing that is due at `now`; `None` when nothing is. For drivers that look at
+    /// their clock in between.
     pub fn handle_due(&mut self, now: Instant) -> Option<Due> {
         self.advance(now);
         let Some((at, timer)) = self.board.timers.pop_due(now) else {
@@ -229,7 +231,8 @@ impl Shard {
         }
     }
 
-    /// Stops accepting and closes every connection of this shard with what is queued for it. Call it on every shard.
+    /// Stops accepting and closes every connection of this shard with what is queued for it. Call
+    /// it on every shard.
     pub fn begin_shutdown(&mut self, now: Instant) {
         self.advance(now);
         self.draining = true;
@@ -240,7 +243,7 @@ impl Shard {
         self.settle();
     }
 
-    // ---- Outputs ----------------------------------------------------------------------------------------------------
+    // ---- Outputs --------------------------------------------------------------------------------
 
     /// Next mail for another shard.
     pub fn poll_mail(&mut self) -> Option<(ShardIndex, Mail)> {
@@ -269,11 +272,13 @@ impl Shard {
         self.board.timers.next()
     }
 
-    // ---- Views ------------------------------------------------------------------------------------------------------
+    // ---- Views ----------------------------------------------------------------------------------
 
-    /// Uses the limits, abuse rules, permissions, outbox bounds, channel settings and state machines of `config` from
-    /// now on, and freezes or thaws the load balancer as it says; the rest of it is fixed at the start. Channels keep the settings that they were created with. A state
-    /// machine with fewer states than the one in use is not taken over, because connections may be in those states.
+    /// Uses the limits, abuse rules, permissions, outbox bounds, channel settings and state
+    /// machines of `config` from now on, and freezes or thaws the load balancer as it says; the
+    /// rest of it is fixed at the start. Channels keep the settings that they were created with. A
+    /// state machine with fewer states than the one in use is not taken over, because connections
+    /// may be in those states.
     pub fn reconfigure(&mut self, config: &Config) {
         let mut next = Config::clone(&self.board.config);
         next.limits = config.limits.clone();
@@ -322,7 +327,8 @@ impl Shard {
         })
     }
 
-    /// The channel's data in its encoded form with its type name, for tools. `None` when it is not here or has none.
+    /// The channel's data in its encoded form with its type name, for tools. `None` when it is not
+    /// here or has none.
     #[must_use]
     pub fn channel_data(&self, channel: ChannelId) -> Option<(String, Vec<u8>)> {
         let data = self.channels.get(&channel)?.data.as_ref()?;
@@ -342,7 +348,7 @@ impl Shard {
         self.world.as_ref().map(|world| world.view(|conn| self.board.peers.contains_key(&conn)))
     }
 
-    // ---- Accepting and closing --------------------------------------------------------------------------------------
+    // ---- Accepting and closing ------------------------------------------------------------------
 
     fn advance(&mut self, now: Instant) {
         debug_assert!(now >= self.board.now, "time went back");
@@ -350,7 +356,7 @@ impl Shard {
         self.board.at_hand = None;
     }
 
-    // ---- Writing and deadlines --------------------------------------------------------------------------------------
+    // ---- Writing and deadlines ------------------------------------------------------------------
 
     fn written(&mut self, slot: u32, written: usize) {
         let board = &mut self.board;
@@ -372,7 +378,8 @@ impl Shard {
         if conn.outbox.is_empty() {
             conn.writable = false;
         } else {
-            // A gather may stop before the end, so a transport that took all of it is to be asked again.
+            // A gather may stop before the end, so a transport that took all of it is to be asked
+            // again.
             if written > 0 {
                 board.writable_again(slot);
             }
@@ -399,7 +406,7 @@ impl Shard {
         }
     }
 
-    // ---- Small things -----------------------------------------------------------------------------------------------
+    // ---- Small things ---------------------------------------------------------------------------
 
     pub(crate) fn settings_of(&self, channel_type: ChannelType) -> Arc<TypeSettings> {
         let known = self.settings.iter().find(|(number, _)| *number == channel_type);

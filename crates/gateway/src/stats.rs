@@ -21,7 +21,8 @@ pub struct Stats {
     pub updates_merged: u64,
     /// Times a channel's fan-out ran.
     pub fan_out_ticks: u64,
-    /// Encodings of full states and deltas for fan-out; with sharing far fewer than `fan_out_messages`.
+    /// Encodings of full states and deltas for fan-out; with sharing far fewer than
+    /// `fan_out_messages`.
     pub fan_out_encodes: u64,
     /// Fan-out messages handed to subscribers' connections.
     pub fan_out_messages: u64,
@@ -65,9 +66,11 @@ pub struct Stats {
     pub handovers_delayed: u64,
     /// The time from refusal to handover in nanoseconds, summed over `handovers_delayed`.
     pub handover_delay_ns: u64,
-    /// Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.
+    /// Handover payloads encoded: at most two per pair of cells, whatever the number of
+    /// subscribers.
     pub handover_encodes: u64,
-    /// Subscriptions that network level of detail put into a band, by band: 0 is the nearest, the last is beyond all.
+    /// Subscriptions that network level of detail put into a band, by band: 0 is the nearest, the
+    /// last is beyond all.
     pub lod_changes: Vec<u64>,
     /// Cells that the load balancer moved.
     pub cells_moved: u64,

@@ -1,5 +1,5 @@
-//! How everything in a shard reaches connections: the table of all live connections, the outboxes of this shard's own,
-//! and the mail to other shards.
+//! How everything in a shard reaches connections: the table of all live connections, the outboxes
+//! of this shard's own, and the mail to other shards.
 
 use core::mem;
 use std::collections::VecDeque;
@@ -81,7 +81,8 @@ pub(crate) struct Switchboard {
     /// This shard's connections by the driver's name.
     pub(crate) handles: IdMap<ConnId, u32>,
     pub(crate) conns: Slab<Connection>,
-    /// Channels of this shard in which a connection, live or lost, is subscribed or owner, in ascending order.
+    /// Channels of this shard in which a connection, live or lost, is subscribed or owner, in
+    /// ascending order.
     pub(crate) places: IdMap<ConnId, SmallVec<[ChannelId; 4]>>,
     /// Letters from this shard to itself, handled after the current input.
     pub(crate) inbox: VecDeque<Letter>,
@@ -101,8 +102,8 @@ pub(crate) struct Switchboard {
     pub(crate) spares: Spares,
 }
 
-/// A batch letter takes further entries up to this size: large enough to make the cost per letter vanish, small enough
-/// that the receiver starts early.
+/// A batch letter takes further entries up to this size: large enough to make the cost per letter
+/// vanish, small enough that the receiver starts early.
 const BATCH_BYTES: usize = 64 << 10;
 
 impl Switchboard {
@@ -146,9 +147,10 @@ impl Switchboard {
         }
     }
 
-    // ---- Sending to connections -------------------------------------------------------------------------------------
+    // ---- Sending to connections -----------------------------------------------------------------
 
-    /// Sends a message to a connection. False when there is no such connection or the message fits no packet.
+    /// Sends a message to a connection. False when there is no such connection or the message fits
+    /// no packet.
     pub(crate) fn send(&mut self, to: ConnId, head: Head, body: &impl prost::Message) -> bool {
         let pack = head.pack(&[]);
         let len = entry_len_with(&pack, body.encoded_len());
@@ -323,7 +325,7 @@ impl Switchboard {
         }
     }
 
-    // ---- Mail -------------------------------------------------------------------------------------------------------
+    // ---- Mail -----------------------------------------------------------------------------------
 
     /// Sends a letter; one to this shard is handled after the current input.
     pub(crate) fn post(&mut self, to: ShardIndex, letter: Letter) {
@@ -338,8 +340,8 @@ impl Switchboard {
         self.mail.push_back((to, letter));
     }
 
-    /// Sends a letter to every other shard; to shard 0 last, so that whatever it does next comes after the letter
-    /// everywhere.
+    /// Sends a letter to every other shard; to shard 0 last, so that whatever it does next comes
+    /// after the letter everywhere.
     pub(crate) fn post_others(&mut self, letter: impl Fn() -> Letter) {
         for shard in (0..self.count)
             .rev()
@@ -383,7 +385,7 @@ impl Switchboard {
         self.mail.get_mut(position as usize).map(|(_, letter)| letter)
     }
 
-    // ---- Timers, closing, effects -----------------------------------------------------------------------------------
+    // ---- Timers, closing, effects ---------------------------------------------------------------
 
     /// Makes sure the connection's timer fires at its earliest deadline.
     pub(crate) fn arm_connection(&mut self, slot: u32) {
@@ -412,7 +414,8 @@ impl Switchboard {
         }
     }
 
-    /// Marks a connection of this shard for closing after the current input; the first reason stands.
+    /// Marks a connection of this shard for closing after the current input; the first reason
+    /// stands.
     pub(crate) fn doom_slot(&mut self, slot: u32, reason: CloseReason) {
         let Some(conn) = self.conns.get_mut(slot as usize) else { return };
         if conn.doomed.is_none() {
@@ -441,7 +444,7 @@ impl Switchboard {
         self.unix_start_ns.saturating_add(self.now.as_nanos())
     }
 
-    // ---- Places -----------------------------------------------------------------------------------------------------
+    // ---- Places ---------------------------------------------------------------------------------
 
     /// Notes that a connection has to do with a channel of this shard.
     pub(crate) fn add_place(&mut self, conn: ConnId, channel: ChannelId) {
@@ -475,8 +478,8 @@ impl Switchboard {
         channel.home(self.config.spatial_channel_start, self.count)
     }
 
-    /// Tells a client's own shard that it is, or is no longer, subscribed to a channel of this shard. Only there all its
-    /// subscriptions are known.
+    /// Tells a client's own shard that it is, or is no longer, subscribed to a channel of this
+    /// shard. Only there all its subscriptions are known.
     pub(crate) fn tell_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
         match self.peers.get(&conn) {
             Some(peer) if peer.kind == ConnKind::Client && peer.shard == self.index => {
@@ -489,7 +492,8 @@ impl Switchboard {
         }
     }
 
-    /// Keeps the subscriptions of a client of this shard, and tells the others when it reaches or leaves the limit.
+    /// Keeps the subscriptions of a client of this shard, and tells the others when it reaches or
+    /// leaves the limit.
     pub(crate) fn set_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
         let Some(peer) = self.peers.get_mut(&conn).filter(|peer| peer.shard == self.index) else { return };
         let Some(local) = self.conns.get_mut(peer.slot as usize).filter(|local| local.id == conn) else {
@@ -527,7 +531,7 @@ impl Switchboard {
         self.peers.get(&conn).map(|peer| Address { conn, shard: peer.shard, slot: peer.slot })
     }
 
-    // ---- Outputs ----------------------------------------------------------------------------------------------------
+    // ---- Outputs --------------------------------------------------------------------------------
 
     pub(crate) fn poll_mail(&mut self) -> Option<(ShardIndex, Letter)> {
         let next = self.mail.pop_front()?;
@@ -541,7 +545,8 @@ impl Switchboard {
 
     pub(crate) fn poll_writable(&mut self) -> Option<ConnId> {
         while let Some(handle) = self.writable.pop_front() {
-            // A connection may be closed, or drained by its driver, between becoming writable and being polled.
+            // A connection may be closed, or drained by its driver, between becoming writable and
+            // being polled.
             let slot = self.handles.get(&handle).copied();
             if slot.and_then(|slot| self.conns.get(slot as usize)).is_some_and(|conn| conn.writable) {
                 return Some(handle);

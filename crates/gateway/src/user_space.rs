@@ -45,7 +45,8 @@ impl Channel {
         Ok(())
     }
 
-    /// A client's broadcast in a channel without a live owner, where the channel's settings allow it.
+    /// A client's broadcast in a channel without a live owner, where the channel's settings allow
+    /// it.
     fn broadcast_from_client(
         &mut self,
         board: &mut Switchboard,
@@ -63,7 +64,8 @@ impl Channel {
         Ok(())
     }
 
-    /// A server's message, which is wrapped already and goes where the broadcast value says. Spec §6.2 and §6.3.
+    /// A server's message, which is wrapped already and goes where the broadcast value says. Spec
+    /// §6.2 and §6.3.
     pub(crate) fn forward_from_server(
         &mut self,
         board: &mut Switchboard,
@@ -74,7 +76,8 @@ impl Channel {
         let forward = Forward::parse(body).map_err(|_| Refusal::BadBody)?;
         let to_one = match head.broadcast {
             0 => Some(self.owner.ok_or(Refusal::NoOwner)?),
-            // A client of zero is the owner; that there may be none ends the reference's process.
+            // A client of zero is the owner; that there may be none ends the reference's process
+            //
             SINGLE_CONNECTION if forward.client_conn_id == 0 => Some(self.owner.ok_or(Refusal::NoOwner)?),
             SINGLE_CONNECTION => Some(ConnId(forward.client_conn_id)),
             2..ADJACENT_CHANNELS => None,

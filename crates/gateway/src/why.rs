@@ -1,7 +1,8 @@
-//! Why did this connection not get this update? Four questions, each answered from the state that decides it: does the
-//! subscription let it through and when does it leave ([`Shard::reach_of`]), how do the two lie to each other in the world
-//! ([`Shard::sight_of`]), and what holds it up on the way out ([`Shard::queue_of`]). Nothing here is kept for the
-//! question's sake but the counts of what was dropped.
+//! Why did this connection not get this update? Four questions, each answered from the state that
+//! decides it: does the subscription let it through and when does it leave ([`Shard::reach_of`]),
+//! how do the two lie to each other in the world ([`Shard::sight_of`]), and what holds it up on the
+//! way out ([`Shard::queue_of`]). Nothing here is kept for the question's sake but the counts of
+//! what was dropped.
 
 use core::time::Duration;
 
@@ -34,11 +35,13 @@ pub struct Reach {
 pub struct Delivery {
     /// The subscription.
     pub subscription: SubscriptionView,
-    /// Who chose its interval: `default` (the channel type's settings), `subscriber`, or `distance` (the gateway).
+    /// Who chose its interval: `default` (the channel type's settings), `subscriber`, or `distance`
+    /// (the gateway).
     pub rate_by: &'static str,
     /// What it gets next is the full state.
     pub full_state: bool,
-    /// Updates that it has not had and will get, merged into one message; updates that were merged before count once.
+    /// Updates that it has not had and will get, merged into one message; updates that were merged
+    /// before count once.
     pub pending: usize,
     /// Updates of its own since then, which do not come back to it.
     pub own: usize,
@@ -64,11 +67,13 @@ pub struct Sight {
     pub own_entity: Option<ChannelId>,
     /// World units from there to the entity.
     pub distance: Option<f64>,
-    /// Where the gateway sets rates by distance: the band, from 0, and how far it reaches; the last one reaches everywhere.
+    /// Where the gateway sets rates by distance: the band, from 0, and how far it reaches; the last
+    /// one reaches everywhere.
     pub band: Option<(usize, Option<f64>)>,
     /// The entity's data has no position that can be read.
     pub placeless: bool,
-    /// The entity lies in another cell than it belongs to: its handover was refused and will be tried again.
+    /// The entity lies in another cell than it belongs to: its handover was refused and will be
+    /// tried again.
     pub handover_waits: bool,
 }
 
@@ -98,7 +103,8 @@ pub struct QueueView {
     pub dropped: u64,
     /// When the latest of them was.
     pub dropped_at: Option<Instant>,
-    /// Updates of this channel were sent in packets that may get lost; a full state at this time makes that good.
+    /// Updates of this channel were sent in packets that may get lost; a full state at this time
+    /// makes that good.
     pub repair_at: Option<Instant>,
 }
 
@@ -115,7 +121,8 @@ pub struct LagView {
 }
 
 impl Shard {
-    /// How a connection of any shard stands to a channel of this one; `None` when the channel is not here.
+    /// How a connection of any shard stands to a channel of this one; `None` when the channel is
+    /// not here.
     #[must_use]
     pub fn reach_of(&self, now: Instant, conn: ConnId, channel: ChannelId) -> Option<Reach> {
         let channel = self.channels.get(&channel)?;
@@ -128,7 +135,8 @@ impl Shard {
         })
     }
 
-    /// What waits for a connection of this shard, and what it misses of a channel of any; `None` when it is not here.
+    /// What waits for a connection of this shard, and what it misses of a channel of any; `None`
+    /// when it is not here.
     #[must_use]
     pub fn queue_of(&self, now: Instant, id: ConnId, channel: ChannelId) -> Option<QueueView> {
         let peer = self.board.peers.get(&id).filter(|peer| peer.shard == self.board.index)?;

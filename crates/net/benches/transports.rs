@@ -101,7 +101,8 @@ impl Handler for Counter {
     fn woken(&mut self) {}
 }
 
-/// 600 bytes there and back over loopback, both loops on one thread: two writes, two reads, at least two waits.
+/// 600 bytes there and back over loopback, both loops on one thread: two writes, two reads, at
+/// least two waits.
 #[divan::bench]
 fn tcp_round_trip(bencher: Bencher<'_, '_>) {
     let clock = Clock::start();

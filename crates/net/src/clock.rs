@@ -6,8 +6,9 @@ use throng_stdx::Instant;
 
 use crate::sys;
 
-/// Monotonic time since the process (rather: this clock) was started, and the wall time of that moment. It goes on while
-/// the machine sleeps (`CLOCK_BOOTTIME`), so that what ends by the wall clock ends here as well.
+/// Monotonic time since the process (rather: this clock) was started, and the wall time of that
+/// moment. It goes on while the machine sleeps (`CLOCK_BOOTTIME`), so that what ends by the wall
+/// clock ends here as well.
 ///
 /// Copies agree with each other, so one clock made at start-up serves every thread.
 ///
@@ -45,7 +46,8 @@ impl Clock {
         Self { base_ns: self.base_ns.saturating_sub(by), ..self }
     }
 
-    /// Wall time of the start in nanoseconds since 1970 (UTC); later jumps of the wall clock do not change it.
+    /// Wall time of the start in nanoseconds since 1970 (UTC); later jumps of the wall clock do not
+    /// change it.
     pub fn unix_start_ns(&self) -> u64 {
         self.unix_start_ns
     }

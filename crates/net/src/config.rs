@@ -18,8 +18,8 @@ pub enum Transport {
     WebSocket,
     /// KCP over UDP with the given tuning.
     Kcp(kcp::Profile),
-    /// ENet over UDP: the packets that a peer sends, one after the other, form the byte stream, and what is written leaves
-    /// as reliable packets on lane 0.
+    /// ENet over UDP: the packets that a peer sends, one after the other, form the byte stream, and
+    /// what is written leaves as reliable packets on lane 0.
     Enet,
 }
 
@@ -56,30 +56,33 @@ impl ListenerSpec {
 /// Bounds and time limits of a listener's connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Open connections of this listener, wherever they have been handed to. Further ones are closed at once.
+    /// Open connections of this listener, wherever they have been handed to. Further ones are
+    /// closed at once.
     pub connections_max: usize,
     /// Open connections of this listener from one address (one /64 for IPv6); `None` for no limit.
     pub connections_per_ip_max: Option<usize>,
-    /// Time for the TLS and WebSocket handshakes together, and for a KCP peer to acknowledge something.
+    /// Time for the TLS and WebSocket handshakes together, and for a KCP peer to acknowledge
+    /// something.
     pub handshake_timeout: Duration,
-    /// Close a connection from which nothing arrived for this long. `None`: never, except that KCP sessions, which
-    /// have no other sign of life, then use [`Limits::KCP_IDLE_TIMEOUT`].
+    /// Close a connection from which nothing arrived for this long. `None`: never, except that KCP
+    /// sessions, which have no other sign of life, then use [`Limits::KCP_IDLE_TIMEOUT`].
     pub idle_timeout: Option<Duration>,
     /// Time a [`CloseMode::Flush`](crate::CloseMode::Flush) may take before the connection is cut.
     pub flush_timeout: Duration,
     /// Connections the kernel queues before they are accepted (TCP).
     pub backlog: u32,
-    /// Size asked of the kernel for each socket's send buffer, in bytes; `None` keeps automatic sizing, which is
-    /// what large numbers of mostly idle connections want.
+    /// Size asked of the kernel for each socket's send buffer, in bytes; `None` keeps automatic
+    /// sizing, which is what large numbers of mostly idle connections want.
     pub send_buffer_bytes: Option<usize>,
-    /// Size asked of the kernel for each socket's receive buffer, in bytes; `None` keeps automatic sizing. KCP
-    /// listeners ask for 4 MiB when this is `None`, since one socket serves all their sessions.
+    /// Size asked of the kernel for each socket's receive buffer, in bytes; `None` keeps automatic
+    /// sizing. KCP listeners ask for 4 MiB when this is `None`, since one socket serves all their
+    /// sessions.
     pub receive_buffer_bytes: Option<usize>,
 }
 
 impl Limits {
-    /// Idle timeout of KCP sessions when none is configured. A live but silent peer answers the window probes that
-    /// the listener sends well within it, so only vanished peers are affected.
+    /// Idle timeout of KCP sessions when none is configured. A live but silent peer answers the
+    /// window probes that the listener sends well within it, so only vanished peers are affected.
     pub const KCP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 }
 
@@ -101,13 +104,15 @@ impl Default for Limits {
 /// Rules for the WebSocket connections of a listener.
 #[derive(Clone, Debug)]
 pub struct WsPolicy {
-    /// Values of the `Origin` header that browsers may come from, compared without regard to case, for example
-    /// `https://play.example.org`. Empty: any. Requests without an `Origin` (programs, not browsers) always pass.
+    /// Values of the `Origin` header that browsers may come from, compared without regard to case,
+    /// for example `https://play.example.org`. Empty: any. Requests without an `Origin` (programs,
+    /// not browsers) always pass.
     pub origins: Vec<String>,
     /// The only URL path that is served (query strings are ignored); `None` serves every path.
     pub path: Option<String>,
-    /// Interval of the pings sent to a silent peer; a peer from which nothing arrived for one more interval is
-    /// closed. `None` sends no pings. The default of 30 s stays below the 60 s after which proxies commonly give up.
+    /// Interval of the pings sent to a silent peer; a peer from which nothing arrived for one more
+    /// interval is closed. `None` sends no pings. The default of 30 s stays below the 60 s after
+    /// which proxies commonly give up.
     pub ping_interval: Option<Duration>,
     /// Largest message accepted, in bytes, summed over its fragments.
     pub message_bytes_max: u64,

@@ -35,19 +35,24 @@ use crate::stream::{Phase, Stream};
 use crate::sys::{self, Epoll, Events};
 use crate::ws;
 
-/// Events taken per wait. More only makes the time between two waits, and so the reaction to timers, longer.
+/// Events taken per wait. More only makes the time between two waits, and so the reaction to
+/// timers, longer.
 const EVENTS_PER_POLL: usize = 512;
 /// The same of prioritised connections; more than these are none.
 const URGENT_PER_POLL: usize = 32;
-/// Reads of one prioritised connection in a row, until what was written meanwhile has its turn: 256 KiB.
+/// Reads of one prioritised connection in a row, until what was written meanwhile has its turn: 256
+/// KiB.
 const URGENT_READS: usize = 4;
-/// A wait or a round that lasts this much longer than it should was a pause of the whole process. A scheduler's worst is
-/// tens of milliseconds; what a person stops, or a virtual machine that moves, takes longer.
+/// A wait or a round that lasts this much longer than it should was a pause of the whole process. A
+/// scheduler's worst is tens of milliseconds; what a person stops, or a virtual machine that moves,
+/// takes longer.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// Longest time after a pause for which reading goes before timers. Thousands of sockets take a fraction of it.
+/// Longest time after a pause for which reading goes before timers. Thousands of sockets take a
+/// fraction of it.
 const CATCH_UP_MAX: Duration = Duration::from_secs(5);
-/// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough for the biggest
-/// frame of the gateway protocol in one read, small enough to stay in a processor's second-level cache.
+/// Bytes read from one connection per poll, and the size of the buffer that all share. Large enough
+/// for the biggest frame of the gateway protocol in one read, small enough to stay in a processor's
+/// second-level cache.
 const READ_BYTES: usize = 64 * 1024;
 
 /// A connection between two loops: taken out of one, on its way into another.
@@ -100,11 +105,13 @@ pub struct EventLoop {
     enets: Enets,
     generation: u32,
     timers: TimerWheel<Timer>,
-    /// Connections with work that no event will announce: input beyond one round's share, failed writes.
+    /// Connections with work that no event will announce: input beyond one round's share, failed
+    /// writes.
     backlog: VecDeque<ConnKey>,
     /// The same of prioritised connections.
     urgent_backlog: VecDeque<ConnKey>,
-    /// After a pause of the process: no timer runs before all sockets are read, or this time has come.
+    /// After a pause of the process: no timer runs before all sockets are read, or this time has
+    /// come.
     catch_up_until: Option<Instant>,
     /// Connections that say goodbye, the oldest first; those that have ended since are skipped.
     lingering: VecDeque<ConnKey>,
@@ -161,8 +168,8 @@ impl EventLoop {
     /// Opens a listener. Returns its key and the address it got.
     ///
     /// # Errors
-    /// The address is in use or not ours, or the specification asks for a combination that does not exist
-    /// ([`io::ErrorKind::InvalidInput`]).
+    /// The address is in use or not ours, or the specification asks for a combination that does not
+    /// exist ([`io::ErrorKind::InvalidInput`]).
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
         if let Transport::Kcp(profile) = spec.transport {
             let (slot, addr) = self.sessions.listen(spec, profile)?;
@@ -180,11 +187,13 @@ impl EventLoop {
         Ok((self.watch_listener(listener)?, addr))
     }
 
-    /// Opens a listener on a Unix socket, a plain stream of bytes. Its file is removed with it. Peers have the address
-    /// 127.0.0.1 and port 0; who may connect is a matter of the file's and its folder's permissions.
+    /// Opens a listener on a Unix socket, a plain stream of bytes. Its file is removed with it.
+    /// Peers have the address 127.0.0.1 and port 0; who may connect is a matter of the file's and
+    /// its folder's permissions.
     ///
     /// # Errors
-    /// The file exists and is in use or no socket, the path is longer than 107 bytes, or its folder cannot be written.
+    /// The file exists and is in use or no socket, the path is longer than 107 bytes, or its folder
+    /// cannot be written.
     pub fn listen_unix(&mut self, path: &Path, limits: Limits) -> io::Result<ListenerKey> {
         let listener = Listener::bind_unix(path, limits)?;
         self.watch_listener(listener)
@@ -214,11 +223,12 @@ impl EventLoop {
         }
     }
 
-    /// Begins an outgoing connection. [`Handler::connected`] or [`Handler::closed`] will be called for it.
+    /// Begins an outgoing connection. [`Handler::connected`] or [`Handler::closed`] will be called
+    /// for it.
     ///
     /// # Errors
-    /// The attempt could not even be made: no descriptors, no such local address, a TLS configuration that does not
-    /// work.
+    /// The attempt could not even be made: no descriptors, no such local address, a TLS
+    /// configuration that does not work.
     pub fn connect(&mut self, spec: ConnectSpec) -> io::Result<ConnKey> {
         if let Transport::Kcp(profile) = spec.transport {
             let (sessions, mut cx) = self.sessions();
@@ -259,8 +269,8 @@ impl EventLoop {
         Ok(key)
     }
 
-    /// Waits until something happens, `deadline` comes (`None`: no deadline) or a [`Waker`] is used, then tells
-    /// `handler` about one batch of events. Returns the time of the batch.
+    /// Waits until something happens, `deadline` comes (`None`: no deadline) or a [`Waker`] is
+    /// used, then tells `handler` about one batch of events. Returns the time of the batch.
     ///
     /// Reads the clock twice: before the wait to know its length, and after it for the batch.
     ///
@@ -361,13 +371,15 @@ impl EventLoop {
         Ok(self.now)
     }
 
-    /// After a pause of the process, not everything that has gathered has been read yet: no timer is to run.
+    /// After a pause of the process, not everything that has gathered has been read yet: no timer
+    /// is to run.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.catch_up_until.is_some()
     }
 
-    /// Has waited for longer than until `planned`: if it was a pause, nobody's silence counts, and reading goes first.
+    /// Has waited for longer than until `planned`: if it was a pause, nobody's silence counts, and
+    /// reading goes first.
     fn excuse_pause(&mut self, planned: Instant, handler: &mut impl Handler) {
         let gap = self.now.since(planned);
         if gap < PAUSE_MIN {
@@ -392,8 +404,9 @@ impl EventLoop {
         streams || self.sessions.has_work() || self.enets.has_work()
     }
 
-    /// As [`write`](Self::write), for bytes of which the peer may miss all or nothing. Over ENet they travel as an
-    /// unreliable packet that overtakes nothing and is dropped rather than late; other transports know no such thing.
+    /// As [`write`](Self::write), for bytes of which the peer may miss all or nothing. Over ENet
+    /// they travel as an unreliable packet that overtakes nothing and is dropped rather than late;
+    /// other transports know no such thing.
     pub fn write_loose(&mut self, key: ConnKey, slices: &[IoSlice<'_>]) -> WriteOutcome {
         if key.is_enet() {
             let (taken, blocked) = self.enets.write(key, slices, Delivery::Unreliable);
@@ -402,7 +415,8 @@ impl EventLoop {
         self.write(key, slices)
     }
 
-    /// [`EventLoop::wait_urgent`] waits for this connection as well from now on. Streams only; other keys are ignored.
+    /// [`EventLoop::wait_urgent`] waits for this connection as well from now on. Streams only;
+    /// other keys are ignored.
     ///
     /// # Errors
     /// The kernel has no memory for it.
@@ -416,9 +430,9 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most; all other events gather.
-    /// Returns whether there is any. It is told by [`EventLoop::serve_urgent`] before the next wait of this kind, or with
-    /// everything else by [`EventLoop::poll`].
+    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most; all
+    /// other events gather. Returns whether there is any. It is told by [`EventLoop::serve_urgent`]
+    /// before the next wait of this kind, or with everything else by [`EventLoop::poll`].
     ///
     /// # Errors
     /// Waiting itself failed, which a working system does not do.
@@ -434,7 +448,8 @@ impl EventLoop {
         !self.urgent_backlog.is_empty()
     }
 
-    /// Tells `handler` about the input that [`EventLoop::wait_urgent`] has found, and about nothing else.
+    /// Tells `handler` about the input that [`EventLoop::wait_urgent`] has found, and about nothing
+    /// else.
     pub fn serve_urgent(&mut self, clock: &Clock, handler: &mut impl Handler) {
         self.now = clock.now();
         self.stats.polls += 1;
@@ -482,9 +497,9 @@ impl EventLoop {
         WriteOutcome { taken, blocked }
     }
 
-    /// Sends bytes that many connections get; worth it from about 16 KiB and a few connections on. Returns how many bytes
-    /// were taken: fewer than all, or none, means that [`EventLoop::write`] is to be tried with the rest. Only plain TCP
-    /// connections take any.
+    /// Sends bytes that many connections get; worth it from about 16 KiB and a few connections on.
+    /// Returns how many bytes were taken: fewer than all, or none, means that [`EventLoop::write`]
+    /// is to be tried with the rest. Only plain TCP connections take any.
     pub fn write_shared(&mut self, key: ConnKey, file: &SharedFile) -> usize {
         if !self.takes_shared(key) {
             return 0;
@@ -529,8 +544,8 @@ impl EventLoop {
         }
     }
 
-    /// Closes a connection as [`CloseMode::Flush`] does, and gives a WebSocket peer a code and a reason for people
-    /// (cut at 123 bytes). Other transports have no words for it.
+    /// Closes a connection as [`CloseMode::Flush`] does, and gives a WebSocket peer a code and a
+    /// reason for people (cut at 123 bytes). Other transports have no words for it.
     pub fn close_with(&mut self, key: ConnKey, code: u16, reason: &str) {
         if key.is_session() {
             return self.sessions.finish(key, self.now);
@@ -551,7 +566,8 @@ impl EventLoop {
         }
     }
 
-    /// Stops delivering a connection's input, as [`Flow::Pause`](crate::Flow::Pause) does. Unknown keys are ignored.
+    /// Stops delivering a connection's input, as [`Flow::Pause`](crate::Flow::Pause) does. Unknown
+    /// keys are ignored.
     pub fn pause_read(&mut self, key: ConnKey) {
         if key.is_session() {
             return self.sessions.pause(key);
@@ -580,8 +596,8 @@ impl EventLoop {
         }
     }
 
-    /// Takes a ready connection out of this loop, to be [attached](EventLoop::attach) to another. Nothing that
-    /// arrived is lost. `None` when the key is unknown or the connection not ready.
+    /// Takes a ready connection out of this loop, to be [attached](EventLoop::attach) to another.
+    /// Nothing that arrived is lost. `None` when the key is unknown or the connection not ready.
     pub fn detach(&mut self, key: ConnKey) -> Option<DetachedConn> {
         if key.is_session() {
             let (sessions, mut cx) = self.sessions();

@@ -11,23 +11,26 @@ use crate::ws;
 
 /// Receives what happens on a loop's sockets.
 ///
-/// Calls come only from inside [`EventLoop::poll`](crate::EventLoop::poll). For every connection the order is
-/// `accepted` or `connected`, then any number of `data` and `writable`, then `closed` once; after `closed`, or after
-/// the driver closed or detached the connection itself, nothing more is heard of its key.
+/// Calls come only from inside [`EventLoop::poll`](crate::EventLoop::poll). For every connection
+/// the order is `accepted` or `connected`, then any number of `data` and `writable`, then `closed`
+/// once; after `closed`, or after the driver closed or detached the connection itself, nothing more
+/// is heard of its key.
 pub trait Handler {
-    /// A wait ended; `now` is the time of all calls until the next one. Always the first call of a poll.
+    /// A wait ended; `now` is the time of all calls until the next one. Always the first call of a
+    /// poll.
     fn polled(&mut self, now: Instant) {
         let _ = now;
     }
 
-    /// The process did nothing for `gap`: it was stopped, or had no processor. What has arrived meanwhile is about to be
-    /// told; deadlines by which peers should have been heard do not count the gap.
+    /// The process did nothing for `gap`: it was stopped, or had no processor. What has arrived
+    /// meanwhile is about to be told; deadlines by which peers should have been heard do not count
+    /// the gap.
     fn paused(&mut self, gap: Duration) {
         let _ = gap;
     }
 
-    /// A connection was taken off a listener's queue, before any handshake. `false` closes it at once, at the price
-    /// of one system call: the place for bans.
+    /// A connection was taken off a listener's queue, before any handshake. `false` closes it at
+    /// once, at the price of one system call: the place for bans.
     fn admit(&mut self, listener: ListenerKey, peer: SocketAddr) -> bool {
         let _ = (listener, peer);
         true
@@ -36,8 +39,8 @@ pub trait Handler {
     /// A connection is ready for use: all handshakes are complete.
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept;
 
-    /// The peer of an accepted connection owns its address. Only KCP needs that said: its connections are accepted by a
-    /// datagram on which anyone can write anybody's address.
+    /// The peer of an accepted connection owns its address. Only KCP needs that said: its
+    /// connections are accepted by a datagram on which anyone can write anybody's address.
     fn proven(&mut self, key: ConnKey) {
         let _ = key;
     }
@@ -50,7 +53,8 @@ pub trait Handler {
     /// Bytes arrived, in stream order and never empty.
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow;
 
-    /// An accepted connection ended before it was ready, so that `accepted` was never called for it.
+    /// An accepted connection ended before it was ready, so that `accepted` was never called for
+    /// it.
     fn handshake_failed(&mut self, listener: ListenerKey, peer: SocketAddr, cause: CloseCause) {
         let _ = (listener, peer, cause);
     }
@@ -61,7 +65,8 @@ pub trait Handler {
     /// The connection ended for a reason that the driver did not ask for.
     fn closed(&mut self, key: ConnKey, cause: CloseCause);
 
-    /// The loop's [`Waker`](crate::Waker) was used since the last call; several uses may make one call.
+    /// The loop's [`Waker`](crate::Waker) was used since the last call; several uses may make one
+    /// call.
     fn woken(&mut self);
 }
 
@@ -86,16 +91,16 @@ pub enum Accept {
 pub enum Flow {
     /// More is welcome.
     Continue,
-    /// Nothing more until [`EventLoop::resume_read`](crate::EventLoop::resume_read). The kernel's window then slows
-    /// the peer down.
+    /// Nothing more until [`EventLoop::resume_read`](crate::EventLoop::resume_read). The kernel's
+    /// window then slows the peer down.
     Pause,
 }
 
 /// Way to close a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseMode {
-    /// Deliver what was written, say goodbye as the transport does, and give the peer until the listener's
-    /// [`flush_timeout`](crate::Limits::flush_timeout) to take it.
+    /// Deliver what was written, say goodbye as the transport does, and give the peer until the
+    /// listener's [`flush_timeout`](crate::Limits::flush_timeout) to take it.
     Flush,
     /// Drop the connection and whatever has not left yet.
     Now,
@@ -107,8 +112,8 @@ pub enum CloseMode {
 pub struct WriteOutcome {
     /// Bytes taken from the front of the slices; the caller keeps the rest.
     pub taken: usize,
-    /// The connection takes no more for now. [`Handler::writable`] (or [`Handler::closed`]) will be called; writing
-    /// before that takes nothing.
+    /// The connection takes no more for now. [`Handler::writable`] (or [`Handler::closed`]) will be
+    /// called; writing before that takes nothing.
     pub blocked: bool,
 }
 

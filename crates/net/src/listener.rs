@@ -61,7 +61,8 @@ impl Listener {
         ))
     }
 
-    /// Listens on a Unix socket, without layers. A file that a server left which is gone is replaced.
+    /// Listens on a Unix socket, without layers. A file that a server left which is gone is
+    /// replaced.
     pub(crate) fn bind_unix(path: &Path, limits: Limits) -> io::Result<Self> {
         let is_left_over = || {
             let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
@@ -142,8 +143,9 @@ impl Rules {
     }
 }
 
-/// A descriptor kept in reserve, so that connections can still be taken off the queue and closed when there are no
-/// others left. Without it they would stay queued, and the listener would report them in every wait.
+/// A descriptor kept in reserve, so that connections can still be taken off the queue and closed
+/// when there are no others left. Without it they would stay queued, and the listener would report
+/// them in every wait.
 pub(crate) struct ReservedDescriptor(Option<File>);
 
 impl ReservedDescriptor {
@@ -270,7 +272,8 @@ pub(crate) fn canonical(peer: SocketAddr) -> SocketAddr {
     SocketAddr::new(peer.ip().to_canonical(), peer.port())
 }
 
-/// The unit that limits per address count: an IPv4 address, or an IPv6 /64, which is what one customer gets.
+/// The unit that limits per address count: an IPv4 address, or an IPv6 /64, which is what one
+/// customer gets.
 pub(crate) fn origin(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V4(v4) => IpAddr::V4(v4),

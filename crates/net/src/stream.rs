@@ -33,8 +33,9 @@ pub(crate) enum Phase {
     Handshaking,
     /// Bytes flow.
     Open,
-    /// Its owner is done with it; what was written is on its way to the peer, what arrives is thrown away. Closing a
-    /// socket with unread input would reset the connection and might destroy what was sent last.
+    /// Its owner is done with it; what was written is on its way to the peer, what arrives is
+    /// thrown away. Closing a socket with unread input would reset the connection and might destroy
+    /// what was sent last.
     Lingering,
 }
 
@@ -78,7 +79,8 @@ pub(crate) struct Stream {
     pub(crate) phase: Phase,
     /// The kernel may hold bytes that were not read yet.
     readable: bool,
-    /// The peer ended the stream or it failed; reading will reveal it once the bytes before it are taken.
+    /// The peer ended the stream or it failed; reading will reveal it once the bytes before it are
+    /// taken.
     ended: bool,
     pub(crate) paused: bool,
     /// The kernel's send buffer is full; an event announces room.
@@ -183,7 +185,8 @@ impl Stream {
         self.ended |= ended;
     }
 
-    /// Notes that the kernel takes bytes again, and sends what waits. Returns whether the driver wants to know.
+    /// Notes that the kernel takes bytes again, and sends what waits. Returns whether the driver
+    /// wants to know.
     pub(crate) fn note_writable(&mut self, stats: &mut LoopStats) -> bool {
         self.blocked = false;
         if self.phase == Phase::Lingering {
@@ -205,7 +208,8 @@ impl Stream {
     /// Reads once and delivers what that gives. Returns how many bytes came from the peer.
     pub(crate) fn read(&mut self, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<usize, End> {
         if self.paused {
-            // Nothing more will be delivered before the driver resumes, so a failure is all there is to tell.
+            // Nothing more will be delivered before the driver resumes, so a failure is all there
+            // is to tell.
             return self.take_failure().map_or(Ok(0), Err);
         }
         if !self.rest.is_empty() {
@@ -218,7 +222,8 @@ impl Stream {
             Ok(0) => Err(End::cut(CloseCause::EndOfStream)),
             Ok(count) => {
                 shared.stats.bytes_in += count as u64;
-                // A read that did not fill the buffer took everything, and what comes later raises an event.
+                // A read that did not fill the buffer took everything, and what comes later raises
+                // an event.
                 self.readable = count == shared.scratch.len() || self.ended;
                 self.receive(count, shared, sink)?;
                 Ok(count)
@@ -268,7 +273,8 @@ impl Stream {
                 match tls.reader().read(plain) {
                     Ok(0) => return Err(End::linger(CloseCause::EndOfStream)),
                     Ok(count) => self.deliver(&mut plain[..count], now, stats, sink)?,
-                    // Only `WouldBlock` happens: the end of the socket's stream is never announced to TLS.
+                    // Only `WouldBlock` happens: the end of the socket's stream is never announced
+                    // to TLS.
                     Err(_) => break,
                 }
             }
@@ -320,8 +326,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Writes what the connection takes: of a WebSocket whole messages, since one that has begun is kept until it has left.
-    /// A failure shows in the next [`Stream::read`].
+    /// Writes what the connection takes: of a WebSocket whole messages, since one that has begun is
+    /// kept until it has left. A failure shows in the next [`Stream::read`].
     pub(crate) fn write(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
         let taken = self.write_now(slices, stats);
         match &mut self.ws {
@@ -349,7 +355,8 @@ impl Stream {
         taken
     }
 
-    /// Writes up to the end of the message that is open, then what waits to be sent between messages, then the rest.
+    /// Writes up to the end of the message that is open, then what waits to be sent between
+    /// messages, then the rest.
     fn write_around_control(&mut self, slices: &[IoSlice<'_>], stats: &mut LoopStats) -> usize {
         let mut taken = 0;
         self.flush_control(stats);
@@ -381,11 +388,12 @@ impl Stream {
         self.tls.is_none() && self.ws.is_none()
     }
 
-    /// Sends a file's bytes on a plain stream. Returns how many the kernel took; an ordinary write of the rest finds out
-    /// why it was not all, and waits for room if that is the reason.
+    /// Sends a file's bytes on a plain stream. Returns how many the kernel took; an ordinary write
+    /// of the rest finds out why it was not all, and waits for room if that is the reason.
     ///
     /// # Errors
-    /// When the kernel does not do that, or the stream has failed, which an ordinary write finds out as well.
+    /// When the kernel does not do that, or the stream has failed, which an ordinary write finds
+    /// out as well.
     pub(crate) fn write_shared(&mut self, file: &SharedFile, stats: &mut LoopStats) -> io::Result<usize> {
         debug_assert!(self.is_plain(), "a layer would be skipped");
         if self.blocked {
@@ -418,7 +426,8 @@ impl Stream {
         }
     }
 
-    /// Ends our direction of the stream after everything that was written, with the goodbye of each layer.
+    /// Ends our direction of the stream after everything that was written, with the goodbye of each
+    /// layer.
     pub(crate) fn finish(&mut self, code: u16, reason: &str, stats: &mut LoopStats) {
         if let Some(ws) = &mut self.ws {
             ws.say_goodbye(code, reason);
@@ -475,7 +484,8 @@ impl Stream {
             let mut rest: &[u8] = slice;
             while !rest.is_empty() && !self.blocked {
                 let Some(tls) = &mut self.tls else { return taken };
-                // Takes nothing only when the buffer is full, and then flushing blocks or makes room.
+                // Takes nothing only when the buffer is full, and then flushing blocks or makes
+                // room.
                 let count = tls.writer().write(rest).unwrap_or(0);
                 taken += count;
                 rest = &rest[count..];
@@ -515,7 +525,8 @@ impl Stream {
             if offered > 0 {
                 let count = self.send_chunk(chunk, stats);
                 taken += count;
-                // Bytes that the kernel did not take wait for an event; a partial write arms one as well.
+                // Bytes that the kernel did not take wait for an event; a partial write arms one as
+                // well.
                 self.blocked |= count < offered;
             }
             slices = rest;

@@ -65,13 +65,14 @@ impl Epoll {
 
     fn control(&self, op: libc::c_int, fd: BorrowedFd<'_>, token: u64, interest: u32) -> io::Result<()> {
         let mut event = libc::epoll_event { events: interest, u64: token };
-        // SAFETY: both descriptors are open for the length of the call (borrowed), `event` outlives it.
+        // SAFETY: both descriptors are open for the length of the call (borrowed), `event` outlives
+        // it.
         check(unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), op, fd.as_raw_fd(), &mut event) })?;
         Ok(())
     }
 
-    /// Waits for events, at most `timeout` (`None`: for ever). After an interruption, which a stopped process sees when it
-    /// goes on, it looks once more for what has gathered.
+    /// Waits for events, at most `timeout` (`None`: for ever). After an interruption, which a
+    /// stopped process sees when it goes on, it looks once more for what has gathered.
     pub(crate) fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<()> {
         events.len = 0;
         let capacity = libc::c_int::try_from(events.buf.len()).unwrap_or(libc::c_int::MAX);
@@ -88,7 +89,8 @@ impl Epoll {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 self.wait(events, Some(Duration::ZERO))
             }
-            // Old kernels do not know the call; some sandboxes answer EPERM for calls that they do not know.
+            // Old kernels do not know the call; some sandboxes answer EPERM for calls that they do
+            // not know.
             Err(error)
                 if self.precise.load(Ordering::Relaxed)
                     && matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) =>
@@ -111,8 +113,9 @@ impl Epoll {
             tv_nsec: libc::c_long::from(t.subsec_nanos() as i32),
         });
         let spec_ptr = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `buf` has room for `capacity` events, `spec_ptr` is null or points to `spec`, both outlive the
-        // call; a null signal mask leaves the mask alone (its size is then not read).
+        // SAFETY: `buf` has room for `capacity` events, `spec_ptr` is null or points to `spec`,
+        // both outlive the call; a null signal mask leaves the mask alone (its size is then not
+        // read).
         let count = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
@@ -154,7 +157,8 @@ pub fn descriptor_limit() -> u64 {
     limits().map_or(0, |limits| limits.rlim_cur)
 }
 
-/// Raises the soft limit of open descriptors to the hard one, since every connection takes one. Returns the limit.
+/// Raises the soft limit of open descriptors to the hard one, since every connection takes one.
+/// Returns the limit.
 pub fn raise_descriptor_limit() -> u64 {
     let Some(mut limits) = limits() else { return 0 };
     let before = limits.rlim_cur;
@@ -170,7 +174,8 @@ pub fn raise_descriptor_limit() -> u64 {
 /// Nanoseconds since the machine was started, those in which it slept included.
 pub(crate) fn boot_time_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` outlives the call, which writes to nothing else. It cannot fail for a clock that exists since 2011.
+    // SAFETY: `time` outlives the call, which writes to nothing else. It cannot fail for a clock
+    // that exists since 2011.
     unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }
@@ -183,11 +188,11 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Takes one connection off a listener's queue, non-blocking and closed on exec from the first moment. A peer on a Unix
-/// socket has no address; it counts as 127.0.0.1 with port 0.
+/// Takes one connection off a listener's queue, non-blocking and closed on exec from the first
+/// moment. A peer on a Unix socket has no address; it counts as 127.0.0.1 with port 0.
 pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
-    // SAFETY: `try_init` hands out storage of the length it states; the kernel writes at most that much and
-    // reports what it wrote, and the descriptor is checked before it is owned.
+    // SAFETY: `try_init` hands out storage of the length it states; the kernel writes at most that
+    // much and reports what it wrote, and the descriptor is checked before it is owned.
     let (fd, addr) = unsafe {
         SockAddr::try_init(|storage, len| {
             let fd = check(libc::accept4(
@@ -206,16 +211,19 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAdd
 
 /// An anonymous file in memory.
 pub(crate) fn memory_file(name: &CStr) -> io::Result<File> {
-    // SAFETY: `name` is a C string that outlives the call; the result is checked before it is owned.
+    // SAFETY: `name` is a C string that outlives the call; the result is checked before it is
+    // owned.
     let fd = check(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
     // SAFETY: `fd` is a descriptor that the call above opened and that nothing else owns.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// Sends up to `len` bytes from the start of `file` without copying them. Returns how many the kernel took.
+/// Sends up to `len` bytes from the start of `file` without copying them. Returns how many the
+/// kernel took.
 pub(crate) fn send_file(socket: BorrowedFd<'_>, file: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
     let mut offset: libc::off_t = 0;
-    // SAFETY: both descriptors are open for the length of the call (borrowed), `offset` outlives it.
+    // SAFETY: both descriptors are open for the length of the call (borrowed), `offset` outlives
+    // it.
     let count = unsafe { libc::sendfile(socket.as_raw_fd(), file.as_raw_fd(), &raw mut offset, len) };
     usize::try_from(count).map_err(|_| io::Error::last_os_error())
 }
@@ -242,15 +250,17 @@ pub(crate) const DATAGRAM_BATCH: usize = 32;
 /// A received datagram: who sent it, and where it lies in the buffer.
 pub(crate) type Arrived = (SocketAddr, Range<usize>);
 
-/// Receives up to a batch of datagrams into `buf`, which needs `DATAGRAM_BATCH * DATAGRAM_BYTES` bytes. Appends those
-/// that fit to `arrived`. Returns how many the kernel gave, the others included.
+/// Receives up to a batch of datagrams into `buf`, which needs `DATAGRAM_BATCH * DATAGRAM_BYTES`
+/// bytes. Appends those that fit to `arrived`. Returns how many the kernel gave, the others
+/// included.
 pub(crate) fn receive_datagrams(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
     arrived: &mut Vec<Arrived>,
 ) -> io::Result<usize> {
     assert!(buf.len() >= DATAGRAM_BATCH * DATAGRAM_BYTES, "the buffer holds a batch");
-    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean
+    // "nothing".
     let mut names: [libc::sockaddr_storage; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
     // SAFETY: as above.
     let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
@@ -264,8 +274,8 @@ pub(crate) fn receive_datagrams(
         header.msg_iov = &raw mut iovs[index];
         header.msg_iovlen = 1;
     }
-    // SAFETY: every header points to its own name and iovec, and that to its own part of `buf`; all of them are as
-    // long as stated and outlive the call. A null timeout means none.
+    // SAFETY: every header points to its own name and iovec, and that to its own part of `buf`; all
+    // of them are as long as stated and outlive the call. A null timeout means none.
     let count = check(unsafe {
         libc::recvmmsg(
             socket.as_raw_fd(),
@@ -289,8 +299,8 @@ pub(crate) fn receive_datagrams(
     Ok(count)
 }
 
-/// Sends up to a batch of datagrams, each to its address or, without one, to the socket's peer. Returns how many the
-/// kernel took.
+/// Sends up to a batch of datagrams, each to its address or, without one, to the socket's peer.
+/// Returns how many the kernel took.
 pub(crate) fn send_datagrams(
     socket: BorrowedFd<'_>,
     datagrams: &[(Option<SocketAddr>, &[u8])],
@@ -298,7 +308,8 @@ pub(crate) fn send_datagrams(
     let datagrams = &datagrams[..datagrams.len().min(DATAGRAM_BATCH)];
     let names: [Option<SockAddr>; DATAGRAM_BATCH] =
         std::array::from_fn(|index| datagrams.get(index).and_then(|(to, _)| to.map(SockAddr::from)));
-    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean "nothing".
+    // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean
+    // "nothing".
     let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
     // SAFETY: as above.
     let mut messages: [libc::mmsghdr; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
@@ -312,8 +323,9 @@ pub(crate) fn send_datagrams(
         header.msg_iov = &raw mut iovs[index];
         header.msg_iovlen = 1;
     }
-    // SAFETY: every header points to its own name (or none) and iovec, and that to its own bytes; all of them are as
-    // long as stated and outlive the call, which only reads them although the C types are not const.
+    // SAFETY: every header points to its own name (or none) and iovec, and that to its own bytes;
+    // all of them are as long as stated and outlive the call, which only reads them although the C
+    // types are not const.
     let count = check(unsafe {
         libc::sendmmsg(
             socket.as_raw_fd(),
@@ -329,8 +341,8 @@ pub(crate) fn send_datagrams(
 fn socket_addr(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the kernel wrote an IPv4 address, as the family says; the storage is larger than the type and
-            // aligned for every kind of address.
+            // SAFETY: the kernel wrote an IPv4 address, as the family says; the storage is larger
+            // than the type and aligned for every kind of address.
             let v4 = unsafe { &*std::ptr::from_ref(storage).cast::<libc::sockaddr_in>() };
             let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
             Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))

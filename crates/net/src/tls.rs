@@ -9,8 +9,8 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// The TLS side of a listener. Clones share one configuration, which [`TlsAcceptor::reload`] replaces for the
-/// connections that come after.
+/// The TLS side of a listener. Clones share one configuration, which [`TlsAcceptor::reload`]
+/// replaces for the connections that come after.
 #[derive(Clone)]
 pub struct TlsAcceptor {
     config: Arc<RwLock<Arc<ServerConfig>>>,
@@ -73,8 +73,8 @@ pub enum TlsConfigError {
     Generate(#[from] rcgen::Error),
 }
 
-/// Makes a listener's configuration (TLS 1.2 and 1.3) of a certificate chain, leaf first, and its private key
-/// (PKCS #8, PKCS #1 or SEC 1), both as PEM text.
+/// Makes a listener's configuration (TLS 1.2 and 1.3) of a certificate chain, leaf first, and its
+/// private key (PKCS #8, PKCS #1 or SEC 1), both as PEM text.
 ///
 /// # Errors
 /// What is wrong with which of the two.
@@ -93,8 +93,8 @@ pub fn tls_server_config(cert_pem: &[u8], key_pem: &[u8]) -> Result<Arc<ServerCo
     Ok(Arc::new(config))
 }
 
-/// Makes a client's configuration that trusts exactly the given certificates (PEM): authorities, or a server's own
-/// self-signed one.
+/// Makes a client's configuration that trusts exactly the given certificates (PEM): authorities, or
+/// a server's own self-signed one.
 ///
 /// # Errors
 /// The text holds no certificate, or one that cannot be trusted.
@@ -136,8 +136,8 @@ impl fmt::Debug for DevelopmentCertificate {
 /// Time a generated certificate is valid: below the 398 days that browsers accept.
 const VALIDITY: Duration = Duration::from_secs(390 * 86_400);
 
-/// Generates a certificate for development, valid for `names` (host names and IP addresses) from the day before
-/// `unix_now` (time since 1970) for 390 days. Each one is different.
+/// Generates a certificate for development, valid for `names` (host names and IP addresses) from
+/// the day before `unix_now` (time since 1970) for 390 days. Each one is different.
 ///
 /// # Errors
 /// A name is not a valid DNS name.
@@ -159,8 +159,8 @@ pub fn development_certificate(
     Ok(DevelopmentCertificate { cert_pem: certificate.pem(), key_pem: key.serialize_pem() })
 }
 
-/// Year, month and day of a time since 1970, counted from 1 March 2000 in periods of 400 years so that leap days come
-/// last in every unit.
+/// Year, month and day of a time since 1970, counted from 1 March 2000 in periods of 400 years so
+/// that leap days come last in every unit.
 fn civil_date(unix: Duration) -> (i32, u8, u8) {
     const DAYS_TO_2000_03_01: i64 = 11_017;
     const DAYS_400_YEARS: i64 = 146_097;

@@ -110,7 +110,8 @@ impl WrittenScope {
     }
 }
 
-/// Reads a list of `{name, claims, actions, scope: {namespaces: [{values, match, not}], buckets: [...]}}`.
+/// Reads a list of `{name, claims, actions, scope: {namespaces: [{values, match, not}], buckets:
+/// [...]}}`.
 fn read_policies(text: &str) -> Result<Vec<Policy>, String> {
     let written: Vec<Written> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let read = |policy: Written| {

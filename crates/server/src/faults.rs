@@ -1,6 +1,8 @@
-//! Faults on purpose, inside a running process: what a shard does when its core panics, stands still or is flooded.
+//! Faults on purpose, inside a running process: what a shard does when its core panics, stands
+//! still or is flooded.
 //!
-//! Posted like anything else that a shard is to do, so production code has no part in it but the places to strike.
+//! Posted like anything else that a shard is to do, so production code has no part in it but the
+//! places to strike.
 
 use std::sync::mpsc::Receiver;
 
@@ -299,7 +301,8 @@ mod tests {
         });
         let mailbox = &stage.running.mailboxes[home];
         until("the mailbox to be full", || mailbox.has_no_room_for(64 << 10));
-        // The sending shard has noticed, and has gone through several rounds since without reading on.
+        // The sending shard has noticed, and has gone through several rounds since without reading
+        // on.
         until("the sender to stop", || {
             let report = stage.running.metrics();
             report.lines().any(|line| {
@@ -307,7 +310,8 @@ mod tests {
                     .is_some_and(|count| count != "0")
             })
         });
-        // The bound, one read of 64 KiB with what stands for each message, and what this test has asked.
+        // The bound, one read of 64 KiB with what stands for each message, and what this test has
+        // asked.
         let waiting = mailbox.bytes();
         assert!(waiting < BYTES_MAX + (96 << 10), "{waiting} bytes wait");
         drop(end);

@@ -111,7 +111,8 @@ fn positions(keys: &crate::config::Spatial) -> Vec<core::PositionPath> {
     paths.collect()
 }
 
-/// Paths of positions that were configured and that no type of the schemas has, each with what may have been meant.
+/// Paths of positions that were configured and that no type of the schemas has, each with what may
+/// have been meant.
 pub(crate) fn unknown_positions(settings: &Settings, schemas: &Schemas) -> Vec<String> {
     let keys = &settings.spatial;
     // The defaults name what one of many engines calls it.

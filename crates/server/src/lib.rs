@@ -1,8 +1,8 @@
 //! A Throng process: configuration, shards, wiring, supervision, shutdown.
 //!
-//! [`config::Loader`] puts the layers of a configuration together, [`start`] turns it into a [`Running`] process with
-//! every listener open, [`Signals`] waits for the end and shuts down in order. Tests and load tools start
-//! processes inside their own on free ports:
+//! [`config::Loader`] puts the layers of a configuration together, [`start`] turns it into a
+//! [`Running`] process with every listener open, [`Signals`] waits for the end and shuts down in
+//! order. Tests and load tools start processes inside their own on free ports:
 //!
 //! ```
 //! use throng_server::{Service, config::Loader, start};
@@ -18,8 +18,9 @@
 //! ```
 //!
 //! # Threads
-//! One per shard (`worker/`): its event loop, its part of the core and its mailbox, nothing shared. One side
-//! runtime for what may wait: authentication, the admin listener. Writers for logs and recordings.
+//! One per shard (`worker/`): its event loop, its part of the core and its mailbox, nothing shared.
+//! One side runtime for what may wait: authentication, the admin listener. Writers for logs and
+//! recordings.
 
 mod audit;
 pub mod auth;

@@ -1,8 +1,9 @@
 //! The queue in front of a shard: mail from other shards, sockets, verdicts, orders.
 //!
-//! Senders never wait. A mailbox over its bound of bytes makes its senders stop reading sockets, which slows the peers
-//! that cause the traffic; they continue when the owner has emptied it. Nothing is ever thrown away: mail between shards
-//! cannot be lost. The bound may be passed by what each sender has read last, 64 KiB, and by what that causes.
+//! Senders never wait. A mailbox over its bound of bytes makes its senders stop reading sockets,
+//! which slows the peers that cause the traffic; they continue when the owner has emptied it.
+//! Nothing is ever thrown away: mail between shards cannot be lost. The bound may be passed by what
+//! each sender has read last, 64 KiB, and by what that causes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,8 @@ use crate::report::ShardReport;
 /// A question to a shard: runs on its thread and sends its answer itself.
 pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
 
-/// Lives of the world that have ended in this process. Whatever was meant for another life than the present one is void.
+/// Lives of the world that have ended in this process. Whatever was meant for another life than the
+/// present one is void.
 pub(crate) type Life = u32;
 
 /// Something for a shard to do.

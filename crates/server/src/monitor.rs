@@ -382,7 +382,8 @@ impl Monitor for Watch {
             parts.push(Part { name: "authentication".to_owned(), ok, detail });
         }
         if let Some(why) = self.matcher.as_ref().and_then(|matcher| matcher.gate().why_closed()) {
-            // Other services of the process go on: only one that is a matcher alone is of no use now.
+            // Other services of the process go on: only one that is a matcher alone is of no use
+            // now.
             let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
             let ok = !matches!(&settings.server.only[..], [only] if only == crate::services::MATCHER);
             parts.push(Part { name: "matcher".to_owned(), ok, detail: why });

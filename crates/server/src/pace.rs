@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
-/// Rounds that may follow each other at once before they are spread out. Enough for a login or any other short
-/// conversation to go through without a delay.
+/// Rounds that may follow each other at once before they are spread out. Enough for a login or any
+/// other short conversation to go through without a delay.
 const BURST: u32 = 8;
 
 /// Spreads the rounds of a busy shard out, so that one round serves what several would have.
 ///
-/// A round costs a wake-up, which on virtual machines is more than the work of most messages. A hundred players at
-/// 30 Hz cause 3,000 rounds a second if each input has its own; at one per 10 ms, inputs share rounds and the
-/// game server gets them in shared writes. Rounds below the rate, and bursts, are not delayed at all, and neither is
-/// what has a time of its own: a fan-out takes place when it is due and takes along what has arrived.
+/// A round costs a wake-up, which on virtual machines is more than the work of most messages. A
+/// hundred players at 30 Hz cause 3,000 rounds a second if each input has its own; at one per 10
+/// ms, inputs share rounds and the game server gets them in shared writes. Rounds below the rate,
+/// and bursts, are not delayed at all, and neither is what has a time of its own: a fan-out takes
+/// place when it is due and takes along what has arrived.
 ///
 /// The rule is the generic cell rate algorithm: `due` is when the next round would be on schedule.
 #[derive(Debug)]
@@ -35,8 +36,8 @@ impl Pace {
 
     /// Counts a round that has begun at `now`.
     pub(crate) fn count(&mut self, now: Instant) {
-        // Rounds that fan-outs ask for can exceed the rate by themselves: what waits behind them is put off by no
-        // more than one interval.
+        // Rounds that fan-outs ask for can exceed the rate by themselves: what waits behind them is
+        // put off by no more than one interval.
         self.due = self.due.max(now).min(now + self.interval * BURST) + self.interval;
     }
 

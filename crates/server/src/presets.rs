@@ -54,8 +54,8 @@ pub fn spatial_controller(name: &str) -> Result<Preset, String> {
     find(name, CONTROLLERS, |name| format!("spatial_static_{name}.json"))
 }
 
-/// A file wins over a preset; the reference's stock file names mean the presets when there is no such file, so
-/// that its command lines work in an empty folder.
+/// A file wins over a preset; the reference's stock file names mean the presets when there is no
+/// such file, so that its command lines work in an empty folder.
 fn find(name: &str, presets: &[(&str, &str)], stock_file: fn(&str) -> String) -> Result<Preset, String> {
     match std::fs::read_to_string(name) {
         Ok(text) => return Ok(Preset { name: name.to_owned(), text }),

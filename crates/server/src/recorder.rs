@@ -37,7 +37,8 @@ impl Recorder {
         Recorder { parts: None, dropped: Arc::default() }
     }
 
-    /// Appends to the recording of that name. Never waits: what the disk cannot follow is dropped and counted.
+    /// Appends to the recording of that name. Never waits: what the disk cannot follow is dropped
+    /// and counted.
     pub(crate) fn append(&self, name: String, bytes: Vec<u8>) {
         let Some(parts) = &self.parts else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = parts.try_send((name, bytes)) {

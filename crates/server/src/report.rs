@@ -8,8 +8,8 @@ use throng_net::enet::HostCounters;
 
 use crate::mailbox::Taken;
 
-/// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first nothing matters at a
-/// 20 ms tick, beyond the last the exact figure does not.
+/// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first
+/// nothing matters at a 20 ms tick, beyond the last the exact figure does not.
 pub(crate) const ROUND_BOUNDS: [f64; 16] = [
     0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8, 0.025_6, 0.051_2,
     0.102_4, 0.204_8, 0.409_6, 0.819_2, 1.638_4,
@@ -33,7 +33,8 @@ impl RoundTimes {
     }
 }
 
-/// Upper bounds of the tick histograms in seconds: a tick that takes longer than the last delays all others.
+/// Upper bounds of the tick histograms in seconds: a tick that takes longer than the last delays
+/// all others.
 pub(crate) const TICK_BOUNDS: [f64; 12] = [
     0.000_01, 0.000_02, 0.000_05, 0.000_1, 0.000_2, 0.000_4, 0.000_8, 0.001_6, 0.003_2, 0.006_4, 0.012_8,
     0.025_6,

@@ -66,8 +66,9 @@ impl<'a> Sources<'a> {
         Ok(())
     }
 
-    /// All files with those they import, as far as the imports are found next to them or in the include folders.
-    /// Others are left to the compiler, which knows the built-in ones and complains about the rest.
+    /// All files with those they import, as far as the imports are found next to them or in the
+    /// include folders. Others are left to the compiler, which knows the built-in ones and
+    /// complains about the rest.
     fn collect(mut self) -> Result<Vec<(String, String)>, String> {
         let mut all = Vec::new();
         while let Some((path, text)) = self.queue.pop_front() {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Compares a checked-in file (path from the repository root) with what the code generates; `THRONG_UPDATE=1`
-/// rewrites it instead.
+/// Compares a checked-in file (path from the repository root) with what the code generates;
+/// `THRONG_UPDATE=1` rewrites it instead.
 pub(crate) fn check_generated(path: &str, expected: &str) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("THRONG_UPDATE").is_some() {

@@ -1,9 +1,10 @@
 //! Validation of encoded messages against a plan, and the normal form of irregular ones.
 //!
-//! An update is read twice: here, checking everything and changing nothing, then while it is applied, when nothing
-//! can fail any more. Most writers produce *regular* bytes: each singular field once, one member per oneof, map
-//! entries as key then value. Applying regular bytes record by record equals decoding them and merging the result.
-//! Other valid encodings (a field twice, a map entry without a key, ...) are rewritten by [`normalise`] first.
+//! An update is read twice: here, checking everything and changing nothing, then while it is
+//! applied, when nothing can fail any more. Most writers produce *regular* bytes: each singular
+//! field once, one member per oneof, map entries as key then value. Applying regular bytes record
+//! by record equals decoding them and merging the result. Other valid encodings (a field twice, a
+//! map entry without a key, ...) are rewritten by [`normalise`] first.
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -39,8 +40,8 @@ pub(crate) struct Notes {
 }
 
 impl Update {
-    /// Checks `bytes` against `plan`. The bytes are kept as they are unless they are irregular; then they are
-    /// rewritten to an encoding that decodes to the same message.
+    /// Checks `bytes` against `plan`. The bytes are kept as they are unless they are irregular;
+    /// then they are rewritten to an encoding that decodes to the same message.
     ///
     /// # Errors
     /// When the bytes are not a valid encoding of the plan's type.
@@ -72,9 +73,9 @@ impl Update {
 
 /// Checks that `bytes` encode a message of the plan's type.
 ///
-/// The rules are those of the reference's decoder: field numbers 1 to 2^29-1, complete payloads, UTF-8 in proto3
-/// strings, groups (as unknown fields) closed; a known field in the wrong wire type counts as unknown. Messages may
-/// nest [`DEPTH_MAX`] deep.
+/// The rules are those of the reference's decoder: field numbers 1 to 2^29-1, complete payloads,
+/// UTF-8 in proto3 strings, groups (as unknown fields) closed; a known field in the wrong wire type
+/// counts as unknown. Messages may nest [`DEPTH_MAX`] deep.
 ///
 /// # Errors
 /// The first violation.
@@ -157,7 +158,8 @@ fn check_message(
             pos += 1;
             let step = &plan.quick[usize::from(first >> 3) & 15];
             if step.wire != first & 7 {
-                // An unknown field, one element of a list of numbers, or a wrong wire type: all are skipped alike.
+                // An unknown field, one element of a list of numbers, or a wrong wire type: all are
+                // skipped alike.
                 check_unknown(bytes, &mut pos, u64::from(first), at)?;
                 continue;
             }
@@ -287,7 +289,8 @@ fn check_any_entry(
         let wire = (tag & 7) as u8;
         let expected = index;
         index += 1;
-        // The key is found behind its tag without looking at the tag, which may be written longer than it need be.
+        // The key is found behind its tag without looking at the tag, which may be written longer
+        // than it need be.
         notes.irregular |= bytes[at] >= 0x80;
         if tag >> 3 == 1 && wire == key {
             notes.irregular |= expected != 0;
@@ -318,7 +321,8 @@ fn check_any_entry(
     Ok(())
 }
 
-/// Whether a singular field, or two members of a oneof, occur twice in a type with more than 64 fields.
+/// Whether a singular field, or two members of a oneof, occur twice in a type with more than 64
+/// fields.
 fn has_repeated_fields(plan: &TypePlan, bytes: &[u8]) -> bool {
     let mut seen = vec![false; plan.fields.len()];
     for record in Records::new(bytes) {
@@ -338,8 +342,8 @@ fn has_repeated_fields(plan: &TypePlan, bytes: &[u8]) -> bool {
     false
 }
 
-/// Whether a map of the root message holds one key twice. Only deep merges can tell: where entries are replaced the
-/// last one wins either way.
+/// Whether a map of the root message holds one key twice. Only deep merges can tell: where entries
+/// are replaced the last one wins either way.
 fn has_repeated_keys(plan: &Plan, bytes: &[u8]) -> bool {
     let Some(root) = plan.root else { return false };
     let types = plan.types.get(root);
@@ -390,8 +394,8 @@ impl<'a> Entry<'a> {
 
 const EMPTY: &[u8] = &[];
 
-/// Writes `bytes`, a valid message, in normal form: fields by number, singular fields once, zero values of
-/// implicit-presence scalars left out, each map key once, unknown fields last.
+/// Writes `bytes`, a valid message, in normal form: fields by number, singular fields once, zero
+/// values of implicit-presence scalars left out, each map key once, unknown fields last.
 pub(crate) fn normalise(types: &Types, index: TypeIndex, bytes: &[u8], out: &mut Vec<u8>) {
     let plan = types.get(index);
     let mut slots: Vec<Vec<Record<'_>>> = vec![Vec::new(); plan.fields.len()];

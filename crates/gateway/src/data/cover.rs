@@ -1,7 +1,7 @@
 //! Updates that make the ones before them superfluous.
 //!
-//! A game sends the same fields of a character again and again. Of such updates the last says everything, and merging
-//! the others first is work for nothing.
+//! A game sends the same fields of a character again and again. Of such updates the last says
+//! everything, and merging the others first is work for nothing.
 
 use super::Profile;
 use super::check::Update;
@@ -11,7 +11,8 @@ use super::plan::{Class, Kind, Plan, TypePlan, Types};
 impl Update {
     /// Whether merging `older` and then this is the same as merging this alone, whatever the data.
     ///
-    /// True for updates that set the same single fields in the same order; false says nothing. Costs a walk over both.
+    /// True for updates that set the same single fields in the same order; false says nothing.
+    /// Costs a walk over both.
     #[must_use]
     pub fn covers(&self, older: &Self, plan: &Plan) -> bool {
         let Some(root) = plan.root else { return false };
@@ -160,7 +161,8 @@ mod tests {
             for _ in 0..=round % 3 {
                 record(&mut rng, &mut bytes);
             }
-            // Now and then under other options, which no update may be merged with that came before.
+            // Now and then under other options, which no update may be merged with that came
+            // before.
             let options = Some(&options).filter(|_| round % 50 < 40);
             for _ in 0..rng.range(1..4) {
                 let update = Update::check(&plan, bytes.clone().into()).expect("valid");

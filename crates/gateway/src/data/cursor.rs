@@ -1,8 +1,8 @@
 //! Reading and writing protobuf wire bytes: varints, records, length prefixes.
 //!
-//! A *record* is one tag with its payload. Two readers share this file: [`skip_payload`] and [`read_varint`] report
-//! errors and serve the validator; [`Records`] walks bytes that were validated before and simply ends where bytes
-//! do not parse.
+//! A *record* is one tag with its payload. Two readers share this file: [`skip_payload`] and
+//! [`read_varint`] report errors and serve the validator; [`Records`] walks bytes that were
+//! validated before and simply ends where bytes do not parse.
 
 pub(crate) use throng_wire::{varint_len, write_varint};
 
@@ -22,10 +22,11 @@ pub(crate) const FIXED32: u8 = 5;
 /// Largest field number protobuf allows.
 pub(crate) const FIELD_NUMBER_MAX: u64 = (1 << 29) - 1;
 
-/// Reads a varint at `*pos` and moves past it; `None` when it is cut short or longer than ten bytes.
+/// Reads a varint at `*pos` and moves past it; `None` when it is cut short or longer than ten
+/// bytes.
 ///
-/// Made for tags and lengths, nearly all of one byte: a second inlined case costs the walks over records more than it
-/// saves.
+/// Made for tags and lengths, nearly all of one byte: a second inlined case costs the walks over
+/// records more than it saves.
 #[inline]
 pub(crate) fn read_varint(bytes: &[u8], pos: &mut usize) -> Option<u64> {
     let first = *bytes.get(*pos)?;
@@ -67,8 +68,8 @@ fn read_varint_slow(bytes: &[u8], pos: &mut usize) -> Option<u64> {
 
 /// Appends what `body` writes, preceded by its length.
 ///
-/// The length is not known before, so the body is moved up by the few bytes of its prefix afterwards: one copy of the
-/// body, against a second walk over the tree to measure it.
+/// The length is not known before, so the body is moved up by the few bytes of its prefix
+/// afterwards: one copy of the body, against a second walk over the tree to measure it.
 pub(crate) fn write_prefixed<R>(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     let start = out.len();
     // Most nested messages are shorter than 128 bytes.
@@ -92,7 +93,8 @@ pub(crate) fn write_prefixed<R>(out: &mut Vec<u8>, body: impl FnOnce(&mut Vec<u8
 
 /// Moves past one payload of wire type `wire` that belongs to field `number`.
 ///
-/// `depth` is how many more groups may open. `None` when the bytes are cut short or the type does not exist.
+/// `depth` is how many more groups may open. `None` when the bytes are cut short or the type does
+/// not exist.
 pub(crate) fn skip_payload(bytes: &[u8], pos: &mut usize, number: u64, wire: u8, depth: u32) -> Option<()> {
     match wire {
         VARINT => {

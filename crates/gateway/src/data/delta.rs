@@ -11,13 +11,15 @@ use super::mask::{FieldMask, MaskNode};
 use super::node::{Node, Rules, Target};
 use super::plan::{MergeOptions, Plan};
 
-/// An accumulation of updates that does to a receiver's state what the updates would have done one by one.
+/// An accumulation of updates that does to a receiver's state what the updates would have done one
+/// by one.
 ///
-/// Removals stay in it. The channel's list options act on the accumulated lists from the second update on, as in the
-/// reference; a receiver with the same options ends with the same lists.
+/// Removals stay in it. The channel's list options act on the accumulated lists from the second
+/// update on, as in the reference; a receiver with the same options ends with the same lists.
 ///
-/// Rarely one message cannot say it all: an entry that was removed and came back in a type whose entries merge deeply.
-/// Then the delta grows a second message, and [`Delta::encode_messages`] gives both.
+/// Rarely one message cannot say it all: an entry that was removed and came back in a type whose
+/// entries merge deeply. Then the delta grows a second message, and [`Delta::encode_messages`]
+/// gives both.
 #[derive(Clone, Debug)]
 pub struct Delta {
     plan: Arc<Plan>,
@@ -69,8 +71,8 @@ impl Delta {
 
     /// Appends the accumulated updates, or what `mask` keeps of them, as one message.
     ///
-    /// When the delta holds several messages they are concatenated, which decoders read as one; only what
-    /// [`Delta::encode_messages`] is for gets lost.
+    /// When the delta holds several messages they are concatenated, which decoders read as one;
+    /// only what [`Delta::encode_messages`] is for gets lost.
     pub fn encode(&self, mask: Option<&FieldMask>, out: &mut Vec<u8>) {
         for message in &self.sealed {
             self.filter_sealed(mask, message, out);
@@ -78,8 +80,8 @@ impl Delta {
         self.encode_last(mask, out);
     }
 
-    /// Encodes every message of the delta, or what `mask` keeps of it, leaving out empty ones, in the order in which
-    /// they must be applied. Nearly always one.
+    /// Encodes every message of the delta, or what `mask` keeps of it, leaving out empty ones, in
+    /// the order in which they must be applied. Nearly always one.
     pub fn encode_messages(&self, mask: Option<&FieldMask>, out: &mut Vec<Bytes>) {
         for message in &self.sealed {
             let mut bytes = Vec::new();
@@ -154,7 +156,8 @@ impl Delta {
     }
 }
 
-/// Merges updates to the messages that say the same; one message in nearly every case. A single update passes as it is.
+/// Merges updates to the messages that say the same; one message in nearly every case. A single
+/// update passes as it is.
 pub fn merged<'a>(
     plan: &Arc<Plan>,
     options: Option<&MergeOptions>,

@@ -1,11 +1,13 @@
 //! Map fields as encoded entries in one arena.
 //!
-//! The usual update replaces most entries of a map with values of the same size, in the order of the update before.
-//! So an entry keeps its place in the arena as long as new bytes fit, and the entry after the last one touched is
-//! tried before the hash index. Encoding copies the entries in the order in which their keys first came.
+//! The usual update replaces most entries of a map with values of the same size, in the order of
+//! the update before. So an entry keeps its place in the arena as long as new bytes fit, and the
+//! entry after the last one touched is tried before the hash index. Encoding copies the entries in
+//! the order in which their keys first came.
 //!
-//! Removed entries stay behind as *dead* ones that their key takes up again; a [`Delta`](super::Delta) empties its
-//! maps every window by declaring all entries dead. [`MapField::tidy`] bounds what is left behind.
+//! Removed entries stay behind as *dead* ones that their key takes up again; a
+//! [`Delta`](super::Delta) empties its maps every window by declaring all entries dead.
+//! [`MapField::tidy`] bounds what is left behind.
 
 use std::hash::BuildHasher;
 
@@ -15,7 +17,8 @@ use super::check::Entry as EntryParts;
 use super::cursor::{Records, read_varint};
 use super::plan::Scalar;
 
-/// Maps up to this many entries are searched from end to end: cheaper than hashing, and no index to keep.
+/// Maps up to this many entries are searched from end to end: cheaper than hashing, and no index to
+/// keep.
 const LINEAR_MAX: usize = 8;
 
 /// One map field.
@@ -266,7 +269,8 @@ impl MapField {
     }
 }
 
-/// Place given to an entry of `len` bytes: values change by a few bytes when a number grows or becomes zero.
+/// Place given to an entry of `len` bytes: values change by a few bytes when a number grows or
+/// becomes zero.
 fn reserved(len: usize) -> u32 {
     (len.next_multiple_of(8) + 8) as u32
 }

@@ -6,12 +6,14 @@ use super::plan::{Kind, MapValue, Plan, TypeIndex, Types};
 
 /// The paths of a subscription's field mask, compiled for one type.
 ///
-/// A path is a dot-separated list of field names. A path that ends at a field keeps the field; a longer one filters
-/// inside single messages, in each element of a list and in each value of a map (keys cannot be named). Without any
-/// path everything is kept. A field named both whole and by a longer path is filtered by the longer one. Names that
-/// do not exist keep nothing; fields unknown to the schema have no name and are dropped.
+/// A path is a dot-separated list of field names. A path that ends at a field keeps the field; a
+/// longer one filters inside single messages, in each element of a list and in each value of a map
+/// (keys cannot be named). Without any path everything is kept. A field named both whole and by a
+/// longer path is filtered by the longer one. Names that do not exist keep nothing; fields unknown
+/// to the schema have no name and are dropped.
 ///
-/// A map value with `removed` set keeps that field under every mask: a subscriber must learn of removals.
+/// A map value with `removed` set keeps that field under every mask: a subscriber must learn of
+/// removals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FieldMask(Option<MaskNode>);
 
@@ -23,8 +25,8 @@ pub(crate) struct MaskNode {
 }
 
 impl FieldMask {
-    /// Compiles mask paths. Empty components and empty paths are ignored. A type without a schema has no field
-    /// names: there every mask keeps everything.
+    /// Compiles mask paths. Empty components and empty paths are ignored. A type without a schema
+    /// has no field names: there every mask keeps everything.
     #[must_use]
     pub fn compile<S: AsRef<str>>(plan: &Plan, paths: &[S]) -> Self {
         let paths =
@@ -61,7 +63,8 @@ impl FieldMask {
 }
 
 impl MaskNode {
-    /// Adds a path below a message of type `index`. Nesting is bounded by the schema and the path's length.
+    /// Adds a path below a message of type `index`. Nesting is bounded by the schema and the path's
+    /// length.
     fn insert<'p>(&mut self, types: &Types, index: TypeIndex, mut path: impl Iterator<Item = &'p str>) {
         let mut node = self;
         let mut index = index;

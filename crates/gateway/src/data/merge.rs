@@ -7,8 +7,8 @@ use super::cursor::{Record, Records, write_prefixed, write_varint};
 use super::map::entry_parts;
 use super::plan::{Kind, Scalar, TypeIndex, TypePlan, Types};
 
-/// Writes the merge of `update` into `old`, both regular encodings of type `index`: scalars overwrite, messages merge,
-/// lists append, map entries are replaced by key.
+/// Writes the merge of `update` into `old`, both regular encodings of type `index`: scalars
+/// overwrite, messages merge, lists append, map entries are replaced by key.
 pub(crate) fn merge_message(types: &Types, index: TypeIndex, old: &[u8], update: &[u8], out: &mut Vec<u8>) {
     let start = out.len();
     if merge_in_step(types, index, old, update, out).is_none() {
@@ -19,8 +19,8 @@ pub(crate) fn merge_message(types: &Types, index: TypeIndex, old: &[u8], update:
 
 /// Merges messages whose fields come by number, as most writers write them, walking both at once.
 ///
-/// `None` when that is not enough: other orders, fields in a oneof, map entries or unknown fields on both sides. `out`
-/// then holds a part of the result.
+/// `None` when that is not enough: other orders, fields in a oneof, map entries or unknown fields
+/// on both sides. `out` then holds a part of the result.
 fn merge_in_step(
     types: &Types,
     index: TypeIndex,
@@ -34,7 +34,8 @@ fn merge_in_step(
     loop {
         let Some(new) = at_new else {
             let Some(mut record) = at_old else { return Some(()) };
-            // The rest of the old message stays as it is, if none of it belongs before what is written.
+            // The rest of the old message stays as it is, if none of it belongs before what is
+            // written.
             out.extend_from_slice(&old[olds.pos() - record.raw.len()..]);
             for next in olds {
                 if next.number < record.number {
@@ -176,7 +177,8 @@ fn merge_any_order(types: &Types, index: TypeIndex, old: &[u8], update: &[u8], o
     }
 }
 
-/// Keys of the update's map entries and numbers of its unknown fields, gathered when the old message first asks.
+/// Keys of the update's map entries and numbers of its unknown fields, gathered when the old
+/// message first asks.
 #[derive(Default)]
 struct Keys<'a> {
     gathered: bool,

@@ -1,13 +1,15 @@
 //! Channel data: protobuf messages of any schema, merged in their encoded form.
 //!
-//! Games bring their own message types. [`Schemas`] compiles their `.proto` files or descriptor sets into one [`Plan`]
-//! per type; a plan knows every field's number, shape and merge rule. With it [`ChannelData`] merges updates and
-//! encodes full states, [`Delta`] folds the updates of a fan-out window into one, [`FieldMask`] cuts both down to what
-//! a subscriber wants, [`Mosaic`] leaves out what a subscriber said itself, and [`split()`] cuts what is too long for a packet. Nothing is ever decoded into objects: the data
-//! is a tree whose leaves are slices of encoded bytes.
+//! Games bring their own message types. [`Schemas`] compiles their `.proto` files or descriptor
+//! sets into one [`Plan`] per type; a plan knows every field's number, shape and merge rule. With
+//! it [`ChannelData`] merges updates and encodes full states, [`Delta`] folds the updates of a
+//! fan-out window into one, [`FieldMask`] cuts both down to what a subscriber wants, [`Mosaic`]
+//! leaves out what a subscriber said itself, and [`split()`] cuts what is too long for a packet.
+//! Nothing is ever decoded into objects: the data is a tree whose leaves are slices of encoded
+//! bytes.
 //!
-//! An update passes [`Update::check`] once. What it cannot refuse there cannot fail later, so a merge happens whole or
-//! not at all.
+//! An update passes [`Update::check`] once. What it cannot refuse there cannot fail later, so a
+//! merge happens whole or not at all.
 //!
 //! ```
 //! use throng_gateway::data::{ChannelData, SchemasBuilder};
@@ -25,8 +27,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Cost of the usual update, a map of states most of which are replaced: one validating walk over the bytes, then per
-//! entry a key comparison and a copy into place. No memory is allocated once the entries have their places.
+//! Cost of the usual update, a map of states most of which are replaced: one validating walk over
+//! the bytes, then per entry a key comparison and a copy into place. No memory is allocated once
+//! the entries have their places.
 
 mod check;
 mod cover;

@@ -1,5 +1,5 @@
-//! The updates of a window for receivers that each leave out their own, at a cost that grows with the updates and the
-//! receivers and not with their product.
+//! The updates of a window for receivers that each leave out their own, at a cost that grows with
+//! the updates and the receivers and not with their product.
 //!
 //! ```text
 //! page      | A | B |  C and D  | E |      merged once; blocks say nothing about the same things
@@ -7,9 +7,9 @@
 //! for C     | A | B |     D     | E |      three: where senders touched the same, their part is made anew
 //! ```
 //!
-//! Concatenated messages are their merge to every protobuf decoder, so the pieces need no merging. What decides is which
-//! senders *touched* the same thing: an entry of a map, or a field that is no map. Senders that did form a group, whose
-//! updates stay in order.
+//! Concatenated messages are their merge to every protobuf decoder, so the pieces need no merging.
+//! What decides is which senders *touched* the same thing: an entry of a map, or a field that is no
+//! map. Senders that did form a group, whose updates stay in order.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -27,7 +27,8 @@ use super::map::entry_parts;
 use super::mask::FieldMask;
 use super::plan::{Kind, MergeOptions, Plan, Profile};
 
-/// The updates of one window, merged so that everything but the updates of one sender can be told by reference.
+/// The updates of one window, merged so that everything but the updates of one sender can be told
+/// by reference.
 #[derive(Debug)]
 pub struct Mosaic {
     plan: Arc<Plan>,
@@ -52,7 +53,8 @@ struct Group {
     pages: Range<usize>,
     /// Where the block lies in its page, if it shares the page.
     cut: Option<Range<usize>>,
-    /// The updates one after the other, if that is their merge: made when the first of the senders asks.
+    /// The updates one after the other, if that is their merge: made when the first of the senders
+    /// asks.
     joined: Option<Joined>,
 }
 
@@ -75,10 +77,11 @@ pub struct Others {
 }
 
 impl Mosaic {
-    /// Lays out the updates of a window, each with its sender, in the order in which they were handled.
+    /// Lays out the updates of a window, each with its sender, in the order in which they were
+    /// handled.
     ///
-    /// Pages hold `page_bytes_max` bytes, more only where a single block is longer. Cost: a look at every record, and a
-    /// merge per group of senders that touched the same.
+    /// Pages hold `page_bytes_max` bytes, more only where a single block is longer. Cost: a look at
+    /// every record, and a merge per group of senders that touched the same.
     #[must_use]
     pub fn new<'a>(
         plan: &Arc<Plan>,
@@ -194,8 +197,9 @@ impl Mosaic {
         Rest::Pieces(pieces)
     }
 
-    /// Whether updates that touch the same may be told by putting one behind the other. Not where entries merge deeply,
-    /// where a oneof may leave a message and return to it, nor where lists are cut or replaced.
+    /// Whether updates that touch the same may be told by putting one behind the other. Not where
+    /// entries merge deeply, where a oneof may leave a message and return to it, nor where lists
+    /// are cut or replaced.
     fn joins(&self) -> bool {
         let cuts = self.options.is_some_and(|options| options.replace_list || options.list_size_limit > 0);
         let root = self.plan.root;
@@ -208,7 +212,8 @@ impl Mosaic {
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
         for &index in &self.groups[at].updates {
             let (from, update) = &self.updates[index];
-            // Through a delta of its own: zeros that mean nothing in an update would mean something behind others.
+            // Through a delta of its own: zeros that mean nothing in an update would mean something
+            // behind others.
             for message in super::delta::rewritten(&self.plan, self.mask.as_deref(), update) {
                 bytes.extend_from_slice(&message);
             }
@@ -288,7 +293,8 @@ fn root_of(parents: &mut [usize], mut at: usize) -> usize {
     at
 }
 
-/// What a record of an update is about. Different things may give the same, never the other way round.
+/// What a record of an update is about. Different things may give the same, never the other way
+/// round.
 fn touch(plan: &Plan, hasher: &DefaultHashBuilder, number: u32, wire: u8, raw: &[u8]) -> (u32, u64) {
     let Some(root) = plan.root else { return (0, 0) };
     let types = plan.types.get(root);

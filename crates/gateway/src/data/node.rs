@@ -166,7 +166,8 @@ impl Node {
         self.put_unknown(unknown);
     }
 
-    /// Merges the actor states of an update: last, since a removed actor takes its other states along.
+    /// Merges the actor states of an update: last, since a removed actor takes its other states
+    /// along.
     fn apply_actors(
         &mut self,
         plan: &Plan,
@@ -270,8 +271,8 @@ impl Node {
         }
     }
 
-    /// Keeps the unknown records of an update. What it holds of a number replaces what was there: without a schema
-    /// nobody can tell a list from a value, and appending would grow for ever.
+    /// Keeps the unknown records of an update. What it holds of a number replaces what was there:
+    /// without a schema nobody can tell a list from a value, and appending would grow for ever.
     fn put_unknown(&mut self, mut records: Vec<Record<'_>>) {
         if !self.unknown.is_empty() && !records.is_empty() {
             let mut numbers: Vec<u32> = records.iter().map(|record| record.number).collect();
@@ -284,8 +285,8 @@ impl Node {
             }
             self.unknown = kept;
         }
-        // The records of a number come together, in the place of the last one, so that a long message can be cut
-        // between them. Writers write them so, nearly always.
+        // The records of a number come together, in the place of the last one, so that a long
+        // message can be cut between them. Writers write them so, nearly always.
         if !records.is_sorted_by_key(|record| record.number) {
             let place: HashMap<u32, usize> =
                 records.iter().enumerate().map(|(at, record)| (record.number, at)).collect();
@@ -419,8 +420,8 @@ impl Node {
 
     /// Whether `update` must not be folded into this delta, since one message cannot say both.
     ///
-    /// Two things cannot be said: that an entry was removed and came back where entries merge deeply, and that a oneof
-    /// left a message member and came back to it.
+    /// Two things cannot be said: that an entry was removed and came back where entries merge
+    /// deeply, and that a oneof left a message member and came back to it.
     pub(crate) fn conflicts(&mut self, plan: &Plan, root: TypeIndex, update: &[u8]) -> bool {
         let type_plan = plan.types.get(root);
         ((plan.profile == Profile::Unreal || plan.has_copies()) && self.revives(plan, type_plan, update))
@@ -467,8 +468,8 @@ impl Node {
         false
     }
 
-    /// Whether `update` sets a oneof to a message after this delta set it to something else, or may do so inside a
-    /// map entry that merges deeply.
+    /// Whether `update` sets a oneof to a message after this delta set it to something else, or may
+    /// do so inside a map entry that merges deeply.
     fn switches_back(&mut self, plan: &Plan, index: TypeIndex, update: &[u8]) -> bool {
         let type_plan = plan.types.get(index);
         Records::new(update).any(|record| {

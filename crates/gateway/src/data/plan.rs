@@ -8,11 +8,11 @@ use super::rule::Rule;
 /// How updates of a type are merged into its channel data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Profile {
-    /// Schema-driven merge: scalars overwrite, messages merge, lists append, map entries are replaced whole. Options
-    /// act only when the channel has them.
+    /// Schema-driven merge: scalars overwrite, messages merge, lists append, map entries are
+    /// replaced whole. Options act only when the channel has them.
     Reflect,
-    /// As [`Profile::Reflect`], but without options of its own a channel deletes map entries whose value says
-    /// `removed`.
+    /// As [`Profile::Reflect`], but without options of its own a channel deletes map entries whose
+    /// value says `removed`.
     Removable,
     /// The rules that generated Unreal games follow: map entries merge deeply, `removed` deletes.
     Unreal,
@@ -25,7 +25,8 @@ pub struct MergeOptions {
     pub replace_list: bool,
     /// Longest list kept, in elements; 0 is no limit.
     pub list_size_limit: u32,
-    /// Which end a list loses when it is too long: `false` keeps the first elements, `true` the last.
+    /// Which end a list loses when it is too long: `false` keeps the first elements, `true` the
+    /// last.
     pub truncate_top: bool,
     /// Map entries whose value has `removed = true` are deleted.
     pub check_removable: bool,
@@ -34,7 +35,8 @@ pub struct MergeOptions {
 /// Bounds of channel data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataLimits {
-    /// Most bytes one channel's data may take in encoded form; an update that could lead beyond is refused.
+    /// Most bytes one channel's data may take in encoded form; an update that could lead beyond is
+    /// refused.
     pub state_bytes_max: usize,
     /// Most bytes kept of a type without a schema; older updates are dropped to stay below.
     pub opaque_bytes_max: usize,
@@ -42,9 +44,10 @@ pub struct DataLimits {
 
 impl Default for DataLimits {
     fn default() -> Self {
-        // 16 MiB: 250 times the largest packet, many seconds of a newcomer's bandwidth. Updates at the bound are tried
-        // on a copy of the data, so the bound also limits what one update may cost.
-        // 1 MiB of opaque bytes: sixteen full packets, what a late subscriber can take in at once.
+        // 16 MiB: 250 times the largest packet, many seconds of a newcomer's bandwidth. Updates at
+        // the bound are tried on a copy of the data, so the bound also limits what one update may
+        // cost. 1 MiB of opaque bytes: sixteen full packets, what a late subscriber can take in at
+        // once.
         Self { state_bytes_max: 16 << 20, opaque_bytes_max: 1 << 20 }
     }
 }
@@ -60,14 +63,16 @@ pub struct Plan {
     pub(crate) types: Arc<Types>,
     /// The message type; `None` when no schema is known and updates are concatenated.
     pub(crate) root: Option<TypeIndex>,
-    /// Fields of the root that the Unreal profile treats in its own way, by slot. Empty in other profiles.
+    /// Fields of the root that the Unreal profile treats in its own way, by slot. Empty in other
+    /// profiles.
     pub(crate) classes: Box<[Class]>,
     /// Rules of fields of the root, by slot. Empty when there are none.
     pub(crate) rules: Box<[Option<Rule>]>,
 }
 
 impl Plan {
-    /// A plan for a type whose schema is unknown: updates are concatenated, which protobuf decoders read as a merge.
+    /// A plan for a type whose schema is unknown: updates are concatenated, which protobuf decoders
+    /// read as a merge.
     #[must_use]
     pub fn opaque(name: &str, limits: DataLimits) -> Self {
         Self {
@@ -149,7 +154,8 @@ pub(crate) struct TypePlan {
     pub(crate) index: TypeIndex,
     /// Full name.
     pub(crate) name: Box<str>,
-    /// The steps of fields 1 to 15 by number, so that a tag of one byte needs no search. Others never match.
+    /// The steps of fields 1 to 15 by number, so that a tag of one byte needs no search. Others
+    /// never match.
     pub(crate) quick: Box<[Step; 16]>,
     /// What the validator needs of each field, by slot. Slots follow field numbers.
     pub(crate) steps: Box<[Step]>,
@@ -159,7 +165,8 @@ pub(crate) struct TypePlan {
     pub(crate) by_number: Box<[u16]>,
     /// Number of the singular bool field `removed`, if the type has one.
     pub(crate) removed: Option<u32>,
-    /// Whether this type, or a message in one of its singular or map fields, has a message inside a oneof.
+    /// Whether this type, or a message in one of its singular or map fields, has a message inside a
+    /// oneof.
     pub(crate) has_message_oneof: bool,
 }
 
@@ -177,7 +184,8 @@ impl TypePlan {
         self.steps.binary_search_by(|step| u64::from(step.number).cmp(&number)).ok().map(|slot| slot as u16)
     }
 
-    /// The slot of a record, if its wire type is one the field accepts; other records count as unknown fields.
+    /// The slot of a record, if its wire type is one the field accepts; other records count as
+    /// unknown fields.
     #[inline]
     pub(crate) fn classify(&self, number: u32, wire: u8) -> Option<u16> {
         let slot = self.slot(u64::from(number))?;
@@ -437,9 +445,11 @@ pub(crate) enum Class {
     Plain,
     /// Map of component states: `removed` deletes the entry, others merge deeply.
     Component,
-    /// Map of actor states: merged last; `removed` deletes the key here and in every map but component maps.
+    /// Map of actor states: merged last; `removed` deletes the key here and in every map but
+    /// component maps.
     Actor,
-    /// Map that keeps the first value of a key until it is removed: the entities of a spatial channel.
+    /// Map that keeps the first value of a key until it is removed: the entities of a spatial
+    /// channel.
     KeepFirst,
     /// The object reference of an entity: set at creation, never by updates.
     Fixed,

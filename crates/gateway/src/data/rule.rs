@@ -12,16 +12,18 @@ use super::plan::{Kind, TypeIndex, Types};
 /// Read from text by [`FromStr`]: `retain sendTime 10000`, `copy position rotation scale`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FieldRule {
-    /// For a list of messages that a channel cuts to its last elements: older elements stay as long as their `time`, a
-    /// field of whole numbers, lies at most `span` before that of the oldest element that stays anyway. Unit as in the data.
+    /// For a list of messages that a channel cuts to its last elements: older elements stay as long
+    /// as their `time`, a field of whole numbers, lies at most `span` before that of the oldest
+    /// element that stays anyway. Unit as in the data.
     Retain {
         /// Name of a field of the elements.
         time: String,
         /// At least 0.
         span: u64,
     },
-    /// For a map of messages: an entry that exists takes only these fields from an update. One with presence is replaced
-    /// when the update has it; one without presence takes the update's value always, zero as well.
+    /// For a map of messages: an entry that exists takes only these fields from an update. One with
+    /// presence is replaced when the update has it; one without presence takes the update's value
+    /// always, zero as well.
     Copy(
         /// Names of fields of the values.
         Vec<String>,
@@ -104,8 +106,8 @@ impl Rule {
     }
 }
 
-/// Keeps the last `limit` elements of a list of messages, and of the older ones those whose time is at most `span` before
-/// that of the first of them.
+/// Keeps the last `limit` elements of a list of messages, and of the older ones those whose time is
+/// at most `span` before that of the first of them.
 pub(crate) fn truncate_retaining(list: &mut ListField, limit: usize, number: u32, span: u64) {
     if list.count <= limit {
         return;
@@ -132,7 +134,8 @@ pub(crate) fn truncate_retaining(list: &mut ListField, limit: usize, number: u32
     (list.bytes, list.count) = (kept, count);
 }
 
-/// Appends the map entry `old` with the fields in `slots` taken from `update`, an entry of the same key; both with tags.
+/// Appends the map entry `old` with the fields in `slots` taken from `update`, an entry of the same
+/// key; both with tags.
 pub(crate) fn copy_fields(
     types: &Types,
     value: TypeIndex,

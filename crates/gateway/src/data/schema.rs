@@ -98,7 +98,8 @@ impl SchemasBuilder {
         Self { allow_opaque: true, ..Self::default() }
     }
 
-    /// Adds a `.proto` file. Other files import it by this name or by any trailing part of its path.
+    /// Adds a `.proto` file. Other files import it by this name or by any trailing part of its
+    /// path.
     #[must_use]
     pub fn add_proto(mut self, file_name: &str, source: &str) -> Self {
         let name = file_name.replace('\\', "/");
@@ -107,7 +108,8 @@ impl SchemasBuilder {
         self
     }
 
-    /// Adds an encoded `google.protobuf.FileDescriptorSet`, as `protoc --descriptor_set_out` writes it.
+    /// Adds an encoded `google.protobuf.FileDescriptorSet`, as `protoc --descriptor_set_out` writes
+    /// it.
     #[must_use]
     pub fn add_descriptor_set(mut self, file_name: &str, bytes: &[u8]) -> Self {
         self.sets.push((file_name.to_owned(), bytes.to_vec()));
@@ -122,7 +124,8 @@ impl SchemasBuilder {
     }
 
     /// Sets a rule for a top-level field, by the full name of its type and its own, as in
-    /// `chatpb.ChatChannelData.chatMessages`. Rules act in the profiles [`Profile::Reflect`] and [`Profile::Removable`].
+    /// `chatpb.ChatChannelData.chatMessages`. Rules act in the profiles [`Profile::Reflect`] and
+    /// [`Profile::Removable`].
     #[must_use]
     pub fn rule(mut self, field: &str, rule: FieldRule) -> Self {
         self.rules.insert(field.to_owned(), rule);
@@ -230,7 +233,8 @@ fn compile_rules(
     Ok(compiled)
 }
 
-/// Every known message type with its merge plan. The default knows none and refuses what it does not know.
+/// Every known message type with its merge plan. The default knows none and refuses what it does
+/// not know.
 #[derive(Debug, Default)]
 pub struct Schemas {
     plans: HashMap<String, Arc<Plan>>,
@@ -268,8 +272,8 @@ impl Schemas {
         self.plans.values().any(|plan| shape::vector(plan, path).is_some())
     }
 
-    /// Paths to vectors of `x`, `y` and `z` in the known types, at most four names long, without those of the vectors'
-    /// own type.
+    /// Paths to vectors of `x`, `y` and `z` in the known types, at most four names long, without
+    /// those of the vectors' own type.
     #[must_use]
     pub fn position_paths(&self) -> BTreeSet<String> {
         let mut paths = BTreeSet::new();
@@ -323,8 +327,9 @@ impl Files {
                 sources.push(Source { display, name, text: text.to_owned() });
             }
         }
-        // Imports name files relative to directories this code never sees: the file whose path ends in the imported
-        // name, or the built-in file whose name the import ends in, takes on the imported name.
+        // Imports name files relative to directories this code never sees: the file whose path ends
+        // in the imported name, or the built-in file whose name the import ends in, takes on the
+        // imported name.
         let mut imports: Vec<String> = Vec::new();
         for source in &sources[..own] {
             let file = parse(source)?;
@@ -355,7 +360,8 @@ impl Files {
             files.texts.insert(source.name, (source.display, source.text));
         }
         for descriptor in descriptors {
-            // protoc writes imported files into a set only when asked; those named google/protobuf are known anyway.
+            // protoc writes imported files into a set only when asked; those named google/protobuf
+            // are known anyway.
             let name = descriptor.name().to_owned();
             if !name.starts_with("google/protobuf/") && !files.files.contains_key(&name) {
                 files.order.push(name.clone());

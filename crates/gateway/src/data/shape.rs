@@ -79,8 +79,8 @@ fn json_name(name: &str) -> String {
     json
 }
 
-/// The field that a path of names leads to, through singular messages. Names are compared as in JSON, so that
-/// `net_guid` and `netGuid` are one.
+/// The field that a path of names leads to, through singular messages. Names are compared as in
+/// JSON, so that `net_guid` and `netGuid` are one.
 pub(crate) fn field(plan: &Plan, path: &[&str]) -> Option<Field> {
     let mut index = plan.root?;
     let mut found = None;

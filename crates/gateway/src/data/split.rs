@@ -28,17 +28,19 @@ pub struct Oversize {
 pub enum Joint {
     /// Every reader that merges the parts in order has the whole.
     Exact,
-    /// The records of a field that the schema does not know were longer than a part and came apart. Readers that know
-    /// the field append them; one to which it is unknown too, and who lets newer records win, keeps the last piece.
+    /// The records of a field that the schema does not know were longer than a part and came apart.
+    /// Readers that know the field append them; one to which it is unknown too, and who lets newer
+    /// records win, keeps the last piece.
     UnknownCut,
 }
 
-/// Cuts `encoded`, a checked message, into parts of at most `max` bytes that merge to the whole when applied in order.
+/// Cuts `encoded`, a checked message, into parts of at most `max` bytes that merge to the whole
+/// when applied in order.
 ///
-/// Cuts are made between top-level fields, map entries and list elements, inside long lists of numbers, and inside
-/// single messages where these alone are too long. The records of one list stay together where they fit into a part,
-/// for receivers that replace lists; so do those of an unknown field, which may be a list. A message that fits gives
-/// one part.
+/// Cuts are made between top-level fields, map entries and list elements, inside long lists of
+/// numbers, and inside single messages where these alone are too long. The records of one list stay
+/// together where they fit into a part, for receivers that replace lists; so do those of an unknown
+/// field, which may be a list. A message that fits gives one part.
 ///
 /// # Errors
 /// When a single element is larger than `max`; `out` is as it was.
@@ -122,7 +124,8 @@ impl Splitter<'_> {
                     self.put(kind, &record, outer, parts, path)?;
                     continue;
                 };
-                // The place of a run is that of its last record: of two members of a oneof the later one counts.
+                // The place of a run is that of its last record: of two members of a oneof the
+                // later one counts.
                 if records.pos() != run.end {
                     continue;
                 }
@@ -142,7 +145,8 @@ impl Splitter<'_> {
         Ok(())
     }
 
-    /// Gathers what should stay together. A message without a schema has no runs: to its readers order is all.
+    /// Gathers what should stay together. A message without a schema has no runs: to its readers
+    /// order is all.
     fn runs<'a>(&self, index: Option<TypeIndex>, bytes: &'a [u8]) -> Runs<'a> {
         let mut runs = Runs::default();
         if index.is_none() {

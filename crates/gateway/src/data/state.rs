@@ -22,8 +22,9 @@ pub struct ChannelData {
     latest: Option<Latest>,
 }
 
-/// The latest update, if it is a short one. One that [covers](Update::covers) it takes its place without a merge: a
-/// character that moves is merged when somebody asks for its state, not thirty times a second.
+/// The latest update, if it is a short one. One that [covers](Update::covers) it takes its place
+/// without a merge: a character that moves is merged when somebody asks for its state, not thirty
+/// times a second.
 #[derive(Clone, Debug)]
 struct Latest {
     update: Update,
@@ -32,8 +33,8 @@ struct Latest {
     waits: bool,
 }
 
-/// Longest update that may wait to be merged. Longer ones are rarely about the same fields as the one before, and
-/// keeping them would hold memory.
+/// Longest update that may wait to be merged. Longer ones are rarely about the same fields as the
+/// one before, and keeping them would hold memory.
 const WAITING_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -70,8 +71,8 @@ impl ChannelData {
         Self::from_update(plan, &update)
     }
 
-    /// Data that starts as an update that was checked against `plan`: how the first update of a channel without data
-    /// becomes its data.
+    /// Data that starts as an update that was checked against `plan`: how the first update of a
+    /// channel without data becomes its data.
     ///
     /// # Errors
     /// [`DataError::TooLarge`] when it exceeds the bound.
@@ -90,8 +91,9 @@ impl ChannelData {
         self.merge_checked(&update, options).map(drop)
     }
 
-    /// Merges an update that was checked against this data's plan. On an error nothing has changed. Gives back the update
-    /// before it if the new one [covers](Update::covers) that and has taken its place.
+    /// Merges an update that was checked against this data's plan. On an error nothing has changed.
+    /// Gives back the update before it if the new one [covers](Update::covers) that and has taken
+    /// its place.
     ///
     /// # Errors
     /// [`DataError::TooLarge`] when the data could outgrow its bound.
@@ -111,8 +113,8 @@ impl ChannelData {
         Ok(None)
     }
 
-    /// Keeps an update that covers the latest one in its place, and gives that back. `None`, and nothing done, if it is
-    /// not the same as merging it or might exceed the bound.
+    /// Keeps an update that covers the latest one in its place, and gives that back. `None`, and
+    /// nothing done, if it is not the same as merging it or might exceed the bound.
     fn put_off(&mut self, update: &Update, options: Option<&MergeOptions>) -> Option<Update> {
         let latest = self.latest.as_mut()?;
         let covers = latest.options.as_ref() == options && update.covers(&latest.update, &self.plan);
@@ -165,7 +167,8 @@ impl ChannelData {
                 let rules = Rules::new(self.plan.profile, target, options);
                 let limit = self.plan.limits.state_bytes_max;
                 let types = &self.plan.types;
-                // Measuring takes a walk over the data, so that is done when what updates can have added no longer fits.
+                // Measuring takes a walk over the data, so that is done when what updates can have
+                // added no longer fits.
                 let grown = grown(update);
                 self.len_max = self.len_max.saturating_add(grown);
                 if self.len_max > limit {
@@ -191,8 +194,8 @@ impl ChannelData {
         }
     }
 
-    /// Appends the encoded data, or what `mask` keeps of it. Fields come by number and map entries in the order in
-    /// which their keys first came, so equal histories give equal bytes.
+    /// Appends the encoded data, or what `mask` keeps of it. Fields come by number and map entries
+    /// in the order in which their keys first came, so equal histories give equal bytes.
     pub fn encode(&self, mask: Option<&FieldMask>, out: &mut Vec<u8>) {
         match &self.content {
             Content::Tree(root, node) => {
@@ -254,8 +257,8 @@ impl Latest {
     }
 }
 
-/// How much longer an update can make the encoded data: at worst a list of one-byte numbers is written with a tag of
-/// five bytes for each.
+/// How much longer an update can make the encoded data: at worst a list of one-byte numbers is
+/// written with a tag of five bytes for each.
 fn grown(update: &Update) -> usize {
     update.bytes().len().saturating_mul(8)
 }

@@ -81,7 +81,8 @@ impl Channel {
         cohort.joiners = early;
     }
 
-    /// Gives each of many members the updates from `start` on without its own, in pieces of shared pages.
+    /// Gives each of many members the updates from `start` on without its own, in pieces of shared
+    /// pages.
     fn flush_mosaic<'a>(
         &self,
         board: &mut Switchboard,
@@ -94,7 +95,8 @@ impl Channel {
         let plan = data.content.plan();
         let name = EntryName { channel: self.id, type_url: &data.type_url };
         let from = start.saturating_sub(self.fan.first) as usize;
-        // What was folded is nobody's: who sent some of it has become a joiner. No connection has the id 0.
+        // What was folded is nobody's: who sent some of it has become a joiner. No connection has
+        // the id 0.
         let folded = folded.iter().map(|update| (0, update));
         let changes = self.fan.ring.range(from..).map(|change| (change.sender.0, &change.update));
         let mut mosaic = Mosaic::new(
@@ -136,7 +138,8 @@ impl Channel {
         }
     }
 
-    /// The updates of `start..end`, without those of `own`, as one message; made once per tick for the same range.
+    /// The updates of `start..end`, without those of `own`, as one message; made once per tick for
+    /// the same range.
     pub(super) fn range_payload(
         &self,
         board: &mut Switchboard,
@@ -149,7 +152,8 @@ impl Channel {
     ) -> Payload {
         let Some(data) = &self.data else { return Payload::new() };
         let shareable = own.is_none() && folded.is_empty();
-        // Where the last update says it all, the others need no merging, and all such ranges are one.
+        // Where the last update says it all, the others need no merging, and all such ranges are
+        // one.
         let start = match self.fan.ring.back() {
             Some(last) if shareable && (last.covers_from..end).contains(&start) => end - 1,
             _ => start,
@@ -170,7 +174,8 @@ impl Channel {
         let values = merged(plan, self.merge_options.as_ref(), mask.as_deref(), updates);
         board.stats.fan_out_encodes += u64::from(!values.is_empty());
         for value in values {
-            // An update of which a mask leaves nothing is not sent (the reference sends an empty message).
+            // An update of which a mask leaves nothing is not sent (the reference sends an empty
+            // message).
             if mask.is_none() || !value.is_empty() {
                 append_entries(board, plan, name, &value, &mut payload);
             }
@@ -223,8 +228,8 @@ impl Channel {
     }
 }
 
-/// Members with own updates in a window from which on their messages are laid out in shared pages. Below, as many merges
-/// cost less than finding out which senders touched the same.
+/// Members with own updates in a window from which on their messages are laid out in shared pages.
+/// Below, as many merges cost less than finding out which senders touched the same.
 const MOSAIC_MEMBERS_MIN: usize = 3;
 
 /// How a data message is labelled.
@@ -243,7 +248,8 @@ impl EntryName<'_> {
     }
 }
 
-/// Appends a data message, split where it fits no packet. Parts merge to the whole at the receiver.
+/// Appends a data message, split where it fits no packet. Parts merge to the whole at the
+/// receiver.
 fn append_entries(
     board: &mut Switchboard,
     plan: &Plan,

@@ -51,7 +51,8 @@ impl Channel {
                 sub.had_first = false;
             }
             (false, true) => {
-                // A first state that was skipped is due now: there is no telling what was missed meanwhile.
+                // A first state that was skipped is due now: there is no telling what was missed
+                // meanwhile.
                 self.subs[key as usize].had_first = false;
                 self.start_fan_out(board, key);
             }
@@ -76,7 +77,8 @@ impl Channel {
                         && (was_overdue || next <= now);
                     self.join(board, key, position);
                     if overdue {
-                        // The new window would have ended already; the next one may be a whole interval away.
+                        // The new window would have ended already; the next one may be a whole
+                        // interval away.
                         self.fan.overdue.insert((self.tick_at_or_after(now), key));
                     }
                 }
@@ -104,7 +106,8 @@ impl Channel {
         self.arm(board);
     }
 
-    /// The data was replaced: nobody's deltas lead to it, so everybody with access gets it in full.
+    /// The data was replaced: nobody's deltas lead to it, so everybody with access gets it in full
+    ///
     pub(crate) fn data_replaced(&mut self, board: &mut Switchboard) {
         let keys: Vec<u32> = self.subs.iter().map(|(key, _)| key as u32).collect();
         failpoint!();
@@ -129,7 +132,8 @@ impl Channel {
         self.arm(board);
     }
 
-    /// Moves a subscription to the full states, due when its running window ends. One that waits already keeps its time.
+    /// Moves a subscription to the full states, due when its running window ends. One that waits
+    /// already keeps its time.
     pub(crate) fn await_full_state(&mut self, board: &Switchboard, key: u32) {
         let sub = &self.subs[key as usize];
         if !sub.options.can_read() || matches!(sub.place, FanoutPosition::Waiting { .. }) {
@@ -273,9 +277,9 @@ impl Channel {
 impl FanOut {
     /// The cohort that a subscription joins, if there is one for it.
     ///
-    /// A channel that many subscribers get once a second would have a cohort per tick, each with a merge of its own.
-    /// Where there are many cohorts a newcomer shares the one whose window ends next before its own: its first window is
-    /// shorter, all others are as long as it asked for.
+    /// A channel that many subscribers get once a second would have a cohort per tick, each with a
+    /// merge of its own. Where there are many cohorts a newcomer shares the one whose window ends
+    /// next before its own: its first window is shorter, all others are as long as it asked for.
     fn cohort_for(
         &self,
         interval: i64,

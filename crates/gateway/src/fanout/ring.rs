@@ -9,7 +9,8 @@ use crate::ids::ConnId;
 use crate::switchboard::Switchboard;
 
 impl Channel {
-    /// Queues a merged update for everybody who takes part. `covered` is an update that it is known to cover.
+    /// Queues a merged update for everybody who takes part. `covered` is an update that it is known
+    /// to cover.
     pub(crate) fn push_update(
         &mut self,
         board: &mut Switchboard,
@@ -43,7 +44,8 @@ impl Channel {
         let (mut newly_due, mut pending) = (false, false);
         for (_, cohort) in &mut fan.cohorts {
             if cohort.due.is_none() {
-                // An owner often is the only one who gets its channel at its rate, and wants nothing back.
+                // An owner often is the only one who gets its channel at its rate, and wants
+                // nothing back.
                 if cohort.start + 1 == end && cohort.is_only(sender) {
                     cohort.start = end;
                     continue;
@@ -65,7 +67,8 @@ impl Channel {
         }
     }
 
-    /// Replaces the ring by merged updates per cohort, so that slow intervals cost what changed instead of all updates.
+    /// Replaces the ring by merged updates per cohort, so that slow intervals cost what changed
+    /// instead of all updates.
     fn fold(&mut self, board: &mut Switchboard) {
         let Some(data) = &self.data else { return };
         let plan = Arc::clone(data.content.plan());
@@ -155,12 +158,12 @@ impl Channel {
     }
 }
 
-/// Bytes of removals kept per channel, some 6,000 entries with numeric keys. A reader that is further behind than that
-/// keeps what it missed the removal of, until that key is used again.
+/// Bytes of removals kept per channel, some 6,000 entries with numeric keys. A reader that is
+/// further behind than that keeps what it missed the removal of, until that key is used again.
 const REMOVALS_BYTES_MAX: usize = 64 * 1024;
 
-/// Members that get an accumulation of their own when a backlog is folded; more would let one channel multiply its
-/// backlog by its writers, so the rest gets a full state instead.
+/// Members that get an accumulation of their own when a backlog is folded; more would let one
+/// channel multiply its backlog by its writers, so the rest gets a full state instead.
 const PRIVATE_FOLDS_MAX: usize = 32;
 
 /// Ring slots kept while nothing is pending; a burst gives back what it took.

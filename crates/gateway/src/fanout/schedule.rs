@@ -51,8 +51,9 @@ impl Channel {
 
     /// What the flushes of a subscription's windows lie on a grid of.
     ///
-    /// Windows of 50 ms on ticks of 20 ms would be flushed 60 and 40 ms apart, and 40 ms hold a single frame of a game
-    /// server with 30 of them a second: one that is 7 ms late leaves a window empty. Who takes turns is served on time.
+    /// Windows of 50 ms on ticks of 20 ms would be flushed 60 and 40 ms apart, and 40 ms hold a
+    /// single frame of a game server with 30 of them a second: one that is 7 ms late leaves a
+    /// window empty. Who takes turns is served on time.
     pub(super) fn grain(&self, rate_by: RateBy, interval: i64) -> i64 {
         let tick = self.tick();
         if self.takes_turns(rate_by) { gcd(interval, tick) } else { tick }
@@ -60,10 +61,11 @@ impl Channel {
 
     /// The phase of a subscription to a cell or an entity whose rate the gateway chose, or nobody.
     ///
-    /// Subscribers take turns, a tick each: all windows of one end at its turn, in all channels and at all rates, so that
-    /// one write carries what they have for it; and no tick has to serve everybody. A channel flushes each rate
-    /// [`TURNS`] times per interval, however many subscribers it has. Windows of long intervals end at one turn out of
-    /// several, another one in each channel.
+    /// Subscribers take turns, a tick each: all windows of one end at its turn, in all channels and
+    /// at all rates, so that one write carries what they have for it; and no tick has to serve
+    /// everybody. A channel flushes each rate [`TURNS`] times per interval, however many
+    /// subscribers it has. Windows of long intervals end at one turn out of several, another one in
+    /// each channel.
     pub(super) fn shared_phase(&self, conn: ConnId, interval: i64) -> i64 {
         let tick = self.tick();
         let turn = TURNS * tick;
@@ -97,7 +99,8 @@ pub(super) fn millis(value: u32) -> i64 {
 }
 
 pub(super) fn ceil_to(time: i64, step: i64) -> i64 {
-    // Times reach 49 days of delay plus 49 of interval beyond 292 years at most; saturating keeps the far end sane.
+    // Times reach 49 days of delay plus 49 of interval beyond 292 years at most; saturating keeps
+    // the far end sane.
     time.saturating_add(step - 1).div_euclid(step).saturating_mul(step)
 }
 

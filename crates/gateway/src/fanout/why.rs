@@ -11,8 +11,8 @@ use crate::inspect::SubscriptionView;
 use crate::why::Delivery;
 
 impl Channel {
-    /// Where the subscription of a connection stands; `None` without one. Costs a walk over the updates that somebody has
-    /// not had.
+    /// Where the subscription of a connection stands; `None` without one. Costs a walk over the
+    /// updates that somebody has not had.
     pub(crate) fn delivery(&self, conn: ConnId, now: Instant) -> Option<Delivery> {
         let key = self.key(conn)?;
         let sub = &self.subs[key as usize];

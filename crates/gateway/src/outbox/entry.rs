@@ -13,8 +13,8 @@ pub(crate) struct Entry {
     pub(super) bytes: Box<[u8]>,
     /// The rest, by reference to bytes that entries share.
     pub(super) pieces: Box<[Bytes]>,
-    /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when compression does not
-    /// pay.
+    /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when
+    /// compression does not pay.
     pub(super) snappy: OnceLock<Box<[u8]>>,
 }
 
@@ -49,8 +49,8 @@ impl Entry {
     }
 }
 
-/// A frame that holds one shared entry and nothing else: everyone who gets it gets the same bytes, so a driver can give
-/// them to the kernel once.
+/// A frame that holds one shared entry and nothing else: everyone who gets it gets the same bytes,
+/// so a driver can give them to the kernel once.
 #[derive(Debug, Clone)]
 pub struct SharedFrame {
     pub(super) tag: [u8; TAG_BYTES],

@@ -13,7 +13,8 @@ pub(super) struct OpenFrame {
     pub(super) first_segment: usize,
     /// Bytes of entries so far.
     pub(super) body: usize,
-    /// It holds a shared entry that is known not to compress; trying again for every peer would be waste.
+    /// It holds a shared entry that is known not to compress; trying again for every peer would be
+    /// waste.
     pub(super) incompressible: bool,
     /// It may get lost.
     pub(super) loose: bool,
@@ -72,8 +73,8 @@ impl Outbox {
         }
     }
 
-    /// Replaces the open frame's body by its compressed form. False leaves the frame as it was: it does not pay, or the
-    /// compressed size is one that a legacy peer misreads.
+    /// Replaces the open frame's body by its compressed form. False leaves the frame as it was: it
+    /// does not pay, or the compressed size is one that a legacy peer misreads.
     fn compress_open(&mut self, open: OpenFrame) -> bool {
         let header = self.header_reserve();
         let mut plain = Vec::with_capacity(open.body);
@@ -106,14 +107,16 @@ impl Outbox {
             let (header, len) = websocket_header(TAG_BYTES + open.body);
             let start = tag_at - len;
             self.own[start..tag_at].copy_from_slice(&header[..len]);
-            // The header is reserved at its longest and written right-aligned; what is in front of it is not sent.
+            // The header is reserved at its longest and written right-aligned; what is in front of
+            // it is not sent.
             if let Some(Segment::Own { start: first, .. }) = self.segments.get_mut(open.first_segment) {
                 *first = start as u32;
             }
             self.queued -= start - open.header_at;
         }
         self.packets += 1;
-        // Its header is in place, and has the length that was reserved: there is none of WebSocket here.
+        // Its header is in place, and has the length that was reserved: there is none of WebSocket
+        // here.
         self.note_run(TAG_BYTES + open.body, open.loose);
     }
 }

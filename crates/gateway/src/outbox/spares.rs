@@ -4,8 +4,9 @@ use super::{KEEP_BYTES, Outbox};
 
 /// Buffers of drained outboxes, for those that are filled next.
 ///
-/// A connection that has nothing to send holds no buffer to speak of, whatever it had to send before, and one that has
-/// begins with one that is large enough already: in steady state nothing is allocated.
+/// A connection that has nothing to send holds no buffer to speak of, whatever it had to send
+/// before, and one that has begins with one that is large enough already: in steady state nothing
+/// is allocated.
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     /// Empty ones, the latest last: that is likely to be in the processor's cache.
@@ -16,8 +17,8 @@ pub(crate) struct Spares {
 
 /// Larger buffers are given back: a reader that was slow once is no measure for the next one.
 const SPARE_BYTES_MAX: usize = 64 << 10;
-/// Bytes of all spare buffers of a shard: what those hold who get something in the same tick, two hundred players with
-/// 40 KiB each.
+/// Bytes of all spare buffers of a shard: what those hold who get something in the same tick, two
+/// hundred players with 40 KiB each.
 const SPARES_BYTES_MAX: usize = 8 << 20;
 
 impl Spares {

@@ -74,7 +74,8 @@ fn strip_websocket(mut bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An entry in pieces is the same bytes as one in a piece, whatever the framing and the compression.
+/// An entry in pieces is the same bytes as one in a piece, whatever the framing and the
+/// compression.
 #[test]
 fn entries_in_pieces_are_their_concatenation() {
     let bytes: Vec<u8> = (0..2000_u32).map(|i| (i / 7) as u8).collect();
@@ -372,7 +373,8 @@ fn spare_buffers_are_bounded() {
         outbox.advance_with(queued, spares);
         outbox.own.capacity()
     };
-    // What a slow reader made grow is kept by nobody, nor what is small by others than the connection itself.
+    // What a slow reader made grow is kept by nobody, nor what is small by others than the
+    // connection itself.
     assert_eq!(fill(&mut spares, 200), 0);
     assert_eq!(spares.held(), 0);
     let kept: Vec<usize> = (0..500).map(|_| fill(&mut spares, 40)).collect();

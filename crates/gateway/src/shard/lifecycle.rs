@@ -38,7 +38,8 @@ impl Shard {
             return Err(AcceptRefusal::ConnectionsPerAddress);
         }
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
-        // What game servers say of a world concerns channels of shard 0: read there, it needs no mail.
+        // What game servers say of a world concerns channels of shard 0: read there, it needs no
+        // mail.
         let of_world = kind == ConnKind::Server
             && (self.board.config.spatial.grid.is_some() || self.board.config.spatial.lod.is_some());
         let shard = if of_world { ShardIndex::FIRST } else { global.least_loaded() };
@@ -100,7 +101,8 @@ impl Shard {
         self.board.peers.insert(conn, Peer { kind, shard, slot, recovering: false, full: false });
     }
 
-    /// Handles what this input has caused within the shard: letters to itself, then closures, until none are left.
+    /// Handles what this input has caused within the shard: letters to itself, then closures, until
+    /// none are left.
     pub(crate) fn settle(&mut self) {
         loop {
             if let Some(letter) = self.board.inbox.pop_front() {

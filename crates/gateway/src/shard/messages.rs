@@ -29,7 +29,8 @@ impl Shard {
             board.doom_slot(slot, reason);
             return;
         }
-        // The reader and the scratch memory are lent out while packets are handled, since handling needs the shard.
+        // The reader and the scratch memory are lent out while packets are handled, since handling
+        // needs the shard.
         let mut reader = mem::take(&mut conn.reader);
         let mut scratch = mem::take(&mut self.scratch);
         let result = reader.feed_with(&mut scratch, bytes, &mut |packet| self.packet(slot, packet));
@@ -82,9 +83,9 @@ impl Shard {
 
     /// One message from a connection of this shard. Spec §3.5.
     ///
-    /// The state machine is asked before the channel is looked up, because only the channel's home, perhaps another
-    /// shard, knows whether it exists. Unlike in the reference, a forbidden message to a channel that does not exist
-    /// therefore counts as a refusal of the state machine.
+    /// The state machine is asked before the channel is looked up, because only the channel's home,
+    /// perhaps another shard, knows whether it exists. Unlike in the reference, a forbidden message
+    /// to a channel that does not exist therefore counts as a refusal of the state machine.
     #[inline]
     fn message(&mut self, slot: u32, message: &MessagePack<'_>) -> ControlFlow<()> {
         let board = &mut self.board;
@@ -128,8 +129,8 @@ impl Shard {
             return ControlFlow::Continue(());
         }
         let home = board.home(head.channel);
-        // Authentication takes effect after the read that brought it, as if it had gone through a queue: whatever was
-        // sent along with it is still refused (spec §4.3).
+        // Authentication takes effect after the read that brought it, as if it had gone through a
+        // queue: whatever was sent along with it is still refused (spec §4.3).
         if home == board.index && msg_type != MessageType::Auth as u32 {
             self.dispatch(sender, head, message.body);
         } else {

@@ -1,12 +1,14 @@
-//! Dynamic spatial load balancing: cells move between servers, one at a time, until no server has much more than its
-//! share. Off unless configured.
+//! Dynamic spatial load balancing: cells move between servers, one at a time, until no server has
+//! much more than its share. Off unless configured.
 //!
-//! Load is what a server has to do: updates of entities in its cells per second, as a moving average. A server gives a
-//! cell away when it has clearly more than the average; the cell lies on its border, goes to the neighbour with the
-//! least load, and goes only if that neighbour has then clearly less than the giver had. Each move therefore lowers the
-//! sum of squared loads, so with steady loads the moves come to an end; with loads that change, a cell that has moved
-//! stays where it is for a while, and stays away from where it came from for longer. Where only cells without load lie on the border, one of them opens the way to the load
-//! behind it. A world where nothing moves has no timer.
+//! Load is what a server has to do: updates of entities in its cells per second, as a moving
+//! average. A server gives a cell away when it has clearly more than the average; the cell lies on
+//! its border, goes to the neighbour with the least load, and goes only if that neighbour has then
+//! clearly less than the giver had. Each move therefore lowers the sum of squared loads, so with
+//! steady loads the moves come to an end; with loads that change, a cell that has moved stays where
+//! it is for a while, and stays away from where it came from for longer. Where only cells without
+//! load lie on the border, one of them opens the way to the load behind it. A world where nothing
+//! moves has no timer.
 
 use std::sync::Arc;
 
@@ -21,7 +23,8 @@ use crate::mail::Head;
 use crate::shard::Shard;
 use crate::switchboard::Timer;
 
-/// What a move must leave between the new load of the taker and the old one of the giver, as a share of the latter.
+/// What a move must leave between the new load of the taker and the old one of the giver, as a
+/// share of the latter.
 const MARGIN: f64 = 0.1;
 /// Cooldowns before a cell goes back to the server that it came from.
 const RETURN_COOLDOWNS: u32 = 4;
@@ -48,7 +51,8 @@ struct CellLoad {
 }
 
 impl Shard {
-    /// Updates of entities per second by server index, as the load balancer sees them. Shard 0; empty without it.
+    /// Updates of entities per second by server index, as the load balancer sees them. Shard 0;
+    /// empty without it.
     #[must_use]
     pub fn server_loads(&self) -> Vec<f64> {
         let Some(world) = &self.world else { return Vec::new() };

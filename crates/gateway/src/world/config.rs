@@ -1,4 +1,5 @@
-//! What the gateway is told about the world: the grid, rates by distance, where entities say where they are.
+//! What the gateway is told about the world: the grid, rates by distance, where entities say where
+//! they are.
 
 use serde_json::{Map, Value};
 use throng_spatial::{Coverage, Grid, GridConfig};
@@ -8,24 +9,28 @@ use crate::fsm::key;
 /// Everything about spatial and entity channels.
 #[derive(Debug, Clone)]
 pub struct Spatial {
-    /// The static 2D grid. Without one there are no spatial channels; entity channels exist all the same.
+    /// The static 2D grid. Without one there are no spatial channels; entity channels exist all the
+    /// same.
     pub grid: Option<Grid>,
     /// How areas of interest become cells.
     pub coverage: Coverage,
-    /// What a subscriber gets from a cell by its distance, nearest first. The last step holds for all cells beyond.
+    /// What a subscriber gets from a cell by its distance, nearest first. The last step holds for
+    /// all cells beyond.
     pub damping: Vec<DampingStep>,
     /// Where entity data holds the entity's position, the first that is present counts.
     pub positions: Vec<PositionPath>,
-    /// An entity that is created in GLOBAL and has a position belongs to the owner of the cell at that position.
+    /// An entity that is created in GLOBAL and has a position belongs to the owner of the cell at
+    /// that position.
     pub place_entities: bool,
     /// Rates of entity channels by distance; `None` leaves them to the subscribers.
     pub lod: Option<Lod>,
-    /// Radius, in world units, of the area of interest that follows the entity of a client; 0 leaves interest to
-    /// the servers.
+    /// Radius, in world units, of the area of interest that follows the entity of a client; 0
+    /// leaves interest to the servers.
     pub follow_radius: f64,
     /// Moves cells between servers by load; `None` keeps every cell where the grid puts it.
     pub balance: Option<Balance>,
-    /// The balancer measures and moves nothing. Follows [`Shard::reconfigure`](crate::Shard::reconfigure).
+    /// The balancer measures and moves nothing. Follows
+    /// [`Shard::reconfigure`](crate::Shard::reconfigure).
     pub balance_frozen: bool,
 }
 
@@ -56,7 +61,8 @@ pub struct Lod {
     pub bands: Vec<LodBand>,
     /// Fan-out interval beyond the last band, in milliseconds.
     pub beyond_interval_ms: u32,
-    /// How much further than a border, in world units, an entity must be to fall into the slower band behind it.
+    /// How much further than a border, in world units, an entity must be to fall into the slower
+    /// band behind it.
     pub hysteresis: f64,
 }
 
@@ -110,8 +116,8 @@ impl PositionPath {
 }
 
 impl Lod {
-    /// The published table: up to 10 m at 20 Hz, up to 50 m at 10 Hz, beyond at 1 Hz, with world units of
-    /// `units_per_metre` to the metre (Unreal has 100).
+    /// The published table: up to 10 m at 20 Hz, up to 50 m at 10 Hz, beyond at 1 Hz, with world
+    /// units of `units_per_metre` to the metre (Unreal has 100).
     #[must_use]
     pub fn published(units_per_metre: f64) -> Self {
         let band = |metres: f64, interval_ms| LodBand { within: metres * units_per_metre, interval_ms };

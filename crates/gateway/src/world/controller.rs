@@ -1,4 +1,5 @@
-//! Slots of spatial servers, creation and take-over of their cells, regions and queries. Spec §8.1 to §8.5.
+//! Slots of spatial servers, creation and take-over of their cells, regions and queries. Spec §8.1
+//! to §8.5.
 
 use std::sync::Arc;
 
@@ -25,13 +26,15 @@ use crate::switchboard::Switchboard;
 
 /// Type of a cell's data when the channel settings name none: what handovers carry.
 pub(super) const CELL_DATA: &str = "unrealpb.SpatialChannelData";
-/// Half of the largest 32-bit float: how far up and down a region reaches, as the reference says it.
+/// Half of the largest 32-bit float: how far up and down a region reaches, as the reference says
+/// it.
 const Y_BOUND: f64 = 1.701_411_735e38;
 /// Regions in one message: 65,530 bytes hold at least this many of at most 72 bytes each.
 const REGIONS_MAX: usize = 900;
 
 impl Shard {
-    /// CREATE_CHANNEL or CREATE_SPATIAL_CHANNEL with the type SPATIAL: the sender gets the next free slot.
+    /// CREATE_CHANNEL or CREATE_SPATIAL_CHANNEL with the type SPATIAL: the sender gets the next
+    /// free slot.
     pub(crate) fn on_create_spatial(
         &mut self,
         sender: Sender,
@@ -87,7 +90,8 @@ impl Shard {
             let id = config.cell_channel(cell);
             let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
             let board = &mut self.board;
-            // A channel that exists keeps its data and its subscribers: only the owner changes.
+            // A channel that exists keeps its data and its subscribers: only the owner changes
+            //
             let is_new = !self.channels.contains_key(&id);
             let channel = self.channels.entry(id).or_insert_with(|| {
                 *board.stats.channels.entry(ChannelType::SPATIAL).or_default() += 1;
@@ -143,8 +147,8 @@ impl Shard {
         Ok(())
     }
 
-    /// A server took over a cell that exists: its entities follow, and subscribers that were told of the loss of its
-    /// owner learn that it has one again.
+    /// A server took over a cell that exists: its entities follow, and subscribers that were told
+    /// of the loss of its owner learn that it has one again.
     fn cell_taken_over(&mut self, cell: Cell, was_lost: bool, owner: ConnId) {
         let id = self.board.config.cell_channel(cell);
         if let Some(channel) = self.channels.get(&id)
@@ -167,7 +171,8 @@ impl Shard {
         self.world.as_ref().is_some_and(|world| world.slots.iter().all(|slot| slot.owner.is_some_and(live)))
     }
 
-    /// Every slot is taken: servers watch what lies beyond their borders, and everybody concerned is told.
+    /// Every slot is taken: servers watch what lies beyond their borders, and everybody concerned
+    /// is told.
     fn announce_ready(&mut self) {
         let config = Arc::clone(&self.board.config);
         let (Some(grid), Some(world)) = (&config.spatial.grid, &self.world) else { return };
@@ -185,7 +190,8 @@ impl Shard {
             self.board.send(*conn, head, &message);
         }
         if let Some(owner) = self.board.global_owner {
-            // As the reference has it for everybody: the number of servers, which is no server's index.
+            // As the reference has it for everybody: the number of servers, which is no server's
+            // index.
             let message = SpatialChannelsReadyMessage { server_index: server_count, server_count };
             self.board.send(owner, head, &message);
         }
@@ -281,8 +287,8 @@ impl super::World {
 }
 
 impl Channel {
-    /// A server owns the channel from now on. A lost one that owned it does not come back as the owner; whether there
-    /// is one.
+    /// A server owns the channel from now on. A lost one that owned it does not come back as the
+    /// owner; whether there is one.
     pub(super) fn owner_replaced(&mut self, board: &mut Switchboard, owner: ConnId) -> bool {
         let was_lost = self.lost.iter().any(|place| place.was_owner);
         for place in &mut self.lost {
@@ -295,7 +301,8 @@ impl Channel {
         was_lost
     }
 
-    /// Merges a change that only the gateway makes and that nobody is sent: subscribers learn of it otherwise.
+    /// Merges a change that only the gateway makes and that nobody is sent: subscribers learn of it
+    /// otherwise.
     pub(super) fn merge_silently(&mut self, bytes: Vec<u8>) -> Result<(), Refusal> {
         let Some(data) = &mut self.data else { return Ok(()) };
         let update = Update::check(data.content.plan(), bytes.into()).map_err(|_| Refusal::BadData)?;

@@ -22,9 +22,11 @@ use crate::requests::{Sender, check_masks};
 use crate::settings::ChannelType;
 use crate::shard::Shard;
 
-/// Entities in one group. Groups are a player's pawn, controller and the like; a handover costs per member.
+/// Entities in one group. Groups are a player's pawn, controller and the like; a handover costs per
+/// member.
 const GROUP_MAX: usize = 1024;
-/// Delay of the first full state of well-known entities for a client that has just authenticated (spec §8.9).
+/// Delay of the first full state of well-known entities for a client that has just authenticated
+/// (spec §8.9).
 const WELL_KNOWN_DELAY_MS: i32 = 1000;
 
 impl Shard {
@@ -179,7 +181,7 @@ impl Shard {
         }
     }
 
-    // ---- Groups -----------------------------------------------------------------------------------------------------
+    // ---- Groups ---------------------------------------------------------------------------------
 
     /// ENTITY_GROUP_ADD, sent to an entity channel by its owner.
     pub(crate) fn on_group_add(&mut self, sender: Sender, head: Head, body: &[u8]) -> Result<(), Refusal> {
@@ -244,7 +246,7 @@ impl Shard {
         if channel.owner == Some(sender.conn) { Ok(head.channel) } else { Err(Refusal::Access) }
     }
 
-    // ---- Cells and removal ------------------------------------------------------------------------------------------
+    // ---- Cells and removal ----------------------------------------------------------------------
 
     /// An entity channel is gone: so is the entity, from its cell and its groups.
     ///
@@ -275,7 +277,8 @@ impl Shard {
 
 impl super::World {
     fn add_to_handover_group(&mut self, id: ChannelId, known: &[ChannelId]) -> Result<(), Refusal> {
-        // What the group would hold: its members, the listed ones and those of their groups that are not locked.
+        // What the group would hold: its members, the listed ones and those of their groups that
+        // are not locked.
         let own = self.entities.get(&id).and_then(|entity| entity.handover.key());
         let mut members: BTreeSet<ChannelId> = own.map(|key| self.groups[key].clone()).unwrap_or_default();
         let mut merged = BTreeSet::from_iter(own);

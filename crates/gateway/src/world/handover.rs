@@ -1,12 +1,14 @@
-//! Handover: an entity changes its cell, and with it its owner and its audience. Spec §8.8; weaknesses.
+//! Handover: an entity changes its cell, and with it its owner and its audience. Spec §8.8;
+//! weaknesses.
 //!
-//! The whole of it happens within the input that reported the position, on the shard of all cells and entities, so there
-//! is no moment at which an entity is in two cells or in none, and a message to it is forwarded either before, to the
-//! old owner, or after, to the new one. A handover either happens whole or changes nothing; what was refused (no such
-//! cell yet, a locked group) is tried again when that changes and with every further update.
+//! The whole of it happens within the input that reported the position, on the shard of all cells
+//! and entities, so there is no moment at which an entity is in two cells or in none, and a message
+//! to it is forwarded either before, to the old owner, or after, to the new one. A handover either
+//! happens whole or changes nothing; what was refused (no such cell yet, a locked group) is tried
+//! again when that changes and with every further update.
 //!
-//! Per pair of source and destination cell at most two payloads are encoded, whatever the number of subscribers: one
-//! with the entities' references, one with their full data.
+//! Per pair of source and destination cell at most two payloads are encoded, whatever the number of
+//! subscribers: one with the entities' references, one with their full data.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -132,7 +134,8 @@ impl Shard {
         {
             return Err(Refusal::Locked);
         }
-        // Members may come from several cells: each cell's audience is told about those that leave it.
+        // Members may come from several cells: each cell's audience is told about those that leave
+        // it.
         let mut sources: SmallVec<[(Option<Cell>, Ids); 2]> = SmallVec::new();
         for member in members {
             let from = world.entities.get(&member).and_then(|entity| entity.cell);
@@ -199,7 +202,8 @@ impl Shard {
             Some(source) => self.audience(source).into_iter().filter(|(to, _)| !stays(to.conn)).collect(),
             None => SmallVec::new(),
         };
-        // A server that has kept an entity beyond its own cells sees neither, and moves it all the same.
+        // A server that has kept an entity beyond its own cells sees neither, and moves it all the
+        // same.
         for id in ids {
             let owner = self.channels.get(id).and_then(|channel| channel.owner);
             let owner =
@@ -212,8 +216,8 @@ impl Shard {
         }
     }
 
-    /// A server has returned to its place. What changed cells while it was away, and found nobody at its destination,
-    /// goes to whose cell it lies in: to this server, or from it.
+    /// A server has returned to its place. What changed cells while it was away, and found nobody
+    /// at its destination, goes to whose cell it lies in: to this server, or from it.
     pub(crate) fn settle_owners(&mut self, conn: ConnId) {
         let Some(world) = self.world.as_ref().filter(|world| world.spatial.contains(&conn)) else { return };
         let places = self.board.places.get(&conn).into_iter().flatten();
@@ -267,8 +271,8 @@ impl Shard {
         }
     }
 
-    /// Gives an entity another owner. Former ones, its own and that of its cell, are unsubscribed where they do not see
-    /// the destination.
+    /// Gives an entity another owner. Former ones, its own and that of its cell, are unsubscribed
+    /// where they do not see the destination.
     fn change_owner(&mut self, id: ChannelId, target: ChannelId, new_owner: ConnId, former: Option<ConnId>) {
         let sees = |conn: ConnId| self.channels.get(&target).is_some_and(|cell| cell.key(conn).is_some());
         let old = self.channels.get(&id).and_then(|channel| channel.owner);
@@ -302,7 +306,8 @@ impl Shard {
         audience
     }
 
-    /// Subscribes the destination's audience to the entities and sends everybody concerned CHANNEL_DATA_HANDOVER.
+    /// Subscribes the destination's audience to the entities and sends everybody concerned
+    /// CHANNEL_DATA_HANDOVER.
     fn tell(
         &mut self,
         ids: &[ChannelId],
@@ -349,7 +354,8 @@ impl Shard {
         }
     }
 
-    /// CHANNEL_DATA_HANDOVER about some entities, with or without their data; in several messages where one is too long.
+    /// CHANNEL_DATA_HANDOVER about some entities, with or without their data; in several messages
+    /// where one is too long.
     fn handover_payload(
         &mut self,
         ids: &[ChannelId],
@@ -400,7 +406,8 @@ impl Shard {
         parts.iter().map(part).collect()
     }
 
-    /// Tells everybody who watches a cell that an object, which it listed without being an entity, lies in another one.
+    /// Tells everybody who watches a cell that an object, which it listed without being an entity,
+    /// lies in another one.
     pub(super) fn tell_moved(&mut self, id: ChannelId, object: &[u8], from: Cell, to: Cell) {
         let (source, target) = (self.board.config.cell_channel(from), self.board.config.cell_channel(to));
         let audience: Vec<Address> = self.audience(source).into_iter().map(|(address, _)| address).collect();
@@ -425,7 +432,8 @@ impl Shard {
     }
 }
 
-/// CHANNEL_DATA_HANDOVER with encoded entries of `SpatialChannelData.entities` and of its own `versions`.
+/// CHANNEL_DATA_HANDOVER with encoded entries of `SpatialChannelData.entities` and of its own
+/// `versions`.
 fn handover_entry(
     source: ChannelId,
     target: ChannelId,

@@ -1,7 +1,8 @@
-//! UPDATE_SPATIAL_INTEREST: which cells a connection is subscribed to, and at what rate. Spec §8.6 and §8.7.
+//! UPDATE_SPATIAL_INTEREST: which cells a connection is subscribed to, and at what rate. Spec §8.6
+//! and §8.7.
 //!
-//! Only cells that differ are touched: the new area is compared with the connection's spatial subscriptions, two sorted
-//! lists, and with the distances of the previous area.
+//! Only cells that differ are touched: the new area is compared with the connection's spatial
+//! subscriptions, two sorted lists, and with the distances of the previous area.
 
 use std::sync::Arc;
 
@@ -40,13 +41,15 @@ impl Shard {
             return Err(Refusal::UnknownConnection);
         }
         let query = area(&request.query.ok_or(Refusal::BadBody)?);
-        // An error leaves the interest as it is. A centre outside the world is one in the sampled variant only.
+        // An error leaves the interest as it is. A centre outside the world is one in the sampled
+        // variant only.
         let interest = grid.interest(&query, config.spatial.coverage).map_err(|_| Refusal::InterestQuery)?;
         self.set_interest(target, interest);
         Ok(())
     }
 
-    /// Subscribes a connection to the cells of an interest, and to no others; a lost one when it has returned.
+    /// Subscribes a connection to the cells of an interest, and to no others; a lost one when it
+    /// has returned.
     pub(super) fn set_interest(&mut self, target: ConnId, interest: Interest) {
         let config = Arc::clone(&self.board.config);
         let is_lost = self.is_lost(target);
@@ -138,8 +141,8 @@ impl Shard {
         }
     }
 
-    /// Cells have been made, which interest that follows entities has skipped so far. Costs a look at the entities within
-    /// the radius of the rectangle around those cells.
+    /// Cells have been made, which interest that follows entities has skipped so far. Costs a look
+    /// at the entities within the radius of the rectangle around those cells.
     pub(super) fn show_cells(&mut self, made: &[Cell]) {
         let config = Arc::clone(&self.board.config);
         let radius = config.spatial.follow_radius;
@@ -176,7 +179,8 @@ impl Shard {
 
     fn leave_cell(&mut self, id: ChannelId, target: ConnId, kind: ConnKind) {
         let Some(channel) = self.channels.get_mut(&id) else { return };
-        // A server's own cells are not a matter of interest: leaving one would leave it without an owner.
+        // A server's own cells are not a matter of interest: leaving one would leave it without an
+        // owner.
         if channel.owner == Some(target) || !channel.unsubscribe(&mut self.board, target) {
             return;
         }

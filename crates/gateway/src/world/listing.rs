@@ -1,8 +1,9 @@
 //! The data of cells: which objects and entities lie in each. Spec §9.2 and §9.3.
 //!
-//! What belongs to a cell is listed in that cell's data and in no other's, whatever peers say and in whatever order. An
-//! entity is listed where it belongs. Of an object that is no entity, or one that has no cell yet, the world remembers
-//! where it was listed last ([`World::place_object`](super::World)); no list is ever searched.
+//! What belongs to a cell is listed in that cell's data and in no other's, whatever peers say and
+//! in whatever order. An entity is listed where it belongs. Of an object that is no entity, or one
+//! that has no cell yet, the world remembers where it was listed last
+//! ([`World::place_object`](super::World)); no list is ever searched.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,10 +24,12 @@ use crate::settings::ChannelType;
 use crate::shard::Shard;
 
 impl Shard {
-    /// Lists an object or an entity in the data of a cell, with this reference from now on, and nowhere else. An entity
-    /// is listed in its own cell, wherever it was said to have been spawned.
+    /// Lists an object or an entity in the data of a cell, with this reference from now on, and
+    /// nowhere else. An entity is listed in its own cell, wherever it was said to have been
+    /// spawned.
     ///
-    /// Subscribers learn of it by SPAWN or by the handover; those of another cell that listed it, by a handover from there.
+    /// Subscribers learn of it by SPAWN or by the handover; those of another cell that listed it,
+    /// by a handover from there.
     pub(super) fn list(&mut self, cell: Cell, id: ChannelId, object: &[u8]) {
         let Some(world) = &mut self.world else { return };
         let own = world.cell_of(id);
@@ -72,9 +75,9 @@ impl Shard {
         }
     }
 
-    /// A peer updates the data of a cell, which engines leave to the gateway. What it adds is an object of the cell unless
-    /// another cell lists it; what it removes ends, an entity's channel as well. Entries that say something of what lies
-    /// elsewhere are refused, the others count.
+    /// A peer updates the data of a cell, which engines leave to the gateway. What it adds is an
+    /// object of the cell unless another cell lists it; what it removes ends, an entity's channel
+    /// as well. Entries that say something of what lies elsewhere are refused, the others count.
     pub(crate) fn update_list(
         &mut self,
         sender: Sender,
@@ -122,7 +125,8 @@ impl Shard {
         Ok(())
     }
 
-    /// A cell has got a channel, without data so far of what belongs to it: entities may have outlived the one before.
+    /// A cell has got a channel, without data so far of what belongs to it: entities may have
+    /// outlived the one before.
     pub(super) fn list_residents(&mut self, cell: Cell) {
         let Some(world) = &self.world else { return };
         let residents = world.cells.get(cell.0 as usize).into_iter().flat_map(|state| &state.entities);
@@ -133,7 +137,8 @@ impl Shard {
         }
     }
 
-    /// The channel of a cell is gone, and its objects with it. Entities go on, for the cell may get a channel again.
+    /// The channel of a cell is gone, and its objects with it. Entities go on, for the cell may get
+    /// a channel again.
     pub(crate) fn cell_removed(&mut self, id: ChannelId) {
         let Some(cell) = self.board.config.channel_cell(id) else { return };
         let Some(world) = &mut self.world else { return };
@@ -143,8 +148,8 @@ impl Shard {
         }
     }
 
-    /// Checks that the data of every cell lists what belongs to it and nothing else. Entities that no longer fit into it
-    /// are missing, and were counted.
+    /// Checks that the data of every cell lists what belongs to it and nothing else. Entities that
+    /// no longer fit into it are missing, and were counted.
     pub(crate) fn check_lists(&self, findings: &mut Findings) {
         let Some(world) = &self.world else { return };
         for (index, state) in world.cells.iter().enumerate() {
@@ -179,8 +184,8 @@ impl Shard {
 }
 
 impl super::World {
-    /// Remembers the cell that lists an object without a cell of its own, `None` when none does any longer. The cell that
-    /// did so far.
+    /// Remembers the cell that lists an object without a cell of its own, `None` when none does any
+    /// longer. The cell that did so far.
     pub(super) fn place_object(&mut self, id: ChannelId, cell: Option<Cell>) -> Option<Cell> {
         let before = match cell {
             Some(cell) => self.objects.insert(id, cell),

@@ -1,12 +1,14 @@
-//! Network level of detail: entity channels reach a client the faster the nearer they are to its own entity.
+//! Network level of detail: entity channels reach a client the faster the nearer they are to its
+//! own entity.
 //!
-//! Nothing here walks over all pairs. Two entities are *near* when their distance lies in one of the bands; what is not
-//! near has the rate beyond all bands. An entity that has moved is compared with what lies in the tiles around it, and
-//! only pairs whose band changes touch a channel. Tiles are as wide as the outermost band, so that is nine tiles; and a
-//! move is looked at only when it adds up to half of the hysteresis.
+//! Nothing here walks over all pairs. Two entities are *near* when their distance lies in one of
+//! the bands; what is not near has the rate beyond all bands. An entity that has moved is compared
+//! with what lies in the tiles around it, and only pairs whose band changes touch a channel. Tiles
+//! are as wide as the outermost band, so that is nine tiles; and a move is looked at only when it
+//! adds up to half of the hysteresis.
 //!
-//! Cost of a look: some nanoseconds per entity in nine tiles. Of a changed band: one change of subscription options for
-//! each of the two clients.
+//! Cost of a look: some nanoseconds per entity in nine tiles. Of a changed band: one change of
+//! subscription options for each of the two clients.
 
 use std::sync::Arc;
 
@@ -48,7 +50,8 @@ struct Seen {
     /// Its place in its tile.
     in_tile: u32,
     client: Option<ConnId>,
-    /// The entities near it and the bands of their distances, by key. Whoever is near to one is so to the other.
+    /// The entities near it and the bands of their distances, by key. Whoever is near to one is so
+    /// to the other.
     near: Vec<(u32, u8)>,
 }
 
@@ -96,8 +99,8 @@ impl LodIndex {
         }
     }
 
-    /// An entity is gone. If its client looked from it, it looks from the first of its others that has a place here:
-    /// which one.
+    /// An entity is gone. If its client looked from it, it looks from the first of its others that
+    /// has a place here: which one.
     pub(super) fn remove(&mut self, id: ChannelId, others: &[ChannelId]) -> Option<ChannelId> {
         let key = self.keys.remove(&id)?;
         self.leave_tile(key);
@@ -207,9 +210,11 @@ impl Lod {
         self.bands.get(band).map_or(self.beyond_interval_ms, |band| band.interval_ms)
     }
 
-    /// The band for a distance, given the one in force: faster at the border, slower only beyond the hysteresis.
+    /// The band for a distance, given the one in force: faster at the border, slower only beyond
+    /// the hysteresis.
     fn next_band(&self, distance: f64, current: usize) -> usize {
-        // Where there are two answers, between the border and the hysteresis behind it, the present one stays.
+        // Where there are two answers, between the border and the hysteresis behind it, the present
+        // one stays.
         current.clamp(self.band(distance, self.hysteresis), self.band(distance, 0.0))
     }
 }
@@ -285,7 +290,8 @@ impl Shard {
         }
     }
 
-    /// Gives a client's subscription to an entity the rate for their distance, unless it asked for a rate itself.
+    /// Gives a client's subscription to an entity the rate for their distance, unless it asked for
+    /// a rate itself.
     pub(crate) fn rate(&mut self, client: ConnId, id: ChannelId) {
         let config = Arc::clone(&self.board.config);
         let Some(lod) = &config.spatial.lod else { return };

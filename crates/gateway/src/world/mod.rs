@@ -1,9 +1,10 @@
 //! The world: cells of a grid, entities that move over them, and who cares. Spec §8 and §9.
 //!
-//! Every spatial and every entity channel lives on shard 0, so that whatever concerns several of them (a handover, a
-//! change of interest, a server that takes a slot) is one function call that nothing can interleave with. Connections
-//! stay where they are: reading, framing and writing spread over all shards, and what the world sends to a connection
-//! goes through the one queue to its shard, in order.
+//! Every spatial and every entity channel lives on shard 0, so that whatever concerns several of
+//! them (a handover, a change of interest, a server that takes a slot) is one function call that
+//! nothing can interleave with. Connections stay where they are: reading, framing and writing
+//! spread over all shards, and what the world sends to a connection goes through the one queue to
+//! its shard, in order.
 //!
 //! | file | what |
 //! |---|---|
@@ -56,19 +57,22 @@ use position::{Known, Locator};
 pub(crate) struct World {
     /// By server index. Empty without a grid.
     slots: Vec<Slot>,
-    /// Servers that hold a slot or held one: what they own follows the cells, unlike what a master or a client owns.
+    /// Servers that hold a slot or held one: what they own follows the cells, unlike what a master
+    /// or a client owns.
     spatial: BTreeSet<ConnId>,
     /// Servers that are former owners of some entity.
     former: BTreeSet<ConnId>,
     /// By cell. Empty without a grid.
     cells: Vec<CellState>,
     entities: IdMap<ChannelId, Entity>,
-    /// The cell that lists each object without a cell of its own: those that are no entity, or one that has none yet.
+    /// The cell that lists each object without a cell of its own: those that are no entity, or one
+    /// that has none yet.
     objects: IdMap<ChannelId, Cell>,
     /// The entities of a client, those that became its own first in front.
     avatars: IdMap<ConnId, SmallVec<[ChannelId; 2]>>,
     groups: Slab<BTreeSet<ChannelId>>,
-    /// Entities that lie in another cell than they belong to, because a handover was refused, and since when.
+    /// Entities that lie in another cell than they belong to, because a handover was refused, and
+    /// since when.
     waiting: BTreeMap<ChannelId, Instant>,
     /// Entities that every client is subscribed to.
     well_known: BTreeSet<ChannelId>,
@@ -108,7 +112,8 @@ struct CellState {
 pub(crate) struct Entity {
     /// Counts its handovers.
     version: u64,
-    /// What `version` was when the handover to its owner began, plus one; 0 if it never changed owners.
+    /// What `version` was when the handover to its owner began, plus one; 0 if it never changed
+    /// owners.
     owned_since: u64,
     /// The cell that it belongs to.
     cell: Option<Cell>,
@@ -252,7 +257,8 @@ impl World {
         entity.former.retain(|former| *former != new);
     }
 
-    /// Whether a handover took an entity from this server, which owns it no more and was not given WRITE since.
+    /// Whether a handover took an entity from this server, which owns it no more and was not given
+    /// WRITE since.
     pub(crate) fn is_former_owner(&self, id: ChannelId, conn: ConnId) -> bool {
         self.entities.get(&id).is_some_and(|entity| entity.former.contains(&conn))
     }

@@ -1,6 +1,7 @@
 //! Unreal's SPAWN and DESTROY: forwarded like every user-space message, and acted upon. Spec §9.2.
 //!
-//! A channel on another shard acts on its own part; what concerns cells and entities goes to shard 0 by mail.
+//! A channel on another shard acts on its own part; what concerns cells and entities goes to shard
+//! 0 by mail.
 
 use std::sync::Arc;
 
@@ -21,7 +22,8 @@ use crate::shard::Shard;
 
 const SPAWN: u32 = 103;
 const DESTROY: u32 = 104;
-/// Objects remembered per channel for the recovery of servers, so that their memory is bounded. More are refused.
+/// Objects remembered per channel for the recovery of servers, so that their memory is bounded.
+/// More are refused.
 const OBJECTS_MAX: usize = 16_384;
 
 /// Whether a type is one of those that the gateway acts upon where Unreal's extensions are on.
@@ -55,7 +57,8 @@ impl Shard {
                 if spawn.channel_id.unwrap_or(here.0) == target.0 {
                     (Some(target), self.forward_from_server(here, sender.conn, head, body))
                 } else {
-                    // It says another channel than the one it is in: the cell's channel passes it on.
+                    // It says another channel than the one it is in: the cell's channel passes it
+                    // on.
                     let payload = SpawnObjectMessage { channel_id: Some(target.0), ..spawn }.encode_to_vec();
                     let client_conn_id = forward.client_conn_id;
                     let body = ServerForwardMessage { client_conn_id, payload }.encode_to_vec();
@@ -123,7 +126,8 @@ impl Shard {
             Letter::ObjectDestroyed { id, told } => {
                 self.forget_in_cell(id, told);
                 self.end_entity(id);
-                // Of what was no entity nobody else could tell those who watch another cell than it was said in.
+                // Of what was no entity nobody else could tell those who watch another cell than it
+                // was said in.
                 if let Some(cell) = self.world.as_mut().and_then(|world| world.place_object(id, None)) {
                     self.announce_gone(cell, id);
                 }
@@ -155,7 +159,8 @@ impl Shard {
         self.follow(id);
     }
 
-    /// Subscribers of the cell that lists an object or an entity have been told of its end if that was said in the cell.
+    /// Subscribers of the cell that lists an object or an entity have been told of its end if that
+    /// was said in the cell.
     fn forget_in_cell(&mut self, id: ChannelId, told: ChannelId) {
         let cell = self.board.config.channel_cell(told);
         let Some(world) = &mut self.world else { return };

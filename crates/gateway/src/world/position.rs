@@ -1,7 +1,8 @@
 //! Where an entity is, read from the wire bytes of its data. Spec §9.4.
 //!
-//! A [`Locator`] is compiled once per data type. It remembers nothing; an [`Entity`](super::Entity) keeps the latest
-//! position of each place in its data, because an update may carry some components only.
+//! A [`Locator`] is compiled once per data type. It remembers nothing; an [`Entity`](super::Entity)
+//! keeps the latest position of each place in its data, because an update may carry some components
+//! only.
 
 use smallvec::SmallVec;
 use throng_spatial::Point;
@@ -48,8 +49,8 @@ impl Locator {
         SmallVec::from_elem(None, self.places.len())
     }
 
-    /// Takes in the positions that encoded data or an update holds, which must be places ([`Self::is_nowhere`]). Where the first one lies that has changed, if
-    /// any has.
+    /// Takes in the positions that encoded data or an update holds, which must be places
+    /// ([`Self::is_nowhere`]). Where the first one lies that has changed, if any has.
     pub(crate) fn observe(&self, known: &mut Known, bytes: &[u8]) -> Option<Point> {
         let mut moved = None;
         for (place, known) in self.places.iter().zip(known) {
@@ -68,7 +69,8 @@ impl Locator {
         moved
     }
 
-    /// Whether a position in encoded data or an update is no place: a component is infinite or not a number.
+    /// Whether a position in encoded data or an update is no place: a component is infinite or not
+    /// a number.
     pub(crate) fn is_nowhere(&self, bytes: &[u8]) -> bool {
         let components = self.places.iter().filter_map(|place| place.read(bytes)).flatten();
         components.flatten().any(|component| !component.is_finite())

@@ -5,7 +5,8 @@ use crate::shard::Shard;
 use crate::why::Sight;
 
 impl Shard {
-    /// How a cell or an entity lies to a connection (shard 0); `None` for channels that have no place in a world.
+    /// How a cell or an entity lies to a connection (shard 0); `None` for channels that have no
+    /// place in a world.
     #[must_use]
     pub fn sight_of(&self, conn: ConnId, channel: ChannelId) -> Option<Sight> {
         let (world, config) = (self.world.as_ref()?, &self.board.config);

@@ -1,4 +1,5 @@
-//! Creating, listing, subscribing, updating, forwarding and removing: what the recorded conversations do not show.
+//! Creating, listing, subscribing, updating, forwarding and removing: what the recorded
+//! conversations do not show.
 
 use crate::common;
 
@@ -162,8 +163,8 @@ fn a16_subscribers_get_the_full_state_of_a_reclaimed_global() {
     }
 }
 
-// in the reference the first full state to a masked subscriber erases the other fields for everybody. A-6: the
-// first update becomes the data and changes afterwards.
+// in the reference the first full state to a masked subscriber erases the other fields for
+// everybody. A-6: the first update becomes the data and changes afterwards.
 #[test]
 fn a5_a6_masks_and_later_updates_touch_only_what_is_sent() {
     let mut world = World::new(config());
@@ -416,7 +417,8 @@ fn permissions_are_configurable() {
     assert_eq!(world.refused(Refusal::Permission), 3);
 }
 
-// a client has as many subscriptions as it may, wherever the channels live and however fast it asks.
+// a client has as many subscriptions as it may, wherever the channels live and however fast
+// it asks.
 #[test]
 fn a20_subscriptions_are_limited_per_connection_whatever_the_shards() {
     for shards in [1, 2, 4] {

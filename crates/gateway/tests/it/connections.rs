@@ -50,7 +50,8 @@ fn development_mode_lets_everybody_in_under_ids_in_order() {
     }
 }
 
-// without a provider outside development mode the reference aborts. Here players are refused and told so.
+// without a provider outside development mode the reference aborts. Here players are
+// refused and told so.
 #[test]
 fn a18_without_a_provider_clients_are_refused_and_servers_may_bypass() {
     let mut world = World::new(Config::default());
@@ -152,7 +153,8 @@ fn failed_logins_lock_the_name_for_the_address_and_the_last_answer_arrives() {
     }
     assert_eq!(world.closed(client), Some(CloseReason::AuthFailures));
     assert_eq!(world.take(client).len(), 5, "the reference loses the last negative result");
-    // Locked for the address, until that ends; the player itself passes from elsewhere, and others from there.
+    // Locked for the address, until that ends; the player itself passes from elsewhere, and others
+    // from there.
     let again = world.connect(ConnKind::Client);
     world.auth(again, "mallory");
     assert_eq!(world.closed(again), Some(CloseReason::AuthFailures));

@@ -1,4 +1,5 @@
-//! Fan-out through a whole shard: the recorded timelines, and delivery exactly once under random schedules.
+//! Fan-out through a whole shard: the recorded timelines, and delivery exactly once under random
+//! schedules.
 
 use crate::common;
 
@@ -153,7 +154,8 @@ fn play(scenario: &Value) {
                 })
                 .collect();
             if name == "late tick catches up in windows" && want.len() > 1 {
-                // Several elapsed windows may come as one message (spec 7.5): what counts is the content in order.
+                // Several elapsed windows may come as one message (spec 7.5): what counts is the
+                // content in order.
                 assert_eq!(got.concat(), want.concat(), "{name} at {t}, {client}");
             } else {
                 assert_eq!(got, want, "{name} at {t}, {client}");
@@ -173,8 +175,8 @@ struct Model {
     awaits_full: bool,
 }
 
-// selection by handling index. Any schedule of updates, re-subscriptions, unsubscriptions and late ticks delivers
-// every update to every subscriber with access exactly once and in order.
+// selection by handling index. Any schedule of updates, re-subscriptions, unsubscriptions and
+// late ticks delivers every update to every subscriber with access exactly once and in order.
 #[test]
 fn a7_every_update_reaches_every_subscriber_exactly_once() {
     for seed in 0..300 {
@@ -336,7 +338,8 @@ fn messages_keep_their_distance() {
         let earliest = Duration::from_millis(delay_ms + interval_ms);
         assert!(first >= earliest, "seed {seed}: first after {first:?}");
         assert!(first <= earliest + Duration::from_millis(tick_ms + 1), "seed {seed}: first after {first:?}");
-        // A window ends up to a tick before it is flushed, and the sample is half a millisecond wide.
+        // A window ends up to a tick before it is flushed, and the sample is half a millisecond
+        // wide.
         let shortest = Duration::from_millis(interval_ms.saturating_sub(tick_ms));
         for pair in times.windows(2) {
             assert!(pair[1].since(pair[0]) + Duration::from_millis(1) >= shortest, "seed {seed}");
@@ -399,7 +402,8 @@ fn a10_an_interval_of_zero_means_every_tick() {
     assert_eq!(world.shards[0].next_timeout(), None);
 }
 
-// the reference loses a removal that is not the first update of its window, and clients keep ghosts.
+// the reference loses a removal that is not the first update of its window, and clients keep
+// ghosts.
 #[test]
 fn a7_removals_survive_wherever_they_stand_in_a_window() {
     let mut world = World::new(config(20));
@@ -424,8 +428,8 @@ fn a7_removals_survive_wherever_they_stand_in_a_window() {
     assert!(update.value.windows(removed.len()).any(|window| window == removed), "{:02x?}", update.value);
 }
 
-// A backlog over its bound with more writers than get an accumulation of their own: the rest gets a full state, and
-// everybody converges.
+// A backlog over its bound with more writers than get an accumulation of their own: the rest gets a
+// full state, and everybody converges.
 #[test]
 fn writers_behind_a_folded_backlog_get_a_full_state() {
     let mut config = config(20);

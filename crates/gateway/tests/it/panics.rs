@@ -47,7 +47,8 @@ struct Tally {
     restarted: u32,
 }
 
-/// A server with channels, clients that come, subscribe, leave and go, and a panic somewhere in every second step.
+/// A server with channels, clients that come, subscribe, leave and go, and a panic somewhere in
+/// every second step.
 fn run(seed: u64, shards: u16, tally: &mut Tally) {
     let mut rng = Rng::new(seed);
     let mut world = World::sharded(config(), shards);
@@ -91,7 +92,8 @@ fn run(seed: u64, shards: u16, tally: &mut Tally) {
         }
         assert!(armed && !passed, "seed {seed}: a panic of its own");
         tally.struck += 1;
-        // As the driver does: the core makes whole what it can, and the connection whose input it was is closed.
+        // As the driver does: the core makes whole what it can, and the connection whose input it
+        // was is closed.
         if world.shards.iter_mut().any(|shard| !shard.heal().is_empty()) {
             tally.restarted += 1;
             for shard in &mut world.shards {
@@ -134,8 +136,8 @@ fn run(seed: u64, shards: u16, tally: &mut Tally) {
 #[test]
 fn panics_at_places_all_over_the_core_leave_nothing_half_done() {
     let mut tally = Tally::default();
-    // One shard: what unwinds through this harness takes the letters along that it was carrying to others, which a driver
-    // keeps.
+    // One shard: what unwinds through this harness takes the letters along that it was carrying to
+    // others, which a driver keeps.
     for seed in 0..100 {
         run(seed, 1, &mut tally);
     }

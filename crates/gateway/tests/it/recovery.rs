@@ -129,7 +129,8 @@ fn a_server_returns_to_every_channel_on_every_shard() {
     }
 }
 
-// in the reference a second loss under the same identifier (all servers of one machine) replaces the first.
+// in the reference a second loss under the same identifier (all servers of one machine)
+// replaces the first.
 #[test]
 fn a15_several_lost_servers_with_one_identifier_return_in_order_of_loss() {
     for shards in [1, 2] {

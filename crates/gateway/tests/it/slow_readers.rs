@@ -1,5 +1,5 @@
-//! Peers that miss updates: they do not read (weakness A-2: in the reference one of them freezes every channel it
-//! subscribes to), or their transport may lose some.
+//! Peers that miss updates: they do not read (weakness A-2: in the reference one of them freezes
+//! every channel it subscribes to), or their transport may lose some.
 
 use crate::common;
 
@@ -183,7 +183,8 @@ fn a_reader_that_catches_up_after_it_unsubscribed_and_came_back_gets_a_state() {
     }
 }
 
-// The states of all channels that a reader has missed exceed its bound by far: each has its turn all the same.
+// The states of all channels that a reader has missed exceed its bound by far: each has its turn
+// all the same.
 #[test]
 fn a_reader_behind_in_many_channels_catches_up_with_all_of_them() {
     let mut world = World::sharded(config(), 2);
@@ -242,9 +243,10 @@ fn a_full_state_larger_than_the_bounds_still_gets_through() {
     assert_eq!(whole, value, "once, whole, in order");
 }
 
-/// One entry of `testpb.TestMergeMessage.kv` (2): key (1), value (2) with `removed` (1) or `content` (2).
-/// A state cannot tell a receiver to forget a list, so one that appends sees again what it knew. What the state holds is
-/// complete, in order and without repetition, and what follows is new.
+/// One entry of `testpb.TestMergeMessage.kv` (2): key (1), value (2) with `removed` (1) or
+/// `content` (2). A state cannot tell a receiver to forget a list, so one that appends sees again
+/// what it knew. What the state holds is complete, in order and without repetition, and what
+/// follows is new.
 #[test]
 fn a_resynchronised_reader_gets_its_lists_again() {
     for shards in [1, 2, 4] {
@@ -317,7 +319,8 @@ fn keys_left(keys: &mut BTreeSet<u8>, messages: &[Received]) {
     }
 }
 
-/// The state that makes good what a stalled reader missed cannot say what is gone: the removals come before it.
+/// The state that makes good what a stalled reader missed cannot say what is gone: the removals
+/// come before it.
 #[test]
 fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
     const KV_TYPE: &str = "type.googleapis.com/testpb.TestMergeMessage";

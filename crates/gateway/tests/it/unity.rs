@@ -1,8 +1,9 @@
 //! What the Unity (Mirror) transport does on the wire, as a whole. Spec §10.
 //!
-//! TCP with the tag of the old form, one user-space type for all of Mirror's traffic, spawn messages to the neighbourhood
-//! of a cell, transforms as channel data, an end by DISCONNECT. The handover of its own data type, which stopped working in
-//! v0.6 of the reference, is not supported here either.
+//! TCP with the tag of the old form, one user-space type for all of Mirror's traffic, spawn
+//! messages to the neighbourhood of a cell, transforms as channel data, an end by DISCONNECT. The
+//! handover of its own data type, which stopped working in v0.6 of the reference, is not supported
+//! here either.
 
 use crate::common;
 

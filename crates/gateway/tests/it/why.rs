@@ -1,5 +1,5 @@
-//! "Why did this client not get this update?" has to be answered as it is, not nearly so: what is said to leave at a time
-//! leaves then, and not before.
+//! "Why did this client not get this update?" has to be answered as it is, not nearly so: what is
+//! said to leave at a time leaves then, and not before.
 
 use crate::common;
 

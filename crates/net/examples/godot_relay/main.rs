@@ -1,5 +1,5 @@
-//! A relay for Godot 3's high-level multiplayer: clients connect as they would to a Godot server and speak to each other,
-//! RPCs included, without any Godot on this side.
+//! A relay for Godot 3's high-level multiplayer: clients connect as they would to a Godot server
+//! and speak to each other, RPCs included, without any Godot on this side.
 //!
 //! ```console
 //! $ cargo run --release -p throng-net --example godot_relay -- 0.0.0.0:7777

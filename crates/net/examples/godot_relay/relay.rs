@@ -1,4 +1,5 @@
-//! Relay for Godot 3's `NetworkedMultiplayerENet`: handling of its events; crates/enet/GODOT.md has the rules.
+//! Relay for Godot 3's `NetworkedMultiplayerENet`: handling of its events; crates/enet/GODOT.md has
+//! the rules.
 
 use std::collections::BTreeMap;
 

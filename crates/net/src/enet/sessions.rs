@@ -392,7 +392,8 @@ impl Enets {
         self.tell_news_only(stats, generation, handler);
     }
 
-    /// As [`tell`](Self::tell), without timers: after a pause, everything that has gathered is read before any of them.
+    /// As [`tell`](Self::tell), without timers: after a pause, everything that has gathered is read
+    /// before any of them.
     pub(crate) fn tell_news_only(
         &mut self,
         stats: &mut LoopStats,

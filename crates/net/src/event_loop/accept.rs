@@ -14,14 +14,15 @@ use crate::listener::{Permit, Rules};
 use crate::stream::{Phase, Stream};
 use crate::sys;
 
-/// Connections accepted from one listener per poll; the rest stays queued, so that a flood of connections cannot
-/// starve those that are open.
+/// Connections accepted from one listener per poll; the rest stays queued, so that a flood of
+/// connections cannot starve those that are open.
 const ACCEPTS_PER_POLL: usize = 64;
 /// Rest of a listener after descriptors ran out or an accept failed for lack of memory.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Silence after which the kernel probes a TCP peer, and the time between its probes. The reference's runtime takes 15
-/// seconds for both (Spec: gateway-protocol §2.7); with 10,000 idle connections that is 670 probes and as many answers
-/// a second for nothing, and a quarter of it finds a vanished peer within three minutes as well.
+/// Silence after which the kernel probes a TCP peer, and the time between its probes. The
+/// reference's runtime takes 15 seconds for both (Spec: gateway-protocol §2.7); with 10,000 idle
+/// connections that is 670 probes and as many answers a second for nothing, and a quarter of it
+/// finds a vanished peer within three minutes as well.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
@@ -66,7 +67,8 @@ impl EventLoop {
                     self.stats.accept_errors += 1;
                     return self.rest_listener(key);
                 }
-                // The connection ended while it was queued (ECONNABORTED and its kin); the next may be fine.
+                // The connection ended while it was queued (ECONNABORTED and its kin); the next may
+                // be fine.
                 Err(_) => self.stats.accept_errors += 1,
             }
         }

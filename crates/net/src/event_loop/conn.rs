@@ -17,7 +17,8 @@ pub(super) struct Conn {
     /// Its place in the counts of the listener it came from; `None` for outgoing connections.
     pub(super) permit: Option<Permit>,
     pub(super) rules: Arc<Rules>,
-    /// The handler has been told of it, and so is to be told of its end. Until then the listener to report to.
+    /// The handler has been told of it, and so is to be told of its end. Until then the listener to
+    /// report to.
     pub(super) unknown: Option<ListenerKey>,
     /// Instant of the last received bytes.
     pub(super) heard: Instant,

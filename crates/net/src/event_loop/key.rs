@@ -3,7 +3,8 @@
 pub(super) const WAKER_TOKEN: u64 = u64::MAX;
 pub(super) const LISTENER_BIT: u64 = 1 << 63;
 
-/// Kind in the last two bits of a key's number: a stream or TCP listener, a KCP session or port, or one of ENet.
+/// Kind in the last two bits of a key's number: a stream or TCP listener, a KCP session or port, or
+/// one of ENet.
 pub(super) const KIND: u32 = 3;
 pub(super) const SESSION: u32 = 1;
 pub(super) const ENET: u32 = 2;
@@ -17,7 +18,8 @@ pub struct ConnKey {
 }
 
 impl ConnKey {
-    /// A small number that no other open connection of the loop has: the place of the connection's state in a table.
+    /// A small number that no other open connection of the loop has: the place of the connection's
+    /// state in a table.
     pub fn index(self) -> usize {
         self.index as usize
     }

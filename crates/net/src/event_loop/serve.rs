@@ -105,7 +105,8 @@ impl EventLoop {
         self.end(key, end, handler);
     }
 
-    /// Sets the timer of a connection that is ready: to the next moment at which silence would matter.
+    /// Sets the timer of a connection that is ready: to the next moment at which silence would
+    /// matter.
     pub(super) fn arm_open(&mut self, key: ConnKey) {
         if let Some(conn) = self.conn_mut(key) {
             let at = conn.next_silence();

@@ -15,7 +15,8 @@ pub struct Waker(Arc<WakerState>);
 #[derive(Debug)]
 struct WakerState {
     counter: File,
-    /// Set from the first wake until the loop noticed, so that a busy sender makes one system call per poll.
+    /// Set from the first wake until the loop noticed, so that a busy sender makes one system call
+    /// per poll.
     pending: AtomicBool,
 }
 
@@ -24,10 +25,12 @@ impl Waker {
         Ok(Self(Arc::new(WakerState { counter: sys::eventfd()?.into(), pending: AtomicBool::new(false) })))
     }
 
-    /// Makes the loop call [`Handler::woken`](crate::Handler::woken) soon. What was written to shared memory before is visible there.
+    /// Makes the loop call [`Handler::woken`](crate::Handler::woken) soon. What was written to
+    /// shared memory before is visible there.
     pub fn wake(&self) {
         if !self.0.pending.swap(true, Ordering::AcqRel) {
-            // The only possible failure is a full counter, and then the loop has an unread event anyway.
+            // The only possible failure is a full counter, and then the loop has an unread event
+            // anyway.
             drop((&self.0.counter).write(&1u64.to_ne_bytes()));
         }
     }

@@ -1,4 +1,5 @@
-//! KCP protocol core: segments, acknowledgements, retransmission and congestion control without I/O.
+//! KCP protocol core: segments, acknowledgements, retransmission and congestion control without
+//! I/O.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +14,8 @@ const RTO_DEFAULT: Duration = Duration::from_millis(200);
 const RTO_MIN: Duration = Duration::from_millis(100);
 const RTO_MIN_NO_DELAY: Duration = Duration::from_millis(30);
 const RTO_MAX: Duration = Duration::from_secs(60);
-/// Wait before asking a peer that announced no window for it, growing by half each time up to the maximum.
+/// Wait before asking a peer that announced no window for it, growing by half each time up to the
+/// maximum.
 const WINDOW_PROBE_MIN: Duration = Duration::from_secs(7);
 const WINDOW_PROBE_MAX: Duration = Duration::from_secs(120);
 /// Window assumed until the peer announces its own.
@@ -23,10 +25,12 @@ const CONGESTION_WINDOW_START: u32 = 4;
 const THRESHOLD_MIN: u32 = 2;
 /// A segment sent this often without an acknowledgement means that the peer is gone.
 const TRANSMISSIONS_MAX: u32 = 20;
-/// Longest wait for the acknowledgement of one segment. The reference doubles without an end, so that after a streak of
-/// losses a session that works again would stand still for minutes; twenty transmissions still take two minutes.
+/// Longest wait for the acknowledgement of one segment. The reference doubles without an end, so
+/// that after a streak of losses a session that works again would stand still for minutes; twenty
+/// transmissions still take two minutes.
 const BACKOFF_MAX: Duration = Duration::from_secs(8);
-/// A segment is resent early, for the sake of later acknowledgements, this often; then only its timeout counts.
+/// A segment is resent early, for the sake of later acknowledgements, this often; then only its
+/// timeout counts.
 const FAST_RESENDS_MAX: u32 = 5;
 /// Acknowledgements remembered between two flushes; the peer repeats what exceeds it.
 const ACKS_MAX: usize = 4096;
@@ -36,7 +40,8 @@ const ACKS_MAX: usize = 4096;
 pub enum Side {
     /// It sent the first datagram, to an address that it chose.
     Connects,
-    /// It answers whoever claims to be the sender, so it holds back until the address has proven itself.
+    /// It answers whoever claims to be the sender, so it holds back until the address has proven
+    /// itself.
     Accepts,
 }
 
@@ -206,7 +211,8 @@ impl Kcp {
             self.flush_wanted |= !self.is_flushed();
         }
         let una_before = self.send_una;
-        // The latest sequence number acknowledged, with the timestamp that tells which transmission it answers.
+        // The latest sequence number acknowledged, with the timestamp that tells which transmission
+        // it answers.
         let mut latest_ack: Option<(u32, u32)> = None;
         let mut result = Ok(());
         for segment in Segments::new(datagram) {
@@ -242,8 +248,9 @@ impl Kcp {
         self.want_flush_for_queue();
     }
 
-    /// Queues one message, which the peer can tell from the next. False, and nothing is queued, if it needs more
-    /// segments than the peer's window of at most 128 could ever hold (176,128 bytes).
+    /// Queues one message, which the peer can tell from the next. False, and nothing is queued, if
+    /// it needs more segments than the peer's window of at most 128 could ever hold (176,128
+    /// bytes).
     pub fn send_message(&mut self, message: &[u8]) -> bool {
         let count = message.len().div_ceil(MSS).max(1);
         if count > usize::from(REMOTE_WINDOW_DEFAULT) {
@@ -257,7 +264,8 @@ impl Kcp {
         true
     }
 
-    /// Asks the peer for a sign of life (a window question, which every peer answers at its next flush).
+    /// Asks the peer for a sign of life (a window question, which every peer answers at its next
+    /// flush).
     pub fn probe(&mut self) {
         self.ask_window = true;
         self.flush_wanted = true;
@@ -275,7 +283,8 @@ impl Kcp {
         self.flush_wanted |= self.next_timeout().is_some_and(|at| at <= now);
     }
 
-    /// Writes the next datagram to send into `buf`, replacing what it holds. False when there is none now.
+    /// Writes the next datagram to send into `buf`, replacing what it holds. False when there is
+    /// none now.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> bool {
         buf.clear();
         if self.flush.is_none() {
@@ -349,8 +358,8 @@ impl Kcp {
         self.flush_wanted || self.flush.is_some()
     }
 
-    /// The peer acknowledged something that only the owner of its address could know of. Always true for an end
-    /// that [connects](Side::Connects).
+    /// The peer acknowledged something that only the owner of its address could know of. Always
+    /// true for an end that [connects](Side::Connects).
     pub fn is_proven(&self) -> bool {
         self.credit.is_none()
     }
@@ -400,8 +409,8 @@ impl Kcp {
             }
             _ => {}
         }
-        // `una` proves nothing: until something else has, segments stay in flight, so that they are repeated and
-        // acknowledged by themselves.
+        // `una` proves nothing: until something else has, segments stay in flight, so that they are
+        // repeated and acknowledged by themselves.
         while self.credit.is_none() && self.send_buf.front().is_some_and(|it| is_before(it.sn, segment.una)) {
             self.send_buf.pop_front();
         }
@@ -472,8 +481,8 @@ impl Kcp {
         }
     }
 
-    /// Counts an acknowledgement against the segments before it. Transmissions after the acknowledged one do not
-    /// count: they had no chance to arrive earlier.
+    /// Counts an acknowledgement against the segments before it. Transmissions after the
+    /// acknowledged one do not count: they had no chance to arrive earlier.
     fn count_skipped(&mut self, sn: u32, ts: u32) {
         for it in &mut self.send_buf {
             if !is_before(it.sn, sn) {
@@ -545,8 +554,9 @@ impl Kcp {
         for _ in 0..self.window_room() {
             let Some((mut payload, fragments_left)) = self.send_queue.pop_front() else { break };
             if let Some(credit) = &mut credit {
-                // A first answer that exceeds the credit would wait for many repetitions of the question; its first
-                // part gets an acknowledgement as well, and then the limit falls.
+                // A first answer that exceeds the credit would wait for many repetitions of the
+                // question; its first part gets an acknowledgement as well, and then the limit
+                // falls.
                 let fits = credit.saturating_sub(SEGMENT_HEADER_BYTES);
                 if fits < payload.len() && fragments_left == 0 && fits > 0 {
                     self.send_queue.push_front((payload.split_off(fits), 0));
@@ -592,11 +602,13 @@ impl Kcp {
         }
     }
 
-    /// Writes segments that are due, from where the flush stands. True if one did not fit into this datagram.
+    /// Writes segments that are due, from where the flush stands. True if one did not fit into this
+    /// datagram.
     fn write_segments(&mut self, now: Instant, flush: &mut Flush, buf: &mut Vec<u8>) -> bool {
         let ts = self.timestamp(now);
         let (window, una, room) = (self.free_window(), self.una(), self.room(&[]));
-        // Slow mode waits an eighth longer than the timeout for the first answer, fast mode does not.
+        // Slow mode waits an eighth longer than the timeout for the first answer, fast mode does
+        // not.
         let slack = if self.profile.no_delay { Duration::ZERO } else { self.rto / 8 };
         while let Some(it) = self.send_buf.get_mut(flush.at) {
             let is_new = it.transmissions == 0;
@@ -639,7 +651,8 @@ impl Kcp {
             }
             it.skipped = 0;
             it.transmissions += 1;
-            // An address that has yet to prove itself may echo any transmission, so all carry the same timestamp.
+            // An address that has yet to prove itself may echo any transmission, so all carry the
+            // same timestamp.
             if is_new || self.credit.is_none() {
                 it.ts = ts;
             }
@@ -700,8 +713,9 @@ impl Kcp {
         }
     }
 
-    /// What we acknowledge by the way. Nothing before the address has proven itself: a peer whose question is
-    /// acknowledged falls silent, and then there might be no credit left to repeat an answer that was lost.
+    /// What we acknowledge by the way. Nothing before the address has proven itself: a peer whose
+    /// question is acknowledged falls silent, and then there might be no credit left to repeat an
+    /// answer that was lost.
     fn una(&self) -> u32 {
         if self.credit.is_some() { 0 } else { self.receive_next }
     }

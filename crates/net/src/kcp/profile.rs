@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-/// Tuning of one end of a KCP session. The ends need not agree, except that a peer never sends more than the window
-/// that the other end announces.
+/// Tuning of one end of a KCP session. The ends need not agree, except that a peer never sends more
+/// than the window that the other end announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// Faster retransmission: minimum timeout 30 ms instead of 100 ms, back-off by half instead of doubling.
+    /// Faster retransmission: minimum timeout 30 ms instead of 100 ms, back-off by half instead of
+    /// doubling.
     pub no_delay: bool,
     /// Grid of the acknowledgements and retransmissions, 10 ms to 5 s.
     pub interval: Duration,
@@ -19,7 +20,8 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Profile of the reference gateway (Spec: gateway-protocol §2.7): slow, and gentle on the network.
+    /// Profile of the reference gateway (Spec: gateway-protocol §2.7): slow, and gentle on the
+    /// network.
     pub const REFERENCE: Self = Self {
         no_delay: false,
         interval: Duration::from_millis(100),

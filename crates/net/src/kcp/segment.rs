@@ -19,7 +19,8 @@ pub struct Segment<'a> {
     pub fragments_left: u8,
     /// Free receive window of the sender, in segments.
     pub window: u16,
-    /// Time of sending in milliseconds on the sender's clock; in an acknowledgement that of the push.
+    /// Time of sending in milliseconds on the sender's clock; in an acknowledgement that of the
+    /// push.
     pub ts: u32,
     /// Sequence number.
     pub sn: u32,

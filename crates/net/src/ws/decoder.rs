@@ -76,7 +76,8 @@ pub enum ProtocolError {
         /// Bytes allowed.
         limit: u64,
     },
-    /// More frames without application data, pings and pongs among them, than a peer has reason to send.
+    /// More frames without application data, pings and pongs among them, than a peer has reason to
+    /// send.
     #[error("more than {limit} control or empty frames a second")]
     BareFrames {
         /// Frames allowed in a second.
@@ -132,7 +133,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder for what arrives at an end of the given role, with messages of `message_bytes_max` bytes at most.
+    /// A decoder for what arrives at an end of the given role, with messages of `message_bytes_max`
+    /// bytes at most.
     pub fn new(role: Role, message_bytes_max: u64) -> Self {
         Self {
             role,
@@ -152,12 +154,13 @@ impl Decoder {
         }
     }
 
-    /// Decodes `input`, unmasking payloads in place, and passes every event to `on_event` until that breaks off.
-    /// Returns how many bytes were used: all, unless `on_event` broke off; the rest is to be fed again later.
+    /// Decodes `input`, unmasking payloads in place, and passes every event to `on_event` until
+    /// that breaks off. Returns how many bytes were used: all, unless `on_event` broke off; the
+    /// rest is to be fed again later.
     ///
     /// # Errors
-    /// The connection is to be closed with the error's [code](ProtocolError::close_code); the decoder is of no
-    /// further use.
+    /// The connection is to be closed with the error's [code](ProtocolError::close_code); the
+    /// decoder is of no further use.
     pub fn feed(
         &mut self,
         input: &mut [u8],
@@ -348,7 +351,8 @@ fn parse_close(payload: &[u8]) -> Result<(Option<u16>, &str), ProtocolError> {
         [_] => Err(ProtocolError::BadClose),
         [high, low, reason @ ..] => {
             let code = u16::from_be_bytes([*high, *low]);
-            // Spec: RFC 6455 §7.4 and the IANA registry. 1004 is undefined; 1005, 1006 and 1015 never travel.
+            // Spec: RFC 6455 §7.4 and the IANA registry. 1004 is undefined; 1005, 1006 and 1015
+            // never travel.
             if !matches!(code, 1000..=1003 | 1007..=1014 | 3000..=4999) {
                 return Err(ProtocolError::BadClose);
             }

@@ -15,23 +15,24 @@ use super::{
 use crate::config::WsPolicy;
 use crate::handler::Flow;
 
-/// Frames without application data that a peer may send in a second. Browsers answer one ping in 30 s; a program that
-/// measures its round trip pings a few times a second.
+/// Frames without application data that a peer may send in a second. Browsers answer one ping in 30
+/// s; a program that measures its round trip pings a few times a second.
 const BARE_FRAMES_PER_SECOND: u32 = 100;
 /// Largest rest of a message that is kept. A frame of the gateway protocol has 64 KiB at most.
 const STUCK_BYTES_MAX: usize = 128 << 10;
 
-/// One end of a WebSocket connection: the handshake, then messages in, and control frames out between the messages
-/// that the driver writes.
+/// One end of a WebSocket connection: the handshake, then messages in, and control frames out
+/// between the messages that the driver writes.
 pub(crate) struct Endpoint {
     stage: Stage,
     decoder: Decoder,
     /// Position of the driver's outgoing stream.
     borders: Borders,
-    /// Bytes of our own on their way: handshakes, control frames and the rest of a message that got stuck. They go before
-    /// anything else.
+    /// Bytes of our own on their way: handshakes, control frames and the rest of a message that got
+    /// stuck. They go before anything else.
     sending: Vec<u8>,
-    /// Payload of the pong owed. A newer ping replaces it (Spec: RFC 6455 §5.5.3), so pings cannot pile up.
+    /// Payload of the pong owed. A newer ping replaces it (Spec: RFC 6455 §5.5.3), so pings cannot
+    /// pile up.
     pong: Option<Vec<u8>>,
     ping: bool,
     /// The close frame to send, after which nothing follows.
@@ -205,7 +206,8 @@ impl Endpoint {
         }
     }
 
-    /// Bytes of our own that are to be sent now: none while the driver's stream is inside a message.
+    /// Bytes of our own that are to be sent now: none while the driver's stream is inside a
+    /// message.
     pub(crate) fn control(&mut self) -> &[u8] {
         if self.sending.is_empty() && self.has_control() && self.borders.at_border() {
             let mut out = Vec::new();
@@ -250,8 +252,9 @@ impl Endpoint {
         self.borders.advance(bytes);
     }
 
-    /// Keeps the rest of a message of which a part was sent, so that it ends whole whatever becomes of the driver. Returns
-    /// how many bytes were kept: none when `slices` do not hold all of it, or it is larger than any frame.
+    /// Keeps the rest of a message of which a part was sent, so that it ends whole whatever becomes
+    /// of the driver. Returns how many bytes were kept: none when `slices` do not hold all of it,
+    /// or it is larger than any frame.
     pub(crate) fn keep_rest<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
         let Some(rest) = self.borders.rest_of_frame(slices, STUCK_BYTES_MAX) else { return 0 };
         debug_assert!(self.sending.is_empty(), "nothing of our own is sent inside a message");

@@ -69,7 +69,8 @@ impl Rejection {
     }
 }
 
-/// Collects the bytes of a head until its empty line. Looks at each byte once however slowly they drip in.
+/// Collects the bytes of a head until its empty line. Looks at each byte once however slowly they
+/// drip in.
 #[derive(Clone, Debug, Default)]
 struct HeadReader {
     buf: Vec<u8>,
@@ -87,7 +88,8 @@ impl HeadReader {
         if let Some(at) = mark {
             self.buf.truncate(from + at + 4);
         }
-        // A line feed by itself ends no line: waiting for the rest of such a head would be waiting for ever.
+        // A line feed by itself ends no line: waiting for the rest of such a head would be waiting
+        // for ever.
         let from = before.saturating_sub(1).max(1);
         let lines = self.buf.get(from - 1..).unwrap_or_default();
         if self.buf.first() == Some(&b'\n') || lines.windows(2).any(|two| two[0] != b'\r' && two[1] == b'\n')
@@ -115,7 +117,8 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// Takes bytes. `Some` with the number of bytes used once the request is complete and acceptable.
+    /// Takes bytes. `Some` with the number of bytes used once the request is complete and
+    /// acceptable.
     ///
     /// # Errors
     /// The request is refused; answer with the [response](Rejection::response) and close.
@@ -138,7 +141,8 @@ fn check_request(head: &[u8], policy: &WsPolicy) -> Result<Request, Rejection> {
     if !is_target(head) {
         return Err(Rejection::TARGET);
     }
-    // Spec: RFC 7230 §5.4 and RFC 6455 §4.2.1. Empty values and underscores are what real peers send.
+    // Spec: RFC 7230 §5.4 and RFC 6455 §4.2.1. Empty values and underscores are what real peers
+    // send.
     if headers.get_all("host").iter().count() != 1 || !headers.get("host").is_some_and(is_host) {
         return Err(Rejection::HOST);
     }
@@ -176,7 +180,8 @@ pub fn accept_response(request: &Request) -> Vec<u8> {
     .into_bytes()
 }
 
-/// True if the request line names a path or a URL. Decided on its bytes, because the parser drops a fragment.
+/// True if the request line names a path or a URL. Decided on its bytes, because the parser drops a
+/// fragment.
 fn is_target(head: &[u8]) -> bool {
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let target = line.split(|byte| *byte == b' ').nth(1).unwrap_or_default();
@@ -227,7 +232,8 @@ fn has_token(headers: &HeaderMap, name: &str, token: &str) -> bool {
         .any(|element| element.trim().eq_ignore_ascii_case(token))
 }
 
-/// Makes the upgrade request of a client, and the reader for its response. `path` includes the query.
+/// Makes the upgrade request of a client, and the reader for its response. `path` includes the
+/// query.
 pub fn request_head(host: &str, path: &str, origin: Option<&str>) -> (Vec<u8>, ResponseReader) {
     let key = client::generate_key();
     let mut head = format!(

@@ -1,9 +1,10 @@
 //! The WebSocket protocol (RFC 6455) as state machines without sockets or clock.
 //!
-//! [`Decoder`] turns incoming bytes into [`Event`]s, [`RequestReader`] and [`ResponseReader`] do the opening handshake,
-//! and a few functions write frames. Message payloads are unmasked in place and handed out as they arrive, however the
-//! peer fragments them: nothing of a message is ever buffered, so its size costs no memory, and only its sum is limited.
-//! Binary messages carry the connection's byte stream; text messages are refused, since no peer of ours means one.
+//! [`Decoder`] turns incoming bytes into [`Event`]s, [`RequestReader`] and [`ResponseReader`] do
+//! the opening handshake, and a few functions write frames. Message payloads are unmasked in place
+//! and handed out as they arrive, however the peer fragments them: nothing of a message is ever
+//! buffered, so its size costs no memory, and only its sum is limited. Binary messages carry the
+//! connection's byte stream; text messages are refused, since no peer of ours means one.
 //!
 //! ```
 //! use std::ops::ControlFlow;

@@ -7,7 +7,8 @@ const OP_CLOSE: u8 = 8;
 pub(crate) const OP_PING: u8 = 9;
 pub(crate) const OP_PONG: u8 = 10;
 
-/// Appends one binary message. Clients give a mask, fresh and unpredictable for each message; servers give `None`.
+/// Appends one binary message. Clients give a mask, fresh and unpredictable for each message;
+/// servers give `None`.
 pub fn write_message(out: &mut Vec<u8>, payload: &[u8], mask: Option<[u8; 4]>) {
     write_frame(out, OP_BINARY, payload, mask);
 }
@@ -45,8 +46,9 @@ fn write_frame(out: &mut Vec<u8>, opcode: u8, payload: &[u8], mask: Option<[u8; 
     unmask(&mut out[start..], mask.unwrap_or_default());
 }
 
-/// Follows a stream of outgoing frames to know where one ends and the next may begin, so that control frames go
-/// between them. It only looks at lengths; the stream is ours and trusted to be well-formed.
+/// Follows a stream of outgoing frames to know where one ends and the next may begin, so that
+/// control frames go between them. It only looks at lengths; the stream is ours and trusted to be
+/// well-formed.
 #[derive(Clone, Debug, Default)]
 pub struct Borders {
     /// Bytes of the header at hand that were seen.
@@ -91,7 +93,8 @@ impl Borders {
         count
     }
 
-    /// The rest of the frame that is open, if `slices` hold all of it and it has at most `max` bytes.
+    /// The rest of the frame that is open, if `slices` hold all of it and it has at most `max`
+    /// bytes.
     pub fn rest_of_frame<'a>(
         &self,
         slices: impl Iterator<Item = &'a [u8]> + Clone,
@@ -110,8 +113,8 @@ impl Borders {
         ahead.at_border().then_some(rest)
     }
 
-    /// Takes one header byte, or payload up to the end of the frame. Returns what is left of `bytes`, which is not
-    /// empty.
+    /// Takes one header byte, or payload up to the end of the frame. Returns what is left of
+    /// `bytes`, which is not empty.
     fn step<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         if self.head_len == 0 && self.left > 0 {
             let take = usize::try_from(self.left).map_or(bytes.len(), |left| left.min(bytes.len()));

@@ -1,4 +1,5 @@
-//! A real browser as the WebSocket peer. Skipped where no Chromium is installed (`scripts/setup` installs it).
+//! A real browser as the WebSocket peer. Skipped where no Chromium is installed (`scripts/setup`
+//! installs it).
 
 use crate::{common, peers};
 
@@ -11,16 +12,16 @@ use std::time::{Duration, Instant};
 use common::*;
 use throng_net::*;
 
-/// A login as the reference's JavaScript client frames it, and the gateway's answer: `auth_request` and
-/// `auth_result_ok` of the recorded vectors.
+/// A login as the reference's JavaScript client frames it, and the gateway's answer: `auth_request`
+/// and `auth_result_ok` of the recorded vectors.
 const LOGIN: &str = "43484e1b000a19180120012a130a08746573745f7069741207746573745f6c74";
 const ANSWER: &str = "4348000a000a08180120012a021002";
 
 /// Starting a browser takes seconds on a busy machine.
 const BROWSER_PATIENCE: Duration = Duration::from_secs(90);
 
-/// Logs in, sends a text message, and reports on a second connection what it was told. Then tries a listener that
-/// does not allow pages like this one.
+/// Logs in, sends a text message, and reports on a second connection what it was told. Then tries a
+/// listener that does not allow pages like this one.
 const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><title>gateway test</title><script>
 const bytes = hex => Uint8Array.from(hex.match(/../g), pair => parseInt(pair, 16));
 const hex = buffer => Array.from(new Uint8Array(buffer), byte => byte.toString(16).padStart(2, "0")).join("");

@@ -1,4 +1,5 @@
-//! Hosts behind the sealed layer: a server with several shards, its clients, and who does not belong there.
+//! Hosts behind the sealed layer: a server with several shards, its clients, and who does not
+//! belong there.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -138,7 +139,8 @@ fn the_game_learns_who_came_and_long_packets_come_back() {
 
 #[test]
 fn a_token_works_once_whichever_shard_it_comes_to() {
-    // A shard is chosen by a hash over ports that the system gives out; not all of so many thieves meet the player's.
+    // A shard is chosen by a hash over ports that the system gives out; not all of so many thieves
+    // meet the player's.
     const THIEVES: usize = 16;
     let (mut server, mut game) = (server("127.0.0.1:0", 2, false), Game::default());
     let stolen = token(7, server.addr());

@@ -1,4 +1,5 @@
-//! Clients of Godot 3 that talk to each other through the relay example. Without `godot3-server` the tests say so and pass.
+//! Clients of Godot 3 that talk to each other through the relay example. Without `godot3-server`
+//! the tests say so and pass.
 
 use crate::{peers, relay};
 

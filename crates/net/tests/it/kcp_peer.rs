@@ -1,4 +1,5 @@
-//! The KCP core against an independent implementation, and against itself, over a virtual link with faults.
+//! The KCP core against an independent implementation, and against itself, over a virtual link with
+//! faults.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -149,7 +150,8 @@ const CLEAN: Link = Link { loss: 0.0, duplication: 0.0, delay_ms: 10, jitter_ms:
 const ROUGH: Link = Link { loss: 0.1, duplication: 0.05, delay_ms: 20, jitter_ms: 30 };
 const AWFUL: Link = Link { loss: 0.3, duplication: 0.1, delay_ms: 50, jitter_ms: 100 };
 
-/// Lets both ends send `bytes` each in pieces of random size; returns the virtual time until all has arrived.
+/// Lets both ends send `bytes` each in pieces of random size; returns the virtual time until all
+/// has arrived.
 fn exchange(a: &mut dyn End, b: &mut dyn End, link: Link, bytes: usize, seed: u64) -> Duration {
     let mut rng = Rng::new(seed);
     let payloads: Vec<Vec<u8>> = (0..2)

@@ -245,7 +245,8 @@ fn a_forged_datagram_ends_no_session_whose_peer_has_proven_itself() {
     raw.set_nonblocking(true).unwrap();
     raw.send(&push(1, 0, b"login")).unwrap();
     let first = node.accepted_one();
-    // Acknowledges what the server sends to a conversation: only the owner of the address sees the timestamp.
+    // Acknowledges what the server sends to a conversation: only the owner of the address sees the
+    // timestamp.
     let prove = |node: &mut Node, conv: u32| {
         let key = node.seen.accepted.last().unwrap().1;
         node.write_all(key, b"hi");

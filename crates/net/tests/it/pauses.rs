@@ -1,4 +1,5 @@
-//! A process that was stopped for longer than its peers may be silent hears them before it judges them.
+//! A process that was stopped for longer than its peers may be silent hears them before it judges
+//! them.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Every transport under random writes, pauses and moves between loops: what one end wrote is what the other end got,
-//! all of it and in order; and every connection goes when it is closed.
+//! Every transport under random writes, pauses and moves between loops: what one end wrote is what
+//! the other end got, all of it and in order; and every connection goes when it is closed.
 //!
 //! `THRONG_SEED=n` repeats one run.
 
@@ -58,7 +58,8 @@ fn specs() -> Vec<(ListenerSpec, ConnectSpec)> {
                 receive_buffer_bytes: matches!(transport, Transport::Tcp).then_some(16 << 10),
                 ..Limits::default()
             };
-            // Often enough to happen, and too rarely to end a connection whose client is paused for a while.
+            // Often enough to happen, and too rarely to end a connection whose client is paused for
+            // a while.
             let ws = WsPolicy { ping_interval: Some(Duration::from_secs(2)), ..WsPolicy::default() };
             let listener = ListenerSpec {
                 tls: secure.then(|| acceptor.clone()),
@@ -85,7 +86,8 @@ impl World {
             connect.addr = nodes[0].listen_with(listener);
             for _ in 0..3 {
                 let client = nodes[2].net.connect(connect.clone()).unwrap();
-                // A KCP session begins with its first bytes; on the others they come with the last flight.
+                // A KCP session begins with its first bytes; on the others they come with the last
+                // flight.
                 let end = |home, key, client| End {
                     home,
                     key,

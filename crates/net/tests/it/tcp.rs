@@ -68,7 +68,8 @@ fn a_shared_file_reaches_every_reader_also_those_that_take_it_in_pieces() {
     let peers: Vec<ConnKey> = server.seen.accepted.iter().map(|(_, key)| *key).collect();
     let mut sent = vec![0; peers.len()];
     let mut whole = 0;
-    // Nobody reads meanwhile, so that socket buffers fill up: the rest goes the ordinary way, which waits for room.
+    // Nobody reads meanwhile, so that socket buffers fill up: the rest goes the ordinary way, which
+    // waits for room.
     for _ in 0..COPIES {
         for (&peer, sent) in peers.iter().zip(&mut sent) {
             if *sent % bytes.len() == 0 {
@@ -316,7 +317,8 @@ fn silent_connections_end_at_the_idle_timeout_and_busy_ones_stay() {
     let mut busy = TcpStream::connect(addr).unwrap();
     let busy_key = node.accepted_one();
     let _silent = TcpStream::connect(addr).unwrap();
-    // A poll reads what has arrived before it looks at timeouts, so that a busy connection stays on a slow machine too.
+    // A poll reads what has arrived before it looks at timeouts, so that a busy connection stays on
+    // a slow machine too.
     node.until("both are accepted", |node| {
         busy.write_all(b".").unwrap();
         node.seen.accepted.len() == 2

@@ -439,7 +439,8 @@ fn a_websocket_connection_moves_to_another_loop_with_its_input() {
     first.seen.accept = Some(Accept::HandOff);
     let addr = first.listen(Transport::WebSocket);
     let mut raw = TcpStream::connect(addr).unwrap();
-    // The first messages come in one piece with the request, before anyone could know where they belong.
+    // The first messages come in one piece with the request, before anyone could know where they
+    // belong.
     let mut early = REQUEST.as_bytes().to_vec();
     ws::write_message(&mut early, b"early ", Some([1; 4]));
     early.extend_from_slice(&[0x82, 0x84, 5, 5, 5, 5, b'b' ^ 5]);

@@ -259,8 +259,7 @@ impl Client {
         Ok(Received::Applied)
     }
 
-    // ------------------------------------------------------------------------------------------------
-    // applying
+    // ---- applying -------------------------------------------------------------------------------
 
     /// Applies what `check` has seen to be right, in the order of spec §11; what a transfer brought
     /// counts among the updates.
@@ -615,8 +614,7 @@ impl Client {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------
-    // sending
+    // ---- sending --------------------------------------------------------------------------------
 
     /// The packet that this client sends now, if it has anything to say: acknowledgements, calls,
     /// inputs. Call it once in each of the client's own frames.
@@ -721,8 +719,7 @@ impl Client {
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
     }
 
-    // ------------------------------------------------------------------------------------------------
-    // reading
+    // ---- reading --------------------------------------------------------------------------------
 
     /// The replica of an index.
     #[must_use]

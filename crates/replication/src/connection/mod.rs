@@ -349,8 +349,7 @@ impl Connection {
         self.bases.invalidate(object);
     }
 
-    // ------------------------------------------------------------------------------------------------
-    // delivery
+    // ---- delivery -------------------------------------------------------------------------------
 
     /// Applies the acknowledgement in a packet's header.
     pub(crate) fn acknowledge(&mut self, sh: &Shared, ack: u16, bits: u64) -> Result<(), DecodeError> {

@@ -14,8 +14,7 @@ use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_rec
 const FEW: u32 = 4;
 
 impl Stage<'_> {
-    // ------------------------------------------------------------------------------------------------
-    // writing
+    // ---- writing --------------------------------------------------------------------------------
 
     pub(super) fn write(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);

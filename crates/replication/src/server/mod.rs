@@ -299,8 +299,7 @@ impl Server {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------
-    // connections
+    // ---- connections ----------------------------------------------------------------------------
 
     /// Adds a connection; `None` at the limit. It sees nothing before it has a view, apart from
     /// objects that every connection sees.

@@ -1,4 +1,5 @@
-//! Requests to the addresses that configuration names, over http or https, bounded in time and size.
+//! Requests to the addresses that configuration names, over http or https, bounded in time and
+//! size.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,8 +111,8 @@ impl Fetcher {
     }
 }
 
-/// Trust for outgoing connections: the certificates in `ca_file`, or those of the system. `key` names the setting of the
-/// file in errors.
+/// Trust for outgoing connections: the certificates in `ca_file`, or those of the system. `key`
+/// names the setting of the file in errors.
 ///
 /// # Errors
 /// A file without certificates, or none found.

@@ -1,5 +1,5 @@
-//! Authentication of logins: providers behind one trait, called from the side runtime so that no shard ever
-//! waits for one.
+//! Authentication of logins: providers behind one trait, called from the side runtime so that no
+//! shard ever waits for one.
 //!
 //! | `gateway.auth.kind` | provider |
 //! |---|---|

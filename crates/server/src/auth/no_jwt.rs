@@ -1,4 +1,5 @@
-//! [`Jwt`] of a build without the feature `jwt`: there is no value of it, so nothing can be asked of one.
+//! [`Jwt`] of a build without the feature `jwt`: there is no value of it, so nothing can be asked
+//! of one.
 
 use std::sync::Arc;
 

@@ -12,8 +12,8 @@ use super::{Authenticator, Login, VerdictFuture, same_secret};
 /// Tokens by the kind of their holder and by name.
 type Names = HashMap<(ConnKind, String), Vec<String>>;
 
-/// Checks a login against lines of `PLAYER TOKEN`, or `NAME TOKEN server` for game servers; `*` as the name fits everyone
-/// of the kind. `#` begins a comment.
+/// Checks a login against lines of `PLAYER TOKEN`, or `NAME TOKEN server` for game servers; `*` as
+/// the name fits everyone of the kind. `#` begins a comment.
 pub struct Tokens {
     path: PathBuf,
     names: RwLock<Arc<Names>>,

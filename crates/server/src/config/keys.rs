@@ -576,13 +576,14 @@ section! {
         scrub_hours: u32 = 168, int(0, 87_600), "h";
         /// Read speed of a scrub.
         scrub_bytes_per_s: u64 = 52_428_800, int(1 << 20, 100 * GIB), "bytes/s";
-        /// Bytes in the data folder; above it the longest unused refs and blobs are deleted. 0 = 90% of what the folder
-        /// holds and the disk has left. With an object storage `ddc.tier.copies_bytes_max` applies instead.
+        /// Bytes in the data folder; above it the longest unused refs and blobs are deleted. 0 =
+        /// 90% of what the folder holds and the disk has left. With an object storage
+        /// `ddc.tier.copies_bytes_max` applies instead.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs and blobs stay when `bytes_max` is reached.
         keep_namespaces: Vec<String> = [], Kind::List; reload;
-        /// Age of the last check at which a blob of more than 16 KiB is hashed again before it is served. Smaller blobs are
-        /// checked at every read.
+        /// Age of the last check at which a blob of more than 16 KiB is hashed again before it is
+        /// served. Smaller blobs are checked at every read.
         recheck_s: u32 = 3_600, int(0, 31_536_000), "s"; reload;
         /// Bytes of one uploaded blob.
         blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes"; reload;
@@ -630,8 +631,8 @@ section! {
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
         /// Time for which a miss of the upstream is remembered.
         miss_s: u32 = 10, int(0, 86_400), "s";
-        /// Age at which a ref that came from the upstream is looked up there again. While the upstream does not answer, the
-        /// stored ref is served.
+        /// Age at which a ref that came from the upstream is looked up there again. While the
+        /// upstream does not answer, the stored ref is served.
         fresh_s: u32 = 60, int(0, 86_400), "s"; reload;
         /// Trusted certificates for https, PEM; empty = those of the system.
         ca_file: String = "", Kind::Path;
@@ -660,9 +661,9 @@ section! {
         nats_url: String = "", Kind::Text;
         /// File with the token for the NATS servers.
         nats_token_file: String = "", Kind::Path;
-        /// Action on a message bus when the matcher of the area is lost. `wait`: no matcher serves until
-        /// it is back with its journal, or `throng matcher takeover` gives its state up. `empty`: the
-        /// next matcher serves with an empty state; always with `durability = "none"`.
+        /// Action on a message bus when the matcher of the area is lost. `wait`: no matcher serves
+        /// until it is back with its journal, or `throng matcher takeover` gives its state up.
+        /// `empty`: the next matcher serves with an empty state; always with `durability = "none"`.
         takeover: String = "wait", Kind::Choice(&["wait", "empty"]);
         /// Concurrent requests from the message bus; further ones are answered with `OVERLOADED`.
         nats_requests_max: usize = 1_024, int(1, 65_536), "requests";

@@ -275,8 +275,9 @@ impl Link {
         answer(&self.gateway, conn, stub, MatchmakingEvent::Answered { method, result }).await;
     }
 
-    /// A known player is at another connection from now on: notices go there, and so do the subscriptions to its matches,
-    /// of which it hears as if it had just entered them. The older connection stays open.
+    /// A known player is at another connection from now on: notices go there, and so do the
+    /// subscriptions to its matches, of which it hears as if it had just entered them. The older
+    /// connection stays open.
     fn take_over(&mut self, name: &str, conn: ConnId) {
         let Some(player) = self.players.get_mut(name).filter(|player| player.conn != conn) else { return };
         let old = std::mem::replace(&mut player.conn, conn);

@@ -38,8 +38,8 @@ const ALLOWED: &[(u16, Role, &[u32])] = &[
     (Method::GET_QUEUE_STATS, Role::Nowhere, &[]),
 ];
 
-/// The request as the matcher is to see it, in the name of `player`. `None` for what players may not ask, and for bodies
-/// that cannot be read.
+/// The request as the matcher is to see it, in the name of `player`. `None` for what players may
+/// not ask, and for bodies that cannot be read.
 pub(crate) fn in_the_name_of(player: &str, request: &MatchmakingRequest) -> Option<Writer> {
     let (number, role, dropped) = ALLOWED.iter().find(|(number, ..)| *number == request.method)?;
     let known = method(*number)?.request;
@@ -55,7 +55,8 @@ pub(crate) fn in_the_name_of(player: &str, request: &MatchmakingRequest) -> Opti
         Role::Id(_) => copy.str(own, player),
         Role::Info(_) | Role::Player(_) => {
             let first = Reader::new(body.all(own).next().unwrap_or_default()).ok()?;
-            // RoleID and SrvID are 1 and 2 in both; a TeamID is 3 in the one, attributes are in the other.
+            // RoleID and SrvID are 1 and 2 in both; a TeamID is 3 in the one, attributes are in the
+            // other.
             let is_info = matches!(role, Role::Info(_));
             let about = copied(&first, |number| number > 2 && !(is_info && number == 3));
             copy.nested(own, about.str(1, player))

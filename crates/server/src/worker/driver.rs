@@ -282,7 +282,8 @@ impl Driver {
         self.heartbeat.note_panic(self.now, too_many);
     }
 
-    /// The core has panicked: it makes whole what it can; the worker restarts the world if that is not all.
+    /// The core has panicked: it makes whole what it can; the worker restarts the world if that is
+    /// not all.
     fn heal(&mut self) {
         self.panicked();
         let left = catch_unwind(AssertUnwindSafe(|| self.shard.heal()));
@@ -299,8 +300,8 @@ impl Driver {
         }
     }
 
-    /// Begins another life of the world: everybody is closed, and nothing of the former life counts any more. The sockets
-    /// of closed connections are the worker's affair, as always.
+    /// Begins another life of the world: everybody is closed, and nothing of the former life counts
+    /// any more. The sockets of closed connections are the worker's affair, as always.
     pub(super) fn restart(&mut self, life: Life) {
         self.life = life;
         self.broken = false;

@@ -67,7 +67,8 @@ pub(crate) struct WorkerParts {
 pub(crate) struct Heartbeat {
     /// Nanoseconds since the start of the clock plus one; 0 while waiting.
     round_began_ns: AtomicU64,
-    /// Time of the core's last panic, in nanoseconds plus one, if there were several panics in a short time.
+    /// Time of the core's last panic, in nanoseconds plus one, if there were several panics in a
+    /// short time.
     unwell_ns: AtomicU64,
 }
 
@@ -119,8 +120,8 @@ impl Worker {
         Worker { event_loop, driver, slices: Vec::new(), shared: VecDeque::new(), pace, shutdown_timeout }
     }
 
-    /// As [`run`](Self::run). A panic outside of the core leaves sockets and tables in no known state, for which there is no
-    /// other cure than another process.
+    /// As [`run`](Self::run). A panic outside of the core leaves sockets and tables in no known
+    /// state, for which there is no other cure than another process.
     pub(crate) fn run_or_abort(self) {
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.run())).is_err() {
             tracing::error!("a panic outside of the core; stopping the process");

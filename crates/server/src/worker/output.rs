@@ -1,4 +1,5 @@
-//! Output: frames, large ones once for all their readers, and goodbyes to connections that are closed.
+//! Output: frames, large ones once for all their readers, and goodbyes to connections that are
+//! closed.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use super::driver::{Closing, Farewell};
 const SHARED_FRAME_BYTES_MIN: usize = 16 << 10;
 /// ... if there are so many: making the file costs about as much as the copies for four.
 const SHARED_FRAME_HOLDERS_MIN: usize = 8;
-/// Files kept for the frames of one pass. Cohorts are written one after the other, so a few are enough.
+/// Files kept for the frames of one pass. Cohorts are written one after the other, so a few are
+/// enough.
 const SHARED_FILES_MAX: usize = 4;
 
 /// Time a closed connection has to take what was queued for it.
@@ -27,8 +29,9 @@ impl Worker {
         self.shared.clear();
     }
 
-    /// Sends a large frame that many connections get by reference to bytes that the kernel has already. Does nothing if
-    /// that is not what comes next; returns whether the connection is there and has more to write.
+    /// Sends a large frame that many connections get by reference to bytes that the kernel has
+    /// already. Does nothing if that is not what comes next; returns whether the connection is
+    /// there and has more to write.
     fn write_shared(&mut self, conn: ConnId) -> bool {
         let driver = &mut self.driver;
         let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
@@ -146,8 +149,8 @@ impl Worker {
     }
 }
 
-/// Empties a vector of slices and frees it from its lifetime, keeping its memory: collecting a vector's own iterator
-/// into the same layout happens in place.
+/// Empties a vector of slices and frees it from its lifetime, keeping its memory: collecting a
+/// vector's own iterator into the same layout happens in place.
 fn recycle<'a>(mut slices: Vec<IoSlice<'_>>) -> Vec<IoSlice<'a>> {
     slices.clear();
     slices.into_iter().map(|_| IoSlice::new(&[])).collect()

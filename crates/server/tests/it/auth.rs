@@ -1,4 +1,5 @@
-//! Authentication providers: forged tokens, key sets, callouts, and all of it through a running gateway.
+//! Authentication providers: forged tokens, key sets, callouts, and all of it through a running
+//! gateway.
 
 #![cfg(feature = "jwt")]
 
@@ -511,7 +512,8 @@ fn the_callout_asks_the_service_and_understands_its_answers() {
     }
 }
 
-/// A certificate authority made up for a test: its certificate in a file, and a server certificate for `localhost`.
+/// A certificate authority made up for a test: its certificate in a file, and a server certificate
+/// for `localhost`.
 struct Authority {
     file: tempfile::NamedTempFile,
     server: Arc<rustls::ServerConfig>,
@@ -572,7 +574,8 @@ fn the_callout_goes_over_https_to_a_service_whose_certificate_is_trusted_and_to_
     assert_eq!(judge(&good, "right"), Verdict::Success);
     assert_eq!(judge(&good, "wrong"), Verdict::InvalidLt);
     assert_eq!(service.asked(), 2);
-    // Another authority, and a name that the certificate does not have: nothing is said to the service.
+    // Another authority, and a name that the certificate does not have: nothing is said to the
+    // service.
     for bad in [callout("localhost", &stranger), callout("127.0.0.1", &trusted)] {
         let verdict = judge(&bad, "right");
         assert!(matches!(&verdict, Verdict::Error(why) if why.contains("TLS with")), "{verdict:?}");

@@ -1,6 +1,6 @@
-//! A browser logs in to a gateway with the frame that the reference's JavaScript client sends, and sees why its connection
-//! ends. Skipped where no
-//! Chromium is installed (`scripts/setup` installs it).
+//! A browser logs in to a gateway with the frame that the reference's JavaScript client sends, and
+//! sees why its connection ends. Skipped where no Chromium is installed (`scripts/setup` installs
+//! it).
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -17,7 +17,8 @@ use crate::common::{Dial, Peer};
 
 use crate::peers;
 
-/// `auth_request` of the recorded vectors, with the tag of the old form that the JavaScript client writes.
+/// `auth_request` of the recorded vectors, with the tag of the old form that the JavaScript client
+/// writes.
 const LOGIN: &str = "43484e1b000a19180120012a130a08746573745f7069741207746573745f6c74";
 
 /// Starting a browser takes seconds on a busy machine.

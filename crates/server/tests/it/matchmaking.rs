@@ -1,4 +1,5 @@
-//! Players of a gateway find each other: gateway, matcher, client library and channels together, over real sockets.
+//! Players of a gateway find each other: gateway, matcher, client library and channels together,
+//! over real sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -225,7 +226,8 @@ fn two_hundred_players_queue_are_matched_play_leave_and_are_rated() {
     });
 }
 
-/// The link as the allocator: the channel is there before the players hear of the match, and is its connection.
+/// The link as the allocator: the channel is there before the players hear of the match, and is its
+/// connection.
 #[test]
 fn the_gateway_gives_matches_their_channels() {
     let world = World::start();

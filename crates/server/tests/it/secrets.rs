@@ -1,5 +1,5 @@
-//! Secrets stay out of logs (at the most talkative level), metrics and monitoring: passwords, tokens, keys,
-//! resume tokens, in their own form and in the usual encodings.
+//! Secrets stay out of logs (at the most talkative level), metrics and monitoring: passwords,
+//! tokens, keys, resume tokens, in their own form and in the usual encodings.
 
 use crate::common;
 

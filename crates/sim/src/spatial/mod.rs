@@ -389,8 +389,7 @@ impl Simulation {
         Err("the world does not come to rest".into())
     }
 
-    // ---- Time and faults
-    // --------------------------------------------------------------------------------------------
+    // ---- Time and faults ------------------------------------------------------------------------
 
     fn run(&mut self, duration: Duration) -> Result<(), Violation> {
         let end = self.world.now() + duration;
@@ -510,8 +509,7 @@ impl Simulation {
         }
     }
 
-    // ---- Sending and receiving
-    // --------------------------------------------------------------------------------------
+    // ---- Sending and receiving ------------------------------------------------------------------
 
     fn send(&mut self, who: Who, channel: u32, msg_type: MessageType, body: &impl Message) {
         self.send_raw(who, channel, msg_type as u32, 0, &body.encode_to_vec());

@@ -1,5 +1,6 @@
-//! Rules about English: comments open with the subject, terms are the glossary's (`docs/glossary.md`), comment lines end at
-//! 100 columns. Each failure names the place and the way out.
+//! Rules about English: comments open with the subject, terms are the glossary's
+//! (`docs/glossary.md`), comment lines end at 100 columns. Each failure names the place and the way
+//! out.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,10 +9,12 @@ use std::path::{Path, PathBuf};
 /// Words that open a free relative clause. A comment names its subject instead.
 const OPENERS: &[&str] = &["What", "Who", "Where", "When", "How", "Whether", "Whoever", "Whatever", "Whose"];
 
-/// Share of comment blocks that may open with one of [`OPENERS`]: quinn has 3.6 %, nats-server 0.4 %.
+/// Share of comment blocks that may open with one of [`OPENERS`]: quinn has 3.6 %, nats-server 0.4
+/// %.
 const OPENERS_PERCENT_MAX: usize = 4;
 
-/// Comment blocks with such openers by crate. The numbers only go down: lower one here when a change removes some.
+/// Comment blocks with such openers by crate. The numbers only go down: lower one here when a
+/// change removes some.
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 33),
     ("ddc-server", 72),
@@ -136,11 +139,19 @@ fn doc_comments_are_more_than_one_relative_word() {
 fn comment_lines_end_at_100_columns() {
     let mut wrong = String::new();
     for (path, text) in rust_sources() {
+        let mut in_code = false;
         for (number, line) in text.lines().enumerate() {
+            let Some(comment) = line.trim_start().strip_prefix("//") else {
+                in_code = false;
+                continue;
+            };
+            let comment = comment.trim_start_matches(['/', '!']);
+            in_code ^= comment.trim_start().starts_with("```");
+            // Code, links, rows of tables, diagrams and layouts in columns cannot be broken.
+            let is_whole =
+                ["http", "|", "cargo ", "`", "  ", "─"].iter().any(|piece| comment.contains(piece));
             let width = line.chars().count();
-            // A link, a table row or a command cannot be broken.
-            let breakable = !["http", "|", "cargo ", "`"].iter().any(|piece| line.contains(piece));
-            if line.trim_start().starts_with("//") && width > COMMENT_COLUMNS_MAX && breakable {
+            if width > COMMENT_COLUMNS_MAX && !in_code && !is_whole {
                 let _ = writeln!(wrong, "{}:{}: {width} columns", path.display(), number + 1);
             }
         }

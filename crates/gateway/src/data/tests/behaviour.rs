@@ -245,8 +245,8 @@ fn what_cannot_be_cut_is_named() {
     assert_eq!(parts.len(), 1);
 }
 
-/// A list that only newer peers know stays in one part where it fits: a reader to which it is unknown too lets newer
-/// records win and would keep the last piece.
+/// A list that only newer peers know stays in one part where it fits: a reader to which it is
+/// unknown too lets newer records win and would keep the last piece.
 #[test]
 fn records_of_an_unknown_field_stay_together() {
     let plan = game(DataLimits::default());
@@ -270,7 +270,8 @@ fn records_of_an_unknown_field_stay_together() {
             let joint = split(&plan, source, 14, &mut parts).expect("small records");
             assert_eq!((parts.len(), joint), (2, Joint::Exact), "{parts:02x?}");
             assert_eq!(merged(&parts), whole);
-            // Where they do not fit they are cut all the same: readers that know the field append the pieces.
+            // Where they do not fit they are cut all the same: readers that know the field append
+            // the pieces.
             parts.clear();
             let joint = split(&plan, source, 8, &mut parts).expect("small records");
             assert_eq!(joint, Joint::UnknownCut);

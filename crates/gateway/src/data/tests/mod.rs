@@ -51,8 +51,8 @@ fn encoded(data: &ChannelData, mask: Option<&FieldMask>) -> Vec<u8> {
     out
 }
 
-/// Compares what messages say. The library tells a written zero from an absent one, and cannot print messages of
-/// recursive types; so both are rewritten and a difference is shown as bytes.
+/// Compares what messages say. The library tells a written zero from an absent one, and cannot
+/// print messages of recursive types; so both are rewritten and a difference is shown as bytes.
 #[track_caller]
 fn assert_same(got: &DynamicMessage, expected: &DynamicMessage, note: &dyn std::fmt::Debug) {
     let (got, expected) = (model::canonical(got), model::canonical(expected));

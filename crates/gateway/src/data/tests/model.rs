@@ -1,4 +1,5 @@
-//! The simple model: decoded messages of the reflection library, merged field by field as the specification says.
+//! The simple model: decoded messages of the reflection library, merged field by field as the
+//! specification says.
 
 use prost_reflect::{
     DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage, Value,
@@ -48,7 +49,8 @@ fn says_removed(value: &Value) -> bool {
         .unwrap_or(false)
 }
 
-/// The default merge with a channel's options (§7.3), and with those of a custom merge that deletes removed entries.
+/// The default merge with a channel's options (§7.3), and with those of a custom merge that deletes
+/// removed entries.
 pub(super) fn merge_with(
     target: &mut DynamicMessage,
     update: &DynamicMessage,

@@ -166,7 +166,8 @@ fn merging_agrees_with_the_model() {
     });
 }
 
-/// A-7d and A-6: whatever a window folds together does what the updates would have done, removals included.
+/// A-7d and A-6: whatever a window folds together does what the updates would have done, removals
+/// included.
 #[test]
 fn a_delta_does_what_its_updates_did() {
     for_all(400, |world, rng| {
@@ -200,7 +201,8 @@ fn a_delta_does_what_its_updates_did() {
     });
 }
 
-/// What a writer gets of a window in pieces of shared pages does what a merge without its own updates does.
+/// What a writer gets of a window in pieces of shared pages does what a merge without its own
+/// updates does.
 #[test]
 fn a_mosaic_without_one_sender_is_the_merge_without_it() {
     for_all(300, |world, rng| {
@@ -335,7 +337,8 @@ fn parts_of_a_split_merge_to_the_whole() {
 
 #[test]
 fn random_bytes_never_panic_and_never_half_apply() {
-    // The library reads a map field as length-delimited whatever its wire type, so it cannot judge types with maps.
+    // The library reads a map field as length-delimited whatever its wire type, so it cannot judge
+    // types with maps.
     fn has_maps(descriptor: &MessageDescriptor) -> bool {
         descriptor.fields().any(|field| field.is_map())
     }

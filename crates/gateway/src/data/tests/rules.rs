@@ -42,7 +42,8 @@ fn times(schemas: &Schemas, data: &ChannelData) -> Vec<i64> {
     lines.as_list().expect("a list").iter().map(|line| time(line).expect("a time")).collect()
 }
 
-/// Appendix C, web chat: beyond the last n lines, what was said within ten seconds before them stays.
+/// Appendix C, web chat: beyond the last n lines, what was said within ten seconds before them
+/// stays.
 #[test]
 fn a_chat_keeps_recent_lines_beyond_its_limit() {
     let schemas = with_rules();
@@ -71,7 +72,8 @@ fn tanks(schemas: &Schemas, data: &ChannelData) -> String {
     serde_json::to_string(&message).expect("a message has a JSON form")
 }
 
-/// Appendix C, tanks: of a tank that exists only the health changes, of a transform each vector as a whole.
+/// Appendix C, tanks: of a tank that exists only the health changes, of a transform each vector as
+/// a whole.
 #[test]
 fn tanks_take_over_what_their_game_copies() {
     let schemas = with_rules();

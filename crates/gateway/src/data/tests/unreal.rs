@@ -205,7 +205,8 @@ fn a_removed_actor_takes_all_but_its_components_along() {
         components: BTreeMap::from([(1, visible(true))]),
         ..Default::default()
     };
-    // The pawn state in the same update, and with the higher field number, does not survive: actors come last.
+    // The pawn state in the same update, and with the higher field number, does not survive: actors
+    // come last.
     let update = World {
         actors: BTreeMap::from([(1, removed_actor())]),
         pawns: BTreeMap::from([(1, pawn(9))]),
@@ -222,7 +223,8 @@ fn a_removed_actor_takes_all_but_its_components_along() {
     check(WORLD, &start, &[before, update], &expected);
 }
 
-/// Without a second message the receiver would keep the old actor's properties, or lose the new one.
+/// Without a second message the receiver would keep the old actor's properties, or lose the new
+/// one.
 #[test]
 fn what_comes_back_after_its_removal_starts_afresh() {
     let start = World {

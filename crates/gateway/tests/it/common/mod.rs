@@ -1,7 +1,7 @@
 //! A gateway of one or more shards with peers attached directly to it, under a virtual clock.
 //!
-//! Mail is handed over at once and in order; what the gateway writes is read back by the wire crate's own reader, so
-//! every test also checks that the outgoing bytes are valid frames.
+//! Mail is handed over at once and in order; what the gateway writes is read back by the wire
+//! crate's own reader, so every test also checks that the outgoing bytes are valid frames.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 

@@ -71,7 +71,8 @@ fn nothing_moves_while_frozen_and_every_move_is_announced() {
     for index in 0..12 {
         create_entity(&mut world, a, CELL + index % 3, E + 1 + index, 5.0 + (index % 3) as f32 * 10.0);
     }
-    // Both servers say where their entities are, twenty times a second; what each was told of regions last.
+    // Both servers say where their entities are, twenty times a second; what each was told of
+    // regions last.
     let play = |world: &mut World, steps: u32| {
         let mut told = [None, None];
         for step in 0..steps {

@@ -131,7 +131,8 @@ fn a15_an_update_from_before_a_loss_does_not_count_when_the_entity_is_back() {
     update(&mut world, b, 9.5, first);
     let second = version_told(&mut world, a);
     assert_eq!((first, second), (2, 3));
-    // What `a` sent before it heard of either: with the version of then, it would carry the entity over once more.
+    // What `a` sent before it heard of either: with the version of then, it would carry the entity
+    // over once more.
     update(&mut world, a, 11.0, 1);
     update(&mut world, a, 12.0, first);
     assert_eq!(world.refused(Refusal::StaleVersion), 2);

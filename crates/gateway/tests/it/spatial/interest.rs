@@ -14,7 +14,8 @@ fn a23_only_cells_that_differ_are_touched() {
     assert_eq!(subscriptions(&world.take(client)), [(7, CELL), (6, CELL + 3)]);
     interest(&mut world, a, conn, 25.0, 9.0);
     assert_eq!(subscriptions(&world.take(client)), []);
-    // Out of the world there is nothing to be interested in (the reference keeps the stale interest).
+    // Out of the world there is nothing to be interested in (the reference keeps the stale
+    // interest).
     interest(&mut world, a, conn, -500.0, 9.0);
     assert_eq!(subscriptions(&world.take(client)), [(7, CELL + 1), (7, CELL + 2), (7, CELL + 3)]);
 }

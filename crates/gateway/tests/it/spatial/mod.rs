@@ -156,7 +156,8 @@ fn with_rates() -> Config {
     config
 }
 
-/// A world of two cells with a server each, and an entity of the first one in the middle of its cell.
+/// A world of two cells with a server each, and an entity of the first one in the middle of its
+/// cell.
 fn border(config: Config) -> (World, Id, Id) {
     let mut world = world(config);
     let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));

@@ -57,8 +57,8 @@ fn spawned_objects_are_noted_where_they_lie_and_destroyed_ones_forgotten() {
     assert!(world.shards[0].channels().any(|view| view.id.0 == CELL), "a cell is no object");
 }
 
-// A-19, spec §9.2: what a client says about objects never counts as a server's word. In the safe profile it does not even
-// reach one.
+// A-19, spec §9.2: what a client says about objects never counts as a server's word. In the safe
+// profile it does not even reach one.
 #[test]
 fn a19_spawn_and_destroy_from_clients_are_refused_unless_the_profile_is_permissive() {
     for permissive in [false, true] {

@@ -42,8 +42,9 @@ fn entity_rates_follow_distance_with_hysteresis_unless_a_client_names_its_own() 
     }
 }
 
-// On ticks of 20 ms, windows of 50 ms would be 60 and 40 ms long, and 40 ms hold one frame of a server that makes 30 a
-// second: every frame that is a little late would leave somebody's window empty.
+// On ticks of 20 ms, windows of 50 ms would be 60 and 40 ms long, and 40 ms hold one frame of a
+// server that makes 30 a second: every frame that is a little late would leave somebody's window
+// empty.
 #[test]
 fn rates_by_distance_are_kept_between_the_ticks_of_the_channel() {
     let mut world = world(with_rates());
@@ -140,7 +141,8 @@ fn what_a_client_leaves_behind_is_nobodys() {
     sees_nothing(&world);
 }
 
-// Spec §5.8: a new interval counts from the last fan-out. Windows that the gateway aligns are for rates that it chose.
+// Spec §5.8: a new interval counts from the last fan-out. Windows that the gateway aligns are for
+// rates that it chose.
 #[test]
 fn the_first_interval_that_a_client_names_counts_from_its_own_last_window() {
     let mut world = world(config(2, 1));

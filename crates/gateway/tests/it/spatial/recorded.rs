@@ -59,7 +59,8 @@ fn grid(value: &Value) -> Grid {
     .expect("a valid grid")
 }
 
-/// Plays every query; gives back how many were refused and how many cells were subscribed to after each, added up.
+/// Plays every query; gives back how many were refused and how many cells were subscribed to after
+/// each, added up.
 fn play(coverage: Coverage) -> (u64, usize) {
     let file: Value =
         serde_json::from_str(include_str!("../../../../../fixtures/gateway/aoi.json")).expect("valid JSON");

@@ -91,7 +91,8 @@ fn another_server_takes_the_slot_of_one_that_never_returns() {
     assert_eq!(world.refused(Refusal::FormerOwner), 1);
 }
 
-/// Logs a client in, or resumes as the one that had the token; its new token, and what it was subscribed to.
+/// Logs a client in, or resumes as the one that had the token; its new token, and what it was
+/// subscribed to.
 fn log_in(world: &mut World, token: &[u8]) -> (Id, Vec<u8>, Vec<(u32, u32)>) {
     let client = world.connect(ConnKind::Client);
     let body = AuthMessage {
@@ -130,7 +131,8 @@ fn a_client_that_resumes_sees_what_was_asked_for_while_it_was_away() {
         let (client, _, mut got) = log_in(&mut world, &token);
         got.retain(|(_, channel)| *channel < E);
         assert_eq!(got, [(7, CELL), (6, CELL + 2)], "follow {follow_radius}");
-        // What is asked for later holds, and what was asked for of one who never returned is nobody's.
+        // What is asked for later holds, and what was asked for of one who never returned is
+        // nobody's.
         world.close(client);
         go(&mut world, 35.0);
         world.jump_to_ms(3_600_000);

@@ -30,7 +30,8 @@ fn wrong_spatial_input_is_refused_with_a_counted_reason_and_changes_nothing() {
 
     let bad = [f64::NAN, f64::INFINITY];
     let mut expected: Vec<(Refusal, u64)> = Vec::new();
-    // Positions that are no numbers are nobody's data; those that lie outside are, and nobody is there.
+    // Positions that are no numbers are nobody's data; those that lie outside are, and nobody is
+    // there.
     let data = |world: &World| world.shards[0].channel_data(ChannelId(E + 1)).expect("an entity with data");
     let there = data(&world);
     for x in [f32::NAN, f32::INFINITY] {

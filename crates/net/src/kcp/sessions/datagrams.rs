@@ -15,7 +15,8 @@ pub(super) fn receive(
     stats: &mut LoopStats,
 ) -> usize {
     stats.reads += 1;
-    // Errors are no more than lost datagrams: reports of unreachable peers among them, which time out.
+    // Errors are no more than lost datagrams: reports of unreachable peers among them, which time
+    // out.
     let count = sys::receive_datagrams(socket.as_fd(), scratch, arrived).unwrap_or(0);
     stats.datagrams_in += count as u64;
     stats.bytes_in += arrived.iter().map(|(_, range)| range.len() as u64).sum::<u64>();

@@ -1,7 +1,8 @@
 //! KCP sessions and the UDP sockets under them.
 //!
-//! All sessions of a listener share its socket, which one loop reads: the port's owner. A session that was handed to
-//! another loop sends through the shared socket itself, and gets its datagrams from the owner by [`Letter`]:
+//! All sessions of a listener share its socket, which one loop reads: the port's owner. A session
+//! that was handed to another loop sends through the shared socket itself, and gets its datagrams
+//! from the owner by [`Letter`]:
 //! ```text
 //!   owner loop:  socket ─▶ Port.routes ─▶ session here, or ─▶ Letter::Datagram ─▶ inbox of the loop that has it
 //!   other loop:  session ─▶ shared socket;  Letter::Moved when it arrives, Letter::Ended when it goes ─▶ owner's inbox
@@ -36,7 +37,8 @@ use crate::listener::{Admission, Rules, allow_both_families};
 use crate::stats::LoopStats;
 use crate::sys;
 
-/// Batches read from one socket per poll, so that a flood of datagrams cannot hold up the rest of the loop.
+/// Batches read from one socket per poll, so that a flood of datagrams cannot hold up the rest of
+/// the loop.
 const BATCHES_PER_POLL: usize = 8;
 /// Socket buffers asked for: one socket carries every session of a listener.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
@@ -98,7 +100,8 @@ impl Sessions {
             dirty: Vec::new(),
             arrived: Vec::new(),
             out: Outgoing::default(),
-            // Timestamps and session numbers must not be predictable; the standard library's hash keys are random.
+            // Timestamps and session numbers must not be predictable; the standard library's hash
+            // keys are random.
             rng: Rng::new(RandomState::new().hash_one(0)),
         }
     }

@@ -15,7 +15,8 @@ use crate::handler::{Accept, CloseCause, Handler, TimedOut};
 use crate::kcp::{Kcp, Profile, Segments, Side};
 use crate::listener::{Admission, Rules, canonical};
 
-/// Time in which an honest peer proves itself; only sessions older than this make room for new ones.
+/// Time in which an honest peer proves itself; only sessions older than this make room for new
+/// ones.
 const ROUND_TRIP: Duration = Duration::from_millis(250);
 /// Ended sessions remembered, and for how long: late datagrams must not bring them back to life.
 const GRAVES_MAX: usize = 4096;
@@ -29,7 +30,8 @@ const PUSH_COMMAND: u8 = 81;
 pub(super) struct Port {
     pub(super) socket: Arc<UdpSocket>,
     pub(super) profile: Profile,
-    /// Sessions by address and number. An address has one whose peer has proven it at most, and beside it one that has not.
+    /// Sessions by address and number. An address has one whose peer has proven it at most, and
+    /// beside it one that has not.
     pub(super) routes: HashMap<(SocketAddr, u32), Route>,
     /// The numbers of each address.
     pub(super) convs: HashMap<SocketAddr, SmallVec<[u32; 2]>>,
@@ -157,16 +159,16 @@ impl Sessions {
             return;
         }
         let known = p.convs.get(&peer).map_or(&[][..], |convs| convs);
-        // Any segment of the first window may come first: the network reorders. Spec: gateway-protocol §2.7, beside a
-        // session only sn = 0 begins another.
+        // Any segment of the first window may come first: the network reorders. Spec:
+        // gateway-protocol §2.7, beside a session only sn = 0 begins another.
         let window = if known.is_empty() { u32::from(p.profile.window) } else { 1 };
         let begins = first.command == PUSH_COMMAND && first.sn < window;
         if !begins || p.closing || p.is_buried(peer, first.conv, cx.now) {
             cx.stats.bad_datagrams += 1;
             return;
         }
-        // Anyone can write the address of a peer on a datagram: its session goes on until the newcomer has proven itself.
-        // Of those that have not, the latest stays.
+        // Anyone can write the address of a peer on a datagram: its session goes on until the
+        // newcomer has proven itself. Of those that have not, the latest stays.
         let unproven =
             known.iter().find(|conv| p.routes.get(&(peer, **conv)).is_some_and(|route| !route.proven));
         if let Some(&conv) = unproven {
@@ -235,8 +237,9 @@ impl Sessions {
         self.feed(key, datagram, cx, handler);
     }
 
-    /// Ends the oldest session whose peer has not proven its address if there is no room for another: a flood with
-    /// forged addresses must not keep honest peers out, which prove themselves in one round trip.
+    /// Ends the oldest session whose peer has not proven its address if there is no room for
+    /// another: a flood with forged addresses must not keep honest peers out, which prove
+    /// themselves in one round trip.
     fn make_room(&mut self, port: ListenerKey, cx: &mut Cx<'_>, handler: &mut dyn Handler) {
         loop {
             let Some(p) = self.ports.get(port.slot()) else { return };

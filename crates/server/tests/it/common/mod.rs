@@ -139,7 +139,8 @@ impl Peer {
         peer
     }
 
-    /// Says goodbye, with a code where the transport has one, and waits until the gateway has taken it.
+    /// Says goodbye, with a code where the transport has one, and waits until the gateway has taken
+    /// it.
     pub fn leave(mut self, code: u16) {
         self.net.close_with(self.key, code, "");
         self.until("the end", |peer| peer.net.conn_count() == 0);
@@ -210,7 +211,8 @@ impl Peer {
         found.unwrap()
     }
 
-    /// As [`Peer::receive`], while `other` stays awake: a KCP peer acknowledges and repeats only when driven.
+    /// As [`Peer::receive`], while `other` stays awake: a KCP peer acknowledges and repeats only
+    /// when driven.
     pub fn receive_beside(&mut self, other: &mut Peer, wanted: impl Fn(&Received) -> bool) -> Received {
         let deadline = self.clock.now() + PATIENCE;
         loop {

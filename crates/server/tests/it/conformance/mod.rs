@@ -1,11 +1,13 @@
-//! The observed conversations of the reference gateway play equivalent over real sockets, with 1, 2 and 4 shards: the
-//! same player and the same table of deviations as over the simulator (`throng-conformance`), on another stage.
+//! The observed conversations of the reference gateway play equivalent over real sockets, with 1, 2
+//! and 4 shards: the same player and the same table of deviations as over the simulator
+//! (`throng-conformance`), on another stage.
 //!
-//! Nothing here waits for silence. A step ends when everything that it expects has arrived and a barrier has passed:
-//! each connection asked for something and got its answer, so that all it had sent is handled and all that was written
-//! to it is here, and every shard has answered as often as mail between shards can have mail as its consequence.
-//! Messages that only time brings (fan-outs, ends of recoveries) may thus come in a later step than they were
-//! caused in, never get lost or multiply; that they come at the right time is for the simulator to show.
+//! Nothing here waits for silence. A step ends when everything that it expects has arrived and a
+//! barrier has passed: each connection asked for something and got its answer, so that all it had
+//! sent is handled and all that was written to it is here, and every shard has answered as often as
+//! mail between shards can have mail as its consequence. Messages that only time brings (fan-outs,
+//! ends of recoveries) may thus come in a later step than they were caused in, never get lost or
+//! multiply; that they come at the right time is for the simulator to show.
 //!
 //! Every conversation has a gateway of its own, on free ports in this process; all run at once.
 

@@ -17,12 +17,13 @@ use throng_wire::{FrameWriter, MessagePack, channeldpb::MessageType};
 
 /// Far beyond what any step needs; reached only when something is missing.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Rounds in which every shard answers, to outlast mail between shards. The longest chain is a request that goes to
-/// the channel's home, from there to shard 0, back, and to the receivers' shards. A shard may answer just before it
-/// hands over mail of the same round, so each leg takes two.
+/// Rounds in which every shard answers, to outlast mail between shards. The longest chain is a
+/// request that goes to the channel's home, from there to shard 0, back, and to the receivers'
+/// shards. A shard may answer just before it hands over mail of the same round, so each leg takes
+/// two.
 const MAIL_ROUNDS: usize = 2 * 4;
-/// Time for which lost servers are kept, where the conversation keeps them. The reference was watched with 8 s; less only
-/// saves time.
+/// Time for which lost servers are kept, where the conversation keeps them. The reference was
+/// watched with 8 s; less only saves time.
 const RECOVER_TIMEOUT_MS: u64 = 4_000;
 /// Stub ids from here belong to the barrier's requests; those of the conversations are small.
 const BARRIER_STUB_FIRST: u32 = 1 << 30;
@@ -158,7 +159,8 @@ impl SocketStage {
         true
     }
 
-    /// Has datagram transports, which keep what they have to send until the loop's next turn, send it.
+    /// Has datagram transports, which keep what they have to send until the loop's next turn, send
+    /// it.
     fn push(&mut self) {
         if self.carrier == Carrier::Enet {
             self.net.poll(&self.clock, Some(self.clock.now()), &mut self.ends).expect("the loop polls");
@@ -186,8 +188,8 @@ impl SocketStage {
         self.names.values().filter(|key| self.ends.0.get(key).is_some_and(|end| !end.closed)).count()
     }
 
-    /// Each connection asks for something. What it sent before is handled with the answer, and what the gateway wrote
-    /// before the answer is here with it.
+    /// Each connection asks for something. What it sent before is handled with the answer, and what
+    /// the gateway wrote before the answer is here with it.
     fn ask_all(&mut self) {
         self.last_stub += 1;
         let stub = self.last_stub;
