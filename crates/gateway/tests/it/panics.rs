@@ -138,10 +138,10 @@ fn panics_at_places_all_over_the_core_leave_nothing_half_done() {
     let mut tally = Tally::default();
     // One shard: what unwinds through this harness takes the letters along that it was carrying to
     // others, which a driver keeps.
-    for seed in 0..100 {
+    for seed in 0..31 {
         run(seed, 1, &mut tally);
     }
-    assert!(tally.struck > 20, "{} strikes", tally.struck);
+    assert!(tally.struck > 10, "{} strikes", tally.struck);
     assert!(tally.restarted < tally.struck, "{} of {} ended the world", tally.restarted, tally.struck);
 }
 

@@ -20,7 +20,7 @@ fn a15_a_handover_without_an_owner_at_the_destination_keeps_the_owner() {
     let got = world.take(c);
     assert!(got.iter().any(|message| message.msg_type == 12 && message.channel == CELL + 1));
     move_to(&mut world, a, E + 1, 16.0);
-    assert_eq!(world.refused(Refusal::WriteAccess), 1, "the former owner's word counts no more");
+    assert_eq!(world.refused(Refusal::FormerOwner), 1, "the former owner's word counts no more");
 }
 
 #[test]
