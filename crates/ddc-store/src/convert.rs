@@ -16,6 +16,7 @@ use throng_platform::{File, Fs};
 
 use crate::commit::Change;
 use crate::key::{self, FileKind, Location};
+use crate::maintenance::Visit;
 use crate::store::{Store, StoreError};
 
 const INDEX: &str = "index.redb";
@@ -166,7 +167,7 @@ impl OldStore {
     }
 
     /// Calls `visit` with every entry.
-    fn walk(&self, visit: &mut dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError>) -> Result<(), StoreError> {
+    fn walk(&self, visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let failed = |error: redb::Error| StoreError::Convert(error.to_string());
         let read = self.database.begin_read().map_err(|error| failed(error.into()))?;
         let table = read.open_table(ENTRIES).map_err(|error| failed(error.into()))?;

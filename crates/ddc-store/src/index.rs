@@ -129,6 +129,12 @@ impl IndexEntry {
     }
 }
 
+/// A key and its entry.
+pub(crate) type FoundEntry = (Box<[u8]>, IndexEntry);
+
+/// Entries of one step of a scan, and the key up to which it looked if that is not the end.
+type ScanStep = (Vec<FoundEntry>, Option<Box<[u8]>>);
+
 /// A key and its value.
 pub(crate) type Pair = (Box<[u8]>, Box<[u8]>);
 
@@ -348,7 +354,7 @@ impl Index {
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<Vec<(Box<[u8]>, IndexEntry)>, IndexError> {
+    ) -> Result<Vec<FoundEntry>, IndexError> {
         let mut after: Option<Box<[u8]>> = after.map(Box::from);
         loop {
             let (found, end) = self.scan_step(prefix, after.as_deref(), limit)?;
@@ -361,12 +367,7 @@ impl Index {
     }
 
     /// One step of a scan, and the key up to which it looked if that is not the end.
-    fn scan_step(
-        &self,
-        prefix: &[u8],
-        after: Option<&[u8]>,
-        limit: usize,
-    ) -> Result<(Vec<(Box<[u8]>, IndexEntry)>, Option<Box<[u8]>>), IndexError> {
+    fn scan_step(&self, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> Result<ScanStep, IndexError> {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
             _ => Included(prefix),

@@ -100,6 +100,9 @@ pub struct VerifyReport {
     pub incomplete: u64,
 }
 
+/// Takes a key and its entry.
+type VisitEntry<'v> = dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError> + 'v;
+
 /// Takes a key and its value.
 pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'v;
 
@@ -487,11 +490,7 @@ impl Store {
     }
 
     /// The same with whole entries.
-    fn walk_entries(
-        &self,
-        prefix: &[u8],
-        visit: &mut dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;
