@@ -269,7 +269,8 @@ impl Service {
             body.push_blob(blob, 0, len, None);
         } else if len > HASH_FIRST_BYTES_MAX {
             let (service, namespace) = (Arc::clone(self), namespace.clone());
-            let check = Check { service, namespace, hash: *hash, kind: CheckKind::Whole(Hasher::new()) };
+            let check =
+                Check { service, namespace, hash: *hash, kind: CheckKind::Whole(Box::new(Hasher::new())) };
             body.push_blob(blob, 0, len, Some(Box::new(check)));
         } else if len <= SMALL_BYTES_MAX as u64 {
             let bytes = blob.read(0, len as usize);

@@ -49,7 +49,7 @@ pub(crate) struct Check {
 /// Kind of a check.
 pub(crate) enum CheckKind {
     /// The whole blob is hashed, and its last piece held back until the hash is known.
-    Whole(Hasher),
+    Whole(Box<Hasher>),
     /// Each MiB is compared with its sum before any of it is sent.
     Parts,
 }
