@@ -24,11 +24,6 @@ use crate::key;
 use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter};
 use crate::store::lock;
 
-/// Keys with their entries, in the order of the keys.
-pub(crate) type Entries = Vec<(Box<[u8]>, IndexEntry)>;
-/// Some entries, and the key at which the next ones begin.
-type Page = (Entries, Option<Box<[u8]>>);
-
 pub(crate) const FOLDER: &str = "index";
 /// Made when a block of the index does not check: the next start builds the index again.
 const DAMAGE_MARK: &str = "index/damaged";
@@ -133,6 +128,12 @@ impl IndexEntry {
         Some(IndexEntry::new(RecordPosition { first, segment, offset }, bytes))
     }
 }
+
+/// A key and its entry.
+pub(crate) type FoundEntry = (Box<[u8]>, IndexEntry);
+
+/// Entries of one step of a scan, and the key up to which it looked if that is not the end.
+type ScanStep = (Vec<FoundEntry>, Option<Box<[u8]>>);
 
 /// A key and its value.
 pub(crate) type Pair = (Box<[u8]>, Box<[u8]>);
@@ -353,7 +354,7 @@ impl Index {
         prefix: &[u8],
         after: Option<&[u8]>,
         limit: usize,
-    ) -> Result<Entries, IndexError> {
+    ) -> Result<Vec<FoundEntry>, IndexError> {
         let mut after: Option<Box<[u8]>> = after.map(Box::from);
         loop {
             let (found, end) = self.scan_step(prefix, after.as_deref(), limit)?;
@@ -366,7 +367,7 @@ impl Index {
     }
 
     /// One step of a scan, and the key up to which it looked if that is not the end.
-    fn scan_step(&self, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> Result<Page, IndexError> {
+    fn scan_step(&self, prefix: &[u8], after: Option<&[u8]>, limit: usize) -> Result<ScanStep, IndexError> {
         let start = match after {
             Some(after) if after >= prefix => Excluded(after),
             _ => Included(prefix),

@@ -19,9 +19,6 @@ use crate::reads::is_damage;
 use crate::record::{HEADER_BYTES, Kind};
 use crate::store::{Store, StoreError, lock};
 
-/// Called with each key and entry; its error ends the walk.
-type VisitEntry<'a> = dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError> + 'a;
-
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
 /// Bytes of blobs that are moved before the moves are committed.
@@ -102,6 +99,9 @@ pub struct VerifyReport {
     /// Finalised refs that reach something that is not stored.
     pub incomplete: u64,
 }
+
+/// Takes a key and its entry.
+type VisitEntry<'v> = dyn FnMut(&[u8], &IndexEntry) -> Result<(), StoreError> + 'v;
 
 /// Takes a key and its value.
 pub(crate) type Visit<'v> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'v;
