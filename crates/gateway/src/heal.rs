@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::channel::{Channel, DataState};
 use crate::data::ChannelData;
-use crate::ids::{ChannelId, ShardIndex};
+use crate::ids::{ChannelId, ConnId, ShardIndex};
 use crate::mail::{Head, Letter};
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
@@ -73,6 +73,15 @@ impl Shard {
         if let Some(world) = &self.world {
             world.check_invariants(&mut findings, |id| self.channels.contains_key(&id));
             self.check_lists(&mut findings);
+        }
+        // A closure that was interrupted leaves a connection in tables that nobody would take it out of any more.
+        let is_live = |conn: ConnId| self.board.peers.contains_key(&conn);
+        let mut subs = self.channels.values().flat_map(|channel| channel.subs.iter());
+        let live = subs.all(|(_, sub)| is_live(sub.address.conn));
+        findings.expect(live, "a subscription of a connection that is gone");
+        if let Some(global) = &self.global {
+            let known = global.entries.keys().all(|conn| is_live(*conn));
+            findings.expect(known, "a connection that is gone is registered");
         }
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         findings
