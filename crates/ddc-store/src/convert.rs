@@ -16,8 +16,10 @@ use throng_platform::{File, Fs};
 
 use crate::commit::Change;
 use crate::key::{self, FileKind, Location};
-use crate::maintenance::Visit;
 use crate::store::{Store, StoreError};
+
+/// Called with each key and value; its error ends the walk.
+type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'a;
 
 const INDEX: &str = "index.redb";
 const LOG_FOLDER: &str = "log";

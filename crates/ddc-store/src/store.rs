@@ -152,13 +152,13 @@ pub type Done = Box<dyn FnOnce(Result<ChangeResult, StoreError>) + Send>;
 /// A ref that is to be put.
 #[derive(Clone, Debug)]
 pub struct PutRef {
-    /// Where.
+    /// Namespace of the ref.
     pub namespace: Namespace,
-    /// Where.
+    /// Bucket of the ref.
     pub bucket: Bucket,
-    /// Where.
+    /// Key of the ref in its bucket.
     pub key: Key,
-    /// What.
+    /// Content of the ref.
     pub value: RefValue,
     /// True if another object may be replaced.
     pub overwrite: bool,

@@ -69,7 +69,7 @@ pub struct SubscriptionView {
     pub channel: ChannelId,
     /// Its type.
     pub channel_type: ChannelType,
-    /// Who.
+    /// Subscribed connection.
     pub conn: ConnId,
     /// Server or client.
     pub kind: ConnKind,

@@ -208,7 +208,10 @@ mod tests {
         };
         assert_eq!(differences(&report(1, 5), &report(1, 9)), Vec::<String>::new());
         let found = differences(&report(1, 5), &report(0, 0));
-        assert_eq!(found, ["answers of type 6: 1, and 0 there", "messages of type 8: some, and none there"]);
+        assert_eq!(
+            found,
+            ["answers of type 6: 1, 0 with --against", "messages of type 8: some, none with --against"]
+        );
     }
 
     #[test]

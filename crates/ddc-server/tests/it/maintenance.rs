@@ -110,7 +110,8 @@ fn a_folder_has_one_process_at_a_time() {
 fn last_uses_survive_a_restart() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let bucket: throng_ddc::Bucket = "default".parse().expect("a name");
-    let used = Timestamp::from_unix_ms(77);
+    // A multiple of the 4 s in which uses are noted.
+    let used = Timestamp::from_unix_ms(1_700_000_000_000);
     {
         let node = open(folder.path());
         fill(&node);

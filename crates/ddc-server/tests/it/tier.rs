@@ -166,13 +166,19 @@ async fn damaged_copies_are_fetched_again() {
     let (small_path, large_path) = (put_blob(&client, &small).await, put_blob(&client, &large).await);
     let folder = one.stop();
     // In the middle of each.
-    let segment = std::fs::read_dir(folder.path().join("log")).expect("it exists").next().expect("one");
-    let file = std::fs::read_dir(folder.path().join("large")).expect("it exists").next().expect("one");
-    for path in [segment.expect("readable").path(), file.expect("readable").path()] {
-        let mut bytes = std::fs::read(&path).expect("readable");
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 0x10;
-        std::fs::write(&path, bytes).expect("writable");
+    for (place, content) in [("log", &small), ("large", &large)] {
+        let files = std::fs::read_dir(folder.path().join(place)).expect("it exists");
+        let mut damaged = 0;
+        for path in files.map(|entry| entry.expect("readable").path()) {
+            let mut bytes = std::fs::read(&path).expect("readable");
+            let piece = &content[content.len() / 2..][..64];
+            if let Some(at) = bytes.windows(piece.len()).position(|window| window == piece) {
+                bytes[at] ^= 0x10;
+                std::fs::write(&path, bytes).expect("writable");
+                damaged += 1;
+            }
+        }
+        assert_eq!(damaged, 1, "{place} holds the blob once");
     }
     let again = node_in(folder, &s3).await;
     let client = again.client().await;

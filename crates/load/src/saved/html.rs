@@ -207,7 +207,7 @@ mod tests {
             "channel &lt;single&gt;",
             "latency &amp; more",
             "State latency",
-            "how many took how long",
+            ", distribution</h3>",
             "server cores",
             "a note",
         ] {

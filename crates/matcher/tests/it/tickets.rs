@@ -370,7 +370,7 @@ fn an_explanation_names_the_rule_in_the_way() {
     let mut world = duel();
     let a = world.solo("s", "duel", "a", 0.0);
     let alone = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &a));
-    assert!(Reader::new(&alone).unwrap().str(2).unwrap().contains("nobody else"));
+    assert!(Reader::new(&alone).unwrap().str(2).unwrap().contains("no other player"));
     world.solo("s", "duel", "b", 30.0);
     world.pass(250);
     let why = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &a));

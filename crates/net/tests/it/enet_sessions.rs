@@ -62,7 +62,7 @@ fn a_close_that_flushes_delivers_everything_first() {
     server.net.close(peer, CloseMode::Flush);
     until_both(&mut server, &mut client, "the end", |_, c| c.seen.closed.contains_key(&key));
     assert_eq!(client.received(key)[b"welcome".len()..], farewell);
-    assert_eq!(client.seen.closed[&key].name(), "end_of_stream");
+    assert_eq!(client.seen.closed[&key].name(), "disconnected");
     until_both(&mut server, &mut client, "both have forgotten", |s, _| s.net.conn_count() == 0);
     assert!(server.seen.closed.is_empty(), "who closes is not told");
 }

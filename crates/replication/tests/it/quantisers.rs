@@ -223,7 +223,8 @@ fn impossible_quantisers_are_refused() {
     check(Quantiser::fixed(0.0, 0.0, 8), QuantiserError::Axis);
     check(Quantiser::fixed(f64::NAN, 1.0, 8), QuantiserError::Axis);
     check(Quantiser::Vec2([Axis::new(0.0, 0.001, 40); 2]), QuantiserError::Precision);
-    check(Quantiser::Array(Box::new(Quantiser::Blob(3)), 5), QuantiserError::Nested);
+    let deep = (0..20).fold(Quantiser::Blob(3), |inner, _| Quantiser::Array(Box::new(inner), 2));
+    check(deep, QuantiserError::Nested);
 }
 
 #[test]

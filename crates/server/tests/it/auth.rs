@@ -578,7 +578,7 @@ fn the_callout_goes_over_https_to_a_service_whose_certificate_is_trusted_and_to_
     // service.
     for bad in [callout("localhost", &stranger), callout("127.0.0.1", &trusted)] {
         let verdict = judge(&bad, "right");
-        assert!(matches!(&verdict, Verdict::Error(why) if why.contains("TLS with")), "{verdict:?}");
+        assert!(matches!(&verdict, Verdict::Error(why) if why.contains("certificate")), "{verdict:?}");
     }
     assert_eq!(service.asked(), 2);
 }
@@ -621,8 +621,7 @@ fn a_service_that_never_answers_times_out_and_one_that_is_gone_fails() {
     // Bound and never accepted: the system takes the connection, and nobody answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    for (addr, part) in
-        [(silent.local_addr().unwrap(), "did not answer within 60 ms"), (gone, "cannot connect")]
+    for (addr, part) in [(silent.local_addr().unwrap(), "no response within 60 ms"), (gone, "cannot connect")]
     {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let settings = Loader::new()

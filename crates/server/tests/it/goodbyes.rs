@@ -111,10 +111,8 @@ fn peers_hear_why_the_gateway_ends_their_connection() {
 #[test]
 fn a_connection_beyond_the_limits_hears_that_the_gateway_is_full() {
     for (transport, dial) in [("ws", Dial::WebSocket), ("enet", Dial::Enet)] {
-        let running = gateway(&[
-            ("gateway.clients.transport", transport),
-            ("gateway.limits.clients_per_address_max", "1"),
-        ]);
+        let running =
+            gateway(&[("gateway.clients.transport", transport), ("gateway.limits.connections_max", "1")]);
         let addr = running.address(Service::Clients).unwrap();
         let first = Peer::login(addr, &dial, "first", "");
         let mut second = Peer::connect(addr, &dial);

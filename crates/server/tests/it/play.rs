@@ -290,7 +290,7 @@ fn health_reports_every_part_and_limits_their_use() {
     let health: serde_json::Value = serde_json::from_str(&text).unwrap();
     let names: Vec<&str> =
         health["parts"].as_array().unwrap().iter().map(|part| part["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["shard 0", "shard 1", "listeners"]);
+    assert_eq!(names, ["shard 0", "shard 1", "core", "listeners"]);
     let limits = http(&running, "/api/v1/limits").1;
     assert!(limits.contains("gateway.limits.connections_max"), "{limits}");
     let server: serde_json::Value = serde_json::from_str(&http(&running, "/api/v1/server").1).unwrap();

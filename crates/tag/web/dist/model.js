@@ -117,7 +117,7 @@ function mergeBody(room, id, bytes) {
     if (removed)
         return;
     const player = room.player(id);
-    // Who is new, or was put somewhere else, does not glide there.
+    // A new or relocated player does not glide there.
     if (!(Math.hypot(next.x - player.x, next.y - player.y) < 150)) {
         player.sx = next.x;
         player.sy = next.y;

@@ -143,7 +143,7 @@ function showTexts(state) {
     element("role").textContent =
         !isPlaying || !round.playing ? "" : round.it === me ? "You are it: catch somebody!" : it ? `Run from ${it.name}` : "";
     element("role").classList.toggle("it", round.it === me);
-    // Whoever plays is on the board, however far down.
+    // The local player is always on the board, however far down.
     const mine = ranking.findIndex((player) => player.id === me);
     const shown = mine < 12 ? ranking.slice(0, 12) : [...ranking.slice(0, 11), ranking[mine]];
     const rows = shown.map((player) => {

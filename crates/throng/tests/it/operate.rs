@@ -148,7 +148,7 @@ async fn follow_an_update(gateway: &Gateway) {
         // The gateway hears of it when it reads.
         let (code, answer) = why();
         if answer["closed"].is_object() {
-            assert_eq!((code, &answer["closed"]["reason"]), (Some(1), &"end_of_stream".into()), "{answer}");
+            assert_eq!((code, &answer["closed"]["reason"]), (Some(1), &"left".into()), "{answer}");
             break;
         }
         assert!(Instant::now() < until, "{answer}");

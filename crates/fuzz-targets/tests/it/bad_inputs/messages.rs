@@ -248,7 +248,7 @@ pub(crate) fn rows() -> Vec<Row> {
         ("disconnect nobody", Master, 0, 9, 0, none(), "refused unknown_connection"),
         ("disconnect who is not there", Master, 0, 9, 0, target(99), "refused unknown_connection"),
         ("disconnect as a client", Client, 0, 9, 0, target(1), "refused state_machine"),
-        ("disconnect a client", Master, 0, 9, 0, target(3), "closed disconnected"),
+        ("disconnect a client", Master, 0, 9, 0, target(3), "closed kicked"),
         // Messages of the game.
         ("a client to a channel without owner", Client, 2, 100, 0, hex("01"), "refused no_owner"),
         ("a client broadcasts in a channel without owner", Client, 2, 100, 2, hex("01"), "refused no_owner"),

@@ -129,7 +129,7 @@ pub(crate) const HANDSHAKES: &[(&str, &str, &str)] = &[
     ("a folded header", "GET /play HTTP/1.1|Host: h| folded||", "400 malformed HTTP request"),
     ("a NUL in a header", "GET /play HTTP/1.1|Host: a\0b||", "400 malformed HTTP request"),
     ("no end", "GET /play HTTP/1.1|Host: h|", "incomplete"),
-    ("line feeds only", "GET /play HTTP/1.1\nHost: h\n\n", "incomplete"),
+    ("line feeds only", "GET /play HTTP/1.1\nHost: h\n\n", "400 malformed HTTP request"),
     ("frames of ours instead", "CH\0\u{4}\0", "incomplete"),
 ];
 

@@ -1,11 +1,17 @@
 import { ThrongError } from "./errors.js";
-import { Emitter, report } from "./events.js";
+import { CloseCode, Emitter, report } from "./events.js";
 import { encodeEntry, encodeFrame, FrameReader, PACKET_BYTES_MAX } from "./frame.js";
 import { decodeMatchEvent, encodeCall, encodeJoinQueue, encodeJoinRoom, firstText, MatchMethod } from "./matchmaking.js";
 import { Broadcast, decode, encode, MessageType, } from "./messages.js";
 import { ChannelState } from "./state.js";
 /** Events of a {@link Throng.stream} that nobody has taken; more end it. */
 const STREAM_EVENTS_MAX = 1024;
+/** Close code of a player who leaves and does not mean to come back. */
+const LEAVING = 1000;
+/** Close codes after which the gateway does not want the connection back ... */
+const UNWANTED = [CloseCode.KICKED, CloseCode.BANNED, CloseCode.SUPERSEDED];
+/** ... or later only. */
+const OVERLOADED = [CloseCode.FULL, CloseCode.RATE];
 /**
  * A connection to a gateway. It logs in, answers requests with promises, tells the rest as events, and after a
  * loss returns with growing pauses and takes up its session where it was.
@@ -227,11 +233,14 @@ export class Throng extends Emitter {
             }
         })();
     }
-    /** Ends the connection for good. What was sent before still goes out. */
+    /**
+     * Ends the connection for good; a player leaves with it, so that places in rooms, queues and channels are free at once.
+     * What was sent before still goes out.
+     */
     close() {
         if (this.#state === "open")
             this.#flush();
-        this.#end("closed by the application", new ThrongError("closed", "the connection was closed"));
+        this.#end("closed by the application", new ThrongError("closed", "the connection was closed"), 0, true);
     }
     #open() {
         this.#state = "connecting";
@@ -277,12 +286,14 @@ export class Throng extends Emitter {
                 }
             }
         };
-        const gone = () => {
+        socket.onclose = (event) => {
             if (socket !== this.#socket)
                 return;
-            this.#lost("the transport ended", new ThrongError("closed", `no connection to ${this.#url}`));
+            // 1005 and 1006 stand for a closure without a code.
+            const code = event?.code === 1005 || event?.code === 1006 ? 0 : (event?.code ?? 0);
+            const why = code === 0 ? "the transport ended" : `the gateway closed it: ${event?.reason || "no reason"} (${code})`;
+            this.#lost(why, new ThrongError("closed", `no connection to ${this.#url}: ${why}`), code);
         };
-        socket.onclose = gone;
         // Of an error nothing can be learnt; a closure follows it.
         socket.onerror = () => undefined;
     }
@@ -478,36 +489,42 @@ export class Throng extends Emitter {
         this.#queuedBytes = 0;
     }
     /** This connection is over; another one may follow. */
-    #lost(reason, error) {
+    #lost(reason, error, code = 0) {
         const { reconnect } = this.#options;
         // A first connection that fails is reported by `connect`, not tried again behind its back.
-        if (reconnect === false || this.#admitted !== undefined || this.#attempt >= (reconnect?.attempts ?? Infinity)) {
-            return this.#end(reason, error);
+        const first = this.#admitted !== undefined;
+        if (reconnect === false || first || UNWANTED.includes(code) || this.#attempt >= (reconnect?.attempts ?? Infinity)) {
+            return this.#end(reason, error, code);
         }
         this.#drop();
         this.#state = "waiting";
-        const full = Math.min((reconnect?.firstMs ?? 100) * 2 ** Math.min(this.#attempt, 20), reconnect?.longestMs ?? 10_000);
+        // A gateway that has too much already is not asked again soon.
+        const doublings = OVERLOADED.includes(code) ? 20 : Math.min(this.#attempt, 20);
+        const full = Math.min((reconnect?.firstMs ?? 100) * 2 ** doublings, reconnect?.longestMs ?? 10_000);
         // Between half and the whole, so that those who lost their gateway together do not return together.
         const pauseMs = full * (0.5 + Math.random() / 2);
         this.#attempt++;
         this.#arm(pauseMs, () => this.#open());
-        this.emit("reconnecting", { attempt: this.#attempt, pauseMs, reason });
+        this.emit("reconnecting", { attempt: this.#attempt, pauseMs, reason, code });
     }
-    #end(reason, error) {
+    #end(reason, error, code = 0, leaving = false) {
         if (this.#state === "closed")
             return;
-        this.#drop();
+        this.#drop(leaving);
         this.#state = "closed";
         clearTimeout(this.#timer);
         this.#admitted?.reject(error);
         this.#admitted = undefined;
-        this.emit("closed", { reason });
+        this.emit("closed", { reason, code });
     }
-    /** Forgets what belongs to one connection. */
-    #drop() {
+    /** Forgets what belongs to one connection. Only a close code of 1000 tells the gateway that the player leaves. */
+    #drop(leaving = false) {
         const socket = this.#socket;
         this.#socket = undefined;
-        socket?.close();
+        if (leaving)
+            socket?.close(LEAVING);
+        else
+            socket?.close();
         this.#queue = [];
         this.#queuedBytes = 0;
         this.#held = [];

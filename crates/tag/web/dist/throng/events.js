@@ -1,3 +1,8 @@
+/** Codes by which a gateway says why it closes a connection; docs/transports.md has them all. */
+export const CloseCode = {
+    SHUTDOWN: 1001, RULE: 1008, INTERNAL: 1011, RESTARTED: 1012, FULL: 1013,
+    KICKED: 4001, BANNED: 4002, LOGIN: 4003, RATE: 4004, SUPERSEDED: 4005, IDLE: 4007,
+};
 /** Calls the application's code. What it throws is reported as uncaught and stops nobody else. @internal */
 export function report(call) {
     try {
