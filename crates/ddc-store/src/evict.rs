@@ -137,21 +137,35 @@ impl Store {
                 Ok(())
             })?;
             self.commit();
-            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
-                let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
-                else {
-                    return Ok(());
-                };
-                let is_young = location.put.unix_ms() > young && marks.last_use(&hash) == 0;
-                if surplus > 0 && used_at(&marks, &hash, &location) <= limit && !is_young {
-                    surplus = surplus.saturating_sub(location.len);
-                    done.blobs += 1;
-                    done.blob_bytes += location.len;
-                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() });
+            // Of the last step those go first that were not read since this process started.
+            for spares in [true, false] {
+                if surplus == 0 {
+                    break;
                 }
-                Ok(())
-            })?;
-            self.commit();
+                self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+                    let (Some((_, hash)), Some(location)) =
+                        (key::read_blob(index_key), Location::read(stored))
+                    else {
+                        return Ok(());
+                    };
+                    // A copy has no ref here that could be on its way.
+                    let used = used_at(&marks, &hash, &location);
+                    let is_spared = spares && used == limit && (options.last_use)(&hash).is_some();
+                    let is_young =
+                        !options.copies && location.put.unix_ms() > young && marks.last_use(&hash) == 0;
+                    if surplus > 0 && used <= limit && !is_young && !is_spared {
+                        surplus = surplus.saturating_sub(location.len);
+                        done.blobs += 1;
+                        done.blob_bytes += location.len;
+                        self.queue_and_commit(Change::Collect {
+                            key: index_key.to_vec(),
+                            value: stored.into(),
+                        });
+                    }
+                    Ok(())
+                })?;
+                self.commit();
+            }
             self.drop_unused_accesses(namespace)?;
             self.drop_unused_forms(namespace)?;
         }

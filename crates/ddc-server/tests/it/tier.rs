@@ -166,27 +166,35 @@ async fn damaged_copies_are_fetched_again() {
     let (small_path, large_path) = (put_blob(&client, &small).await, put_blob(&client, &large).await);
     let folder = one.stop();
     // In the middle of each.
-    for (place, content) in [("log", &small), ("large", &large)] {
-        let files = std::fs::read_dir(folder.path().join(place)).expect("it exists");
-        let mut damaged = 0;
-        for path in files.map(|entry| entry.expect("readable").path()) {
-            let mut bytes = std::fs::read(&path).expect("readable");
-            let piece = &content[content.len() / 2..][..64];
-            if let Some(at) = bytes.windows(piece.len()).position(|window| window == piece) {
-                bytes[at] ^= 0x10;
-                std::fs::write(&path, bytes).expect("writable");
-                damaged += 1;
-            }
+    let mut files = Vec::new();
+    for name in std::fs::read_dir(folder.path()).expect("it exists") {
+        let path = name.expect("readable").path();
+        if path.is_dir() {
+            files.extend(
+                std::fs::read_dir(path).expect("it exists").map(|file| file.expect("readable").path()),
+            );
         }
-        assert_eq!(damaged, 1, "{place} holds the blob once");
+    }
+    // Files end with the zeros that were set aside; the two with most content hold the blobs.
+    let mut written: Vec<(usize, std::path::PathBuf)> = files
+        .into_iter()
+        .filter_map(|path| {
+            let bytes = std::fs::read(&path).expect("readable");
+            Some((bytes.iter().rposition(|byte| *byte != 0)?, path))
+        })
+        .collect();
+    written.sort();
+    for (end, path) in written.into_iter().rev().take(2) {
+        assert!(end >= small.len(), "{} is too short for a blob", path.display());
+        let mut bytes = std::fs::read(&path).expect("readable");
+        bytes[end / 2] ^= 0x10;
+        std::fs::write(&path, bytes).expect("writable");
     }
     let again = node_in(folder, &s3).await;
     let client = again.client().await;
     assert_eq!(client.get(&small_path, "*/*").await.body, small);
-    // A large one is being sent when the damage shows: the answer breaks off, the next is whole.
-    let broken = again.client().await;
-    let asked = tokio::spawn(async move { broken.get(&large_path, "*/*").await });
-    assert!(asked.await.is_err(), "an answer that broke off");
+    // A large one is hashed before its first service, so the damage shows before a byte is sent.
+    assert_eq!(client.get(&large_path, "*/*").await.body, large);
     let path = format!("/api/v1/blobs/game/{}", IoHash::of(&large));
     assert_eq!(client.get(&path, "*/*").await.body, large);
     let stats = again.service().stats();
@@ -297,7 +305,8 @@ async fn the_folder_stays_within_its_bound() {
         assert_eq!(client.get(&paths[0].0, "*/*").await.status, StatusCode::OK);
         one.service().evict(FOLDER_BYTES_MAX).expect("the disk works");
         let held = one.service().store().disk_bytes();
-        assert!(held <= FOLDER_BYTES_MAX, "{held} bytes after blob {seed}");
+        // A segment gives its space back once less than 85 % of it is live.
+        assert!(held <= FOLDER_BYTES_MAX * 100 / 85, "{held} bytes after blob {seed}");
     }
     assert_eq!(one.service().stats().fetched, 0, "what is in use stays");
     for (path, bytes) in &paths {

@@ -662,8 +662,9 @@ section! {
         /// File with the token for the NATS servers.
         nats_token_file: String = "", Kind::Path;
         /// Action on a message bus when the matcher of the area is lost. `wait`: no matcher serves
-        /// until it is back with its journal, or `throng matcher takeover` gives its state up.
-        /// `empty`: the next matcher serves with an empty state; always with `durability = "none"`.
+        /// until it is back with its journal, or `throng matcher takeover 1` gives up the state of
+        /// area 1. `empty`: the next matcher serves with an empty state; always with `durability =
+        /// "none"`.
         takeover: String = "wait", Kind::Choice(&["wait", "empty"]);
         /// Concurrent requests from the message bus; further ones are answered with `OVERLOADED`.
         nats_requests_max: usize = 1_024, int(1, 65_536), "requests";
