@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const SESSIONS_MAX: usize = 64;
 /// One-time tokens that wait for their use; the oldest makes room.
 const INVITATIONS_MAX: usize = 16;
-/// Life of a one-time token that nobody uses.
+/// Life of an unused one-time token.
 const INVITATION_LIFE: Duration = Duration::from_secs(600);
 /// Failed tokens of an address that are answered at once; how long they are remembered, and what
 /// later ones wait.

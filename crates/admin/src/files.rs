@@ -86,8 +86,8 @@ impl LivePage {
                     ([(header::CONTENT_TYPE, content_type)], text)
                 };
                 let router = Router::new().route(path, get(page));
-                // Dropped or sent, it means the same; a listener that fails leaves a page that
-                // nobody reaches.
+                // A dropped sender ends the page as a sent one does. A listener that fails leaves
+                // the page unreachable.
                 let end = async { drop(stopped.await) };
                 if let Ok(listener) = TcpListener::from_std(listener) {
                     serve_router(listener, router, CONNECTIONS_MAX, std::pin::pin!(end)).await;

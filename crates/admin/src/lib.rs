@@ -1,7 +1,7 @@
 //! The admin HTTP listener: health, metrics, monitoring JSON and CPU profiles.
 //!
-//! What is shown comes from a [`Monitor`], which the server implements; this crate owns routes,
-//! access rules and formats. [`serve`] runs until its shutdown future completes.
+//! The data comes from a [`Monitor`], which the server implements; this crate owns routes, access
+//! rules and formats. [`serve`] runs until its shutdown future completes.
 //!
 //! | file | what |
 //! |---|---|

@@ -25,10 +25,9 @@ pub trait Monitor: Send + Sync + 'static {
     /// Answers a route of the API.
     ///
     /// # Errors
-    /// What is wrong with the question, or why it cannot be answered now.
+    /// [`Problem`] with the status and the reason: a wrong request, or a part that cannot answer now.
     fn answer(&self, request: &ApiRequest) -> Result<Value, Problem>;
-    /// Keeps a record of what somebody with a credential changed, or tried to. The answer waits for
-    /// it.
+    /// Records a change, or an attempt, of a caller with a credential. The response waits for it.
     fn record(&self, act: &Act);
 }
 
@@ -103,7 +102,7 @@ impl ApiRequest {
     /// A whole number from the query.
     ///
     /// # Errors
-    /// When it is there and is none.
+    /// [`Problem`] if the value is present and not a whole number.
     pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
         let text = self.query.get(name).map(|text| text.parse());
         text.transpose().map_err(|_| Problem::new(400, format!("{name} is a whole number")))

@@ -1,5 +1,5 @@
 //! Joins a room of a mode; when it is full the match begins: says one line in its channel and
-//! prints what is said there until somebody says "bye". `docs/how-to/connect-a-client.md` starts
+//! prints the messages there until one says "bye". `docs/how-to/connect-a-client.md` starts
 //! the gateway.
 //!
 //!     cargo run --example chat_client -- ws://127.0.0.1:12108 alice party "hello"

@@ -121,8 +121,8 @@ pub struct Client {
 /// Events of the connection, in order; responses to requests of [`Client`] go to their caller
 /// instead.
 ///
-/// When it is not read, the connection stops reading its transport after [`EVENTS_WAITING_MAX`]
-/// events: the gateway then conflates channel data for it and finally closes it.
+/// If the application does not read them, the connection stops reading its transport after
+/// [`EVENTS_WAITING_MAX`] events: the gateway then conflates channel data for it and finally closes it.
 #[derive(Debug)]
 pub struct Events {
     events: mpsc::Receiver<Event>,
