@@ -25,7 +25,8 @@ pub trait Monitor: Send + Sync + 'static {
     /// Answers a route of the API.
     ///
     /// # Errors
-    /// [`Problem`] with the status and the reason: a wrong request, or a part that cannot answer now.
+    /// [`Problem`] with the status and the reason: a wrong request, or a part that cannot answer
+    /// now.
     fn answer(&self, request: &ApiRequest) -> Result<Value, Problem>;
     /// Records a change, or an attempt, of a caller with a credential. The response waits for it.
     fn record(&self, act: &Act);

@@ -122,7 +122,8 @@ pub struct Client {
 /// instead.
 ///
 /// If the application does not read them, the connection stops reading its transport after
-/// [`EVENTS_WAITING_MAX`] events: the gateway then conflates channel data for it and finally closes it.
+/// [`EVENTS_WAITING_MAX`] events: the gateway then conflates channel data for it and finally closes
+/// it.
 #[derive(Debug)]
 pub struct Events {
     events: mpsc::Receiver<Event>,
