@@ -28,7 +28,7 @@ pub fn matcher_frame(bytes: &[u8]) {
 pub fn matcher_request(bytes: &[u8]) {
     let queue = QueueRules::parse(SEED_RULES.as_bytes()).expect("the seed is a rule set");
     let config = Config { queues: vec![queue], ..Config::default() };
-    let mut matcher = Matcher::new(config.clone(), [1; 32], START);
+    let mut matcher = Matcher::new(config, [1; 32], START);
     let (mut notices, mut now, mut rest) = (Notices::default(), START, bytes);
     for _ in 0..REQUESTS_MAX {
         let [method, len, passes, tail @ ..] = rest else { break };
@@ -46,7 +46,7 @@ pub fn matcher_request(bytes: &[u8]) {
         }
         notices.clear();
     }
-    let again = Matcher::restore(config, &matcher.snapshot()).expect("its own snapshot");
+    let again = Matcher::restore(&matcher.snapshot()).expect("its own snapshot");
     assert_eq!(again.digest(), matcher.digest());
 }
 
@@ -61,7 +61,7 @@ pub fn matcher_rules(bytes: &[u8]) {
     };
     let name = rules.name().to_owned();
     let config = Config { queues: vec![rules], ..Config::default() };
-    let mut matcher = Matcher::new(config.clone(), [1; 32], START);
+    let mut matcher = Matcher::new(config, [1; 32], START);
     let mut notices = Notices::default();
     for number in 0..12 {
         let caller = Caller { srv: "s", scope: Scope::Server };
@@ -73,13 +73,13 @@ pub fn matcher_rules(bytes: &[u8]) {
     for step in 1..40 {
         matcher.handle_timeout(START + step * 500, &mut notices);
     }
-    let again = Matcher::restore(config, &matcher.snapshot()).expect("its own snapshot");
+    let again = Matcher::restore(&matcher.snapshot()).expect("its own snapshot");
     assert_eq!(again.digest(), matcher.digest());
 }
 
 /// A snapshot from a file: refused, or a state that can be written again.
 pub fn matcher_snapshot(bytes: &[u8]) {
-    if let Ok(matcher) = Matcher::restore(Config::default(), bytes) {
+    if let Ok(matcher) = Matcher::restore(bytes) {
         let _ = matcher.snapshot();
     }
 }

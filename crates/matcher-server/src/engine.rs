@@ -115,6 +115,9 @@ impl Engine {
         if journal.has_failed() {
             return Err(io::Error::other("the journal cannot be flushed"));
         }
+        if let Some(hash) = self.matcher.take_outputs() {
+            journal.append(now, Input::Outputs(hash));
+        }
         let mark = journal.commit(now)?;
         let mark = if journal.holds_answers() { mark } else { 0 };
         self.snapshot(now, Journal::wants_snapshot);

@@ -109,6 +109,14 @@ pub enum JournalError {
         /// Number of its rules.
         rules: u32,
     },
+    /// A replay that does something else than the run which wrote the log.
+    #[error("record {sequence} says that the run which wrote it {what} other than this replay does")]
+    Diverged {
+        /// Number of the record.
+        sequence: u64,
+        /// What differs.
+        what: &'static str,
+    },
     /// Records that no matcher of this version writes.
     #[error("record {sequence} is not one of this version: {why}")]
     Unknown {
@@ -224,7 +232,7 @@ impl Journal {
             fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
         }
         fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
-        let mut replay = Replay::begin(&*fs, config.clone(), salvage)?;
+        let mut replay = Replay::begin(&*fs, salvage)?;
         replay.run(&*fs)?.mend(&*fs)?;
         if let Some(matcher) = replay.matcher.as_ref().filter(|_| replay.skipped) {
             // The next start has nothing to skip.
@@ -263,6 +271,8 @@ impl Journal {
         journal.append(now, Input::Rules { number: RULES, release: env!("CARGO_PKG_VERSION") });
         let matcher = match matcher {
             Some(mut matcher) => {
+                // A replay of this log begins anew at the record of the rules, too.
+                matcher.take_outputs();
                 // Later than all before, also after a clock that went back: epochs of streams begin
                 // at the time of the start, and two starts in one moment would share them.
                 let now = now.max(matcher.now() + 1);
@@ -443,7 +453,7 @@ impl Flusher {
 
 /// Leaves only a snapshot. Gives the number of records that led to it.
 pub(crate) fn settle(fs: &dyn Fs) -> Result<u64, JournalError> {
-    let mut replay = Replay::begin(fs, Config::default(), false)?;
+    let mut replay = Replay::begin(fs, false)?;
     replay.run(fs)?;
     let Some(matcher) = &replay.matcher else { return Ok(0) };
     write_snapshot(fs, replay.sequence, &matcher.snapshot())?;
@@ -453,6 +463,15 @@ pub(crate) fn settle(fs: &dyn Fs) -> Result<u64, JournalError> {
     }
     fs.sync_dir(LOG).map_err(&failed)?;
     Ok(replay.replayed)
+}
+
+/// Makes the folders of a journal that holds only a snapshot.
+pub(crate) fn begin_with(fs: &dyn Fs, matcher: &Matcher) -> Result<(), JournalError> {
+    for folder in [LOG, SNAPSHOTS] {
+        fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
+    }
+    fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
+    write_snapshot(fs, 0, &matcher.snapshot())
 }
 
 fn segment_name(first: u64) -> String {
@@ -583,10 +602,34 @@ mod tests {
         drop(journal);
         assert!(settle(&disk).unwrap() > 0);
         assert!(disk.list(LOG).unwrap().is_empty());
-        let mut replay = Replay::begin(&disk, Config::default(), false).unwrap();
+        let mut replay = Replay::begin(&disk, false).unwrap();
         replay.run(&disk).unwrap();
         assert_eq!(replay.matcher.unwrap().digest(), matcher.digest());
         assert!(opened(&disk, 7).is_ok());
+    }
+
+    #[test]
+    fn a_replay_that_does_something_else_is_found() {
+        let disk = SimulatedDisk::new(DiskState::default());
+        let diverged = |disk: &SimulatedDisk| {
+            let mut replay = Replay::begin_to_verify(disk, false).unwrap();
+            replay.run(disk).unwrap();
+            (replay.diverged.map(|(_, what)| what), replay.compared)
+        };
+        let Recovered { mut matcher, journal, .. } = opened(&disk, 5).unwrap();
+        let mut journal = journal.unwrap();
+        let (mut answer, mut notices) = (Vec::new(), Notices::default());
+        let input = Input::Request { srv: "s", scope: throng_matcher::Scope::Admin, method: 90, body: &[] };
+        journal.append(6, input);
+        matcher.apply(6, input, &mut answer, &mut notices);
+        journal.append(6, Input::Outputs(matcher.take_outputs().unwrap()));
+        journal.commit(6).unwrap();
+        assert_eq!(diverged(&disk), (None, 1));
+        journal.append(7, input);
+        journal.append(7, Input::Outputs(1));
+        journal.commit(7).unwrap();
+        drop(journal);
+        assert_eq!(diverged(&disk), (Some("answered"), 1));
     }
 
     #[test]

@@ -37,7 +37,8 @@ pub use journal::{Durability, JournalError, journal_id};
 pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats, take_over};
 pub use policy::{Later, Policies, Policy};
 pub use service::{
-    Call, Handle, INBOX_MAX, Options, Reply, Service, StartError, Verified, replay, settle, start,
+    Call, Handle, INBOX_MAX, ImportError, Options, Reply, Service, StartError, Verified, export, import,
+    replay, settle, start,
 };
 pub use session::{Batch, Sink, Taken};
 #[cfg(feature = "nats")]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Answered, Config, Matcher, Notices, Scope, Verdict, json};
+use throng_matcher::{Answered, Config, Counts, Matcher, Notices, Scope, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_platform::{Folder, Fs};
 use throng_stdx::Instant;
@@ -97,6 +97,21 @@ pub enum StartError {
         /// Error of the system.
         source: io::Error,
     },
+}
+
+/// Why lines cannot be imported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// A journal is made in a folder of its own.
+    #[error("the folder is not empty; import into a new one")]
+    NotEmpty,
+    /// A line is wrong.
+    #[error(transparent)]
+    Line(#[from] throng_matcher::ImportError),
+    /// The journal cannot be written.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
 }
 
 /// A request from this process.
@@ -463,34 +478,34 @@ pub struct Verified {
     pub sequence: u64,
     /// Of the state; the same for every replay.
     pub digest: String,
-    /// Time of one replay.
+    /// Time that it took.
     pub elapsed: Duration,
+    /// Hashes of answers, notices and states that were the same as in the run that wrote the log.
+    pub compared: u64,
 }
 
-/// Replays the journal in a folder; with `verify` twice, and compares the states. Writes nothing to
-/// it, a torn end stays for the next start to cut.
+/// Replays the journal in a folder; with `verify` from its oldest snapshot, comparing answers,
+/// notices and states with those of the run that wrote it. Writes nothing to it, a torn end stays
+/// for the next start to cut.
 ///
 /// # Errors
-/// A journal that cannot be read, also because a matcher runs in the folder; `Unknown` when the two
-/// replays differ, which is a defect of the matcher.
+/// A journal that cannot be read, also because a matcher runs in the folder; `Diverged` when the
+/// replay does something else, which is a defect of the matcher.
 pub fn replay(folder: &Path, verify: bool, salvage: bool) -> Result<Verified, JournalError> {
     let fs =
         Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
-    let once = || -> Result<(u64, u64, [u8; 32], Duration), JournalError> {
-        let began = std::time::Instant::now();
-        let mut replay = Replay::begin(&fs, Config::default(), salvage)?;
-        replay.run(&fs)?;
-        let elapsed = began.elapsed();
-        let digest = replay.matcher.as_ref().map_or([0; 32], Matcher::digest);
-        Ok((replay.replayed, replay.sequence, digest, elapsed))
-    };
-    let first = once()?;
-    if verify && first.2 != once()?.2 {
-        let why = "two replays gave different states".to_owned();
-        return Err(JournalError::Unknown { sequence: first.1, why });
+    let began = std::time::Instant::now();
+    let mut replay =
+        if verify { Replay::begin_to_verify(&fs, salvage) } else { Replay::begin(&fs, salvage) }?;
+    replay.run(&fs)?;
+    let elapsed = began.elapsed();
+    if let Some((sequence, what)) = replay.diverged.filter(|_| verify) {
+        return Err(JournalError::Diverged { sequence, what });
     }
-    let digest = first.2.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Verified { records: first.0, sequence: first.1, digest, elapsed: first.3 })
+    let digest = replay.matcher.as_ref().map_or([0; 32], Matcher::digest);
+    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let Replay { replayed: records, sequence, compared, .. } = replay;
+    Ok(Verified { records, sequence, digest, elapsed, compared })
 }
 
 /// Replays the journal in a folder and leaves only a snapshot of the state, which a later release
@@ -502,6 +517,42 @@ pub fn settle(folder: &Path) -> Result<u64, JournalError> {
     let fs =
         Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
     crate::journal::settle(&fs)
+}
+
+/// What the journal in a folder leads to, as lines of JSON. Writes nothing to it.
+///
+/// # Errors
+/// A journal that cannot be read, also because a matcher runs in the folder.
+pub fn export(folder: &Path) -> Result<Vec<u8>, JournalError> {
+    let fs =
+        Folder::new(folder).map_err(|source| JournalError::Io { what: "cannot open the folder", source })?;
+    let mut replay = Replay::begin(&fs, false)?;
+    replay.run(&fs)?;
+    let mut lines = Vec::new();
+    if let Some(matcher) = &replay.matcher {
+        matcher.export(&mut lines);
+    }
+    Ok(lines)
+}
+
+/// Makes a journal of exported lines in a folder that is empty or not there yet. All lines are
+/// checked before anything is written. Gives what it holds.
+///
+/// # Errors
+/// A folder that is not empty, a line that is wrong, or as the system says.
+pub fn import(folder: &Path, lines: &str, secret: [u8; 32]) -> Result<Counts, ImportError> {
+    let is_empty = match std::fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    if !is_empty {
+        return Err(ImportError::NotEmpty);
+    }
+    let matcher = Matcher::import(lines, secret)?;
+    let opened = Folder::new(folder);
+    let fs = opened.map_err(|source| JournalError::Io { what: "cannot make the folder", source })?;
+    crate::journal::begin_with(&fs, &matcher)?;
+    Ok(matcher.counts())
 }
 
 fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {

@@ -241,8 +241,9 @@ impl Simulation {
     /// A crash at this point of the journal leaves the state that the live matcher has.
     fn check_boundary(&self) {
         let disk = SimulatedDisk::new(self.disk.state());
-        let mut replay = Replay::begin(&disk, config(), false).unwrap();
+        let mut replay = Replay::begin(&disk, false).unwrap();
         replay.run(&disk).unwrap();
+        assert_eq!(replay.diverged, None, "a replay answers and tells as the run did");
         let replayed = replay.matcher.expect("a journal begins with a matcher");
         assert!(replayed.snapshot() == self.hub.engine.matcher.snapshot(), "a restart here loses something");
     }

@@ -49,11 +49,23 @@ const RELAXING: &str = r#", "expand": [
 
 /// A party of a size, everybody near one region.
 fn ticket(rng: &mut Rng, number: u64, size: u64) -> Vec<u8> {
-    let skill = format!("{:.3}", 25.0 + 8.0 * (rng.f64() + rng.f64() + rng.f64() - 1.5));
+    ticket_of(rng, number, size, None, |player| player)
+}
+
+/// The same with a skill that is given, and players with `more`.
+fn ticket_of(
+    rng: &mut Rng,
+    number: u64,
+    size: u64,
+    skill: Option<f64>,
+    more: impl Fn(Writer) -> Writer,
+) -> Vec<u8> {
+    let any = 25.0 + 8.0 * (rng.f64() + rng.f64() + rng.f64() - 1.5);
+    let skill = format!("{:.3}", skill.unwrap_or(any));
     let attr = |key: &str, json: &str| Writer::new().str(1, key).str(2, json);
     let ping = |region: &str, ms: f64| Writer::new().str(1, region).f64(2, ms);
     let party = (0..size).map(|member| {
-        Writer::new()
+        let player = Writer::new()
             .str(1, &format!("p{}", number * size + member))
             .nested(3, attr("skill", &skill))
             .nested(3, attr("build", "\"1.0\""))
@@ -62,25 +74,30 @@ fn ticket(rng: &mut Rng, number: u64, size: u64) -> Vec<u8> {
             .nested(3, attr("platform", "\"pc\""))
             .nested(4, ping("eu", 20.0 + 20.0 * rng.f64()))
             .nested(4, ping("us", 110.0))
-            .nested(4, ping("as", 180.0))
+            .nested(4, ping("as", 180.0));
+        more(player)
     });
     party.fold(Writer::new().str(1, "q"), |body, player| body.nested(2, player)).into_bytes()
 }
 
 fn filled(expand: &str, size: u64) -> (Matcher, Notices) {
+    filled_with(expand, |rng, number| ticket(rng, number, size))
+}
+
+fn filled_with(expand: &str, make: impl Fn(&mut Rng, u64) -> Vec<u8>) -> (Matcher, Notices) {
     let queue = QueueRules::parse(rules(expand).as_bytes()).unwrap();
     let mut matcher = Matcher::new(Config { queues: vec![queue], ..Config::default() }, [9; 32], START_MS);
     let mut notices = Notices::default();
-    fill(&mut matcher, &mut notices, FIRST_MS, size);
+    fill(&mut matcher, &mut notices, FIRST_MS, make);
     (matcher, notices)
 }
 
-fn fill(matcher: &mut Matcher, notices: &mut Notices, first: u64, size: u64) {
+fn fill(matcher: &mut Matcher, notices: &mut Notices, first: u64, make: impl Fn(&mut Rng, u64) -> Vec<u8>) {
     let (mut rng, mut answer) = (Rng::new(1), Vec::new());
     for number in 0..TICKETS {
         answer.clear();
         let caller = Caller { srv: "s", scope: Scope::Server };
-        let body = ticket(&mut rng, number, size);
+        let body = make(&mut rng, number);
         let now = first + number * FILL_MS / TICKETS;
         let done = matcher.handle(now, caller, Method::CREATE_TICKET, &body, &mut answer, notices);
         assert_eq!(done.status(), Some(Status::Ok), "{}", String::from_utf8_lossy(&answer));
@@ -116,7 +133,7 @@ fn most_can_be_matched_again(bencher: Bencher<'_, '_>) {
         tick(&mut matcher, &mut notices, START_MS + TICK_MS);
         let later = START_MS + 12 * TICK_MS;
         (0..1_000).for_each(|_| matcher.handle_timeout(later, &mut notices));
-        fill(&mut matcher, &mut notices, later + FIRST_MS - START_MS, 1);
+        fill(&mut matcher, &mut notices, later + FIRST_MS - START_MS, |rng, number| ticket(rng, number, 1));
         (matcher, notices)
     };
     bencher.with_inputs(input).bench_local_refs(|(matcher, notices)| {
@@ -125,18 +142,46 @@ fn most_can_be_matched_again(bencher: Bencher<'_, '_>) {
     });
 }
 
-#[divan::bench(sample_count = 5, sample_size = 1)]
-fn none_can_be_matched_first(bencher: Bencher<'_, '_>) {
-    // Parties of four: no two fit on a side of five, and nobody comes to fill it.
-    bencher.with_inputs(|| filled("", 4)).bench_local_refs(|(matcher, notices)| {
+/// Kinds of pools in which nothing can be matched.
+#[derive(Clone, Copy, Debug)]
+enum Unmatchable {
+    /// Parties of four: no two fit on a side of five, and nobody comes to fill it.
+    Sizes,
+    /// Nobody takes a position that each side needs.
+    Roles,
+    /// Everybody is out of everybody's range.
+    Ranges,
+}
+
+const UNMATCHABLE: [Unmatchable; 3] = [Unmatchable::Sizes, Unmatchable::Roles, Unmatchable::Ranges];
+
+impl Unmatchable {
+    fn filled(self) -> (Matcher, Notices) {
+        let positions = r#", "positions": [{"name": "damage", "per_side_max": 5}, {"name": "healer", "per_side_min": 1, "per_side_max": 5}]"#;
+        match self {
+            Unmatchable::Sizes => filled("", 4),
+            Unmatchable::Roles => filled_with(positions, |rng, number| {
+                ticket_of(rng, number, 1, None, |player| player.str(5, "damage"))
+            }),
+            Unmatchable::Ranges => filled_with("", |rng, number| {
+                ticket_of(rng, number, 1, Some(10.0 * number as f64), |player| player)
+            }),
+        }
+    }
+}
+
+#[divan::bench(sample_count = 5, sample_size = 1, args = UNMATCHABLE)]
+fn none_can_be_matched_first(bencher: Bencher<'_, '_>, kind: Unmatchable) {
+    bencher.with_inputs(|| kind.filled()).bench_local_refs(|(matcher, notices)| {
         tick(matcher, notices, START_MS + TICK_MS);
+        assert_eq!(matcher.counts().rooms, 0);
     });
 }
 
-#[divan::bench(sample_count = 5, sample_size = 1)]
-fn none_can_be_matched_later(bencher: Bencher<'_, '_>) {
+#[divan::bench(sample_count = 5, sample_size = 1, args = UNMATCHABLE)]
+fn none_can_be_matched_later(bencher: Bencher<'_, '_>, kind: Unmatchable) {
     let input = || {
-        let (mut matcher, mut notices) = filled("", 4);
+        let (mut matcher, mut notices) = kind.filled();
         tick(&mut matcher, &mut notices, START_MS + TICK_MS);
         (matcher, notices)
     };

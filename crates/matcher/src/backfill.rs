@@ -1,6 +1,5 @@
 //! Backfills: running matches that ask for players.
 
-use serde::{Deserialize, Serialize};
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
 
@@ -8,16 +7,18 @@ use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
 use crate::matcher::Matcher;
+use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
 use crate::queue::{
     Anchor, BackfillPriority, Compiled, Facts, PlayerFacts, PlayerInput, Pool, REGIONS_MAX, Start, ordered,
     role_hash,
 };
+use crate::schema::v1;
 use crate::slab::NONE;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Backfill {
     pub(crate) id: Id,
     pub(crate) queue: u32,
@@ -44,6 +45,55 @@ pub(crate) struct Backfill {
 }
 
 impl Backfill {
+    /// `partition` is the number of its partition.
+    pub(crate) fn save(&self, numbers: &Numbers, partition: u64) -> v1::Backfill<'_> {
+        v1::Backfill {
+            id: self.id.into(),
+            queue: self.queue,
+            room: self.room.into(),
+            owner: numbers.server(self.owner).unwrap_or(NONE),
+            rev: self.rev,
+            open: self.open.clone(),
+            attributes: self.attrs.iter().map(|(key, value)| (&key[..], &value[..])).collect(),
+            created: self.created,
+            ack_until: self.ack_until,
+            members: self.fixed.iter().map(Facts::save).collect(),
+            value: self.value,
+            region: self.region,
+            class: self.class,
+            partition,
+            seen: self.seen,
+            pending: self.pending,
+        }
+    }
+
+    pub(crate) fn load(saved: &v1::Backfill<'_>, partition: u32) -> Backfill {
+        let attribute = |(key, value): &(&[u8], &[u8])| (Text::from_slice(key), value.to_vec());
+        Backfill {
+            id: saved.id.into(),
+            queue: saved.queue,
+            room: saved.room.into(),
+            owner: saved.owner,
+            rev: saved.rev,
+            open: saved.open.clone(),
+            attrs: saved.attributes.iter().map(attribute).collect(),
+            created: saved.created,
+            ack_until: saved.ack_until,
+            fixed: saved.members.iter().map(Facts::load).collect(),
+            value: saved.value,
+            region: saved.region,
+            class: saved.class,
+            partition,
+            seen: saved.seen,
+            pending: saved.pending,
+        }
+    }
+
+    /// Server that asked and hears of it.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// Returns whether it may be given players now.
     pub(crate) fn is_free(&self) -> bool {
         self.pending.is_none() && self.open.iter().any(|open| *open > 0)

@@ -101,6 +101,7 @@ impl Matcher {
             steps: 0,
             cut: false,
             scan: None,
+            ends: ((0, 0), (0, 0)),
             near: Vec::new(),
         };
         search
@@ -153,7 +154,7 @@ impl Matcher {
         let mut near: Vec<(f64, u32)> =
             before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let elsewhere = pool.partitions.iter().filter(|(other, _)| *other != place.partition);
+        let elsewhere = pool.in_order().filter(|(other, _)| *other != place.partition);
         let elsewhere = elsewhere.flat_map(|(_, part)| {
             let (before, after) = part.order.around(place.key);
             before.take(2).chain(after.take(2))

@@ -1,6 +1,5 @@
 //! History of a room: its last changes, as an answer shows them.
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{bytes_field_len, write_bytes, write_nested, write_u64};
@@ -24,7 +23,7 @@ const HEAD_BYTES_MAX: usize = 32;
 
 /// Changes of a room, oldest first, each a field of the answer: telling them is copying. A room
 /// with one member has some 30 bytes of it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct History {
     changes: Vec<u8>,
     count: u8,
@@ -80,6 +79,17 @@ impl History {
         if self.changes.len() > BYTES_MAX {
             self.drop_oldest(usize::from(self.count) / 2);
         }
+    }
+
+    /// Every kept change, as fields of an answer.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.changes
+    }
+
+    /// Changes that [`bytes`](History::bytes) gave.
+    pub(crate) fn load(changes: &[u8]) -> History {
+        let count = fields(changes).take(usize::from(KEPT)).map_while(Result::ok).count() as u8;
+        History { changes: changes.to_vec(), count }
     }
 
     fn drop_oldest(&mut self, count: usize) {

@@ -1,12 +1,12 @@
 //! Names that nobody can guess and that lead to their object without a table.
 
-use serde::{Deserialize, Serialize};
+use crate::schema::v1;
 
 /// Bytes of a team's or room's id in text.
 pub(crate) const ID_BYTES: usize = 24;
 
 /// Place of an object and the secret that tells it from others that had or will have the place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Id {
     pub(crate) index: u32,
     pub(crate) nonce: u64,
@@ -28,6 +28,18 @@ impl Id {
             return None;
         }
         Some(Id { index: unhex(&text[..8])? as u32, nonce: unhex(&text[8..])? })
+    }
+}
+
+impl From<Id> for v1::Id {
+    fn from(Id { index, nonce }: Id) -> v1::Id {
+        v1::Id { place: index, nonce }
+    }
+}
+
+impl From<v1::Id> for Id {
+    fn from(v1::Id { place, nonce }: v1::Id) -> Id {
+        Id { index: place, nonce }
     }
 }
 
@@ -54,7 +66,7 @@ pub(crate) fn unhex(text: &[u8]) -> Option<u64> {
 
 /// Gives nonces: BLAKE3 of a counter under a secret key, so that who sees many of them still cannot
 /// guess the next. The same key and counter give the same nonces, which is what a replay needs.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Nonces {
     key: [u8; 32],
     block: u64,
@@ -65,6 +77,20 @@ pub(crate) struct Nonces {
 impl Nonces {
     pub(crate) fn new(key: [u8; 32]) -> Nonces {
         Nonces { key, block: 0, ready: [0; 8], used: 8 }
+    }
+
+    /// The secret key, and how many nonces were given.
+    pub(crate) fn save(&self) -> ([u8; 32], u64) {
+        (self.key, 8 * self.block + u64::from(self.used) - 8)
+    }
+
+    /// Goes on behind the nonces that were given.
+    pub(crate) fn load(key: [u8; 32], given: u64) -> Nonces {
+        let mut nonces = Nonces { block: given / 8, ..Nonces::new(key) };
+        for _ in 0..given % 8 {
+            nonces.next();
+        }
+        nonces
     }
 
     pub(crate) fn next(&mut self) -> u64 {

@@ -1,7 +1,6 @@
 //! Role infos and data maps as the bytes that go out again, so that nothing is decoded to be
 //! encoded.
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested};
 use throng_wire::{Field, WireType, fields};
@@ -29,7 +28,7 @@ const ENTRY_BYTES_MAX: usize = 12;
 
 /// An encoded role info without `SrvID` and `TeamID`, then these two. Fields of later versions are
 /// kept.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Info(SmallVec<[u8; 64]>);
 
 /// A role info as it came in, checked.
@@ -87,6 +86,11 @@ impl<'a> RoleRef<'a> {
         Ok(role)
     }
 
+    /// Its fields as they came in.
+    pub(crate) fn body(&self) -> &'a [u8] {
+        self.body
+    }
+
     /// A role of which only the id is known.
     pub(crate) fn bare(id: &'a [u8]) -> RoleRef<'a> {
         RoleRef { id, ..RoleRef::default() }
@@ -120,6 +124,11 @@ impl<'a> RoleRef<'a> {
 }
 
 impl Info {
+    /// An info that [`bytes`](Info::bytes) gave.
+    pub(crate) fn load(bytes: &[u8]) -> Info {
+        Info(SmallVec::from_slice(bytes))
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -257,7 +266,7 @@ impl<'a> Update<'a> {
 }
 
 /// Entries of a map as they stand in an info: repeated {1: key, 2: value}.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct DataMap(Vec<u8>);
 
 /// Field number of `Data` in room infos; team infos take 4.
@@ -265,6 +274,11 @@ pub(crate) const ROOM_DATA_FIELD: u32 = 8;
 pub(crate) const TEAM_DATA_FIELD: u32 = 4;
 
 impl DataMap {
+    /// Data that [`bytes`](DataMap::bytes) gave.
+    pub(crate) fn load(bytes: &[u8]) -> DataMap {
+        DataMap(bytes.to_vec())
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }

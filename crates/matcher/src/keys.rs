@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use serde::{Deserialize, Serialize};
+use crate::schema::v1;
 
 /// A stored answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Answer {
     /// Method and body of the request.
     pub(crate) request: (u16, [u8; 16]),
@@ -15,7 +15,7 @@ pub(crate) struct Answer {
 
 /// Something by server and key. Memory is bounded by the number of keys per server and their time.
 /// Cost of a change: O(log keys), whatever other servers have.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Keys<T> {
     values: BTreeMap<(u32, u128), T>,
     /// Keys of each server in order of time, and when they go. None is empty.
@@ -77,6 +77,27 @@ impl<T> Keys<T> {
             None => {
                 self.queues.remove(&server);
             }
+        }
+    }
+}
+
+impl Keys<Answer> {
+    /// Answers to a server's requests; the oldest first.
+    pub(crate) fn save(&self, server: u32) -> Vec<v1::Answer<'_>> {
+        let own = self.queues.get(&server).into_iter().flatten();
+        let answer = |(until, key): &(u64, u128)| {
+            let Answer { request: (method, digest), status, body } = self.values.get(&(server, *key))?;
+            let (until, key) = (*until, *key);
+            Some(v1::Answer { until, key, method: *method, digest: *digest, status: *status, body })
+        };
+        own.filter_map(answer).collect()
+    }
+
+    /// Takes a server's answers back.
+    pub(crate) fn load(&mut self, server: u32, saved: &[v1::Answer<'_>]) {
+        for v1::Answer { until, key, method, digest, status, body } in saved {
+            let answer = Answer { request: (*method, *digest), status: *status, body: body.to_vec() };
+            self.keep(*until, server, *key, answer, usize::MAX);
         }
     }
 }

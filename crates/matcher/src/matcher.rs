@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
@@ -15,6 +14,7 @@ use crate::keys::{Answer, Keys};
 use crate::matches::Match;
 use crate::modes::Modes;
 use crate::notices::Notices;
+use crate::outputs::Outputs;
 use crate::people::People;
 use crate::policy::{Handled, Hooks, PendingRequest, Verdict};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
@@ -25,12 +25,12 @@ use crate::room::Room;
 use crate::slab::{NONE, Slab};
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Team;
-use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, State, Ticket};
+use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, Ticket};
 use crate::timers::{Timer, Timers};
 use crate::turn::Turn;
 
 /// The matcher. See the crate's documentation for how to drive it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub struct Matcher {
     pub(crate) now: u64,
     pub(crate) draining: bool,
@@ -55,14 +55,11 @@ pub struct Matcher {
     pub(crate) keys: Keys<Answer>,
     pub(crate) hooks: Hooks,
     /// Time of the last input, reads included: what waiting times are shown by.
-    #[serde(skip)]
     pub(crate) clock: u64,
-    #[serde(skip)]
     pub(crate) config: Config,
-    #[serde(skip)]
     pub(crate) stats: Stats,
-    #[serde(skip)]
     pub(crate) scratch: Scratch,
+    pub(crate) outputs: Outputs,
 }
 
 /// Memory that is used again from input to input.
@@ -84,11 +81,6 @@ pub(crate) struct Scratch {
     pub(crate) slice: Option<crate::queue::Slice>,
 }
 
-/// Why a snapshot cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("the snapshot is not one of this version: {0}")]
-pub struct BadSnapshot(pub(crate) String);
-
 /// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us,
 /// so a request waits for 2 ms at most; 100,000 rooms that end together took 0.8 s when they all
 /// went at once.
@@ -98,64 +90,31 @@ const TIMERS_PER_INPUT: usize = 512;
 /// same log leads to another state, so that no log is replayed under rules that it was not written
 /// under.
 pub const RULES: u32 = 1;
-/// First bytes of a snapshot, before its format, the number of the rules and the release.
-const SNAPSHOT_MAGIC: &[u8] = b"throng-matcher-snapshot ";
-/// Format of snapshots.
-const SNAPSHOT_FORMAT: u32 = 1;
-/// First bytes of snapshots before the first release.
-const UNRELEASED: &[u8] = b"throng-matcher-13\n";
-
-/// The first line of a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SnapshotHead {
-    /// Number of the rules by which the state came to be.
-    pub rules: u32,
-    /// The release that wrote it.
-    pub release: String,
-}
-
-impl SnapshotHead {
-    /// Splits a snapshot into its first line and the state.
-    ///
-    /// # Errors
-    /// [`BadSnapshot`] names the format of one that this release does not read.
-    pub fn split(snapshot: &[u8]) -> Result<(SnapshotHead, &[u8]), BadSnapshot> {
-        if snapshot.starts_with(UNRELEASED) {
-            let why = "it has format 13 of a build before the first release; this one reads format 1. Move the folder away \
-                       to begin with nothing";
-            return Err(BadSnapshot(why.to_owned()));
-        }
-        let bad = || BadSnapshot("it does not begin as a snapshot does".to_owned());
-        let line = snapshot.strip_prefix(SNAPSHOT_MAGIC).ok_or_else(bad)?;
-        let end = line.iter().take(100).position(|byte| *byte == b'\n').ok_or_else(bad)?;
-        let (line, state) = (std::str::from_utf8(&line[..end]).map_err(|_| bad())?, &line[end + 1..]);
-        let mut parts = line.splitn(3, ' ');
-        let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).ok_or_else(bad);
-        let (format, rules) = (number()?, number()?);
-        let release = parts.next().ok_or_else(bad)?.to_owned();
-        if format != SNAPSHOT_FORMAT {
-            return Err(BadSnapshot(format!(
-                "it has format {format} of release {release}; this one reads format {SNAPSHOT_FORMAT}"
-            )));
-        }
-        Ok((SnapshotHead { rules, release }, state))
-    }
-}
-
 impl Matcher {
     /// An empty matcher. `secret` makes ids unguessable; the same secret and inputs give the same
     /// state. `now` is wall time in ms since the epoch.
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
         let mut matcher = Matcher {
+            modes: Modes::new(&config),
+            nonces: Nonces::new(secret),
+            ..Matcher::blank(config, now)
+        };
+        matcher.put_configured_queues();
+        matcher
+    }
+
+    /// A matcher without anything.
+    pub(crate) fn blank(config: Config, now: u64) -> Matcher {
+        Matcher {
             now,
             draining: false,
             order: 0,
-            nonces: Nonces::new(secret),
+            nonces: Nonces::new([0; 32]),
             people: People::default(),
             teams: Slab::default(),
             rooms: Slab::default(),
-            modes: Modes::new(&config),
+            modes: Modes::default(),
             timers: Timers::default(),
             queues: Queues::default(),
             tickets: Slab::default(),
@@ -172,9 +131,8 @@ impl Matcher {
             config,
             stats: Stats::default(),
             scratch: Scratch::default(),
-        };
-        matcher.put_configured_queues();
-        matcher
+            outputs: Outputs::default(),
+        }
     }
 
     fn put_configured_queues(&mut self) {
@@ -204,15 +162,33 @@ impl Matcher {
             Problem::new(Status::UnknownMethod, "no such method").write(answer);
             return Handled::Done(Status::UnknownMethod);
         };
+        let (start, told) = (answer.len(), notices.bytes().len());
         let turn = &mut Turn { now: self.now.max(now), caller, answer, notices };
-        if method.mutates {
-            self.advance(turn, now);
-        } else {
+        if !method.mutates {
             // Reads are not in the log, so they must leave no trace: a timer that they fired would
             // fire elsewhere in a replay.
             self.clock = self.now.max(now);
+            return self.execute(turn, PendingRequest::new(method, body, self.now));
         }
-        self.execute(turn, PendingRequest::new(method, body, self.now))
+        self.advance(turn, now);
+        let handled = self.execute(turn, PendingRequest::new(method, body, self.now));
+        self.outputs.add(&answer[start..]);
+        self.outputs.add(&notices.bytes()[told..]);
+        handled
+    }
+
+    /// Hash of the answers and notices of all inputs since the last call; `None` if there were
+    /// none. A replay of the same inputs gives the same hashes at the same places.
+    pub fn take_outputs(&mut self) -> Option<u64> {
+        self.outputs.take()
+    }
+
+    /// Notes the notices of an input from a length on.
+    pub(crate) fn note_notices(&mut self, notices: &Notices, told: usize) {
+        let told = &notices.bytes()[told..];
+        if !told.is_empty() {
+            self.outputs.add(told);
+        }
     }
 
     /// Gives the matcher an input of a log. The result of a request; `None` for others.
@@ -224,7 +200,11 @@ impl Matcher {
         notices: &mut Notices,
     ) -> Option<Handled> {
         match input {
-            Input::Begin { .. } | Input::Rules { .. } | Input::Durable(_) | Input::Configure(_) => {}
+            Input::Begin { .. }
+            | Input::Rules { .. }
+            | Input::Durable(_)
+            | Input::Outputs(_)
+            | Input::Configure(_) => {}
             Input::Request { srv, scope, method, body } => {
                 return Some(self.handle(now, Caller { srv, scope }, method, body, answer, notices));
             }
@@ -303,7 +283,9 @@ impl Matcher {
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`],
     /// which stays until the server has no session and no roles.
     pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
+        let told = notices.bytes().len();
         self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
+        self.note_notices(notices, told);
         let index = self.people.server_entry(srv.as_bytes());
         let server = &mut self.people.servers[index];
         server.connected = up;
@@ -318,10 +300,12 @@ impl Matcher {
     /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call
     /// again while [`next_timeout`](Matcher::next_timeout) is not after `now`.
     pub fn handle_timeout(&mut self, now: u64, notices: &mut Notices) {
+        let told = notices.bytes().len();
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.advance(turn, now);
         self.search_slice(turn);
+        self.note_notices(notices, told);
     }
 
     /// Time when [`handle_timeout`](Matcher::handle_timeout) has work, in ms since the epoch.
@@ -347,11 +331,13 @@ impl Matcher {
             self.timers.set(until, Timer::Grace(index));
         }
         self.forget_questions();
+        let told = notices.bytes().len();
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.reopen_proposals(turn);
         let now = self.now;
         self.advance(turn, now);
+        self.note_notices(notices, told);
     }
 
     /// Rules of modes and limits.
@@ -378,7 +364,7 @@ impl Matcher {
     }
 
     /// Rules of modes as configured, but where a queue says how many play.
-    fn configure_modes(&mut self, config: Config) {
+    pub(crate) fn configure_modes(&mut self, config: Config) {
         self.modes.configure(&config);
         self.config = config;
         let rules: Vec<_> = self.queues.list.iter().map(|(_, queue)| queue.rules()).collect();
@@ -439,19 +425,6 @@ impl Matcher {
         counts
     }
 
-    /// Counts what snapshots do not say, of modes and queues.
-    fn count_again(&mut self) {
-        for (_, room) in self.rooms.iter() {
-            let mode = &mut self.modes[room.mode];
-            mode.members += room.members.len() as u32;
-            mode.seats += room.seats.len() as u32;
-            mode.teams += room.teams_from(0);
-        }
-        for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state == State::Proposed) {
-            self.queues.list[ticket.queue].proposed += 1;
-        }
-    }
-
     /// Modes with rooms and how many those are, at most `most` of them, the fullest first. Cost:
     /// O(n log n) of all modes.
     #[must_use]
@@ -469,39 +442,6 @@ impl Matcher {
     #[must_use]
     pub fn has_server(&self, name: &[u8]) -> bool {
         self.people.server(name).is_some()
-    }
-
-    /// Everything that outlives the process, in the form of this version.
-    ///
-    /// # Panics
-    /// When memory for it cannot be had.
-    #[must_use]
-    pub fn snapshot(&self) -> Vec<u8> {
-        let release = env!("CARGO_PKG_VERSION");
-        let head = [SNAPSHOT_MAGIC, format!("{SNAPSHOT_FORMAT} {RULES} {release}\n").as_bytes()].concat();
-        postcard::to_extend(self, head).expect("plain data can be encoded into memory")
-    }
-
-    /// The matcher that [`snapshot`](Matcher::snapshot) saw, under a configuration.
-    ///
-    /// # Errors
-    /// [`BadSnapshot`] for anything else.
-    pub fn restore(config: Config, snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
-        let (_, body) = SnapshotHead::split(snapshot)?;
-        let mut matcher: Matcher =
-            postcard::from_bytes(body).map_err(|error| BadSnapshot(error.to_string()))?;
-        matcher.people.reindex();
-        matcher.count_again();
-        matcher.queues.reindex();
-        matcher.clock = matcher.now;
-        matcher.configure_modes(config);
-        Ok(matcher)
-    }
-
-    /// A number that two matchers share exactly when their states are the same.
-    #[must_use]
-    pub fn digest(&self) -> [u8; 32] {
-        *blake3::hash(&self.snapshot()).as_bytes()
     }
 
     /// Moves time on and fires what is due, in order, at most [`TIMERS_PER_INPUT`]: the rest stays
@@ -525,6 +465,7 @@ impl Matcher {
 
     fn fire(&mut self, turn: &mut Turn<'_>, at: u64, timer: Timer) {
         match timer {
+            Timer::Nothing => {}
             Timer::RoomEnd(id) => self.end_room(turn, id),
             Timer::Seats(id) => self.expire_seats(turn, id),
             Timer::Grace(server) => self.give_up_server(turn, server),
@@ -627,7 +568,8 @@ pub(crate) fn fan_out(
     };
     let mut all: SmallVec<[(u32, &[u8]); 16]> = players.map(named).collect();
     if all.windows(2).any(|pair| pair[0].0 != pair[1].0) {
-        all.sort_by_key(|(server, _)| *server);
+        // An order that no index decides: a restored matcher has others.
+        all.sort_by_key(|(server, _)| people.servers[*server].age);
     }
     for group in all.chunk_by(|a, b| a.0 == b.0) {
         notices.push(group[0].0, group.iter().map(|(_, id)| *id), event, collapse);

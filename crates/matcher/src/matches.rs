@@ -1,6 +1,5 @@
 //! From what a search found to a match: proposals, answers, and what ends them.
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
@@ -8,9 +7,11 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use crate::id::Id;
 use crate::info::{Text, check_id, text};
 use crate::matcher::{Matcher, fan_out};
+use crate::people::Numbers;
 use crate::placing::Placement;
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
+use crate::schema::v1;
 use crate::ticket::{FORGOTTEN_PER_INPUT, State, TicketPlayer};
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -18,7 +19,7 @@ use crate::turn::Turn;
 /// A match stays known for this long after its room, so that its result can be reported.
 const KNOWN_MS: u64 = 3_600_000;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Its players are asked.
     Proposed,
@@ -28,7 +29,7 @@ pub(crate) enum Stage {
     Made,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Match {
     pub(crate) id: Id,
     pub(crate) queue: u32,
@@ -56,7 +57,49 @@ pub(crate) struct Match {
 /// Players of some tickets.
 pub(crate) type Players = SmallVec<[u32; 16]>;
 
+/// In the order of their numbers in snapshots.
+const STAGES: [Stage; 3] = [Stage::Proposed, Stage::Assigning, Stage::Made];
+
 impl Match {
+    pub(crate) fn save(&self, numbers: &Numbers) -> v1::Match<'_> {
+        let positions = self.positions.iter();
+        v1::Match {
+            id: self.id.into(),
+            queue: self.queue,
+            stage: STAGES.iter().position(|stage| *stage == self.stage).unwrap_or_default() as u8,
+            sides: self.sides.clone(),
+            region: self.region,
+            quality: self.quality,
+            level: self.level,
+            backfill: self.backfill,
+            room: self.room.map(Id::into),
+            deadline: self.deadline,
+            accepted: self.accepted.iter().filter_map(|player| numbers.player(*player)).collect(),
+            positions: positions.filter_map(|(player, at)| Some((numbers.player(*player)?, *at))).collect(),
+            cast: self.cast.iter().map(|(role, name)| (*role, &name[..])).collect(),
+            shared: &self.shared,
+        }
+    }
+
+    pub(crate) fn load(saved: &v1::Match<'_>) -> Result<Match, &'static str> {
+        Ok(Match {
+            id: saved.id.into(),
+            queue: saved.queue,
+            stage: *STAGES.get(usize::from(saved.stage)).ok_or("a match has an unknown stage")?,
+            sides: saved.sides.clone(),
+            region: saved.region,
+            quality: saved.quality,
+            level: saved.level,
+            backfill: saved.backfill,
+            room: saved.room.map(Id::from),
+            deadline: saved.deadline,
+            accepted: saved.accepted.clone(),
+            positions: saved.positions.clone(),
+            cast: saved.cast.iter().map(|(role, name)| (*role, Text::from_slice(name))).collect(),
+            shared: saved.shared.to_vec(),
+        })
+    }
+
     fn tickets(&self) -> Vec<u32> {
         self.sides.iter().flatten().copied().collect()
     }

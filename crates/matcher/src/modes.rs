@@ -2,18 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use crate::config::{Config, ModeRules, Select, rules_of_name};
 use crate::info::RoleRef;
 use crate::problem::{Outcome, Problem};
+use crate::schema::v1;
 use throng_wire::matcher::Status;
 
 /// Modes by themselves (`NvM`) that may exist at a time; those that are configured come on top.
 const UNCONFIGURED_MODES_MAX: usize = 4_096;
 
 /// A mode and its rooms.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Mode {
     pub(crate) name: String,
     pub(crate) rules: ModeRules,
@@ -23,16 +22,13 @@ pub(crate) struct Mode {
     /// Live rooms, lingering ones included.
     pub(crate) rooms: u32,
     /// Members, seats and teams of them all; counted again after a restart.
-    #[serde(skip)]
     pub(crate) members: u32,
-    #[serde(skip)]
     pub(crate) seats: u32,
-    #[serde(skip)]
     pub(crate) teams: u32,
 }
 
 /// Open rooms by free places.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) enum Open {
     /// For a choice by age: at each number of free places the rooms by age.
     ByAge(Vec<BTreeMap<u64, u32>>),
@@ -41,7 +37,7 @@ pub(crate) enum Open {
 }
 
 /// Every mode by index and name.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Modes {
     list: Vec<Mode>,
     by_name: BTreeMap<String, u16>,
@@ -94,6 +90,10 @@ impl Modes {
         index
     }
 
+    pub(crate) fn get_mut(&mut self, index: u16) -> Option<&mut Mode> {
+        self.list.get_mut(usize::from(index))
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Mode> {
         self.list.iter()
     }
@@ -118,6 +118,24 @@ impl Modes {
     pub(crate) fn find(&self, name: &[u8]) -> Option<&Mode> {
         let index = self.by_name.get(std::str::from_utf8(name).ok()?)?;
         Some(&self.list[usize::from(*index)])
+    }
+}
+
+impl Modes {
+    pub(crate) fn save(&self) -> Vec<v1::Mode<'_>> {
+        // Texts, numbers and flags: nothing in them can fail to be JSON.
+        let rules = |mode: &Mode| serde_json::to_string(&mode.rules).unwrap_or_default();
+        self.list.iter().map(|mode| v1::Mode { name: &mode.name, rules: rules(mode) }).collect()
+    }
+
+    /// Modes without rooms.
+    pub(crate) fn load(saved: &[v1::Mode<'_>]) -> Result<Modes, &'static str> {
+        let mut modes = Modes::default();
+        for mode in saved {
+            let rules = serde_json::from_str(&mode.rules).map_err(|_| "rules of a mode are not in order")?;
+            modes.put(mode.name, rules);
+        }
+        if modes.list.len() == saved.len() { Ok(modes) } else { Err("a mode is there twice") }
     }
 }
 
@@ -172,6 +190,13 @@ impl Open {
                 levels[free].push(room);
             }
         }
+    }
+
+    /// Puts a room where a snapshot had it among those with as many free places. Rooms that are
+    /// chosen by chance come in order of their place.
+    pub(crate) fn restore(&mut self, open: v1::Open, order: u64, room: u32) -> bool {
+        self.insert(open.free as usize, order, room);
+        self.last_place(open.free as usize) == open.at as usize
     }
 
     /// `place` is where [`Open::Any`] has the room; returns the room that took its place.

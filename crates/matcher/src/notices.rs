@@ -53,6 +53,11 @@ impl Notices {
         self.heads.is_empty()
     }
 
+    /// Bytes of all entries so far.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Forgets all; keeps the memory.
     pub fn clear(&mut self) {
         self.heads.clear();

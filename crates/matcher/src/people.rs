@@ -1,15 +1,15 @@
 //! Roles and the servers they live on.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
+use crate::schema::v1;
 use crate::slab::{NONE, Slab};
 
 /// A role that is in something.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Player {
     pub(crate) id: Text,
     /// Place where its events go.
@@ -33,15 +33,65 @@ pub(crate) struct Player {
 }
 
 /// A game server.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Server {
     pub(crate) id: Text,
+    /// Servers that were first seen later have greater ones.
+    pub(crate) age: u64,
     first: u32,
     pub(crate) connected: bool,
     /// Time when its roles are given up, 0 while it is connected or was never.
     pub(crate) grace_until: u64,
     /// Request keys and rooms that name it.
     pub(crate) holds: u32,
+}
+
+/// Numbers in a snapshot by index.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    players: Vec<u32>,
+    servers: Vec<u32>,
+}
+
+impl Numbers {
+    pub(crate) fn player(&self, index: u32) -> Option<u32> {
+        self.players.get(index as usize).copied().filter(|number| *number != NONE)
+    }
+
+    pub(crate) fn server(&self, index: u32) -> Option<u32> {
+        self.servers.get(index as usize).copied().filter(|number| *number != NONE)
+    }
+}
+
+impl Player {
+    fn save(&self) -> v1::Player<'_> {
+        let place = |index: u32| (index != NONE).then_some(index);
+        v1::Player {
+            role: &self.id,
+            team: place(self.team),
+            room: place(self.room),
+            rooms: self.rooms.to_vec(),
+            seats: self.seats.to_vec(),
+            tickets: self.tickets.to_vec(),
+            cooldown_until: self.cooldown_until,
+        }
+    }
+
+    fn load(saved: &v1::Player<'_>) -> Player {
+        Player {
+            id: Text::from_slice(saved.role),
+            server: NONE,
+            previous: NONE,
+            next: NONE,
+            team: saved.team.unwrap_or(NONE),
+            room: saved.room.unwrap_or(NONE),
+            rooms: SmallVec::from_slice(&saved.rooms),
+            seats: SmallVec::from_slice(&saved.seats),
+            tickets: SmallVec::from_slice(&saved.tickets),
+            cooldown_until: saved.cooldown_until,
+            holds: 0,
+        }
+    }
 }
 
 /// A table from names to indexes whose order nobody sees.
@@ -70,25 +120,67 @@ impl Index {
 }
 
 /// Roles and servers, found by name.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct People {
     pub(crate) players: Slab<Player>,
     pub(crate) servers: Slab<Server>,
-    #[serde(skip)]
+    /// Age of the next server.
+    age: u64,
     player_index: Index,
-    #[serde(skip)]
     server_index: Index,
 }
 
 impl People {
-    /// Makes the tables again after a snapshot was read.
-    pub(crate) fn reindex(&mut self) {
-        for (index, player) in self.players.iter() {
-            self.player_index.insert(&player.id, index, |index| &self.players[index].id);
+    /// Servers in order of age with their players, without the answers to their requests.
+    pub(crate) fn save(&self) -> (Vec<v1::Server<'_>>, Numbers) {
+        let mut order: Vec<(u64, u32)> =
+            self.servers.iter().map(|(index, server)| (server.age, index)).collect();
+        order.sort_unstable();
+        let mut numbers = Numbers {
+            players: vec![NONE; self.players.next_new() as usize],
+            servers: vec![NONE; self.servers.next_new() as usize],
+        };
+        let mut next = 0;
+        let mut saved = Vec::with_capacity(order.len());
+        for (number, (_, index)) in (0..).zip(order) {
+            numbers.servers[index as usize] = number;
+            let server = &self.servers[index];
+            let mut players = Vec::new();
+            for player in self.players_of(index) {
+                numbers.players[player as usize] = next;
+                next += 1;
+                players.push(self.players[player].save());
+            }
+            let (connected, grace_until) = (server.connected, server.grace_until);
+            saved.push(v1::Server { name: &server.id, connected, grace_until, players, answers: Vec::new() });
         }
-        for (index, server) in self.servers.iter() {
-            self.server_index.insert(&server.id, index, |index| &self.servers[index].id);
+        (saved, numbers)
+    }
+
+    /// Servers and players whose indexes are their numbers in the snapshot. Nothing holds them yet.
+    pub(crate) fn load(saved: &[v1::Server<'_>]) -> Result<People, &'static str> {
+        let mut people = People::default();
+        for server in saved {
+            if people.server(server.name).is_some() {
+                return Err("a server is there twice");
+            }
+            let index = people.server_entry(server.name);
+            let entry = &mut people.servers[index];
+            (entry.connected, entry.grace_until) = (server.connected, server.grace_until);
+            let first = people.players.next_new();
+            for player in &server.players {
+                if people.player(player.role).is_some() {
+                    return Err("a role is there twice");
+                }
+                let player = people.players.insert(Player::load(player));
+                people
+                    .player_index
+                    .insert(&people.players[player].id, player, |index| &people.players[index].id);
+            }
+            // The newest first, as the list has them.
+            (first..people.players.next_new()).rev().for_each(|player| people.link(player, index));
         }
+        Ok(people)
     }
 
     #[inline]
@@ -106,10 +198,11 @@ impl People {
         if let Some(index) = self.server(id) {
             return index;
         }
-        let server =
-            Server { id: Text::from_slice(id), first: NONE, connected: false, grace_until: 0, holds: 0 };
+        let (id, age) = (Text::from_slice(id), self.age);
+        self.age += 1;
+        let server = Server { id: id.clone(), age, first: NONE, connected: false, grace_until: 0, holds: 0 };
         let index = self.servers.insert(server);
-        self.server_index.insert(id, index, |index| &self.servers[index].id);
+        self.server_index.insert(&id, index, |index| &self.servers[index].id);
         index
     }
 

@@ -12,7 +12,6 @@ mod verdict;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Status, Type, write_bool, write_bytes, write_nested, write_u64};
 
@@ -24,6 +23,7 @@ use crate::notices::Notices;
 use crate::problem::{Outcome, Problem};
 use crate::queue::Assign;
 use crate::room::{CreateInfo, Newcomer};
+use crate::schema::v1;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -101,7 +101,7 @@ impl PendingRequest<'_> {
 }
 
 /// A verdict at a point; rooms that are yet to be made have no id.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Said {
     point: HookPoint,
     room: Option<Id>,
@@ -109,7 +109,7 @@ pub(crate) struct Said {
 }
 
 /// A request that waits.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub(crate) struct Kept {
     pub(crate) number: u64,
     pub(crate) until: u64,
@@ -126,7 +126,7 @@ impl Kept {
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 enum Waiter {
     Request(Kept),
     /// A match, for its server.
@@ -134,7 +134,7 @@ enum Waiter {
 }
 
 /// A question that is out.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 struct Pending {
     point: HookPoint,
     room: Option<Id>,
@@ -151,7 +151,7 @@ enum Stop {
 }
 
 /// Everything that waits for policies.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 pub(crate) struct Hooks {
     /// The last number of a question or a kept request.
     last: u64,
@@ -160,18 +160,105 @@ pub(crate) struct Hooks {
     held: BTreeMap<Id, VecDeque<Kept>>,
     /// Requests in `held`.
     waiting: usize,
-    #[serde(skip)]
     questions: VecDeque<PolicyRequest>,
-    #[serde(skip)]
     answered: VecDeque<Answered>,
     /// Of the request under way.
-    #[serde(skip)]
     pub(crate) verdicts: Vec<Said>,
-    #[serde(skip)]
     stop: Option<Stop>,
 }
 
+impl Said {
+    fn save(&self) -> v1::Verdict {
+        v1::Verdict {
+            point: number_of(self.point),
+            room: self.room.map(Id::into),
+            body: self.verdict.to_bytes(),
+        }
+    }
+
+    fn load(saved: &v1::Verdict) -> Option<Said> {
+        let (point, room) = (point_of(saved.point)?, saved.room.map(Id::from));
+        Some(Said { point, room, verdict: Verdict::parse(&saved.body)? })
+    }
+}
+
+/// In the order of their numbers in snapshots.
+const SCOPES: [Scope; 3] = [Scope::Server, Scope::Trusted, Scope::Admin];
+
+fn number_of(point: HookPoint) -> u8 {
+    HookPoint::ALL.iter().position(|own| *own == point).unwrap_or_default() as u8
+}
+
+fn point_of(number: u8) -> Option<HookPoint> {
+    HookPoint::ALL.get(usize::from(number)).copied()
+}
+
+impl Kept {
+    fn save(&self) -> v1::Kept<'_> {
+        v1::Kept {
+            number: self.number,
+            until: self.until,
+            server: &self.srv,
+            scope: self.scope as u8,
+            method: self.method,
+            body: &self.body,
+            verdicts: self.verdicts.iter().map(Said::save).collect(),
+        }
+    }
+
+    fn load(saved: &v1::Kept<'_>) -> Option<Kept> {
+        Some(Kept {
+            number: saved.number,
+            until: saved.until,
+            srv: saved.server.to_owned(),
+            scope: *SCOPES.get(usize::from(saved.scope))?,
+            method: saved.method,
+            body: saved.body.to_vec(),
+            verdicts: saved.verdicts.iter().map(Said::load).collect::<Option<_>>()?,
+        })
+    }
+}
+
 impl Hooks {
+    pub(crate) fn save(&self) -> v1::Policies<'_> {
+        let question = |(number, pending): (&u64, &'_ Pending)| {
+            (*number, number_of(pending.point), pending.room.map(Id::into))
+        };
+        let questions = self.pending.iter().map(|(number, pending)| {
+            let (number, point, room) = question((number, pending));
+            let waiter = match &pending.waiter {
+                Waiter::Request(kept) => v1::Waiter::Request(kept.save()),
+                Waiter::Match(id) => v1::Waiter::Match((*id).into()),
+            };
+            v1::Question { number, point, room, waiter }
+        });
+        let held =
+            self.held.iter().map(|(room, kept)| ((*room).into(), kept.iter().map(Kept::save).collect()));
+        v1::Policies { last: self.last, questions: questions.collect(), held: held.collect() }
+    }
+
+    pub(crate) fn load(saved: &v1::Policies<'_>) -> Result<Hooks, &'static str> {
+        let mut hooks = Hooks { last: saved.last, ..Hooks::default() };
+        let question = |saved: &v1::Question<'_>| {
+            let waiter = match &saved.waiter {
+                v1::Waiter::Request(kept) => Waiter::Request(Kept::load(kept)?),
+                v1::Waiter::Match(id) => Waiter::Match((*id).into()),
+            };
+            Some(Pending { point: point_of(saved.point)?, room: saved.room.map(Id::from), waiter })
+        };
+        for saved in &saved.questions {
+            let pending = question(saved).ok_or("a question to a policy is not in order")?;
+            hooks.pending.insert(saved.number, pending);
+        }
+        for (room, all) in &saved.held {
+            let all: Option<VecDeque<Kept>> = all.iter().map(Kept::load).collect();
+            let all = all.ok_or("a request that waits is not in order")?;
+            hooks.waiting += all.len();
+            hooks.held.insert((*room).into(), all);
+        }
+        Ok(hooks)
+    }
+
     fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -216,10 +303,12 @@ impl Matcher {
     /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more
     /// is ignored.
     pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
+        let told = notices.bytes().len();
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.advance(turn, now);
         self.settle_question(turn, id, verdict.cloned());
+        self.note_notices(notices, told);
     }
 
     /// Questions that wait for their verdict.
@@ -358,14 +447,19 @@ impl Matcher {
         let mut body = Vec::new();
         let turn = &mut Turn { now: asked.came(), caller, answer: &mut body, notices: turn.notices };
         if let Handled::Done(status) = self.execute(turn, asked) {
-            self.hooks.answered.push_back(Answered { request: kept.number, status, body });
+            self.answer_late(Answered { request: kept.number, status, body });
         }
+    }
+
+    fn answer_late(&mut self, answered: Answered) {
+        self.outputs.add(&answered.body);
+        self.hooks.answered.push_back(answered);
     }
 
     pub(crate) fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
         let mut body = Vec::new();
         Problem::new(status, why).write(&mut body);
-        self.hooks.answered.push_back(Answered { request: kept.number, status, body });
+        self.answer_late(Answered { request: kept.number, status, body });
     }
 
     /// After a restart nobody waits for an answer any more, and matches are made anew.

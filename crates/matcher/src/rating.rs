@@ -14,6 +14,7 @@ use crate::info::{Text, bytes, check_id, entry, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::{Compiled, System};
+use crate::schema::v1;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -21,14 +22,14 @@ pub(crate) use systems::{Rating, win_chance};
 use systems::{glicko2_period, weng_lin};
 
 /// A player's standing in a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Rated {
     rating: Rating,
     games: u64,
 }
 
 /// Ratings that several queues may share.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct RatingPool {
     system: System,
     players: BTreeMap<Text, Rated>,
@@ -40,7 +41,7 @@ struct RatingPool {
 }
 
 /// Every pool, and what was reported.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Ratings {
     pools: BTreeMap<String, RatingPool>,
     /// By match or room, and pool: a room may be rated in several.
@@ -49,14 +50,14 @@ pub(crate) struct Ratings {
     order: VecDeque<(Id, String)>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct Report {
     digest: [u8; 32],
     changes: Vec<Change>,
 }
 
 /// Effect of a report on a player, which is also its answer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct Change {
     role: Text,
     before: Rating,
@@ -72,6 +73,44 @@ const RESULT_PLAYERS_MAX: usize = 200;
 const RATINGS_MAX: usize = 1_000;
 
 impl Ratings {
+    pub(crate) fn save(&self) -> (Vec<v1::RatingPool<'_>>, Vec<v1::Report<'_>>) {
+        let pools = self.pools.iter().map(|(name, pool)| pool.save(name)).collect();
+        let reports = self.order.iter().filter_map(|about| {
+            let report = self.reports.get(about)?;
+            let changes = report.changes.iter();
+            let change = |change: &'_ Change| (change.before.into(), change.after.into(), change.games);
+            let changes = changes.map(|own| {
+                let (before, after, games) = change(own);
+                (&own.role[..], before, after, games)
+            });
+            let (digest, changes) = (report.digest, changes.collect());
+            Some(v1::Report { about: about.0.into(), pool: &about.1, digest, changes })
+        });
+        (pools, reports.collect())
+    }
+
+    pub(crate) fn load(
+        pools: &[v1::RatingPool<'_>],
+        reports: &[v1::Report<'_>],
+    ) -> Result<Ratings, &'static str> {
+        let mut ratings = Ratings::default();
+        for pool in pools {
+            ratings.pools.insert(pool.name.to_owned(), RatingPool::load(pool)?);
+        }
+        for report in reports {
+            let change = |(role, before, after, games): &(&[u8], v1::Rating, v1::Rating, u64)| Change {
+                role: Text::from_slice(role),
+                before: (*before).into(),
+                after: (*after).into(),
+                games: *games,
+            };
+            let changes = report.changes.iter().map(change).collect();
+            let about = (report.about.into(), report.pool.to_owned());
+            ratings.remember(about, Report { digest: report.digest, changes });
+        }
+        Ok(ratings)
+    }
+
     /// (skill, deviation) of a role, the start where it was never rated.
     pub(crate) fn skill(&self, pool: &str, system: System, role: &[u8]) -> (f64, f64) {
         self.pools.get(pool).map_or(Rating::start(system), |pool| pool.of(role).rating).skill()
@@ -130,7 +169,116 @@ impl Ratings {
     }
 }
 
+/// A rating as a line of an export.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExportedRating {
+    pool: String,
+    system: System,
+    period_ms: u64,
+    role: String,
+    games: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mu: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sigma: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rating: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    deviation: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    volatility: Option<f64>,
+}
+
+impl Ratings {
+    pub(crate) fn exported(&self) -> impl Iterator<Item = ExportedRating> + '_ {
+        self.pools.iter().flat_map(|(name, pool)| {
+            pool.players.iter().map(|(role, own)| {
+                let line = ExportedRating {
+                    pool: name.clone(),
+                    system: pool.system,
+                    period_ms: pool.period_ms,
+                    role: String::from_utf8_lossy(role).into_owned(),
+                    games: own.games,
+                    mu: None,
+                    sigma: None,
+                    rating: None,
+                    deviation: None,
+                    volatility: None,
+                };
+                match own.rating {
+                    Rating::WengLin { mu, sigma } => {
+                        ExportedRating { mu: Some(mu), sigma: Some(sigma), ..line }
+                    }
+                    Rating::Glicko2 { rating, deviation, volatility } => ExportedRating {
+                        rating: Some(rating),
+                        deviation: Some(deviation),
+                        volatility: Some(volatility),
+                        ..line
+                    },
+                }
+            })
+        })
+    }
+
+    pub(crate) fn import(&mut self, line: &ExportedRating) -> Result<(), String> {
+        check_id(line.role.as_bytes(), "RoleID").map_err(|problem| problem.message.to_string())?;
+        let rating = match (line.system, line.mu, line.sigma, line.rating, line.deviation, line.volatility) {
+            (System::WengLin, Some(mu), Some(sigma), None, None, None) => Rating::WengLin { mu, sigma },
+            (System::Glicko2, None, None, Some(rating), Some(deviation), Some(volatility)) => {
+                Rating::Glicko2 { rating, deviation, volatility }
+            }
+            _ => return Err("a rating has mu and sigma, or rating, deviation and volatility".to_owned()),
+        };
+        let spread = line.sigma.or(line.deviation).unwrap_or_default();
+        if spread <= 0.0 || line.volatility.is_some_and(|volatility| volatility <= 0.0) {
+            return Err("sigma, deviation and volatility are over 0".to_owned());
+        }
+        let pool = self.pool(&line.pool, line.system, line.period_ms);
+        if (pool.system, pool.period_ms) != (line.system, line.period_ms) {
+            return Err(format!("pool `{}` has another system or period in a line before", line.pool));
+        }
+        let rated = Rated { rating, games: line.games };
+        match pool.players.insert(Text::from_slice(line.role.as_bytes()), rated) {
+            None => Ok(()),
+            Some(_) => Err(format!("role `{}` is rated twice in pool `{}`", line.role, line.pool)),
+        }
+    }
+}
+
+/// In the order of their numbers in snapshots.
+const SYSTEMS: [System; 2] = [System::WengLin, System::Glicko2];
+
 impl RatingPool {
+    fn save<'a>(&'a self, name: &'a str) -> v1::RatingPool<'a> {
+        let players = self.players.iter();
+        let games = self.games.iter();
+        v1::RatingPool {
+            name,
+            system: SYSTEMS.iter().position(|system| *system == self.system).unwrap_or_default() as u8,
+            players: players.map(|(role, own)| (&role[..], own.rating.into(), own.games)).collect(),
+            games: games.map(|(id, a, b, score)| ((*id).into(), &a[..], &b[..], *score)).collect(),
+            period_ms: self.period_ms,
+            period_ends: self.period_ends,
+        }
+    }
+
+    fn load(saved: &v1::RatingPool<'_>) -> Result<RatingPool, &'static str> {
+        let rated = |(role, rating, games): &(&[u8], v1::Rating, u64)| {
+            (Text::from_slice(role), Rated { rating: (*rating).into(), games: *games })
+        };
+        let game = |(id, a, b, score): &(v1::Id, &[u8], &[u8], f64)| {
+            ((*id).into(), Text::from_slice(a), Text::from_slice(b), *score)
+        };
+        Ok(RatingPool {
+            system: *SYSTEMS.get(usize::from(saved.system)).ok_or("a rating pool has an unknown system")?,
+            players: saved.players.iter().map(rated).collect(),
+            games: saved.games.iter().map(game).collect(),
+            period_ms: saved.period_ms,
+            period_ends: saved.period_ends,
+        })
+    }
+
     fn of(&self, role: &[u8]) -> Rated {
         let start = Rated { rating: Rating::start(self.system), games: 0 };
         self.players.get(role).copied().unwrap_or(start)

@@ -57,6 +57,9 @@ pub enum Input<'a> {
     Recovered,
     /// Every record below this sequence is on disk.
     Durable(u64),
+    /// Hash of what the inputs since the last such record put out; see
+    /// [`Matcher::take_outputs`](crate::Matcher::take_outputs).
+    Outputs(u64),
     /// A policy has answered.
     Verdict {
         /// The question.
@@ -145,6 +148,10 @@ pub fn write_record(out: &mut Vec<u8>, sequence: u64, now: u64, input: Input<'_>
             out.push(6);
             out.extend_from_slice(&below.to_le_bytes());
         }
+        Input::Outputs(hash) => {
+            out.push(9);
+            out.extend_from_slice(&hash.to_le_bytes());
+        }
         Input::Rules { number, release } => {
             out.push(8);
             out.extend_from_slice(&number.to_le_bytes());
@@ -202,6 +209,7 @@ pub fn parse_input(kind: u8, body: &[u8]) -> Option<Input<'_>> {
             let (number, release) = body.split_first_chunk::<4>()?;
             Input::Rules { number: u32::from_le_bytes(*number), release: std::str::from_utf8(release).ok()? }
         }
+        9 => Input::Outputs(u64::from_le_bytes(body.try_into().ok()?)),
         _ => return None,
     })
 }
@@ -232,6 +240,7 @@ mod tests {
             Input::Timeout,
             Input::Recovered,
             Input::Durable(9),
+            Input::Outputs(u64::MAX - 1),
             Input::Verdict { id: 3, verdict: Some(b"v") },
             Input::Verdict { id: 4, verdict: None },
         ];

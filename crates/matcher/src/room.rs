@@ -4,7 +4,6 @@ mod leaving;
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
@@ -14,18 +13,22 @@ use crate::history::{Change, History};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, entry, text, write_entry};
 use crate::matcher::{Matcher, fan_out, write_about};
+use crate::people::Numbers;
 use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
+use crate::schema::v1;
 use crate::sides::Sides;
 use crate::slab::NONE;
 use crate::turn::Turn;
 
 /// Members up to which an event carries all of them, where the mode does not say.
 const SNAPSHOT_MEMBERS_MAX: usize = 16;
+/// Most free places of a room, as a mode has at most so many members.
+const OPEN_MAX: u32 = 10_000;
 /// Rooms of which a random join asks the policy before it makes one.
 const CANDIDATES_MAX: usize = 64;
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Room {
     pub(crate) id: Id,
     /// Age: rooms made later have greater ones.
@@ -55,14 +58,14 @@ pub(crate) struct Room {
     pub(crate) history: History,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) player: u32,
     pub(crate) info: Info,
 }
 
 /// A place kept for a role.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Seat {
     pub(crate) player: u32,
     pub(crate) until: u64,
@@ -162,7 +165,155 @@ impl Room {
     }
 }
 
+impl Room {
+    /// `ticket` says which tickets of seats are still those of this room.
+    pub(crate) fn save(&self, numbers: &Numbers, ticket: impl Fn(u32) -> Option<u32>) -> v1::Room<'_> {
+        v1::Room {
+            id: self.id.into(),
+            number: self.order,
+            created: self.created,
+            rev: self.rev,
+            mode: self.mode,
+            hidden: self.hidden,
+            full: self.full,
+            forced_full: self.forced_full,
+            sealed: self.sealed,
+            deleting: self.deleting,
+            open: self.open_at.map(|free| v1::Open { free, at: self.open_place }),
+            members: self.members.iter().map(|member| member.save(numbers)).collect(),
+            seats: self.seats.iter().map(|seat| seat.save(numbers, &ticket)).collect(),
+            data: self.data.bytes(),
+            sides: self.sides.bytes(),
+            creator: numbers.server(self.creator),
+            matched: self.matched.map(Id::into),
+            backfill: (self.backfill != NONE).then_some(self.backfill),
+            history: self.history.bytes(),
+        }
+    }
+
+    pub(crate) fn load(saved: &v1::Room<'_>) -> Room {
+        let member =
+            |member: &v1::Member<'_>| Member { player: member.player, info: Info::load(member.info) };
+        let seat = |seat: &v1::Seat<'_>| Seat {
+            player: seat.player,
+            until: seat.until,
+            ticket: seat.ticket.unwrap_or(NONE),
+            info: seat.info.map(|info| Box::new(Info::load(info))),
+        };
+        Room {
+            id: saved.id.into(),
+            order: saved.number,
+            created: saved.created,
+            rev: saved.rev,
+            mode: saved.mode,
+            hidden: saved.hidden,
+            full: saved.full,
+            forced_full: saved.forced_full,
+            sealed: saved.sealed,
+            deleting: saved.deleting,
+            listed: !saved.deleting && !saved.hidden,
+            open_at: saved.open.map(|open| open.free),
+            open_place: saved.open.map_or(0, |open| open.at),
+            members: saved.members.iter().map(member).collect(),
+            seats: saved.seats.iter().map(seat).collect(),
+            data: DataMap::load(saved.data),
+            sides: Sides::load(saved.sides),
+            creator: saved.creator.unwrap_or(NONE),
+            matched: saved.matched.map(Id::from),
+            backfill: saved.backfill.unwrap_or(NONE),
+            history: History::load(saved.history),
+        }
+    }
+}
+
+impl Member {
+    fn save(&self, numbers: &Numbers) -> v1::Member<'_> {
+        v1::Member { player: numbers.player(self.player).unwrap_or(NONE), info: self.info.bytes() }
+    }
+}
+
+impl Seat {
+    fn save(&self, numbers: &Numbers, ticket: impl Fn(u32) -> Option<u32>) -> v1::Seat<'_> {
+        v1::Seat {
+            player: numbers.player(self.player).unwrap_or(NONE),
+            until: self.until,
+            ticket: ticket(self.ticket),
+            info: self.info.as_deref().map(Info::bytes),
+        }
+    }
+}
+
+/// A room that was exported.
+#[derive(Debug, Default)]
+pub(crate) struct RoomBuild {
+    pub(crate) created: u64,
+    pub(crate) rev: u64,
+    pub(crate) hidden: bool,
+    pub(crate) full: bool,
+    pub(crate) forced_full: bool,
+    pub(crate) sealed: bool,
+    pub(crate) data: DataMap,
+    pub(crate) sides: Vec<u8>,
+    pub(crate) members: Vec<(u32, Info)>,
+}
+
+impl RoomBuild {
+    /// The room, in no index yet.
+    pub(crate) fn room(self, id: Id, number: u64, mode: u16) -> Room {
+        let members = self.members.iter();
+        Room::load(&v1::Room {
+            id: id.into(),
+            number,
+            created: self.created,
+            rev: self.rev,
+            mode,
+            hidden: self.hidden,
+            full: self.full,
+            forced_full: self.forced_full,
+            sealed: self.sealed,
+            deleting: false,
+            open: None,
+            members: members
+                .map(|(player, info)| v1::Member { player: *player, info: info.bytes() })
+                .collect(),
+            seats: Vec::new(),
+            data: self.data.bytes(),
+            sides: &self.sides,
+            creator: None,
+            matched: None,
+            backfill: None,
+            history: &[],
+        })
+    }
+}
+
 impl Matcher {
+    /// Counts rooms that a snapshot brought back and puts them into the indexes of their modes.
+    pub(crate) fn index_rooms(&mut self) -> Result<(), &'static str> {
+        let mut open = Vec::new();
+        for (index, room) in self.rooms.iter() {
+            let mode = self.modes.get_mut(room.mode).ok_or("a room has no mode")?;
+            mode.rooms += 1;
+            mode.members += room.members.len() as u32;
+            mode.seats += room.seats.len() as u32;
+            mode.teams += room.teams_from(0);
+            if room.listed {
+                mode.visible.insert(room.order, index);
+            }
+            open.extend(room.open_at.map(|free| (room.mode, free, room.open_place, room.order, index)));
+            if room.creator != NONE {
+                self.people.servers.get_mut(room.creator).ok_or("a room has no creator")?.holds += 1;
+            }
+        }
+        open.sort_unstable();
+        for (mode, free, at, order, index) in open {
+            if free > OPEN_MAX || !self.modes[mode].open.restore(v1::Open { free, at }, order, index) {
+                return Err("rooms to join are not in order");
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn find_room(&self, id: &[u8]) -> Outcome<u32> {
         Id::parse(id)
             .filter(|id| self.rooms.get(id.index).is_some_and(|room| room.id == *id))

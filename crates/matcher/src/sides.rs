@@ -1,6 +1,5 @@
 //! Sides of a match's room and who is on them.
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::matcher::{write_bytes, write_nested};
 use throng_wire::{Field, fields};
@@ -12,7 +11,7 @@ const FIELD: u32 = 10;
 
 /// As a room shows them: fields one after the other, so that a large tick needs one small piece of
 /// memory for a room's.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Sides(Box<[u8]>);
 
 /// One of them.
@@ -36,6 +35,11 @@ impl Sides {
             });
         }
         Sides(Box::from(&scratch[..]))
+    }
+
+    /// Sides that [`bytes`](Sides::bytes) gave.
+    pub(crate) fn load(bytes: &[u8]) -> Sides {
+        Sides(Box::from(bytes))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -1,7 +1,5 @@
 //! Objects by index, where the order of reuse is part of the state.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 /// No index.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -106,23 +104,35 @@ impl<T> Slab<T> {
     }
 }
 
-// Where it is cut is not part of the state.
-impl<T: Serialize> Serialize for Slab<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let places = self.pieces.iter().flat_map(|piece| piece.iter());
-        let all: Vec<Option<&T>> = places.take(self.len as usize).map(Option::as_ref).collect();
-        (all, &self.free).serialize(serializer)
+impl<T> Slab<T> {
+    /// Free places; the last is taken next.
+    pub(crate) fn free(&self) -> &[u32] {
+        &self.free
     }
-}
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Slab<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Slab<T>, D::Error> {
-        let (all, free): (Vec<Option<T>>, Vec<u32>) = Deserialize::deserialize(deserializer)?;
-        let mut slab = Slab { free, ..Slab::default() };
-        for item in all {
+    /// Objects by place and all places between them. `None` if a place is missing or there twice.
+    pub(crate) fn from_places(objects: impl Iterator<Item = (u32, T)>, free: Vec<u32>) -> Option<Slab<T>> {
+        let objects: Vec<(u32, T)> = objects.collect();
+        let len = objects.len() + free.len();
+        let mut places: Vec<Option<T>> = std::iter::repeat_with(|| None).take(len).collect();
+        for (index, object) in objects {
+            let place = places.get_mut(index as usize)?;
+            if place.replace(object).is_some() {
+                return None;
+            }
+        }
+        let mut is_free = vec![false; len];
+        for index in &free {
+            let place = is_free.get_mut(*index as usize)?;
+            if std::mem::replace(place, true) || places[*index as usize].is_some() {
+                return None;
+            }
+        }
+        let mut slab = Slab::default();
+        for item in places {
             slab.push(item);
         }
-        Ok(slab)
+        Some(Slab { free, ..slab })
     }
 }
 

@@ -1,6 +1,5 @@
 //! The team service.
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
@@ -12,7 +11,9 @@ use crate::info::{
     check_id, check_json, check_len, entry, text,
 };
 use crate::matcher::{Matcher, collapse_key, fan_out, stored, write_about};
+use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote};
+use crate::schema::v1;
 use crate::slab::NONE;
 use crate::turn::Turn;
 
@@ -25,7 +26,7 @@ const WRONG_TRIES_MS: u64 = 60_000;
 const WRONG_SERVERS_MAX: usize = 1_000;
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Team {
     pub(crate) id: Id,
     password: Text,
@@ -38,17 +39,63 @@ pub(crate) struct Team {
     wrong: Vec<WrongTries>,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct TeamMember {
     pub(crate) player: u32,
     pub(crate) info: Info,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct WrongTries {
     server: Text,
     count: u32,
     until: u64,
+}
+
+impl Team {
+    pub(crate) fn save(&self, numbers: &Numbers) -> v1::Team<'_> {
+        let member = |member: &'_ TeamMember| numbers.player(member.player).unwrap_or(NONE);
+        v1::Team {
+            id: self.id.into(),
+            password: &self.password,
+            max_role: self.max_role,
+            data: self.data.bytes(),
+            members: self
+                .members
+                .iter()
+                .map(|own| v1::Member { player: member(own), info: own.info.bytes() })
+                .collect(),
+            leader: numbers.player(self.leader).unwrap_or(NONE),
+            rev: self.rev,
+            wrong_tries: self.wrong.iter().map(WrongTries::save).collect(),
+        }
+    }
+
+    pub(crate) fn load(saved: &v1::Team<'_>) -> Team {
+        let member =
+            |member: &v1::Member<'_>| TeamMember { player: member.player, info: Info::load(member.info) };
+        let tries = |tries: &v1::WrongTries<'_>| WrongTries {
+            server: Text::from_slice(tries.server),
+            count: tries.count,
+            until: tries.until,
+        };
+        Team {
+            id: saved.id.into(),
+            password: Text::from_slice(saved.password),
+            max_role: saved.max_role,
+            data: DataMap::load(saved.data),
+            members: saved.members.iter().map(member).collect(),
+            leader: saved.leader,
+            rev: saved.rev,
+            wrong: saved.wrong_tries.iter().map(tries).collect(),
+        }
+    }
+}
+
+impl WrongTries {
+    fn save(&self) -> v1::WrongTries<'_> {
+        v1::WrongTries { server: &self.server, count: self.count, until: self.until }
+    }
 }
 
 impl Matcher {

@@ -2,7 +2,6 @@
 
 mod service;
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
@@ -10,8 +9,10 @@ use throng_wire::{Field, fields};
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
+use crate::people::Numbers;
 use crate::problem::{Outcome, not_found, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
+use crate::schema::v1;
 use crate::slab::NONE;
 use crate::turn::Turn;
 
@@ -31,7 +32,7 @@ const FORGOTTEN_EARLY: usize = 4;
 pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 
 /// State of a ticket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Searching,
     Proposed,
@@ -41,6 +42,17 @@ pub(crate) enum State {
     TimedOut,
     Failed,
 }
+
+/// In the order of their numbers in snapshots.
+const STATES: [State; 7] = [
+    State::Searching,
+    State::Proposed,
+    State::Placing,
+    State::Matched,
+    State::Cancelled,
+    State::TimedOut,
+    State::Failed,
+];
 
 impl State {
     fn name(self) -> &'static str {
@@ -61,14 +73,14 @@ impl State {
 }
 
 /// Place where a searching ticket stands in its pool.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolPosition {
     pub(crate) partition: u32,
     pub(crate) key: Key,
 }
 
 /// Place where a ticket is listed.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Standing {
     /// Proposed or being placed.
     #[default]
@@ -83,7 +95,7 @@ pub(crate) enum Standing {
 
 /// Tickets that have ended, in order. They are chained through the tickets: a tick that matches a
 /// hundred thousand moves no list of them.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct EndedTickets {
     first: u32,
     last: u32,
@@ -97,7 +109,7 @@ impl Default for EndedTickets {
 }
 
 /// A party that asks for a match.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: Id,
     pub(crate) queue: u32,
@@ -121,7 +133,7 @@ pub(crate) struct Ticket {
 }
 
 /// A player of a ticket.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct TicketPlayer {
     /// While the ticket is live.
     pub(crate) player: u32,
@@ -143,6 +155,69 @@ impl TicketPlayer {
 }
 
 impl Ticket {
+    /// `place` says where it waits.
+    pub(crate) fn save(&self, numbers: &Numbers, place: Option<v1::Waiting>) -> v1::Ticket<'_> {
+        let player = |own: &'_ TicketPlayer| numbers.player(own.player);
+        // Nothing reads the facts of one that has ended.
+        let facts = if self.state.is_live() { self.facts.save() } else { Facts::save_none() };
+        v1::Ticket {
+            id: self.id.into(),
+            queue: self.queue,
+            created: self.created,
+            expires: self.expires,
+            priority: self.priority,
+            state: STATES.iter().position(|state| *state == self.state).unwrap_or_default() as u8,
+            rev: self.rev,
+            reason: &self.reason,
+            team: &self.team,
+            players: self
+                .players
+                .iter()
+                .map(|own| v1::TicketPlayer { player: player(own), body: &own.body })
+                .collect(),
+            facts,
+            level: self.level,
+            waits: place,
+            readable_until: match self.standing {
+                Standing::Ended { until, .. } => until,
+                _ => 0,
+            },
+            matched: self.matched.map(Id::into),
+            room: self.room.map(Id::into),
+            region: self.region,
+            position: self.position,
+        }
+    }
+
+    /// It stands nowhere yet, unless it has ended.
+    pub(crate) fn load(saved: &v1::Ticket<'_>) -> Result<Ticket, &'static str> {
+        let state = *STATES.get(usize::from(saved.state)).ok_or("a ticket has an unknown state")?;
+        let player = |own: &v1::TicketPlayer<'_>| TicketPlayer {
+            player: own.player.unwrap_or(NONE),
+            body: Box::from(own.body),
+        };
+        let until = saved.readable_until;
+        Ok(Ticket {
+            id: saved.id.into(),
+            queue: saved.queue,
+            created: saved.created,
+            expires: saved.expires,
+            priority: saved.priority,
+            state,
+            rev: saved.rev,
+            reason: Box::from(saved.reason),
+            team: Box::from(saved.team),
+            players: saved.players.iter().map(player).collect(),
+            facts: Facts::load(&saved.facts),
+            level: saved.level,
+            standing: if state.is_live() { Standing::Nowhere } else { Standing::Ended { until, next: NONE } },
+            matched: saved.matched.map(Id::from),
+            room: saved.room.map(Id::from),
+            region: saved.region,
+            position: saved.position,
+        })
+    }
+
     /// Something that is known when all of it is at hand.
     pub(crate) fn touch(&self) -> u64 {
         let due = match self.standing {
@@ -180,6 +255,30 @@ pub(crate) fn ticket_id(id: Id, created: u64) -> [u8; 32] {
 }
 
 impl Matcher {
+    /// Places of the tickets that have ended and are still readable, in the order of their ends.
+    pub(crate) fn save_ended(&self) -> Vec<u32> {
+        let mut all = Vec::new();
+        let mut at = self.ended_tickets.first;
+        while let Some(Standing::Ended { next, .. }) = self.tickets.get(at).map(|ticket| ticket.standing) {
+            all.push(at);
+            at = next;
+        }
+        all
+    }
+
+    /// Chains the tickets that a snapshot names as ended.
+    pub(crate) fn load_ended(&mut self, all: &[u32]) -> Result<(), &'static str> {
+        for pair in all.windows(2) {
+            match self.tickets.get_mut(pair[0]).map(|ticket| &mut ticket.standing) {
+                Some(Standing::Ended { next, .. }) if *next == NONE => *next = pair[1],
+                _ => return Err("an ended ticket is missing or there twice"),
+            }
+        }
+        let (first, last) = (all.first().copied().unwrap_or(NONE), all.last().copied().unwrap_or(NONE));
+        self.ended_tickets = EndedTickets { first, last, len: all.len() as u32 };
+        Ok(())
+    }
+
     pub(crate) fn find_ticket(&self, text: &[u8]) -> Outcome<u32> {
         let index = text.get(11..19).and_then(crate::id::unhex).unwrap_or(u64::from(NONE)) as u32;
         self.tickets

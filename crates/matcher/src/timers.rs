@@ -3,14 +3,15 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::id::Id;
 use crate::info::Text;
 
 /// A timer's action. An object that is gone or has another deadline now makes its timer void.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
+    /// Nothing: its object was gone when a snapshot was taken. It still counts among the timers
+    /// that one input fires.
+    Nothing,
     /// A deleting room goes.
     RoomEnd(Id),
     /// Seats of a room expire.
@@ -60,17 +61,16 @@ impl Timers {
     }
 }
 
-impl Serialize for Timers {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list: Vec<(u64, u64, Timer)> = self.heap.iter().map(|Reverse(timer)| timer.clone()).collect();
+impl Timers {
+    /// All of them in order of time, and how many were ever set.
+    pub(crate) fn save(&self) -> (Vec<(u64, u64, &Timer)>, u64) {
+        let mut list: Vec<(u64, u64, &Timer)> =
+            self.heap.iter().map(|Reverse((at, number, timer))| (*at, *number, timer)).collect();
         list.sort_unstable();
-        (list, self.set).serialize(serializer)
+        (list, self.set)
     }
-}
 
-impl<'de> Deserialize<'de> for Timers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Timers, D::Error> {
-        let (list, set): (Vec<(u64, u64, Timer)>, u64) = Deserialize::deserialize(deserializer)?;
-        Ok(Timers { heap: list.into_iter().map(Reverse).collect(), set })
+    pub(crate) fn load(list: impl Iterator<Item = (u64, u64, Timer)>, set: u64) -> Timers {
+        Timers { heap: list.map(Reverse).collect(), set }
     }
 }

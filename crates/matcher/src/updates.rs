@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
 use crate::matcher::Matcher;
 use crate::queue::{Anchor, anchor_of};
+use crate::schema::v1;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -23,14 +22,26 @@ const COUNTED_MAX: usize = 256;
 /// A round of telling all tickets of a queue. First they are put in order, then each is told how
 /// many were passed before it that still search: a position is as old as a round lasts, some 2 s
 /// with 100,000 tickets, and costs the search nothing.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Round {
     /// Number of the next ticket to put in order.
     next: u32,
-    /// Tickets to notify, by partition.
-    left: BTreeSet<(u32, Anchor)>,
+    /// Tickets to notify, by number of their partition.
+    left: BTreeSet<(u64, Anchor)>,
     /// A partition, and how many of it still searched when they were passed.
-    passed: (u32, u64),
+    passed: (u64, u64),
+}
+
+impl Round {
+    pub(crate) fn save(&self) -> v1::Round {
+        let left = self.left.iter().map(|(partition, anchor)| (*partition, (*anchor).into()));
+        v1::Round { next: self.next, left: left.collect(), passed: self.passed }
+    }
+
+    pub(crate) fn load(saved: &v1::Round) -> Round {
+        let left = saved.left.iter().map(|(partition, anchor)| (*partition, (*anchor).into()));
+        Round { next: saved.next, left: left.collect(), passed: saved.passed }
+    }
 }
 
 impl Matcher {
@@ -79,7 +90,11 @@ impl Matcher {
         let end = self.tickets.next_new();
         let to = round.next.saturating_add(SORTED_PER_STEP).min(end);
         let searching = (round.next..to).filter(|ticket| self.waiting.searches(*ticket, index));
-        let places = searching.filter_map(|ticket| Some((ticket, self.tickets[ticket].place()?.partition)));
+        let pool = &self.queues.list[index].pool;
+        let places = searching.filter_map(|ticket| {
+            let place = self.tickets[ticket].place()?;
+            Some((ticket, pool.partitions[place.partition].number))
+        });
         round.left.extend(places.map(|(ticket, part)| (part, anchor_of(&self.tickets, ticket))));
         round.next = to;
         to == end
@@ -94,7 +109,9 @@ impl Matcher {
             // It may have left, and another may have its number or its partition's.
             let is_there = self.waiting.searches(ticket, index)
                 && anchor_of(&self.tickets, ticket) == anchor
-                && self.tickets[ticket].place().is_some_and(|place| place.partition == part);
+                && self.tickets[ticket].place().is_some_and(|place| {
+                    self.queues.list[index].pool.partitions[place.partition].number == part
+                });
             if !is_there {
                 continue;
             }

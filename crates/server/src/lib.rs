@@ -59,11 +59,13 @@ mod tls;
 mod why;
 mod worker;
 
-pub use matcher::take_over_area;
+pub use matcher::{import_matcher, take_over_area};
 pub use services::SERVICES;
 pub use signals::{End, Signals};
 pub use start::{Address, Running, Service, StartError, from_here, start};
 pub use throng_admin::{CpuProfile, ProfileError};
 /// Why connections are closed, not accepted, and messages refused.
 pub use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
-pub use throng_matcher_server::{replay as replay_matcher, settle as settle_matcher};
+pub use throng_matcher_server::{
+    export as export_matcher, replay as replay_matcher, settle as settle_matcher,
+};

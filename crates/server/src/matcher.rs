@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::auth::fetch;
 use crate::config::{Settings, resolve_addr};
-use crate::start::{Address, Service, StartError, bind_error};
+use crate::start::{Address, Service, StartError, bind_error, fill_random};
 use crate::{services, tls};
 
 /// Folder below the data folder.
@@ -47,6 +47,18 @@ impl Matcher {
         self.end.notify_waiters();
         self.service.stop();
     }
+}
+
+/// Makes a journal of exported lines in a folder that is empty or not there yet. Gives the numbers
+/// of rooms and players in it.
+///
+/// # Errors
+/// A folder that is not empty, a line that is wrong, or as the system says.
+pub fn import_matcher(folder: &Path, lines: &str) -> Result<(usize, usize), String> {
+    let mut secret = [0; 32];
+    fill_random(&mut secret).map_err(|error| format!("cannot get random bytes: {error}"))?;
+    let made = throng_matcher_server::import(folder, lines, secret).map_err(|error| error.to_string())?;
+    Ok((made.rooms, made.players))
 }
 
 /// Starts the matcher if the settings give it an address. Its HTTP listener runs on `side`.

@@ -707,7 +707,7 @@ fn shard_count(configured: u16) -> usize {
     }
 }
 
-fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     use std::io::Read as _;
     std::fs::File::open("/dev/urandom")?.read_exact(bytes)
 }

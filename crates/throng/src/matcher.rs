@@ -421,7 +421,7 @@ fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {
 /// `throng matcher`.
 pub(crate) fn command() -> clap::Command {
     clap::Command::new("matcher")
-        .about("Replay the matcher's journal, simulate its matching quality")
+        .about("Replay, export and import the matcher's journal, simulate its matching quality")
         .subcommand_required(true)
         .subcommand(
             clap::Command::new("replay")
@@ -433,10 +433,9 @@ pub(crate) fn command() -> clap::Command {
                         .required(true),
                 )
                 .arg(
-                    Arg::new("verify")
-                        .long("verify")
-                        .action(ArgAction::SetTrue)
-                        .help("Replay twice and compare the states"),
+                    Arg::new("verify").long("verify").action(ArgAction::SetTrue).help(
+                        "Compare answers, notices and states with those of the run that wrote the journal",
+                    ),
                 )
                 .arg(
                     Arg::new("salvage")
@@ -453,6 +452,32 @@ pub(crate) fn command() -> clap::Command {
                         .value_name("DIR")
                         .help("Folder of the journal, as in throng-data/matcher; not while a matcher uses it")
                         .required(true),
+                ),
+        )
+        .subcommand(
+            clap::Command::new("export")
+                .about("Print players, ratings, queues and rooms of a journal as JSON lines")
+                .arg(
+                    Arg::new("folder")
+                        .value_name("DIR")
+                        .help("Folder of the journal, as in throng-data/matcher; the matcher must not run")
+                        .required(true),
+                ),
+        )
+        .subcommand(
+            clap::Command::new("import")
+                .about("Make a journal of exported lines; checks all of them before it writes")
+                .arg(
+                    Arg::new("folder")
+                        .value_name("DIR")
+                        .help("Folder of the new journal, empty or not there yet")
+                        .required(true),
+                )
+                .arg(
+                    Arg::new("file")
+                        .value_name("FILE")
+                        .help("File with the lines; - reads standard input")
+                        .default_value("-"),
                 ),
         )
         .subcommand(
@@ -501,7 +526,9 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         },
         Some(("takeover", matches)) => takeover(matches),
         Some(("settle", matches)) => settle(matches),
-        _ => unreachable!("the subcommand is required and there are four"),
+        Some(("export", matches)) => export(matches),
+        Some(("import", matches)) => import(matches),
+        _ => unreachable!("the subcommand is required and there are six"),
     }
 }
 
@@ -522,6 +549,42 @@ fn settle(matches: &ArgMatches) -> ExitCode {
     match throng_server::settle_matcher(Path::new(folder)) {
         Ok(records) => {
             let told = format!("{records} records replayed; the folder holds their state as a snapshot\n");
+            if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+fn export(matches: &ArgMatches) -> ExitCode {
+    let folder = matches.get_one::<String>("folder").map(String::as_str).unwrap_or_default();
+    if let Err(wrong) = check_journal(folder) {
+        return wrong;
+    }
+    match throng_server::export_matcher(Path::new(folder)) {
+        Ok(lines) => {
+            let told = String::from_utf8_lossy(&lines);
+            if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: {error}");
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
+}
+
+fn import(matches: &ArgMatches) -> ExitCode {
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str).unwrap_or_default();
+    let lines = match text("file") {
+        "-" => io::read_to_string(io::stdin()).map_err(|error| format!("standard input: {error}")),
+        file => std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}")),
+    };
+    let folder = Path::new(text("folder"));
+    match lines.and_then(|lines| throng_server::import_matcher(folder, &lines)) {
+        Ok((rooms, players)) => {
+            let told = format!("{rooms} rooms with {players} players\n");
             if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
         }
         Err(error) => {
@@ -582,7 +645,11 @@ fn replay(matches: &ArgMatches) -> ExitCode {
                 found.elapsed.as_secs_f64(),
                 found.sequence,
                 found.digest,
-                if matches.get_flag("verify") { ", identical in both replays" } else { "" }
+                if matches.get_flag("verify") {
+                    format!(", {} hashes of the run that wrote it are the same here", found.compared)
+                } else {
+                    String::new()
+                }
             );
             if print(&text).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }
         }

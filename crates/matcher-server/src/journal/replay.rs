@@ -1,9 +1,10 @@
 //! Reading a journal back: what comes of it, and where it ends.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
-use throng_matcher::{Config, Matcher, Notices, RULES, SnapshotHead};
+use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, SnapshotHead};
 use throng_platform::{File, Fs};
 
 use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
@@ -11,7 +12,6 @@ use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segm
 /// Reads a journal into a matcher.
 pub(crate) struct Replay {
     pub(crate) matcher: Option<Matcher>,
-    config: Config,
     /// Number of the next record.
     pub(crate) sequence: u64,
     pub(crate) replayed: u64,
@@ -24,16 +24,31 @@ pub(crate) struct Replay {
     damaged: Option<u64>,
     notices: Notices,
     answer: Vec<u8>,
+    /// The first difference from the run that wrote the log.
+    pub(crate) diverged: Option<(u64, &'static str)>,
+    /// Hashes of the states in later snapshots, by the number of the record that they come before.
+    states: BTreeMap<u64, [u8; 32]>,
+    /// Hashes of the run that were the same here.
+    pub(crate) compared: u64,
     /// Rules that the records which follow were written under, and the release.
     written: (u32, String),
 }
 
 impl Replay {
     /// Begins at the newest snapshot that is whole.
-    pub(crate) fn begin(fs: &dyn Fs, config: Config, salvage: bool) -> Result<Replay, JournalError> {
+    pub(crate) fn begin(fs: &dyn Fs, salvage: bool) -> Result<Replay, JournalError> {
+        Replay::begin_at(fs, salvage, false)
+    }
+
+    /// Begins where the log and the snapshots that follow can be compared with this replay: at the
+    /// oldest snapshot, which is to have the state that its hash names.
+    pub(crate) fn begin_to_verify(fs: &dyn Fs, salvage: bool) -> Result<Replay, JournalError> {
+        Replay::begin_at(fs, salvage, true)
+    }
+
+    fn begin_at(fs: &dyn Fs, salvage: bool, oldest: bool) -> Result<Replay, JournalError> {
         let mut replay = Replay {
             matcher: None,
-            config,
             sequence: 0,
             replayed: 0,
             snapshot_bytes: 0,
@@ -43,6 +58,9 @@ impl Replay {
             damaged: None,
             notices: Notices::default(),
             answer: Vec::new(),
+            diverged: None,
+            states: BTreeMap::new(),
+            compared: 0,
             written: (0, "before 0.1".to_owned()),
         };
         for sequence in numbers(fs, SNAPSHOTS, ".snap")?.into_iter().rev() {
@@ -50,14 +68,20 @@ impl Replay {
                 replay.damaged.get_or_insert(sequence);
                 continue;
             };
-            let matcher = Matcher::restore(replay.config.clone(), &bytes)
-                .map_err(|error| JournalError::Unknown { sequence, why: error.to_string() })?;
-            if let Ok((SnapshotHead { rules, release }, _)) = SnapshotHead::split(&bytes) {
-                replay.written = (rules, release);
-            }
+            let unreadable = |error: BadSnapshot| JournalError::Unknown { sequence, why: error.to_string() };
+            let (SnapshotHead { rules, release, hash, .. }, _) =
+                SnapshotHead::split(&bytes).map_err(unreadable)?;
+            let matcher = Matcher::restore(&bytes).map_err(unreadable)?;
+            replay.written = (rules, release);
             replay.snapshot_bytes = bytes.len() as u64;
             (replay.matcher, replay.sequence) = (Some(matcher), sequence);
-            break;
+            if !oldest {
+                break;
+            }
+            replay.states.insert(sequence, hash);
+        }
+        if oldest {
+            replay.compare_state();
         }
         Ok(replay)
     }
@@ -164,8 +188,19 @@ impl Replay {
         Ok(at)
     }
 
+    /// Compares the state with that of a snapshot which was taken here.
+    fn compare_state(&mut self) {
+        let (Some(hash), Some(matcher)) = (self.states.remove(&self.sequence), &self.matcher) else { return };
+        if matcher.digest() == hash {
+            self.compared += 1;
+        } else {
+            self.diverged.get_or_insert((self.sequence, "had a state"));
+        }
+    }
+
     fn apply(&mut self, record: &Record<'_>) -> Result<(), JournalError> {
         let sequence = record.sequence;
+        self.compare_state();
         let unknown = |why: String| JournalError::Unknown { sequence, why };
         let input =
             parse_input(record.kind, record.body).ok_or_else(|| unknown(format!("type {}", record.kind)))?;
@@ -174,6 +209,18 @@ impl Replay {
         let now = record.time;
         if let Input::Rules { number, release } = input {
             self.written = (number, release.to_owned());
+            // What a crash left without its hash ends here.
+            if let Some(matcher) = &mut self.matcher {
+                matcher.take_outputs();
+            }
+            return Ok(());
+        }
+        if let (Input::Outputs(hash), Some(matcher)) = (input, &mut self.matcher) {
+            if matcher.take_outputs() == Some(hash) {
+                self.compared += 1;
+            } else {
+                self.diverged.get_or_insert((sequence, "answered"));
+            }
             return Ok(());
         }
         if self.written.0 != RULES && !matches!(input, Input::Durable(_)) {
@@ -181,7 +228,7 @@ impl Replay {
             return Err(JournalError::OtherRules { release, rules });
         }
         if let Input::Begin { secret } = input {
-            self.matcher = Some(Matcher::new(self.config.clone(), secret, now));
+            self.matcher = Some(Matcher::new(Config::default(), secret, now));
             return Ok(());
         }
         let Some(matcher) = &mut self.matcher else {

@@ -1,6 +1,5 @@
 //! Verdicts of policies, and their bytes.
 
-use serde::{Deserialize, Serialize};
 use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested};
 use throng_wire::{fields, write_varint};
 
@@ -8,7 +7,7 @@ use crate::info::{DataMap, ROOM_DATA_FIELD, entry, text};
 use crate::problem::{Outcome, Problem};
 
 /// Verdict of a policy. The default allows and changes nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Vetoes; only what has not happened yet can be vetoed: creating and adding.
     pub refuse: bool,

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use serde::{Deserialize, Serialize};
+use crate::schema::v1;
 
 /// Who is tried next, in the order of fairness.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Anchor {
     /// Backfills of high priority before all, those of low priority after.
     pub(crate) class: u8,
@@ -16,9 +16,21 @@ pub(crate) struct Anchor {
     pub(crate) index: u32,
 }
 
+impl From<Anchor> for v1::Anchor {
+    fn from(Anchor { class, rank, created, backfill, index }: Anchor) -> v1::Anchor {
+        v1::Anchor { class, rank, created, backfill, place: index }
+    }
+}
+
+impl From<v1::Anchor> for Anchor {
+    fn from(v1::Anchor { class, rank, created, backfill, place }: v1::Anchor) -> Anchor {
+        Anchor { class, rank, created, backfill, index: place }
+    }
+}
+
 /// Anchors to try, each once, in their order. Most tickets come in that order too: those are in a
 /// line, which costs a tenth of a tree.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Anchors {
     line: VecDeque<Anchor>,
     /// Those that came later than their turn: of a priority, back from a proposal, with something
@@ -27,6 +39,17 @@ pub(crate) struct Anchors {
 }
 
 impl Anchors {
+    /// Those in line, and those that came later than their turn.
+    pub(crate) fn save(&self) -> (Vec<v1::Anchor>, Vec<v1::Anchor>) {
+        let line = self.line.iter().map(|anchor| (*anchor).into()).collect();
+        (line, self.others.iter().map(|anchor| (*anchor).into()).collect())
+    }
+
+    pub(crate) fn load(line: &[v1::Anchor], others: &[v1::Anchor]) -> Anchors {
+        let line = line.iter().map(|anchor| (*anchor).into()).collect();
+        Anchors { line, others: others.iter().map(|anchor| (*anchor).into()).collect() }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.line.is_empty() && self.others.is_empty()
     }

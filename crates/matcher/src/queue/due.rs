@@ -3,16 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use serde::{Deserialize, Serialize};
-
+use crate::schema::v1;
 use crate::slab::NONE;
 
 /// Each ticket's entry in the list of what is due, by ticket: looking at an entry needs nothing
 /// else of the ticket, which is large and elsewhere.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Waiting(Vec<Wait>);
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 struct Wait {
     at: u64,
     /// List that has the entry; [`NONE`] when none has.
@@ -24,6 +23,28 @@ struct Wait {
 const NO_WAIT: Wait = Wait { at: 0, queue: NONE, searches: false };
 
 impl Waiting {
+    pub(crate) fn save(&self) -> Vec<v1::Wait> {
+        let known =
+            (0..).zip(&self.0).filter(|(_, wait)| wait.queue != NONE || wait.searches || wait.at != 0);
+        let wait = |(ticket, Wait { at, queue, searches }): (u32, &Wait)| v1::Wait {
+            ticket,
+            at: *at,
+            queue: *queue,
+            searches: *searches,
+        };
+        known.map(wait).collect()
+    }
+
+    /// `tickets` is the number of their places.
+    pub(crate) fn load(saved: &[v1::Wait], tickets: u32) -> Result<Waiting, &'static str> {
+        let mut waiting = Waiting(vec![NO_WAIT; tickets as usize]);
+        for v1::Wait { ticket, at, queue, searches } in saved {
+            let own = waiting.0.get_mut(*ticket as usize).ok_or("a ticket that waits is missing")?;
+            *own = Wait { at: *at, queue: *queue, searches: *searches };
+        }
+        Ok(waiting)
+    }
+
     /// A ticket searches in a queue and is due at a time. Whether it needs an entry: one that left
     /// and came back finds its own again.
     fn set(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
@@ -66,7 +87,7 @@ impl Waiting {
 
 /// Time when tickets relax or time out, in order of time, then of coming. Entries of tickets that
 /// left stay until their time, or until half of all are such.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Due {
     all: BTreeMap<u64, VecDeque<u32>>,
     len: usize,
@@ -82,6 +103,17 @@ const LEFT_MIN: usize = 1_024;
 const SWEEP: usize = 1_024;
 
 impl Due {
+    pub(crate) fn save(&self) -> v1::Due {
+        let all = self.all.iter().map(|(at, tickets)| (*at, tickets.iter().copied().collect())).collect();
+        v1::Due { all, left: self.left as u64, seen: self.seen }
+    }
+
+    pub(crate) fn load(saved: &v1::Due) -> Due {
+        let all = saved.all.iter().map(|(at, tickets)| (*at, tickets.iter().copied().collect()));
+        let len = saved.all.iter().map(|(_, tickets)| tickets.len()).sum();
+        Due { all: all.collect(), len, left: saved.left as usize, seen: saved.seen }
+    }
+
     /// A ticket searches in the queue, which this is of, and relaxes or times out at a time.
     pub(crate) fn enter(&mut self, waiting: &mut Waiting, queue: u32, ticket: u32, at: u64) {
         if waiting.set(ticket, queue, at) {

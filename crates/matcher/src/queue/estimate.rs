@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
+use crate::schema::v1;
 
 /// Waits are counted in buckets whose bounds grow by a quarter: 64 of them reach from 0.1 s to a
 /// day.
@@ -30,7 +30,7 @@ const SAMPLES_MIN: u64 = 20;
 const KINDS_MAX: usize = 4_096;
 
 /// Kind of a ticket; `None` is the coarser kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kind {
     pub(crate) region: Option<u16>,
     pub(crate) skill: Option<i16>,
@@ -61,7 +61,7 @@ impl Kind {
 }
 
 /// Tickets that were matched in one slot of time after waits of one bucket.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 struct Count {
     slot: u64,
     bucket: u8,
@@ -70,7 +70,7 @@ struct Count {
 
 /// Waits of one kind: what was matched within [`WINDOW_SLOTS`], in order of time. At most one count
 /// for each slot and bucket, and seldom more than a few of a slot.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 struct Histogram {
     counts: VecDeque<Count>,
     /// Tickets of all of them.
@@ -169,7 +169,7 @@ impl Bucket {
 }
 
 /// Waits of one queue.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Estimates {
     kinds: BTreeMap<Kind, Histogram>,
     /// Time when kinds that had become empty were last dropped.
@@ -178,10 +178,55 @@ pub(crate) struct Estimates {
     noted: BTreeMap<Kind, Vec<u32>>,
 }
 
+impl From<Kind> for v1::Kind {
+    fn from(Kind { region, skill, size }: Kind) -> v1::Kind {
+        v1::Kind { region, skill, size }
+    }
+}
+
+impl From<v1::Kind> for Kind {
+    fn from(v1::Kind { region, skill, size }: v1::Kind) -> Kind {
+        Kind { region, skill, size }
+    }
+}
+
 /// Kinds that are noted before they are counted.
 const NOTED_MAX: usize = 256;
 
 impl Estimates {
+    pub(crate) fn save(&self) -> v1::Estimates {
+        let count = |Count { slot, bucket, tickets }: &Count| v1::WaitCount {
+            slot: *slot,
+            bucket: *bucket,
+            tickets: *tickets,
+        };
+        let kinds =
+            self.kinds.iter().map(|(kind, own)| ((*kind).into(), own.counts.iter().map(count).collect()));
+        let noted = self.noted.iter().map(|(kind, counts)| ((*kind).into(), counts.clone()));
+        v1::Estimates { kinds: kinds.collect(), swept: self.swept, noted: noted.collect() }
+    }
+
+    pub(crate) fn load(saved: &v1::Estimates) -> Result<Estimates, &'static str> {
+        let mut estimates = Estimates { swept: saved.swept, ..Estimates::default() };
+        for (kind, counts) in &saved.kinds {
+            let histogram = estimates.kinds.entry((*kind).into()).or_default();
+            for v1::WaitCount { slot, bucket, tickets } in counts {
+                if usize::from(*bucket) >= BUCKETS {
+                    return Err("a wait is in no bucket");
+                }
+                histogram.counts.push_back(Count { slot: *slot, bucket: *bucket, tickets: *tickets });
+                histogram.tickets += u64::from(*tickets);
+            }
+        }
+        for (kind, counts) in &saved.noted {
+            if counts.len() != BUCKETS {
+                return Err("a wait is in no bucket");
+            }
+            estimates.noted.insert((*kind).into(), counts.clone());
+        }
+        Ok(estimates)
+    }
+
     /// Tickets of `kind` were matched after these waits. They count once
     /// [`settle`](Estimates::settle) is called, all those of a tick together: one after the other,
     /// each would be looked up in four kinds.

@@ -1,6 +1,5 @@
 //! Facts of a party: its values, computed once when its ticket is made.
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smallvec::SmallVec;
 
@@ -8,12 +7,13 @@ use super::compiled::Compiled;
 use super::rules::is_named_before;
 use super::ruleset::{AttributeKind, PartySkill};
 use crate::info::Text;
+use crate::schema::v1;
 
 /// Regions that a queue tells apart; those that come later are not known to it.
 pub(crate) const REGIONS_MAX: usize = 64;
 
 /// A value of one player.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) enum Attr {
     #[default]
     Absent,
@@ -23,7 +23,7 @@ pub(crate) enum Attr {
 }
 
 /// One player of a party.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PlayerFacts {
     /// By the queue's keys.
     pub(crate) attrs: SmallVec<[Attr; 1]>,
@@ -36,6 +36,15 @@ pub(crate) struct PlayerFacts {
 }
 
 impl PlayerFacts {
+    fn save(&self) -> v1::PlayerFacts<'_> {
+        v1::PlayerFacts {
+            attributes: self.attrs.iter().map(Attr::save).collect(),
+            wants: self.wants.to_vec(),
+            role: self.role,
+            avoid: self.avoid.to_vec(),
+        }
+    }
+
     /// The text of a key, empty where there is none.
     pub(crate) fn text(&self, key: usize) -> &[u8] {
         match &self.attrs[key] {
@@ -46,7 +55,7 @@ impl PlayerFacts {
 }
 
 /// Latencies of a party to one region, in ms.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ping {
     pub(crate) best: f32,
     /// Infinite when a player has none.
@@ -64,7 +73,7 @@ impl Ping {
 const NO_PING: Ping = Ping { best: f32::INFINITY, worst: f32::INFINITY, sum: 0.0 };
 
 /// A party as the rules see it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) players: Vec<PlayerFacts>,
     /// True if any of them would rather not meet somebody: mostly nobody does, and then nothing is
@@ -92,7 +101,63 @@ pub(crate) struct PlayerInput<'a> {
     pub(crate) skill: Option<(f64, f64)>,
 }
 
+impl Attr {
+    fn save(&self) -> v1::Attribute<'_> {
+        match self {
+            Attr::Absent => v1::Attribute::Absent,
+            Attr::Number(number) => v1::Attribute::Number(*number),
+            Attr::Text(text) => v1::Attribute::Text(text),
+            Attr::List(list) => v1::Attribute::List(list.iter().map(|text| &text[..]).collect()),
+        }
+    }
+
+    fn load(saved: &v1::Attribute<'_>) -> Attr {
+        match saved {
+            v1::Attribute::Absent => Attr::Absent,
+            v1::Attribute::Number(number) => Attr::Number(*number),
+            v1::Attribute::Text(text) => Attr::Text(Text::from_slice(text)),
+            v1::Attribute::List(list) => Attr::List(list.iter().map(|text| Text::from_slice(text)).collect()),
+        }
+    }
+}
+
 impl Facts {
+    pub(crate) fn save(&self) -> v1::Facts<'_> {
+        let ping = |Ping { best, worst, sum }: &Ping| v1::Ping { best: *best, worst: *worst, sum: *sum };
+        v1::Facts {
+            players: self.players.iter().map(PlayerFacts::save).collect(),
+            avoids: self.avoids,
+            size: self.size,
+            values: self.values.to_vec(),
+            pings: self.pings.iter().map(ping).collect(),
+            home: self.home,
+        }
+    }
+
+    /// Facts that nothing reads.
+    pub(crate) fn save_none() -> v1::Facts<'static> {
+        let (players, values, pings) = (Vec::new(), Vec::new(), Vec::new());
+        v1::Facts { players, avoids: false, size: 0, values, pings, home: None }
+    }
+
+    pub(crate) fn load(saved: &v1::Facts<'_>) -> Facts {
+        let player = |player: &v1::PlayerFacts<'_>| PlayerFacts {
+            attrs: player.attributes.iter().map(Attr::load).collect(),
+            wants: SmallVec::from_slice(&player.wants),
+            role: player.role,
+            avoid: SmallVec::from_slice(&player.avoid),
+        };
+        let ping = |v1::Ping { best, worst, sum }: &v1::Ping| Ping { best: *best, worst: *worst, sum: *sum };
+        Facts {
+            players: saved.players.iter().map(player).collect(),
+            avoids: saved.avoids,
+            size: saved.size,
+            values: SmallVec::from_slice(&saved.values),
+            pings: saved.pings.iter().map(ping).collect(),
+            home: saved.home,
+        }
+    }
+
     pub(crate) fn value(&self, key: usize) -> f64 {
         self.values.get(key).copied().unwrap_or(f64::NAN)
     }

@@ -38,7 +38,7 @@ pub(crate) use due::{Due, Waiting};
 pub(crate) use estimate::{Bucket, Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX, hash as role_hash};
 use order::Order;
-pub(crate) use pool::{Key, Partition, Pool, number, ordered};
+pub(crate) use pool::{Hot, Key, Partition, Pool, number, ordered};
 pub(crate) use positions::assign;
 pub(crate) use rules::{Placed, View};
 pub use ruleset::RuleProblem;
@@ -49,9 +49,10 @@ pub use trial::Trial;
 use crate::backfill::Backfill;
 use crate::info::Text;
 use crate::matcher::Matcher;
+use crate::schema::v1;
 use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, QueueReport, TICK_BOUNDS_S, WAIT_BOUNDS_S};
-use crate::ticket::Ticket;
+use crate::ticket::{PoolPosition, Standing, Ticket};
 use crate::timers::Timer;
 use crate::turn::Turn;
 use crate::updates::Round;
@@ -137,21 +138,18 @@ impl From<QueueRules> for Value {
 }
 
 /// A queue.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Queue {
     pub(crate) name: String,
     /// The rule set as JSON.
     pub(crate) source: String,
-    #[serde(skip)]
     compiled: Option<Arc<Compiled>>,
     /// Why this release does not take its rule set: nobody is matched until it has another one.
-    #[serde(skip)]
     pub(crate) paused: Option<String>,
     pub(crate) pool: Pool,
     /// Tickets that search, are proposed or wait for their match's server.
     pub(crate) live: u64,
     /// Tickets in proposals; counted again after a restart.
-    #[serde(skip)]
     pub(crate) proposed: u64,
     pub(crate) regions: Vec<Text>,
     /// Time when tickets relax or time out.
@@ -174,7 +172,6 @@ pub(crate) struct Queue {
     pub(crate) round: Option<Round>,
     /// True if a round is under way or will be.
     pub(crate) tells: bool,
-    #[serde(skip)]
     pub(crate) observed: Observed,
 }
 
@@ -206,7 +203,7 @@ pub(crate) struct Slice {
 }
 
 /// Counters of a queue since it was made.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct QueueCounters {
     pub(crate) matches: u64,
     pub(crate) timed_out: u64,
@@ -281,7 +278,7 @@ impl Queue {
 }
 
 /// Every queue, by index and name.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     pub(crate) list: Slab<Queue>,
     pub(crate) by_name: BTreeMap<String, u32>,
@@ -298,20 +295,101 @@ impl Queues {
         !self.searching.is_empty()
     }
 
-    /// Compiles the rules again after a snapshot was read. A queue whose rule set this release does
-    /// not take is paused.
-    pub(crate) fn reindex(&mut self) {
-        for index in 0..self.list.next_new() {
-            let Some(queue) = self.list.get_mut(index) else { continue };
-            let compiled = RuleSet::parse(queue.source.as_bytes()).and_then(Compiled::new);
-            let compiled = compiled.or_else(|problem| {
-                queue.paused = Some(problem.to_string());
-                queue.searching = false;
-                self.searching.remove(&index);
-                RuleSet::parse(STANDIN.as_bytes()).and_then(Compiled::new)
-            });
-            queue.compiled = compiled.ok().map(Arc::new);
+    pub(crate) fn save(&self) -> Vec<v1::Queue<'_>> {
+        self.list.iter().map(|(_, queue)| queue.save()).collect()
+    }
+
+    /// Queues without tickets. One whose rule set this release does not take is paused.
+    pub(crate) fn load(saved: &[v1::Queue<'_>]) -> Result<Queues, &'static str> {
+        let mut queues = Queues::default();
+        for saved in saved {
+            let queue = Queue::load(saved)?;
+            let (name, searching) = (queue.name.clone(), queue.searching);
+            let index = queues.list.insert(queue);
+            if searching {
+                queues.searching.insert(index);
+            }
+            if queues.by_name.insert(name, index).is_some() {
+                return Err("a queue is there twice");
+            }
         }
+        Ok(queues)
+    }
+}
+
+impl Queue {
+    fn save(&self) -> v1::Queue<'_> {
+        let figures = &self.figures;
+        v1::Queue {
+            name: &self.name,
+            rules: &self.source,
+            mode: self.mode,
+            regions: self.regions.iter().map(|region| &region[..]).collect(),
+            backfills: self.backfills.iter().copied().collect(),
+            tick_at: self.tick_at,
+            searching: self.searching,
+            tick_now: self.tick_now,
+            turns_until: self.turns_until,
+            steps_left: self.steps_left,
+            pool: self.pool.save(),
+            due: self.due.save(),
+            counters: v1::Counters {
+                matches: figures.matches,
+                timed_out: figures.timed_out,
+                cancelled: figures.cancelled,
+                declined: figures.declined,
+                failed: figures.failed,
+                scans: figures.scans,
+                expansions: figures.expansions.clone(),
+                qualities: figures.qualities.clone(),
+                recent: figures.recent.iter().copied().collect(),
+            },
+            estimates: self.estimates.save(),
+            updates: self.round.as_ref().map(Round::save),
+            updates_run: self.tells,
+        }
+    }
+
+    fn load(saved: &v1::Queue<'_>) -> Result<Queue, &'static str> {
+        let compile = |source: &str| RuleSet::parse(source.as_bytes()).and_then(Compiled::new);
+        let (compiled, paused) = match compile(saved.rules) {
+            Ok(compiled) => (Ok(compiled), None),
+            Err(problem) => (compile(STANDIN), Some(problem.to_string())),
+        };
+        let counters = &saved.counters;
+        Ok(Queue {
+            name: saved.name.to_owned(),
+            source: saved.rules.to_owned(),
+            compiled: Some(Arc::new(compiled.map_err(|_| "the rules of a paused queue are not in order")?)),
+            searching: saved.searching && paused.is_none(),
+            paused,
+            pool: Pool::load(&saved.pool)?,
+            live: 0,
+            proposed: 0,
+            regions: saved.regions.iter().map(|region| Text::from_slice(region)).collect(),
+            due: Due::load(&saved.due),
+            tick_at: saved.tick_at,
+            tick_now: saved.tick_now,
+            turns_until: saved.turns_until,
+            steps_left: saved.steps_left,
+            backfills: saved.backfills.iter().copied().collect(),
+            estimates: Estimates::load(&saved.estimates)?,
+            figures: QueueCounters {
+                matches: counters.matches,
+                timed_out: counters.timed_out,
+                cancelled: counters.cancelled,
+                declined: counters.declined,
+                failed: counters.failed,
+                scans: counters.scans,
+                expansions: counters.expansions.clone(),
+                qualities: counters.qualities.clone(),
+                recent: counters.recent.iter().copied().collect(),
+            },
+            mode: saved.mode,
+            round: saved.updates.as_ref().map(Round::load),
+            tells: saved.updates_run,
+            observed: Observed::default(),
+        })
     }
 }
 
@@ -327,6 +405,37 @@ impl Ticket {
 }
 
 impl Matcher {
+    /// Puts tickets that a snapshot brought back into the pools of their queues. `places` are those
+    /// of the tickets that wait.
+    pub(crate) fn fill_pools(
+        &mut self,
+        places: impl Iterator<Item = (u32, v1::Waiting)>,
+    ) -> Result<(), &'static str> {
+        let numbers: Vec<BTreeMap<u64, u32>> =
+            self.queues.list.iter().map(|(_, queue)| queue.pool.numbers()).collect();
+        let mut by_partition: BTreeMap<(u32, u32), Vec<(Key, Hot, i8)>> = BTreeMap::new();
+        for (index, place) in places {
+            let v1::Waiting { partition, value, idle, cut } = place;
+            let Some(ticket) = self.tickets.get_mut(index) else { return Err("a ticket is missing") };
+            let Some(queue) = self.queues.list.get(ticket.queue) else { return Err("a queue is missing") };
+            let partition = numbers[ticket.queue as usize].get(&partition);
+            let partition = *partition.ok_or("a ticket is in no partition")?;
+            let compiled = queue.rules();
+            // A paused queue has no levels.
+            let level = ticket.level.min((compiled.levels.len() - 1) as u8);
+            let hot = Hot { idle, cut, ..compiled.hot(&ticket.facts, level) };
+            let key = (value, index);
+            ticket.standing = Standing::InPool(PoolPosition { partition, key });
+            let anchor = ticket.anchor(index);
+            by_partition.entry((ticket.queue, partition)).or_default().push((key, hot, anchor.rank));
+        }
+        for ((queue, partition), mut tickets) in by_partition {
+            tickets.sort_unstable_by_key(|(key, ..)| *key);
+            self.queues.list[queue].pool.fill(partition, &tickets);
+        }
+        Ok(())
+    }
+
     /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched
     /// any more fail.
     pub(crate) fn put_queue(&mut self, turn: &mut Turn<'_>, rules: &QueueRules) -> Result<u32, RuleProblem> {
@@ -603,8 +712,17 @@ impl Matcher {
         let regions = &queue.regions;
         let scan = if anchor.backfill { None } else { queue.pool.scans.get(&anchor.index).cloned() };
         let had = scan.as_ref().map(|scan| scan.turn).filter(|_| !goes_on);
-        let mut search =
-            Search { compiled, partition: part, regions, facts, steps: 0, cut: false, scan, near };
+        let mut search = Search {
+            compiled,
+            partition: part,
+            regions,
+            facts,
+            steps: 0,
+            cut: false,
+            scan,
+            ends: (start.key, start.key),
+            near,
+        };
         let found = search.attempt(&start);
         let (steps, cut, key, arrivals) = (search.steps, search.cut, start.key, part.arrivals);
         let scan = search.scan.take();

@@ -1,7 +1,6 @@
 //! A partition's tickets in order, in chunks: a search walks outwards through memory that lies
 //! together.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use smallvec::SmallVec;
 
 use super::pool::{Hot, Key};
@@ -309,22 +308,6 @@ impl FromIterator<(Key, Hot)> for Order {
     }
 }
 
-// The division into chunks is not part of the state.
-impl Serialize for Order {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.iter().collect::<Vec<_>>().serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Order {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Order, D::Error> {
-        let mut all = Vec::<(Key, Hot)>::deserialize(deserializer)?;
-        all.sort_unstable_by_key(|(key, _)| *key);
-        all.dedup_by_key(|(key, _)| *key);
-        Ok(all.into_iter().collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -394,9 +377,6 @@ mod tests {
         assert_eq!(order.iter().copied().collect::<Vec<_>>(), all);
         assert!(order.chunks.len() <= 2 * all.len().div_ceil(MERGE_MAX) + 1, "{} chunks", order.chunks.len());
         let rebuilt: Order = all.iter().copied().collect();
-        let bytes = |order: &Order| postcard::to_extend(order, Vec::new()).unwrap();
-        assert_eq!(bytes(&order), bytes(&rebuilt), "the same state, however it is cut");
-        let read: Order = postcard::from_bytes(&bytes(&order)).unwrap();
-        assert_eq!(read.iter().copied().collect::<Vec<_>>(), all);
+        assert_eq!(rebuilt.iter().copied().collect::<Vec<_>>(), all);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::anchors::{Anchor, Anchors};
@@ -11,13 +10,14 @@ use super::facts::Facts;
 use super::order::Order;
 use super::ruleset::Clock;
 use crate::info::Text;
+use crate::schema::v1;
 use crate::slab::Slab;
 
 /// Place where a ticket stands in its partition: its value as ordered bits, then its index.
 pub(crate) type Key = (u64, u32);
 
 /// Summary of a ticket that a search reads first: a few bytes that lie together for neighbours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hot {
     pub(crate) size: u8,
     pub(crate) level: u8,
@@ -34,7 +34,7 @@ pub(crate) struct Hot {
 }
 
 /// Progress of an anchor's search that hit its limit. The next tick goes on there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scan {
     /// Its place among the unfinished.
     pub(crate) turn: u64,
@@ -46,8 +46,10 @@ pub(crate) struct Scan {
 }
 
 /// Tickets that may meet.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Partition {
+    /// Partitions of a queue that were made later have greater ones.
+    pub(crate) number: u64,
     pub(crate) key: Vec<Text>,
     pub(crate) order: Order,
     idle: u32,
@@ -65,9 +67,10 @@ pub(crate) struct Partition {
 }
 
 /// The tickets of a queue.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) partitions: Slab<Partition>,
+    partitions_made: u64,
     by_key: BTreeMap<Vec<Text>, u32>,
     /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is
     /// within a tick.
@@ -161,12 +164,119 @@ impl Compiled {
 }
 
 impl Pool {
+    /// Its partitions in order of their keys.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = (u32, &Partition)> {
+        self.by_key.values().map(|index| (*index, &self.partitions[*index]))
+    }
+
+    /// Partitions and anchors. Tickets say themselves where they wait.
+    pub(crate) fn save(&self) -> v1::Pool<'_> {
+        let mut partitions: Vec<v1::Partition<'_>> = self
+            .partitions
+            .iter()
+            .map(|(_, part)| v1::Partition {
+                number: part.number,
+                key: part.key.iter().map(|text| &text[..]).collect(),
+                arrivals: part.arrivals,
+            })
+            .collect();
+        partitions.sort_unstable_by_key(|part| part.number);
+        let (anchors, late_anchors) = self.dirty.save();
+        let scan = |(ticket, scan): (&u32, &Scan)| v1::Scan {
+            ticket: *ticket,
+            turn: scan.turn,
+            left: scan.left,
+            right: scan.right,
+            found: scan.found.clone(),
+        };
+        v1::Pool {
+            partitions,
+            partitions_made: self.partitions_made,
+            anchors,
+            late_anchors,
+            unfinished: self.unfinished.iter().map(|(turn, anchor)| (*turn, (*anchor).into())).collect(),
+            scans: self.scans.iter().map(scan).collect(),
+            next_turn: self.next_turn,
+        }
+    }
+
+    /// A pool without tickets.
+    pub(crate) fn load(saved: &v1::Pool<'_>) -> Result<Pool, &'static str> {
+        let mut pool = Pool {
+            dirty: Anchors::load(&saved.anchors, &saved.late_anchors),
+            unfinished: saved.unfinished.iter().map(|(turn, anchor)| (*turn, (*anchor).into())).collect(),
+            next_turn: saved.next_turn,
+            ..Pool::default()
+        };
+        for saved in &saved.partitions {
+            let index = pool.partition(saved.key.iter().map(|text| Text::from_slice(text)).collect());
+            let part = &mut pool.partitions[index];
+            (part.number, part.arrivals) = (saved.number, saved.arrivals);
+        }
+        if pool.partitions.len() != saved.partitions.len() {
+            return Err("a partition is there twice");
+        }
+        pool.partitions_made = saved.partitions_made;
+        for v1::Scan { ticket, turn, left, right, found } in &saved.scans {
+            let scan = Scan { turn: *turn, left: *left, right: *right, found: found.clone() };
+            pool.scans.insert(*ticket, scan);
+        }
+        Ok(pool)
+    }
+
+    /// Indexes of partitions by number.
+    pub(crate) fn numbers(&self) -> BTreeMap<u64, u32> {
+        self.partitions.iter().map(|(index, part)| (part.number, index)).collect()
+    }
+
+    /// Where a ticket waits, for a snapshot.
+    pub(crate) fn save_place(&self, partition: u32, key: Key) -> Option<v1::Waiting> {
+        let part = self.partitions.get(partition)?;
+        let hot = part.order.get(key)?;
+        Some(v1::Waiting { partition: part.number, value: key.0, idle: hot.idle, cut: hot.cut })
+    }
+
+    /// Puts the tickets of a snapshot into a partition. They come in order of their keys.
+    pub(crate) fn fill(&mut self, partition: u32, tickets: &[(Key, Hot, i8)]) {
+        let Partition { order, idle, cuts, ranks, sizes, wishes, .. } = &mut self.partitions[partition];
+        *order = tickets.iter().map(|(key, hot, _)| (*key, *hot)).collect();
+        self.size += tickets.len() as u64;
+        for (_, hot, rank) in tickets {
+            *idle += u32::from(hot.idle);
+            *cuts += u32::from(hot.cut);
+            *ranks.entry(*rank).or_default() += 1;
+            *sizes.entry(hot.size).or_default() += 1;
+            if hot.wants != 0 {
+                *wishes.entry(hot.wants).or_default() += u32::from(hot.size);
+            }
+        }
+    }
+
+    /// Returns whether its counts are those of its tickets.
+    pub(crate) fn is_counted(&self) -> bool {
+        let mut size = 0;
+        let mut all = self.partitions.iter();
+        let counts = all.all(|(index, part)| {
+            size += part.order.len() as u64;
+            let idle = part.order.iter().filter(|(_, hot)| hot.idle).count() as u32;
+            let cuts = part.order.iter().filter(|(_, hot)| hot.cut).count() as u32;
+            let ranks: u32 = part.ranks.values().sum();
+            let sizes: u32 = part.sizes.values().sum();
+            let len = part.order.len() as u32;
+            self.by_key.get(&part.key) == Some(&index)
+                && (part.idle, part.cuts, ranks, sizes) == (idle, cuts, len, len)
+        });
+        counts && size == self.size && self.by_key.len() == self.partitions.len()
+    }
+
     /// The partition of a key, made if there is none.
     pub(crate) fn partition(&mut self, key: Vec<Text>) -> u32 {
         if let Some(index) = self.by_key.get(&key) {
             return *index;
         }
-        let index = self.partitions.insert(Partition { key: key.clone(), ..Partition::default() });
+        let number = self.partitions_made;
+        self.partitions_made += 1;
+        let index = self.partitions.insert(Partition { number, key: key.clone(), ..Partition::default() });
         self.by_key.insert(key, index);
         index
     }

@@ -55,6 +55,8 @@ pub(crate) struct Search<'a, F> {
     pub(crate) cut: bool,
     /// Place where the search goes on, and where it ended at its limit.
     pub(crate) scan: Option<Scan>,
+    /// The last neighbours that a look which hit its limit saw, on each side.
+    pub(crate) ends: (Key, Key),
     /// Memory for the neighbours.
     pub(crate) near: Vec<Candidate>,
 }
@@ -107,6 +109,10 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         let plain = compiled.set.quality.prefer == Prefer::Skill && !has_positions && before.is_none();
         let first = if plain { (total as usize + total as usize / 4).min(limit) } else { limit };
         self.gather(start, first, before.as_ref(), all);
+        let more = self.cut && first < limit;
+        if self.cut && !more {
+            self.note_scan(all);
+        }
         if has_positions {
             self.gather_scarce(start, all);
         }
@@ -115,10 +121,12 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         {
             return Some(found);
         }
-        let more = self.cut && first < limit;
         if more {
             all.clear();
             self.gather(start, limit, None, all);
+            if self.cut {
+                self.note_scan(all);
+            }
         }
         if !self.may_fill(start, all) {
             return None;
@@ -216,10 +224,7 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
                 return;
             }
             if found.len() >= limit || visit >= limit * VISITS_PER_STEP {
-                self.cut = true;
-                let keys =
-                    found.iter().map(|candidate| (ordered(candidate.value), candidate.ticket)).collect();
-                self.scan = Some(Scan { turn: 0, left: from, right: to, found: keys });
+                (self.cut, self.ends) = (true, (from, to));
                 return;
             }
             if is_left {
@@ -234,6 +239,14 @@ impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
                 found.push(Candidate { ticket: key.1, value: number(key.0), hot: *hot });
             }
         }
+    }
+
+    /// Notes where the last look ended at its limit. A look at the very next only is none: the one
+    /// behind it may see everybody, and then nothing goes on.
+    fn note_scan(&mut self, found: &[Candidate]) {
+        let (left, right) = self.ends;
+        let found = found.iter().map(|candidate| (ordered(candidate.value), candidate.ticket)).collect();
+        self.scan = Some(Scan { turn: 0, left, right, found });
     }
 
     /// Adds the nearest tickets for each position that few take, and puts those before the others:

@@ -6,14 +6,14 @@
 //! held to published vectors, and to the crate where the two forms are the same: two teams,
 //! whatever the outcome.
 
-use serde::{Deserialize, Serialize};
 use skillratings::Outcomes;
 use skillratings::glicko2::{Glicko2Config, Glicko2Rating, glicko2_rating_period};
 
 use crate::queue::System;
+use crate::schema::v1;
 
 /// A player's rating.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rating {
     WengLin { mu: f64, sigma: f64 },
     Glicko2 { rating: f64, deviation: f64, volatility: f64 },
@@ -25,6 +25,28 @@ const KAPPA: f64 = 0.0001;
 /// Exponents below count as this one: sums of what is left are still numbers.
 const EXPONENT_MIN: f64 = -600.0;
 const GLICKO_DEVIATION_MAX: f64 = 350.0;
+
+impl From<Rating> for v1::Rating {
+    fn from(rating: Rating) -> v1::Rating {
+        match rating {
+            Rating::WengLin { mu, sigma } => v1::Rating::WengLin { mu, sigma },
+            Rating::Glicko2 { rating, deviation, volatility } => {
+                v1::Rating::Glicko2 { rating, deviation, volatility }
+            }
+        }
+    }
+}
+
+impl From<v1::Rating> for Rating {
+    fn from(saved: v1::Rating) -> Rating {
+        match saved {
+            v1::Rating::WengLin { mu, sigma } => Rating::WengLin { mu, sigma },
+            v1::Rating::Glicko2 { rating, deviation, volatility } => {
+                Rating::Glicko2 { rating, deviation, volatility }
+            }
+        }
+    }
+}
 
 impl Rating {
     pub(crate) fn start(system: System) -> Rating {

@@ -255,7 +255,7 @@ fn a20_a_restart_loses_nothing() {
     let room = world.create_room("s", "a", "keep");
     let before = world.room(&room);
     let bytes = world.matcher.snapshot();
-    let again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
+    let again = throng_matcher::Matcher::restore(&bytes).unwrap();
     assert_eq!(again.digest(), world.matcher.digest());
     world.matcher = again;
     assert_eq!(world.room(&room), before);

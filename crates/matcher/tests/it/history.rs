@@ -138,7 +138,7 @@ fn every_event_is_a_change_in_order() {
             compared += 1;
         }
         if step % 5_000 == 0 {
-            let again = Matcher::restore(config(), &world.matcher.snapshot()).unwrap();
+            let again = Matcher::restore(&world.matcher.snapshot()).unwrap();
             assert_eq!(again.digest(), world.matcher.digest());
             world.matcher = again;
         }

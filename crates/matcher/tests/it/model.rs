@@ -101,7 +101,7 @@ fn two_hundred_thousand_operations_agree_with_the_model() {
         if step % 5_000 == 0 {
             compare(&mut world, &model);
             // A restart in between changes nothing that anybody sees.
-            let again = throng_matcher::Matcher::restore(config.clone(), &world.matcher.snapshot()).unwrap();
+            let again = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
             assert_eq!(again.digest(), world.matcher.digest(), "step {step}");
             world.matcher = again;
         }

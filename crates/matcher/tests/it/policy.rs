@@ -253,14 +253,14 @@ fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
     let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("a", "m")));
     let asked = question(&mut world, HookPoint::OnAddingRoles);
     let snapshot = world.matcher.snapshot();
-    let rules = config(&[HookPoint::OnAddingRoles]);
-    let mut again = Matcher::restore(rules, &snapshot).unwrap();
+    let mut again = Matcher::restore(&snapshot).unwrap();
     assert_eq!(again.digest(), world.matcher.digest());
     let mut notices = Notices::default();
     again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
     let reply = again.poll_answered().unwrap();
     assert_eq!((reply.request, reply.status), (number, Status::Ok));
-    let mut again = Matcher::restore(config(&[]), &snapshot).unwrap();
+    let mut again = Matcher::restore(&snapshot).unwrap();
+    again.reconfigure(config(&[]));
     again.handle_recovered(START, &mut notices);
     assert_eq!((again.open_questions(), again.counts().rooms), (0, 0));
     again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);

@@ -58,9 +58,10 @@ fn snapshots_of_other_formats_are_refused_by_name() {
     for (snapshot, named) in [
         (&b"throng-matcher-13\nrest"[..], "format 13"),
         (b"throng-matcher-snapshot 2 1 0.2.0\nrest", "format 2 of release 0.2.0"),
+        (b"throng-matcher-snapshot 1 1 0.1.0\nrest", "another hash"),
         (b"something else", "does not begin"),
     ] {
-        let why = throng_matcher::Matcher::restore(Config::default(), snapshot).unwrap_err().to_string();
+        let why = throng_matcher::Matcher::restore(snapshot).unwrap_err().to_string();
         assert!(why.contains(named), "{why}");
     }
 }
@@ -77,7 +78,8 @@ fn a_queue_whose_rule_set_is_not_taken_any_more_is_paused_and_goes_on_with_anoth
     let mut snapshot = world.matcher.snapshot();
     let at = snapshot.windows(6).position(|part| part == b"\"near\"").unwrap();
     snapshot[at + 1..at + 5].copy_from_slice(b"nxxr");
-    world.matcher = throng_matcher::Matcher::restore(Config::default(), &snapshot).unwrap();
+    let snapshot = world::rehashed(&snapshot);
+    world.matcher = throng_matcher::Matcher::restore(&snapshot).unwrap();
     let refused = world.try_ticket("s", "duel", vec![world::player("ben", &[("skill", "1")])]);
     assert_eq!(refused.0, Status::RuleInvalid);
     assert!(String::from_utf8_lossy(&refused.1).contains("paused"));

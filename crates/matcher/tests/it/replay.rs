@@ -141,7 +141,7 @@ fn a_restart_at_every_boundary_of_the_log_loses_nothing() {
     for (at, (now, input)) in run.log.iter().enumerate() {
         again.apply(*now, input.clone());
         let snapshot = again.matcher.snapshot();
-        let mut restored = Matcher::restore(Config::default(), &snapshot).unwrap();
+        let mut restored = Matcher::restore(&snapshot).unwrap();
         assert_eq!(restored.digest(), again.matcher.digest(), "input {at}");
         let before = restored.counts();
         let mut notices = Notices::default();
@@ -158,7 +158,7 @@ fn a_restart_at_every_boundary_of_the_log_loses_nothing() {
             restored.handle_timeout(then, &mut notices);
         }
         // Going on from the restored state is going on from the original.
-        again.matcher = Matcher::restore(Config::default(), &snapshot).unwrap();
+        again.matcher = Matcher::restore(&snapshot).unwrap();
     }
     assert_eq!(again.matcher.digest(), run.matcher.digest());
 }

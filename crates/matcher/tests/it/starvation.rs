@@ -128,3 +128,24 @@ fn a_queue_that_lacks_a_position_is_not_searched() {
     assert!(scans(&mut world) > 0);
     assert_eq!(world.matcher.counts().matches, 1);
 }
+
+/// What a search has seen whole is not looked at again before something changes.
+#[test]
+fn a_search_that_saw_everybody_does_not_go_on() {
+    // Two sides of one whose means are to be equal, and no two of one skill.
+    let rules = r#"{"name": "q", "tick_ms": 100, "updates_s": 0, "timeout_s": 600, "scan_limit": 256,
+        "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}], "attributes": {"skill": {"type": "number"}},
+        "rules": [{"type": "near", "key": "skill", "max": 100},
+                  {"type": "balance", "key": "skill", "agg": "mean", "max": 0}]}"#;
+    let mut world = World::new(Config::default());
+    assert_eq!(world.put_queue(rules).0, Status::Ok);
+    for number in 0..60 {
+        world.solo("s", "q", &format!("r{number}"), f64::from(number));
+    }
+    let scans = |world: &World| world.matcher.queue_reports(1)[0].scans;
+    world.pass(1_000);
+    let first = scans(&world);
+    assert!(first >= 60 * 59, "{first}: each has seen all others");
+    world.pass(60_000);
+    assert_eq!(scans(&world), first);
+}

@@ -102,7 +102,7 @@ fn two_hundred_thousand_ticket_operations_agree_with_the_model() {
         hear(&mut world, &mut model);
         if step % 2_000 == 0 {
             compare(&mut world, &model, step);
-            let again = Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
+            let again = Matcher::restore(&world.matcher.snapshot()).unwrap();
             assert_eq!(again.digest(), world.matcher.digest(), "step {step}");
             world.matcher = again;
         }

@@ -231,7 +231,7 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
     let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
     world.pass(250);
     let bytes = world.matcher.snapshot();
-    let again = throng_matcher::Matcher::restore(Config::default(), &bytes).unwrap();
+    let again = throng_matcher::Matcher::restore(&bytes).unwrap();
     assert_eq!(again.digest(), world.matcher.digest());
     world.matcher = again;
     world.recover();
@@ -255,7 +255,7 @@ fn tickets_are_counted_by_what_they_wait_for() {
     assert_eq!(count(&world), (2, 0, 0));
     world.pass(250);
     assert_eq!(count(&world), (0, 2, 0));
-    world.matcher = throng_matcher::Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
+    world.matcher = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
     assert_eq!(count(&world), (0, 2, 0), "counted again");
     for (srv, ticket, role) in [("s1", &a, "a"), ("s2", &b, "b")] {
         let ticket = world.get_ticket(ticket);
@@ -425,9 +425,9 @@ fn a_mode_of_a_queue_has_room_for_its_players_after_a_restart() {
     let sides = r#"[{"name": "side", "count": 2, "min": 1, "max": 1}]"#;
     assert_eq!(world.put_queue(&format!(r#"{{"name": "duel", "sides": {sides}}}"#)).0, Status::Ok);
     let bytes = world.matcher.snapshot();
-    let mut again = throng_matcher::Matcher::restore(config.clone(), &bytes).unwrap();
+    let mut again = throng_matcher::Matcher::restore(&bytes).unwrap();
     assert_eq!(again.digest(), world.matcher.digest());
-    again.reconfigure(config.clone());
+    again.reconfigure(config);
     assert_eq!(again.digest(), world.matcher.digest());
 }
 

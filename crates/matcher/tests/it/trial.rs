@@ -166,7 +166,7 @@ fn nearest<T: Copy>(sorted: &[T], part: f64) -> Option<T> {
 
 fn again(world: &World) -> World {
     let mut other = World::new(Config::default());
-    other.matcher = Matcher::restore(Config::default(), &world.matcher.snapshot()).unwrap();
+    other.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
     other.now = world.now;
     other
 }

@@ -30,14 +30,16 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) heard: Vec<Heard>,
     notices: Notices,
+    inputs: usize,
 }
 
+const CHECKED_OBJECTS_MAX: usize = 1_000;
 pub(crate) const START: u64 = 1_700_000_000_000;
 
 impl World {
     pub(crate) fn new(config: Config) -> World {
         let matcher = Matcher::new(config, [9; 32], START);
-        World { matcher, now: START, heard: Vec::new(), notices: Notices::default() }
+        World { matcher, now: START, heard: Vec::new(), notices: Notices::default(), inputs: 0 }
     }
 
     pub(crate) fn ask(&mut self, srv: &str, method: u16, body: Writer) -> (Status, Vec<u8>) {
@@ -55,8 +57,20 @@ impl World {
 
     fn apply(&mut self, input: Input<'_>, answer: &mut Vec<u8>) -> Option<Handled> {
         let handled = self.matcher.apply(self.now, input, answer, &mut self.notices);
+        self.check();
         self.listen();
         handled
+    }
+
+    /// Checks the matcher's invariants after every input up to 1,000 objects, beyond that after
+    /// every 1,000th.
+    fn check(&mut self) {
+        self.inputs += 1;
+        let counts = self.matcher.counts();
+        let objects = counts.rooms + counts.teams + counts.players + counts.tickets + counts.matches;
+        if objects <= CHECKED_OBJECTS_MAX || self.inputs % CHECKED_OBJECTS_MAX == 0 {
+            self.matcher.check_invariants().unwrap();
+        }
     }
 
     /// A request that may have to wait for a policy.
@@ -135,6 +149,14 @@ impl World {
         }
         self.notices.clear();
     }
+}
+
+/// A snapshot whose state was changed, with the hash that it has now.
+pub(crate) fn rehashed(snapshot: &[u8]) -> Vec<u8> {
+    let end = snapshot.iter().position(|byte| *byte == b'\n').unwrap();
+    let (line, state) = (std::str::from_utf8(&snapshot[..end]).unwrap(), &snapshot[end + 1..]);
+    let (line, _) = line.rsplit_once(' ').unwrap();
+    [format!("{line} {}\n", blake3::hash(state).to_hex()).as_bytes(), state].concat()
 }
 
 pub(crate) fn role(id: &str) -> Writer {

@@ -1,0 +1,603 @@
+//! Snapshots: everything that outlives the process, in a format of its own.
+//!
+//! A snapshot is a line of text and the state behind it:
+//!
+//! ```text
+//! throng-matcher-snapshot FORMAT RULES RELEASE HASH\n     then the state; HASH is its BLAKE3 hash
+//! ```
+//!
+//! The state is a document of objects ([`v1::State`]). Counters, indexes and reference counts are
+//! derived from it, so that a later release may hold the objects in another way. A new format adds
+//! a module beside [`v1`], a row to [`FORMATS`], and turns the document of the format before it
+//! into its own.
+
+pub(crate) mod v1;
+
+use std::collections::BTreeMap;
+use std::str::SplitN;
+
+use crate::backfill::Backfill;
+use crate::config::Config;
+use crate::id::{Id, Nonces};
+use crate::info::Text;
+use crate::keys::Keys;
+use crate::matcher::{Matcher, RULES};
+use crate::matches::Match;
+use crate::modes::Modes;
+use crate::people::{Numbers, People};
+use crate::policy::Hooks;
+use crate::queue::{Queues, Waiting};
+use crate::rating::Ratings;
+use crate::room::Room;
+use crate::slab::Slab;
+use crate::team::Team;
+use crate::ticket::{State, Ticket};
+use crate::timers::{Timer, Timers};
+
+/// First bytes of a snapshot.
+const MAGIC: &[u8] = b"throng-matcher-snapshot ";
+/// Longest first line.
+const LINE_BYTES_MAX: usize = 200;
+/// Format of new snapshots.
+const FORMAT: u32 = 1;
+/// First bytes of snapshots before the first release.
+const UNRELEASED: &[u8] = b"throng-matcher-13\n";
+
+/// Reads the state of one format.
+type Load = fn(&[u8]) -> Result<Matcher, BadSnapshot>;
+
+/// Formats that this release reads.
+const FORMATS: &[(u32, Load)] = &[(1, load_v1)];
+
+/// Why a snapshot cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the snapshot cannot be read: {0}")]
+pub struct BadSnapshot(String);
+
+impl From<&str> for BadSnapshot {
+    fn from(why: &str) -> BadSnapshot {
+        BadSnapshot(why.to_owned())
+    }
+}
+
+/// The first line of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Format of the state.
+    pub format: u32,
+    /// Number of the rules by which the state came to be.
+    pub rules: u32,
+    /// The release that wrote it.
+    pub release: String,
+    /// BLAKE3 hash of the state.
+    pub hash: [u8; 32],
+}
+
+impl SnapshotHead {
+    /// Splits a snapshot into its first line and the state, which has the hash that the line names.
+    ///
+    /// # Errors
+    /// [`BadSnapshot`] for anything else.
+    pub fn split(snapshot: &[u8]) -> Result<(SnapshotHead, &[u8]), BadSnapshot> {
+        if snapshot.starts_with(UNRELEASED) {
+            return Err(BadSnapshot::from(
+                "it has format 13 of a build before the first release; this release reads format 1. Move the folder \
+                 away to begin with nothing",
+            ));
+        }
+        let bad = || BadSnapshot::from("it does not begin as a snapshot does");
+        let line = snapshot.strip_prefix(MAGIC).ok_or_else(bad)?;
+        let end = line.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\n').ok_or_else(bad)?;
+        let (line, state) = (std::str::from_utf8(&line[..end]).map_err(|_| bad())?, &line[end + 1..]);
+        let head = SnapshotHead::parse(line.splitn(4, ' ')).ok_or_else(bad)?;
+        Ok((head, state))
+    }
+
+    fn parse(mut parts: SplitN<'_, char>) -> Option<SnapshotHead> {
+        let format = parts.next()?.parse().ok()?;
+        let (rules, release) = (parts.next()?.parse().ok()?, parts.next()?.to_owned());
+        let mut hash = [0; 32];
+        // A later format may end its line otherwise; it is refused by its number.
+        if let Some(hex) = parts.next().filter(|hex| hex.len() == 64 && hex.is_ascii()) {
+            for (byte, digits) in hash.iter_mut().zip(hex.as_bytes().chunks(2)) {
+                *byte = crate::id::unhex(digits)? as u8;
+            }
+        }
+        Some(SnapshotHead { format, rules, release, hash })
+    }
+
+    fn line(&self) -> String {
+        let hash: String = self.hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{} {} {} {hash}\n", self.format, self.rules, self.release)
+    }
+}
+
+impl Matcher {
+    /// Everything that outlives the process.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let state = self.save();
+        let head = SnapshotHead {
+            format: FORMAT,
+            rules: RULES,
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            hash: *blake3::hash(&state).as_bytes(),
+        };
+        [MAGIC, head.line().as_bytes(), &state].concat()
+    }
+
+    /// The matcher that [`snapshot`](Matcher::snapshot) saw, under the configuration that it had.
+    ///
+    /// # Errors
+    /// [`BadSnapshot`] for anything else.
+    pub fn restore(snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
+        restore(FORMATS, snapshot)
+    }
+
+    /// A hash that two matchers share exactly when their states are the same.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        *blake3::hash(&self.save()).as_bytes()
+    }
+
+    /// The state as [`FORMAT`] has it.
+    ///
+    /// # Panics
+    /// When memory for it cannot be had.
+    fn save(&self) -> Vec<u8> {
+        postcard::to_extend(&self.document(), Vec::new()).expect("plain data can be encoded into memory")
+    }
+
+    pub(crate) fn document(&self) -> v1::State<'_> {
+        let (mut servers, numbers) = self.people.save();
+        for (index, _) in self.people.servers.iter() {
+            if let Some(number) = numbers.server(index) {
+                servers[number as usize].answers = self.keys.save(index);
+            }
+        }
+        let (secret, nonces_given) = self.nonces.save();
+        // Queues have their rule sets themselves. Texts, numbers and flags: nothing else is left that
+        // could fail to be JSON.
+        let config = Config { queues: Vec::new(), ..self.config.clone() };
+        let config = serde_json::to_string(&config).unwrap_or_default();
+        let (rating_pools, reports) = self.ratings.save();
+        let (timers, timers_set) = self.timers.save();
+        let seat_ticket = |room: &Room, ticket: u32| {
+            self.tickets.get(ticket).filter(|ticket| ticket.room == Some(room.id)).map(|_| ticket)
+        };
+        let backfill = |backfill: &'_ Backfill| {
+            let partitions = &self.queues.list[backfill.queue].pool.partitions;
+            partitions.get(backfill.partition).map_or(0, |part| part.number)
+        };
+        v1::State {
+            now: self.now,
+            draining: self.draining,
+            secret,
+            nonces_given,
+            rooms_made: self.order,
+            config,
+            servers,
+            modes: self.modes.save(),
+            queues: self.queues.save(),
+            teams: places(&self.teams, |team| team.save(&numbers)),
+            rooms: places(&self.rooms, |room| room.save(&numbers, |ticket| seat_ticket(room, ticket))),
+            tickets: places(&self.tickets, |ticket| ticket.save(&numbers, self.place_of(ticket))),
+            matches: places(&self.matches, |found| found.save(&numbers)),
+            backfills: places(&self.backfills, |own| own.save(&numbers, backfill(own))),
+            ended_tickets: self.save_ended(),
+            ended_matches: self.ended_matches.iter().map(|(at, id)| (*at, (*id).into())).collect(),
+            waits: self.waiting.save(),
+            rating_pools,
+            reports,
+            timers: timers
+                .into_iter()
+                .map(|(at, number, timer)| v1::Timer { at, number, action: self.action(&numbers, at, timer) })
+                .collect(),
+            timers_set,
+            policies: self.hooks.save(),
+        }
+    }
+
+    fn place_of(&self, ticket: &Ticket) -> Option<v1::Waiting> {
+        let place = ticket.place()?;
+        self.queues.list[ticket.queue].pool.save_place(place.partition, place.key)
+    }
+
+    fn action<'a>(&self, numbers: &Numbers, at: u64, timer: &'a Timer) -> v1::Action<'a> {
+        match timer {
+            Timer::Nothing => v1::Action::Nothing,
+            Timer::RoomEnd(id) => v1::Action::RoomEnd((*id).into()),
+            Timer::Seats(id) => v1::Action::Seats((*id).into()),
+            // Of one that came back, or of another that had its index, nothing is left to do.
+            Timer::Grace(server) => {
+                let is_due = self.people.servers.get(*server).is_some_and(|own| own.grace_until == at);
+                let number = numbers.server(*server).filter(|_| is_due);
+                number.map_or(v1::Action::Nothing, v1::Action::Grace)
+            }
+            Timer::Tick(queue) => v1::Action::Tick(*queue),
+            Timer::Proposal(id) => v1::Action::Proposal((*id).into()),
+            Timer::Assign(id) => v1::Action::Assign((*id).into()),
+            Timer::Backfill(id) => v1::Action::Backfill((*id).into()),
+            Timer::Updates(queue) => v1::Action::Updates(*queue),
+            Timer::Period(pool) => v1::Action::Period(pool),
+            Timer::Cooldown(player) => {
+                numbers.player(*player).map_or(v1::Action::Nothing, v1::Action::Cooldown)
+            }
+            Timer::Policy(question) => v1::Action::Policy(*question),
+        }
+    }
+
+    /// The matcher of a document, with all that is derived from it.
+    fn of_document(saved: &v1::State<'_>) -> Result<Matcher, &'static str> {
+        let config = serde_json::from_str(&saved.config).map_err(|_| "its configuration is not in order")?;
+        let mut people = People::load(&saved.servers)?;
+        let mut keys = Keys::default();
+        for (index, server) in (0..).zip(&saved.servers) {
+            keys.load(index, &server.answers);
+            people.servers[index].holds += server.answers.len() as u32;
+        }
+        let queues = Queues::load(&saved.queues)?;
+        let mut backfills = Vec::new();
+        for own in &saved.backfills.objects {
+            let queue = queues.list.get(own.queue).ok_or("a backfill has no queue")?;
+            let partition = queue.pool.numbers().get(&own.partition).copied();
+            let partition = partition.ok_or("a backfill has no partition")?;
+            backfills.push((own.id.place, Backfill::load(own, partition)));
+        }
+        let tickets: Result<Vec<_>, _> = saved
+            .tickets
+            .objects
+            .iter()
+            .map(|own| Ticket::load(own).map(|ticket| (own.id.place, ticket)))
+            .collect();
+        let matches: Result<Vec<_>, _> = saved
+            .matches
+            .objects
+            .iter()
+            .map(|own| Match::load(own).map(|found| (own.id.place, found)))
+            .collect();
+        let tickets = slab(tickets?, &saved.tickets.free)?;
+        let matcher = Matcher {
+            now: saved.now,
+            draining: saved.draining,
+            order: saved.rooms_made,
+            nonces: Nonces::load(saved.secret, saved.nonces_given),
+            people,
+            teams: slab(
+                saved.teams.objects.iter().map(|own| (own.id.place, Team::load(own))).collect(),
+                &saved.teams.free,
+            )?,
+            rooms: slab(
+                saved.rooms.objects.iter().map(|own| (own.id.place, Room::load(own))).collect(),
+                &saved.rooms.free,
+            )?,
+            modes: Modes::load(&saved.modes)?,
+            queues,
+            waiting: Waiting::load(&saved.waits, tickets.next_new())?,
+            matches: slab(matches?, &saved.matches.free)?,
+            ended_matches: saved.ended_matches.iter().map(|(at, id)| (*at, (*id).into())).collect(),
+            backfills: slab(backfills, &saved.backfills.free)?,
+            ratings: Ratings::load(&saved.rating_pools, &saved.reports)?,
+            timers: Timers::load(saved.timers.iter().map(timer), saved.timers_set),
+            keys,
+            hooks: Hooks::load(&saved.policies)?,
+            tickets,
+            ..Matcher::blank(config, saved.now)
+        };
+        matcher.derive(saved)
+    }
+
+    /// Derives counts and indexes.
+    fn derive(mut self, saved: &v1::State<'_>) -> Result<Matcher, &'static str> {
+        self.index_rooms()?;
+        for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
+            let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
+            queue.live += 1;
+            queue.proposed += u64::from(ticket.state == State::Proposed);
+            self.live_tickets += 1;
+        }
+        self.load_ended(&saved.ended_tickets)?;
+        let places = saved.tickets.objects.iter();
+        self.fill_pools(places.filter_map(|ticket| Some((ticket.id.place, ticket.waits?))))?;
+        for (_, backfill) in self.backfills.iter() {
+            let pool = &mut self.queues.list[backfill.queue].pool;
+            pool.partitions[backfill.partition].backfills += 1;
+            self.people.servers.get_mut(backfill.owner()).ok_or("a backfill has no owner")?.holds += 1;
+        }
+        for timer in &saved.timers {
+            if let v1::Action::Cooldown(player) = timer.action {
+                self.people.players.get_mut(player).ok_or("a player with a cooldown is missing")?.holds += 1;
+            }
+        }
+        self.check_invariants()?;
+        Ok(self)
+    }
+
+    /// Checks that everything that refers to something is referred to by it, and every count.
+    /// Cost: all of the state.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check_invariants(&self) -> Result<(), &'static str> {
+        self.check_people()?;
+        self.check_rooms()?;
+        self.check_tickets()
+    }
+
+    fn check_people(&self) -> Result<(), &'static str> {
+        let mut holds = vec![0; self.people.servers.next_new() as usize];
+        let owners = self.backfills.iter().map(|(_, own)| own.owner());
+        let creators = self
+            .rooms
+            .iter()
+            .filter_map(|(_, room)| self.people.servers.get(room.creator).map(|_| room.creator));
+        for server in owners.chain(creators) {
+            *holds.get_mut(server as usize).ok_or("a server is missing")? += 1;
+        }
+        let mut players = 0;
+        for (index, server) in self.people.servers.iter() {
+            ensure(
+                server.holds == holds[index as usize] + self.keys.save(index).len() as u32,
+                "holds of a server",
+            )?;
+            players += self.people.players_of(index).count();
+        }
+        ensure(players == self.people.players.len(), "a player lives on no server")?;
+        for (index, player) in self.people.players.iter() {
+            let is_in_team =
+                self.teams.get(player.team).map(|team| team.members.iter().any(|own| own.player == index));
+            ensure(is_in_team.unwrap_or(player.team == crate::slab::NONE), "a player's team")?;
+            let is_member = |room: &u32| self.rooms.get(*room).is_some_and(|room| room.has_member(index));
+            ensure(player.rooms.iter().all(is_member), "a player's room")?;
+            ensure(
+                player.room == crate::slab::NONE || player.rooms.contains(&player.room),
+                "a player's only room",
+            )?;
+            let has_seat = |room: &u32| {
+                self.rooms.get(*room).is_some_and(|room| room.seats.iter().any(|seat| seat.player == index))
+            };
+            ensure(player.seats.iter().all(has_seat), "a player's seat")?;
+            let has_ticket = |ticket: &u32| {
+                let own = self.tickets.get(*ticket).filter(|ticket| ticket.state.is_live());
+                own.is_some_and(|ticket| ticket.players.iter().any(|own| own.player == index))
+            };
+            ensure(player.tickets.iter().all(has_ticket), "a player's ticket")?;
+        }
+        for (index, team) in self.teams.iter() {
+            ensure(team.id.index == index, "the id of a team")?;
+            let is_in =
+                |player: u32| self.people.players.get(player).is_some_and(|player| player.team == index);
+            ensure(team.members.iter().all(|own| is_in(own.player)), "a member of a team")?;
+            ensure(team.members.iter().any(|own| own.player == team.leader), "the leader of a team")?;
+        }
+        Ok(())
+    }
+
+    fn check_rooms(&self) -> Result<(), &'static str> {
+        let mut counts: BTreeMap<u16, [u32; 4]> = BTreeMap::new();
+        for (index, room) in self.rooms.iter() {
+            ensure(room.id.index == index, "the id of a room")?;
+            let player = |player: u32| self.people.players.get(player);
+            let is_member = |own: u32| player(own).is_some_and(|player| player.rooms.contains(&index));
+            ensure(room.members.iter().all(|own| is_member(own.player)), "a member of a room")?;
+            let is_seated = |own: u32| player(own).is_some_and(|player| player.seats.contains(&index));
+            ensure(room.seats.iter().all(|own| is_seated(own.player)), "a seat of a room")?;
+            let backfill = self.backfills.get(room.backfill);
+            ensure(
+                backfill.map_or(room.backfill == crate::slab::NONE, |own| own.room == room.id),
+                "the backfill of a room",
+            )?;
+            let own = counts.entry(room.mode).or_default();
+            let (members, seats) = (room.members.len() as u32, room.seats.len() as u32);
+            for (count, more) in own.iter_mut().zip([1, members, seats, room.teams_from(0)]) {
+                *count += more;
+            }
+        }
+        for (number, mode) in (0..).zip(self.modes.iter()) {
+            let counted = counts.remove(&number).unwrap_or_default();
+            ensure([mode.rooms, mode.members, mode.seats, mode.teams] == counted, "the counts of a mode")?;
+            for (order, room) in &mode.visible {
+                let is_shown = |room: &Room| room.order == *order && !room.hidden && !room.deleting;
+                ensure(self.rooms.get(*room).is_some_and(is_shown), "a room that is listed")?;
+            }
+        }
+        ensure(counts.is_empty(), "the mode of a room")?;
+        for (index, backfill) in self.backfills.iter() {
+            let room = self.rooms.get(backfill.room.index).filter(|room| room.id == backfill.room);
+            ensure(
+                backfill.id.index == index && room.is_some_and(|room| room.backfill == index),
+                "a backfill",
+            )?;
+            let queue = self.queues.list.get(backfill.queue);
+            ensure(queue.is_some_and(|queue| queue.backfills.contains(&index)), "the queue of a backfill")?;
+        }
+        let listed: usize = self.queues.list.iter().map(|(_, queue)| queue.backfills.len()).sum();
+        ensure(listed == self.backfills.len(), "the backfills of a queue")
+    }
+
+    fn check_tickets(&self) -> Result<(), &'static str> {
+        let (mut live, mut ended) = (BTreeMap::new(), 0);
+        for (index, ticket) in self.tickets.iter() {
+            ensure(ticket.id.index == index, "the id of a ticket")?;
+            let queue = self.queues.list.get(ticket.queue).ok_or("the queue of a ticket")?;
+            if !ticket.state.is_live() {
+                ended += 1;
+                continue;
+            }
+            let counts: &mut [u64; 3] = live.entry(ticket.queue).or_default();
+            counts[0] += 1;
+            counts[1] += u64::from(ticket.state == State::Proposed);
+            counts[2] += u64::from(ticket.state == State::Searching);
+            let has_ticket =
+                |own: u32| self.people.players.get(own).is_some_and(|player| player.tickets.contains(&index));
+            ensure(ticket.players.iter().all(|own| has_ticket(own.player)), "a player of a ticket")?;
+            let place = ticket.place();
+            ensure(place.is_some() == (ticket.state == State::Searching), "the place of a ticket")?;
+            ensure(self.waiting.searches(index, ticket.queue) == place.is_some(), "a ticket that waits")?;
+            if let Some(place) = place {
+                let part = queue.pool.partitions.get(place.partition);
+                ensure(part.is_some_and(|part| part.order.get(place.key).is_some()), "a ticket in its pool")?;
+            }
+        }
+        let counted: u64 = live.values().map(|counts| counts[0]).sum();
+        ensure(self.live_tickets as u64 == counted, "the number of tickets")?;
+        ensure(self.save_ended().len() == ended, "the tickets that have ended")?;
+        for (index, queue) in self.queues.list.iter() {
+            let counts = live.remove(&index).unwrap_or_default();
+            ensure([queue.live, queue.proposed, queue.pool.size] == counts, "the counts of a queue")?;
+            ensure(queue.pool.is_counted(), "the counts of a pool")?;
+        }
+        for (index, found) in self.matches.iter() {
+            ensure(found.id.index == index, "the id of a match")?;
+            ensure(self.queues.list.get(found.queue).is_some(), "the queue of a match")?;
+            let is_here =
+                |ticket: &u32| self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id));
+            ensure(found.sides.iter().flatten().all(is_here), "a ticket of a match")?;
+        }
+        Ok(())
+    }
+}
+
+fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(what) }
+}
+
+fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
+    v1::Places { objects: slab.iter().map(|(_, object)| save(object)).collect(), free: slab.free().to_vec() }
+}
+
+fn slab<T>(objects: Vec<(u32, T)>, free: &[u32]) -> Result<Slab<T>, &'static str> {
+    Slab::from_places(objects.into_iter(), free.to_vec()).ok_or("an object is missing or there twice")
+}
+
+fn timer(saved: &v1::Timer<'_>) -> (u64, u64, Timer) {
+    let timer = match &saved.action {
+        v1::Action::Nothing => Timer::Nothing,
+        v1::Action::RoomEnd(id) => Timer::RoomEnd(Id::from(*id)),
+        v1::Action::Seats(id) => Timer::Seats(Id::from(*id)),
+        v1::Action::Grace(server) => Timer::Grace(*server),
+        v1::Action::Tick(queue) => Timer::Tick(*queue),
+        v1::Action::Proposal(id) => Timer::Proposal(Id::from(*id)),
+        v1::Action::Assign(id) => Timer::Assign(Id::from(*id)),
+        v1::Action::Backfill(id) => Timer::Backfill(Id::from(*id)),
+        v1::Action::Updates(queue) => Timer::Updates(*queue),
+        v1::Action::Period(pool) => Timer::Period(Text::from_slice(pool)),
+        v1::Action::Cooldown(player) => Timer::Cooldown(*player),
+        v1::Action::Policy(question) => Timer::Policy(*question),
+    };
+    (saved.at, saved.number, timer)
+}
+
+fn restore(formats: &[(u32, Load)], snapshot: &[u8]) -> Result<Matcher, BadSnapshot> {
+    let (head, state) = SnapshotHead::split(snapshot)?;
+    let Some((_, load)) = formats.iter().find(|(format, _)| *format == head.format) else {
+        let last = formats.last().map_or(0, |(format, _)| *format);
+        let SnapshotHead { format, release, .. } = head;
+        return Err(BadSnapshot(format!(
+            "it has format {format} of release {release}; this release reads formats up to {last}"
+        )));
+    };
+    if *blake3::hash(state).as_bytes() != head.hash {
+        return Err(BadSnapshot::from("its state has another hash than its first line names"));
+    }
+    load(state)
+}
+
+fn load_v1(state: &[u8]) -> Result<Matcher, BadSnapshot> {
+    let (state, rest) = postcard::take_from_bytes(state)
+        .map_err(|error| BadSnapshot(format!("its state is damaged: {error}")))?;
+    ensure(rest.is_empty(), "something follows its state")?;
+    Ok(Matcher::of_document(&state)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::{Deserialize, Serialize};
+
+    use super::*;
+
+    const FIXTURE: &[u8] = include_bytes!("../../../fixtures/matcher/format-1.snap");
+
+    /// Format 2 as a later release could have it: texts that servers are shown by.
+    #[derive(Serialize, Deserialize)]
+    struct Next<'a> {
+        shown: Vec<String>,
+        #[serde(borrow)]
+        old: v1::State<'a>,
+    }
+
+    impl<'a> Next<'a> {
+        fn migrate(old: v1::State<'a>) -> Next<'a> {
+            let shown = old.servers.iter().map(|server| String::from_utf8_lossy(server.name).into_owned());
+            Next { shown: shown.collect(), old }
+        }
+
+        fn load(self) -> Result<Matcher, BadSnapshot> {
+            ensure(self.shown.len() == self.old.servers.len(), "a server is shown by nothing")?;
+            Ok(Matcher::of_document(&self.old)?)
+        }
+    }
+
+    fn load_1_in_2(state: &[u8]) -> Result<Matcher, BadSnapshot> {
+        Next::migrate(postcard::from_bytes(state).map_err(|error| BadSnapshot(error.to_string()))?).load()
+    }
+
+    fn load_2(state: &[u8]) -> Result<Matcher, BadSnapshot> {
+        postcard::from_bytes::<Next<'_>>(state).map_err(|error| BadSnapshot(error.to_string()))?.load()
+    }
+
+    /// What the next release reads.
+    const NEXT: &[(u32, Load)] = &[(1, load_1_in_2), (2, load_2)];
+
+    fn snapshot_of(format: u32, state: &[u8]) -> Vec<u8> {
+        let hash = *blake3::hash(state).as_bytes();
+        let head = SnapshotHead { format, rules: RULES, release: "0.2.0".to_owned(), hash };
+        [MAGIC, head.line().as_bytes(), state].concat()
+    }
+
+    #[test]
+    fn the_next_format_reads_this_one_and_refuses_the_one_after_it() {
+        let (_, state) = SnapshotHead::split(FIXTURE).unwrap();
+        let old = Matcher::restore(FIXTURE).unwrap();
+        assert!(old.counts().tickets > 5 && old.counts().rooms > 5 && old.counts().teams > 0);
+        let migrated = restore(NEXT, FIXTURE).unwrap();
+        assert_eq!(migrated.digest(), old.digest());
+        let next = postcard::to_extend(&Next::migrate(old.document()), Vec::new()).unwrap();
+        let next = snapshot_of(2, &next);
+        assert_eq!(restore(NEXT, &next).unwrap().digest(), old.digest());
+        let refused = |formats, snapshot: &[u8]| restore(formats, snapshot).unwrap_err().to_string();
+        let why = refused(FORMATS, &next);
+        assert!(why.contains("format 2 of release 0.2.0") && why.contains("up to 1"), "{why}");
+        let why = refused(NEXT, &snapshot_of(3, state));
+        assert!(why.contains("format 3") && why.contains("up to 2"), "{why}");
+    }
+
+    /// The fixture is of the release that made the format. It is never written again.
+    #[test]
+    fn a_snapshot_of_format_1_is_read_and_written_as_it_was() {
+        let (head, state) = SnapshotHead::split(FIXTURE).unwrap();
+        assert_eq!(head.format, 1);
+        let matcher = Matcher::restore(FIXTURE).unwrap();
+        assert_eq!(matcher.digest(), head.hash);
+        assert!(matcher.save() == state);
+    }
+
+    /// Whatever bytes the state has, with the hash that they have: refused, or in order.
+    #[test]
+    fn a_state_that_was_changed_is_refused_or_in_order() {
+        let (_, state) = SnapshotHead::split(FIXTURE).unwrap();
+        let (mut taken, mut refused) = (0, 0);
+        for at in 0..state.len().min(20_000) {
+            let mut changed = state.to_vec();
+            changed[at] ^= 1 << (at % 8);
+            match Matcher::restore(&snapshot_of(1, &changed)) {
+                Ok(matcher) => {
+                    matcher.check_invariants().unwrap();
+                    taken += 1;
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(taken > 0 && refused > 0, "{taken} {refused}");
+    }
+}
