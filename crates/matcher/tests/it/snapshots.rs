@@ -35,7 +35,7 @@ pub(crate) fn config() -> Config {
     Config { modes: modes.into(), presence_grace_ms: 3_000, key_ttl_ms: 5_000, ..Config::default() }
 }
 
-/// What an input did, but for indexes.
+/// Effects of an input, without indexes.
 type Done = (Option<Handled>, Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>, Option<u64>, String);
 
 fn apply(matcher: &mut Matcher, now: u64, input: Input<'_>) -> Done {
@@ -225,7 +225,7 @@ fn ask_all(matcher: &mut Matcher, now: u64) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_restored_matcher_and_one_that_went_on_answer_the_next_inputs_alike() {
-    for seed in 0..4 {
+    for seed in 0..24 {
         let mut source = Source::new(seed);
         let mut all = vec![Matcher::new(config(), [seed as u8; 32], START)];
         source.put_queues(&mut all);
