@@ -114,7 +114,7 @@ pub enum JournalError {
     Diverged {
         /// Number of the record.
         sequence: u64,
-        /// What differs.
+        /// The part that differs.
         what: &'static str,
     },
     /// Records that no matcher of this version writes.

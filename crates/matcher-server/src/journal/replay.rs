@@ -209,7 +209,7 @@ impl Replay {
         let now = record.time;
         if let Input::Rules { number, release } = input {
             self.written = (number, release.to_owned());
-            // What a crash left without its hash ends here.
+            // Inputs that a crash left without their hash end here.
             if let Some(matcher) = &mut self.matcher {
                 matcher.take_outputs();
             }

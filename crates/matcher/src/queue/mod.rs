@@ -400,7 +400,13 @@ pub(crate) fn anchor_of(tickets: &Slab<Ticket>, index: u32) -> Anchor {
 
 impl Ticket {
     fn anchor(&self, index: u32) -> Anchor {
-        Anchor { class: 1, rank: -self.priority, created: self.created, backfill: false, index }
+        Anchor {
+            class: 1,
+            rank: self.priority.saturating_neg(),
+            created: self.created,
+            backfill: false,
+            index,
+        }
     }
 }
 

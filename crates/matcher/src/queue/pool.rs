@@ -229,7 +229,7 @@ impl Pool {
         self.partitions.iter().map(|(index, part)| (part.number, index)).collect()
     }
 
-    /// Where a ticket waits, for a snapshot.
+    /// Returns the place of a waiting ticket, for a snapshot.
     pub(crate) fn save_place(&self, partition: u32, key: Key) -> Option<v1::Waiting> {
         let part = self.partitions.get(partition)?;
         let hot = part.order.get(key)?;

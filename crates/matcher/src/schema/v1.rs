@@ -46,7 +46,7 @@ pub(crate) struct State<'a> {
     pub(crate) ended_tickets: Vec<u32>,
     /// Matches whose rooms are gone, and when they are forgotten.
     pub(crate) ended_matches: Vec<(u64, Id)>,
-    /// When tickets are due, by their places.
+    /// Due times of tickets, by their places.
     pub(crate) waits: Vec<Wait>,
     /// Rating pools.
     pub(crate) rating_pools: Vec<RatingPool<'a>>,
@@ -274,7 +274,7 @@ pub(crate) struct Queue<'a> {
     pub(crate) steps_left: u64,
     /// Its waiting tickets.
     pub(crate) pool: Pool<'a>,
-    /// When they relax or expire.
+    /// Times at which they relax or expire.
     pub(crate) due: Due,
     /// Its counters.
     pub(crate) counters: Counters,
@@ -717,12 +717,12 @@ pub(crate) struct Question<'a> {
     pub(crate) point: u8,
     /// Room; absent for one that is yet to be made.
     pub(crate) room: Option<Id>,
-    /// What waits for it.
+    /// The request or match that waits for it.
     #[serde(borrow)]
     pub(crate) waiter: Waiter<'a>,
 }
 
-/// What waits for a verdict.
+/// A request or match that waits for a verdict.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Waiter<'a> {
     #[serde(borrow)]

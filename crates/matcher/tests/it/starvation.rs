@@ -129,7 +129,7 @@ fn a_queue_that_lacks_a_position_is_not_searched() {
     assert_eq!(world.matcher.counts().matches, 1);
 }
 
-/// What a search has seen whole is not looked at again before something changes.
+/// A pool that a search has seen whole is searched again only after a change.
 #[test]
 fn a_search_that_saw_everybody_does_not_go_on() {
     // Two sides of one whose means are to be equal, and no two of one skill.
