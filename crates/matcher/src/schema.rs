@@ -292,6 +292,10 @@ impl Matcher {
         self.index_rooms()?;
         for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
             let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
+            ensure(
+                queue.rules().fits(&ticket.facts),
+                "a ticket names a position or region that its queue lacks",
+            )?;
             queue.live += 1;
             queue.proposed += u64::from(ticket.state == State::Proposed);
             self.live_tickets += 1;

@@ -275,6 +275,13 @@ impl Matcher {
             }
         }
         let (first, last) = (all.first().copied().unwrap_or(NONE), all.last().copied().unwrap_or(NONE));
+        let ends = matches!(
+            self.tickets.get(last).map(|ticket| ticket.standing),
+            Some(Standing::Ended { next: NONE, .. })
+        );
+        if !all.is_empty() && !ends {
+            return Err("the last ended ticket is missing or there twice");
+        }
         self.ended_tickets = EndedTickets { first, last, len: all.len() as u32 };
         Ok(())
     }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::anchors::{Anchor, Anchors};
 use super::compiled::Compiled;
-use super::facts::Facts;
+use super::facts::{Facts, REGIONS_MAX};
 use super::order::Order;
 use super::ruleset::Clock;
 use crate::info::Text;
@@ -107,6 +107,13 @@ impl Compiled {
         let mask = if max_ms.is_finite() { facts.regions_within(max_ms) } else { u64::MAX };
         let wants = self.wants_of(facts);
         Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids, wants, mask }
+    }
+
+    /// True if a party's facts name only positions of the rules, and no more regions than exist.
+    pub(crate) fn fits(&self, facts: &Facts) -> bool {
+        let count = self.set.positions.len();
+        let mut wants = facts.players.iter().flat_map(|player| player.wants.iter());
+        facts.pings.len() <= REGIONS_MAX && (count == 0 || wants.all(|at| usize::from(*at) < count))
     }
 
     /// Positions that somebody of a party takes, a bit for each.
