@@ -47,7 +47,7 @@ pub enum TransferError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The stream holds something else than an export does, and what.
-    #[error("this is no export of a cache, or it is damaged: {0}")]
+    #[error("not an export of a cache, or damaged: {0}")]
     Malformed(String),
 }
 

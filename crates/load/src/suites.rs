@@ -450,7 +450,7 @@ impl Swarm {
             owner_patience: if server.own.is_some() { Duration::from_secs(20) } else { CLAIM_PATIENCE },
             ..context.plan(&server, self.players)
         };
-        let name = "players come in";
+        let name = "players connect";
         let outcome = match context.run(name, &plan, &server) {
             // The protocol has no refusals: silence is the answer to a claim of GLOBAL when it has
             // an owner.

@@ -165,7 +165,7 @@ pub(super) fn swarm(
         sample_interval: Duration::from_secs(1),
         ..context.world_plan(&server, swarm.players, world)
     };
-    let name = "players come in";
+    let name = "players connect";
     context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
     let outcome = spatial::run(&plan, &server.probe, &mut |sample| {
         context.progress.borrow_mut().sample(sample);

@@ -94,7 +94,7 @@ pub enum NatsError {
     #[error("the bucket `{0}` cannot be used; it needs JetStream: {1}")]
     Bucket(String, String),
     /// Another matcher serves the area with a state of its own.
-    #[error("the area was taken over by {0}; the state of this matcher is history")]
+    #[error("the area was taken over by {0}; the state of this matcher is obsolete")]
     Replaced(String),
 }
 

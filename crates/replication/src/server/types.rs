@@ -252,7 +252,7 @@ pub enum ObjectError {
     Condition(usize),
     /// The name of a startup object is in use, or its object has ended; or a startup object cannot
     /// have an archetype.
-    #[error("the name is in use, or was, or the object has one already")]
+    #[error("the name is or was in use, or the object already has a name")]
     Name,
     /// The text gets no number.
     #[error(transparent)]
