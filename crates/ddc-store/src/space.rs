@@ -1,4 +1,4 @@
-//! Space on the disk: what is left, and a reserve for what makes more of it.
+//! Space on the disk: the free space, and a reserve for operations that release space.
 
 use std::sync::atomic::Ordering;
 

@@ -1,5 +1,5 @@
-//! The catalogue of reasons: why a connection was closed, why one was not accepted, why a request
-//! was refused.
+//! The catalogue of reasons for closed connections, connections that are not accepted, and refused
+//! requests.
 //!
 //! Every reason has a stable name (snake case) that metrics use as a label and logs as a field. The
 //! peer is told nothing beyond the closed connection, as the protocol has no negative answers, so

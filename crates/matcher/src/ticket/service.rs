@@ -1,4 +1,4 @@
-//! What is asked about tickets: they are made, cancelled and looked at.
+//! Requests about tickets: create, cancel, get, list.
 
 use smallvec::SmallVec;
 use throng_wire::matcher::{Status, write_bytes, write_nested};
