@@ -60,7 +60,7 @@ impl Store {
             if is_full {
                 tracing::error!(free, "the disk is nearly full; uploads are refused until there is space");
             } else {
-                tracing::info!(free, "the disk has space again; uploads go on");
+                tracing::info!(free, "the disk has space again; uploads resume");
             }
         }
     }

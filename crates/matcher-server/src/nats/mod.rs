@@ -342,7 +342,10 @@ impl Shared {
         };
         let srv = head(header::SERVER);
         if check_server_name(srv).is_err() || srv.contains(|c: char| c.is_whitespace() || "*>".contains(c)) {
-            return refusal(Status::Invalid, "the server's id is too long, or cannot stand in a subject");
+            return refusal(
+                Status::Invalid,
+                "the server's id is too long, or contains characters that a subject cannot have",
+            );
         }
         let Some(scope) = self.tokens.scope(head(header::TOKEN), srv) else {
             return refusal(Status::Unauthenticated, "no such token for this server; send Throng-Token");

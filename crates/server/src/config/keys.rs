@@ -534,7 +534,7 @@ section! {
         /// Namespaces that only the internal listener serves.
         internal_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespaces that refuse compressed buffers whose content cannot be verified here,
-        /// whatever `unverified` says.
+        /// regardless of `unverified`.
         verified_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespace to take missing blobs from, by namespace: `game = "engine"`. The caller needs
         /// permission to read there.
