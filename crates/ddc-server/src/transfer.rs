@@ -1,4 +1,4 @@
-//! A cache as one stream of bytes, to take it elsewhere.
+//! Export and import of a cache as one stream of bytes.
 //!
 //! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs,
 //! then forms of content ids, then refs, so that everything a ref reaches comes before it.

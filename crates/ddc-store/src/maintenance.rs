@@ -1,4 +1,4 @@
-//! Maintenance: collection of what nobody needs, space given back, damage found.
+//! Maintenance: garbage collection, reclaiming of space, scrubs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};

@@ -1,4 +1,4 @@
-//! The store itself: what it is made of, how it is opened, what can be asked of it to change.
+//! The store: its parts, its opening, and its changes.
 
 use std::collections::BTreeSet;
 use std::fmt;

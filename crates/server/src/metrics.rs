@@ -1,4 +1,4 @@
-//! Every metric: name, help, labels, and where its number comes from.
+//! Every metric: name, help, labels, and the source of its value.
 //!
 //! `docs/reference/metrics.md` is generated from these tables; a test keeps it fresh.
 
