@@ -39,7 +39,7 @@ pub trait Monitor: Send + Sync + 'static {
 pub struct Health {
     /// `false` only if the process should be restarted.
     pub live: bool,
-    /// True if players should be sent here.
+    /// True if the process accepts players.
     pub ready: bool,
     /// Parts that readiness depends on.
     pub parts: Vec<Part>,

@@ -78,7 +78,11 @@ fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
         gauge("throng_ready", "1 if the process accepts players.", f64::from(u8::from(figures.ready))),
-        gauge("throng_auth_pending", "Logins waiting for the result of authentication.", figures.logins_pending as f64),
+        gauge(
+            "throng_auth_pending",
+            "Logins waiting for the result of authentication.",
+            figures.logins_pending as f64,
+        ),
         family(
             "throng_build_info",
             "Always 1; the version is the label.",
