@@ -1,4 +1,4 @@
-//! The loop that takes connections in: one for every HTTP listener of the process.
+//! Accept loop of the process's HTTP listeners.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ pub struct Intake {
     pub connections_max: usize,
     /// Treatment of connections above the limit.
     pub beyond: Beyond,
-    /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
+    /// TLS, if configured. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
 }
 
@@ -34,14 +34,14 @@ pub struct Intake {
 pub struct Tls(Arc<RwLock<TlsAcceptor>>);
 
 impl Tls {
-    /// With what connections are encrypted from now on.
+    /// Encrypts connections with `acceptor`.
     #[must_use]
     pub fn new(acceptor: TlsAcceptor) -> Self {
         Self(Arc::new(RwLock::new(acceptor)))
     }
 
-    /// Encrypts connections to come with something else, such as a renewed certificate; those that
-    /// are open stay.
+    /// Replaces the acceptor for new connections, for example after a certificate was renewed. Open
+    /// connections are not affected.
     pub fn replace(&self, acceptor: TlsAcceptor) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
     }
@@ -54,9 +54,9 @@ impl Tls {
 /// Treatment of a connection above the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beyond {
-    /// It waits in the kernel's queue, where it costs nothing: for those who will get their turn.
+    /// It waits in the kernel's queue, at no cost to the process, until another one ends.
     Waits,
-    /// It is closed at once: for those who want to know.
+    /// It is closed at once.
     Closed,
 }
 
@@ -66,11 +66,11 @@ pub type Shutdown<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 /// A server that runs; complete when it has ended.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A connection, its TLS handshake done.
+/// An accepted connection, after its TLS handshake.
 pub enum Accepted {
     /// Without TLS.
     Plain(TcpStream),
-    /// With it.
+    /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -86,12 +86,12 @@ impl Accepted {
 }
 
 impl Intake {
-    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown`
-    /// completes; then all of them are dropped. A listener that cannot accept, which is for want of
-    /// descriptors, is tried again.
+    /// Passes each connection to `serve`, whose future handles it, until `shutdown` completes; then
+    /// all of these futures are dropped. If accepting fails for lack of file descriptors, it is
+    /// retried after a pause.
     ///
-    /// The answer is boxed so that a server is compiled once, where it is written, and not again in
-    /// every program and test that awaits it.
+    /// The future is boxed so that the server is compiled once in this crate, and not in every
+    /// program and test that awaits it.
     pub fn run<'a, F>(
         self,
         listener: TcpListener,

@@ -1,4 +1,4 @@
-//! What a node does by itself: notes of last uses, collections, scrubs.
+//! Background work of a node: records of last uses, garbage collections, scrubs.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,5 @@
-//! Stores of version 1: a log whose index, a redb file, held what the log no longer did.
+//! Conversion of stores of version 1, whose index (a redb file) held records that the log no longer
+//! did.
 //!
 //! Everything that the index names is written to the log of this version, segment by segment, and
 //! each old segment is removed once its blobs are durable, so that a conversion needs little space.

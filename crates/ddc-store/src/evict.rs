@@ -1,4 +1,4 @@
-//! A folder with a limit: what was unused longest goes when there is too much.
+//! Eviction: keeps a folder below its limit by deleting the longest unused refs and blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The index: sorted runs on disk under maps in memory, a cache of what the log says.
+//! The index: sorted runs on disk under maps in memory, derived from the log.
 //!
 //! Acknowledged means: in the log. The index follows in checkpoints, each of which writes a run and
 //! a manifest that names the runs and the position up to which they contain the log, so that a

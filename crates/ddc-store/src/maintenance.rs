@@ -1,4 +1,4 @@
-//! Maintenance: collection of what nobody needs, space given back, damage found.
+//! Maintenance: garbage collection, reclaiming of space, scrubs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -362,7 +362,7 @@ impl Store {
                 match blob {
                     Some(blob) => {
                         done.damaged += 1;
-                        tracing::error!(%hash, "a blob is damaged; it is put aside");
+                        tracing::error!(%hash, "a blob is damaged; it is quarantined");
                         self.put_aside(&hash, &blob, done.damaged);
                     }
                     None => done.lost += 1,
@@ -450,7 +450,7 @@ impl Store {
     /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes
     /// aside.
     pub fn discard_damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &blob::Blob) {
-        tracing::error!(%namespace, %hash, "a blob is damaged; it is put aside");
+        tracing::error!(%namespace, %hash, "a blob is damaged; it is quarantined");
         self.counters.damaged.fetch_add(1, Ordering::Relaxed);
         self.put_aside(hash, blob, 0);
         self.queue_maintenance(Change::Delete { key: key::blob(namespace, hash) });

@@ -1,4 +1,4 @@
-//! What a batch of changes does to the index: each change sees those before it.
+//! Effect of a batch of changes on the index; each change sees those before it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Space on the disk: what is left, and a reserve for what makes more of it.
+//! Space on the disk: the free space, and a reserve for operations that release space.
 
 use std::sync::atomic::Ordering;
 
@@ -60,7 +60,7 @@ impl Store {
             if is_full {
                 tracing::error!(free, "the disk is nearly full; uploads are refused until there is space");
             } else {
-                tracing::info!(free, "the disk has space again; uploads go on");
+                tracing::info!(free, "the disk has space again; uploads resume");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The store itself: what it is made of, how it is opened, what can be asked of it to change.
+//! The store: its parts, its opening, and its changes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -80,7 +80,7 @@ impl Default for Options {
 pub enum StoreError {
     /// No space left. Reads and deletes go on, and uploads too once there is space.
     #[error(
-        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads go on as soon as there is space"
+        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
     )]
     Full,
     /// Written by a version that knows more.
@@ -95,11 +95,11 @@ pub enum StoreError {
     #[error("the store of version 1 cannot be converted: its index says {0}")]
     Convert(String),
     /// Too much waits to be written.
-    #[error("more is being uploaded than the disk takes")]
+    #[error("uploads arrive faster than the disk writes; retry later")]
     Busy,
     /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
     /// restart.
-    #[error("the store takes no writes since one failed: {0}")]
+    #[error("the store refuses writes after one failed: {0}")]
     Broken(Arc<io::Error>),
     /// The system says no.
     #[error("the store: {0}")]

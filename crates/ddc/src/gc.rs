@@ -1,4 +1,4 @@
-//! Which refs and blobs may go, as decisions without a store.
+//! Decisions about refs and blobs to delete, without a store.
 
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
-//! A channel: its owner, its subscribers and what they asked for, its data. Spec §5 and §7.1.
+//! A channel: its owner, its subscribers with their options, its data. Spec §5 and §7.1.
 //!
-//! What is sent to whom when something happens lives in `requests` and `recovery`; when data
-//! updates leave lives in `fanout`.
+//! `requests` and `recovery` decide the receivers of messages, `fanout` the time of data updates.
 
 use core::hash::BuildHasher as _;
 use core::ops::Deref;

@@ -1,5 +1,4 @@
-//! What remains after a panic in the middle of an input: what is broken, and what can be made
-//! whole.
+//! Recovery after a panic in the middle of an input: the damaged state, and its repair.
 //!
 //! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
 //! its data. Everybody gets a full state then, so that "exactly once" holds for each life of a

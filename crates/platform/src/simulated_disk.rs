@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::fs::{File, Fs};
 use throng_stdx::Rng;
 
-/// Bytes that a disk writes or does not write, never in part.
+/// Unit of a disk's writes: written as a whole or not at all.
 const SECTOR: usize = 512;
 
-/// Contents and pending writes of a disk. Cheap to clone, so that the power can fail at every
-/// write.
+/// Contents and pending writes of a disk. Cheap to clone, so that a test can simulate a power
+/// failure at every write.
 #[derive(Clone, Default)]
 pub struct DiskState {
     names: BTreeMap<String, u64>,
@@ -21,7 +21,7 @@ pub struct DiskState {
     synced_names: BTreeMap<String, u64>,
     files: BTreeMap<u64, Content>,
     next_file: u64,
-    /// Bytes of all files at most; `None` for a disk without end.
+    /// Maximum number of bytes of all files; `None` for an unlimited disk.
     capacity: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl DiskState {
         self.capacity.map(|capacity| capacity.saturating_sub(used))
     }
 
-    /// The disk after a power failure now.
+    /// Returns the disk after a power failure at this point.
     pub fn after_power_failure(&self, rng: &mut Rng) -> DiskState {
         let mut names = self.synced_names.clone();
         for (name, file) in &self.unsynced_names {
@@ -92,7 +92,7 @@ impl DiskState {
         }
     }
 
-    /// Flips one bit of a file whose name begins with `prefix`. Gives the name.
+    /// Flips one bit of a file whose name begins with `prefix`. Returns the name of the file.
     pub fn flip_a_bit(&mut self, prefix: &str, rng: &mut Rng) -> Option<String> {
         let candidates: Vec<(String, u64)> = self
             .names
@@ -110,7 +110,7 @@ impl DiskState {
     }
 }
 
-/// The pieces of a write that reach the disk or not, each on its own.
+/// Splits a write into the pieces that reach the disk independently.
 fn sectors(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -133,7 +133,8 @@ type Hook = Box<dyn FnMut(&DiskState) -> io::Result<()> + Send>;
 
 struct Inner {
     state: DiskState,
-    /// Called after every operation that changes the disk. An error is what the operation gives.
+    /// Called after every operation that changes the disk; its error becomes the operation's
+    /// result.
     hook: Option<Hook>,
 }
 
@@ -148,7 +149,7 @@ impl fmt::Debug for SimulatedDisk {
 }
 
 impl SimulatedDisk {
-    /// A disk that begins with the contents of `state`.
+    /// Creates a disk with the contents of `state`.
     #[must_use]
     pub fn new(state: DiskState) -> SimulatedDisk {
         SimulatedDisk(Arc::new(Mutex::new(Inner { state, hook: None })))

@@ -59,7 +59,7 @@ pub enum AttachError {
     )]
     NoRight,
     /// The call goes the other way, or its class does not describe it.
-    #[error("the call goes the other way, or the object's class does not name it")]
+    #[error("the call has the opposite direction, or the object's class does not declare it")]
     Direction,
     /// An argument does not fit.
     #[error("argument: {0}")]

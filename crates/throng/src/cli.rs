@@ -229,7 +229,7 @@ fn group_abouts(command: &Command) -> String {
     groups.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The flags of `throng up`, shared with what starts a gateway by the way.
+/// The flags of `throng up`, shared with other commands that start a gateway.
 pub(crate) fn up_flags(command: Command) -> Command {
     let common = |arg: Arg| arg.help_heading("Common");
     let command = command

@@ -79,8 +79,8 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     })
 }
 
-/// Defaults with which every service listens on loopback. They apply without a configuration file:
-/// a file says itself which services it wants.
+/// Defaults with which every service listens on loopback. They apply without a configuration file
+/// only, because a file selects its services itself.
 fn everything(loader: Loader) -> Loader {
     let text = |text: &str| Value::Text(text.to_owned());
     [

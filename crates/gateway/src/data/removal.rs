@@ -1,4 +1,4 @@
-//! What an update takes away.
+//! Removals in an update.
 
 use super::check::Update;
 use super::cursor::Records;

@@ -1,4 +1,4 @@
-//! Updates that somebody has not had, and what is kept of removals.
+//! Updates that some subscriber has not received, and the removals to keep.
 
 use std::sync::Arc;
 

@@ -136,10 +136,10 @@ pub fn list() -> Vec<(&'static str, String)> {
     tests.chain(GROUPS.iter().map(|(name, about)| (*name, (*about).to_owned()))).collect()
 }
 
-/// Runs what the options name.
+/// Runs the tests that the options select.
 ///
 /// # Errors
-/// Unknown names, a server that does not start or does not take the data.
+/// If a name is unknown, or a server does not start or does not accept the data.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, BenchError> {
     let mut bench = Bench::new(options)?;
     if let Some(folder) = &options.targets {

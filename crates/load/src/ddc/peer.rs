@@ -90,7 +90,7 @@ impl Peer {
         Self::start(command, addr, program, &log)
     }
 
-    /// Starts an S3 server of files below `folder`, which asks nobody for a signature. The first
+    /// Starts an S3 server of files below `folder` that requires no signatures. The first
     /// part of a path is a bucket.
     pub(crate) fn s3(program: &str, folder: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: program.to_owned(), source };

@@ -60,7 +60,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// The groups and what they measure.
+/// The groups, with their measurements.
 pub const GROUPS: &[(&str, &str)] = &[
     ("limit", "CPU per datagram pair beside a bare echo of the same datagrams; datagrams per echo"),
     ("libenet", "4,000 real clients, 10 Hz: server CPU, round trips, losses; the library's server beside it"),

@@ -1,4 +1,4 @@
-//! A listener's socket with its host, and where its peers are served.
+//! A listener's socket with its host, and the assignment of its peers.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! New connections, up to what the process and the limits allow.
+//! Accepting connections, within the limits of the process and the listener.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! A connection that the loop serves itself, and how long it may be silent.
+//! A connection that the loop serves itself, with its idle timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

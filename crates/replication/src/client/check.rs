@@ -1,5 +1,4 @@
-//! Reading a packet for the first time: every bit of it is looked at, and nothing of what is
-//! replicated changes.
+//! First pass over a packet: it validates every bit and changes no replica.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Beginnings and ends of replicas, and calls: what is written beside updates (spec §10 and §11).
+//! Creations and ends of replicas, and calls (spec §10 and §11).
 
 use super::transfer::Purpose;
 use super::write::hide;

@@ -1,4 +1,4 @@
-//! The connection stage: what one receiver gets in a frame (spec §5.2).
+//! The connection stage: the updates of one receiver in a frame (spec §5.2).
 //!
 //! A pair (connection, object) that is in scope, known to the receiver and up to date is two set
 //! bits and nothing else. Changed objects of such pairs take the fast way: runs of common records

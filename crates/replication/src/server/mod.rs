@@ -1,4 +1,5 @@
-//! The sending side: objects and connections. A frame is in `frame`, what peers send in `receive`.
+//! The sending side: objects and connections. `frame` runs a frame, `receive` handles packets of
+//! peers.
 
 mod elements;
 mod filters;

@@ -1,4 +1,4 @@
-//! Checks that need more than one key, and those that need a look at the disk.
+//! Checks that involve several keys or the disk.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -276,8 +276,8 @@ section! {
         /// default), `removable` (honours `removed` map entries), `unreal`.
         profiles: BTreeMap<String, String> = (), Kind::Map;
         /// Merge rules of single fields, by the full name of type and field: `retain FIELD SPAN`
-        /// cuts a list to its last elements, `copy FIELD ...` lets the entries of a map take over
-        /// only these fields.
+        /// cuts a list to its last elements, `copy FIELD ...` updates only these fields of the
+        /// entries of a map.
         merge_rules: BTreeMap<String, String> = (), Kind::Map;
         /// Channel data of types that no schema describes. `allow` keeps it as opaque bytes within
         /// a bound, `refuse` drops the update.
@@ -476,7 +476,7 @@ section! {
 }
 
 section! {
-    /// Recordings of what clients send, for `throng replay`.
+    /// Recordings of client sessions, for `throng replay`.
     Recordings {
         /// Records every client connection.
         enabled: bool = false, Kind::Bool;
@@ -534,7 +534,7 @@ section! {
         /// Namespaces that only the internal listener serves.
         internal_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespaces that refuse compressed buffers whose content cannot be verified here,
-        /// whatever `unverified` says.
+        /// regardless of `unverified`.
         verified_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespace to take missing blobs from, by namespace: `game = "engine"`. The caller needs
         /// permission to read there.
@@ -834,7 +834,7 @@ pub const SECTIONS: &[Section] = &[
     Section { path: "gateway.auth", doc: "Authentication of logins.", heading: "Authentication" },
     Section { path: "gateway.limits", doc: "Limits on the resources of one peer.", heading: "Limits" },
     Section { path: "gateway.recovery", doc: "Recovery of lost connections.", heading: "Recovery" },
-    Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
+    Section { path: "gateway.recordings", doc: "Recordings of client sessions.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
     Section {
         path: "ddc.tier",

@@ -1,5 +1,5 @@
-//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are
-//! contained.
+//! Driver between the loop's keys and the core's connections: it passes inputs, drains outputs and
+//! contains panics.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
