@@ -76,6 +76,7 @@ catalogue! {
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
         Restarted = "restarted", "An internal error affected several channels, and the world was restarted empty.";
+        GaveWay = "gave_way", "Few file descriptors were left, and this was the oldest client without a login.";
         Internal = "internal", "An invariant of the gateway broke; the connection was closed to protect the others.";
     }
 }
@@ -143,7 +144,10 @@ impl CloseReason {
     #[must_use]
     pub const fn close_code(self) -> Option<u16> {
         Some(match self {
-            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled => return None,
+            // The descriptor of one that gives way is needed at once.
+            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled | Self::GaveWay => {
+                return None;
+            }
             Self::BadMagic
             | Self::ZeroSize
             | Self::UnknownCompression

@@ -291,11 +291,13 @@ impl Context<'_> {
         let (own, target) = match options.target {
             Some(target) => (None, target),
             None => {
+                let mut flags = options.server_flags.clone();
+                flags.extend(options.console.then(|| "--console-token".to_owned()));
                 let own = OwnServer::start(&ServerOptions {
                     program: options.program.clone(),
                     shards: options.shards,
                     transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
-                    flags: options.server_flags.clone(),
+                    flags,
                     whole: options.whole,
                     default_ports: options.default_ports,
                     world,

@@ -565,6 +565,9 @@ fn open_listeners(
     };
     for plan in plans {
         let mut spec = listener_spec(settings, listener, &plan, tls.as_ref());
+        if section == Section::Clients {
+            spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
+        }
         if plan.transport == Transport::Enet {
             spec.enet_gate = crate::enet_gate::gate(listener)
                 .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
@@ -580,7 +583,9 @@ fn open_listeners(
             Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
         let unproven = plan.transport == Transport::Kcp;
-        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven });
+        let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
+        let may_give_way = stream && section == Section::Clients;
+        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven, may_give_way });
         let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
         addresses.push(Address { service, scheme: plan.scheme(), addr });
     }
@@ -605,6 +610,7 @@ fn listener_spec(
     };
     let mut spec = ListenerSpec::new(plan.addr, transport);
     spec.tls = tls.filter(|_| plan.tls).cloned();
+    spec.proxy_protocol = listener.proxy_protocol;
     let any_origin = listener.origins.iter().any(|origin| origin == "*");
     spec.ws = Arc::new(WsPolicy {
         origins: if any_origin { Vec::new() } else { listener.origins.clone() },
@@ -670,6 +676,9 @@ fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: 
     };
     StartError::Bind { key, addr, source, hint }
 }
+
+/// Descriptors that clients leave to health, the admin API, game servers and files.
+const DESCRIPTORS_SPARED: u64 = 64;
 
 /// Shorter tokens can be guessed.
 const HTTP_TOKEN_BYTES_MIN: usize = 16;

@@ -156,7 +156,7 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
         Ok(mut config) => {
             config.warnings.extend(parsed.remarks);
             let profile = parsed.profile.then(|| Path::new(&parsed.profile_dir).join("cpu.pprof"));
-            up::serve(config, None, profile.as_deref())
+            up::serve(config, None, profile.as_deref(), false)
         }
         Err(problems) => {
             complain(&problems.to_string());

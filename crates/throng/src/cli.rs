@@ -269,7 +269,14 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .value_name("TIME")
                 .value_parser(parse_duration)
                 .help("Stop after this time: 500ms, 20s, 5m"),
-        ));
+        ))
+        .arg(
+            Arg::new("console-token")
+                .long("console-token")
+                .action(ArgAction::SetTrue)
+                .hide(true)
+                .help("Print a one-time token of the console even without a terminal"),
+        );
     with_keys(command)
 }
 

@@ -487,7 +487,7 @@ impl Enets {
         }
         stats.accepted += 1;
         let Some(peer) = port.host.peer(id).map(|info| info.address) else { return };
-        let permit = if port.closing { None } else { port.admission.permit(peer.ip()) };
+        let permit = if port.closing { None } else { port.admission.permit(Some(peer.ip())) };
         let Some(permit) = permit else {
             stats.refused_by_limits += 1;
             return port.host.disconnect_now(id, 0);

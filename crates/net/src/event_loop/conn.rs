@@ -29,6 +29,8 @@ pub(super) struct Conn {
     pub(super) queued: bool,
     /// It is served while others wait.
     pub(super) urgent: bool,
+    /// Room for its output ends a wait for urgent events.
+    pub(super) room_awaited: bool,
     pub(super) stream: Stream,
 }
 

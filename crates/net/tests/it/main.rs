@@ -12,9 +12,11 @@ mod kcp_sessions;
 mod pauses;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
+mod proxies;
 mod random_operations;
 #[path = "../../examples/godot_relay/relay.rs"]
 mod relay;
 mod tcp;
 mod tls;
+mod urgent;
 mod websocket;

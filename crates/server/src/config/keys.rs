@@ -219,6 +219,11 @@ section! {
         /// Allows this listener on a public address although it admits every login (no
         /// authentication, or development mode).
         unsafe_binds: bool = false, Kind::Bool;
+        /// Every connection comes from one of `gateway.trusted_proxies` and begins with a header of
+        /// the PROXY protocol, version 2, which names the peer's address. `tcp`, `tls`, `ws` and
+        /// `wss` only. Without it, WebSocket listeners take the address from the `X-Forwarded-For`
+        /// of trusted proxies.
+        proxy_protocol: bool = false, Kind::Bool;
         /// Web pages that may open WebSockets: values of the `Origin` header, compared as a whole.
         /// Empty or `*` allows any, because logins need a token and not a cookie. Programs that
         /// send no `Origin` always pass.
