@@ -454,10 +454,9 @@ impl Channel {
     /// Replaces the data. Subscribers that had a state get the new one in full.
     pub(crate) fn set_data(&mut self, board: &mut Switchboard, content: ChannelData) {
         let type_url = type_url(content.plan());
-        if self.data.replace(DataState { content, type_url }).is_some() {
-            self.data_replaced(board);
-        } else {
-            self.data_begun(board);
+        match self.data.replace(DataState { content, type_url }) {
+            Some(old) => self.data_replaced(board, old.content),
+            None => self.data_begun(board),
         }
     }
 

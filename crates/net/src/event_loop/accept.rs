@@ -29,6 +29,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 impl EventLoop {
     pub(super) fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
+        let mut made = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             let Some(listener) = self.listeners.get_mut(key.slot()) else { return };
             match listener.accept() {
@@ -41,7 +42,12 @@ impl EventLoop {
                     }
                     let (shortage, spared) =
                         (listener.shortage(&fd), listener.rules.limits.descriptors_spared);
-                    if shortage > 0 && (shortage > spared / 2 || !self.make_room(handler)) {
+                    // As many as are too many, not only one for this newcomer: others may have taken
+                    // lower numbers that became free.
+                    while made < shortage && self.make_room(handler) {
+                        made += 1;
+                    }
+                    if made < shortage || shortage > spared / 2 {
                         self.stats.shed += 1;
                         continue;
                     }
