@@ -23,9 +23,10 @@
 //! ```
 //!
 //! # Systems
-//! On Linux a [`Driver`] is an `Endpoint` of `throng-net`, with calls for 64 messages and paced rounds. Elsewhere, and with [`Driver::open_portable`], it sends and
-//! receives through quinn-udp and waits with mio. Tests run on Linux, for both; on Windows and
-//! macOS the crate is type-checked and has not been run.
+//! On Linux a [`Driver`] is an `Endpoint` of `throng-net`, with calls for 64 messages and paced
+//! rounds. Elsewhere, and with [`Driver::open_portable`], it sends and receives through quinn-udp
+//! and waits with mio. Tests run on Linux, for both; on Windows and macOS the crate is type-checked
+//! and has not been run.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "tokio")]

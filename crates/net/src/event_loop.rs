@@ -174,9 +174,10 @@ impl EventLoop {
         Self::listen_on(std::slice::from_mut(self), spec)
     }
 
-    /// Opens a listener on the first of `loops`, which accepts all its connections. An ENet listener
-    /// has a socket on each of them, so that they share the work of the protocol: the kernel spreads
-    /// the peers, and a peer stays with its socket even if another loop serves its connection.
+    /// Opens a listener on the first of `loops`, which accepts all its connections. An ENet
+    /// listener has a socket on each of them, so that they share the work of the protocol: the
+    /// kernel spreads the peers, and a peer stays with its socket even if another loop serves its
+    /// connection.
     ///
     /// # Errors
     /// As for [`listen`](Self::listen); also when there is no loop.

@@ -46,8 +46,8 @@ pub(super) struct Port {
 pub(super) struct Group {
     /// The listener is closed.
     pub(super) closing: AtomicBool,
-    /// Copies of the descriptors, so that no socket goes before the last loop does: the kernel would
-    /// give the peers of all of them to others.
+    /// Copies of the descriptors, so that no socket goes before the last loop does: the kernel
+    /// would give the peers of all of them to others.
     pub(super) _sockets: Vec<OwnedFd>,
 }
 
