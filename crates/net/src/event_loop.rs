@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use conn::{Conn, get_mut};
 pub use key::{ConnKey, ListenerKey};
-use key::{ENET, LISTENER_BIT, SESSION, WAKER_TOKEN};
+use key::{LISTENER_BIT, SESSION, WAKER_TOKEN};
 use rustls::ClientConnection;
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -178,16 +178,36 @@ impl EventLoop {
     /// The address is in use or not ours, or the specification asks for a combination that does not
     /// exist ([`io::ErrorKind::InvalidInput`]).
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
+        Self::listen_on(std::slice::from_mut(self), spec)
+    }
+
+    /// Opens a listener on the first of `loops`, which accepts all its connections. An ENet
+    /// listener has a socket on each of them, so that they share the work of the protocol: the
+    /// kernel spreads the peers, and a peer stays with its socket even if another loop serves its
+    /// connection.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen); also when there is no loop.
+    pub fn listen_on(loops: &mut [Self], spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
+        if spec.transport == Transport::Enet {
+            let mut enets: Vec<_> = loops.iter_mut().map(|one| (&mut one.enets, one.now)).collect();
+            let (slots, addr) = Enets::listen(&mut enets, &spec)?;
+            let first = slots.first().map(|slot| ListenerKey::enet(*slot));
+            for (one, slot) in loops.iter().zip(slots) {
+                let key = ListenerKey::enet(slot);
+                one.epoll.add(one.enets.port_fd(slot), key.token(), sys::READABLE)?;
+            }
+            return first.map(|key| (key, addr)).ok_or(io::ErrorKind::InvalidInput.into());
+        }
+        let first = loops.first_mut().ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+        first.listen_alone(spec)
+    }
+
+    fn listen_alone(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
         if let Transport::Kcp(profile) = spec.transport {
             let (slot, addr) = self.sessions.listen(spec, profile)?;
             let key = ListenerKey::new(slot, SESSION);
             self.epoll.add(self.sessions.port_fd(slot), key.token(), sys::READABLE)?;
-            return Ok((key, addr));
-        }
-        if spec.transport == Transport::Enet {
-            let (slot, addr) = self.enets.listen(spec, self.now)?;
-            let key = ListenerKey::new(slot, ENET);
-            self.epoll.add(self.enets.port_fd(slot), key.token(), sys::READABLE)?;
             return Ok((key, addr));
         }
         let (listener, addr) = Listener::bind(spec)?;

@@ -213,7 +213,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
         let acceptor = &mut acceptors;
-        open_listeners(settings, section, &mut loops[0], &mut addresses, acceptor, &mut roles)?;
+        open_listeners(settings, section, &mut loops, &mut addresses, acceptor, &mut roles)?;
     }
     let admin = bind_admin(settings, runtime.handle())?;
     if let Some((_, addr)) = &admin {
@@ -525,7 +525,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             event_loop,
             shard,
             seed: plan.seed.wrapping_add(index as u64),
-            // Listeners are open on the first loop only.
+            // The first loop accepts the connections of all listeners.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
             logins: Arc::clone(&plan.logins),
@@ -547,7 +547,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
 fn open_listeners(
     settings: &Settings,
     section: Section,
-    event_loop: &mut EventLoop,
+    loops: &mut [EventLoop],
     addresses: &mut Vec<Address>,
     acceptors: &mut Vec<(Section, TlsAcceptor)>,
     roles: &mut HashMap<ListenerKey, ListenerRole>,
@@ -572,7 +572,7 @@ fn open_listeners(
             spec.enet_gate = crate::enet_gate::gate(listener)
                 .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
         }
-        let (key, addr) = event_loop.listen(spec).map_err(|source| {
+        let (key, addr) = EventLoop::listen_on(loops, spec).map_err(|source| {
             let flag =
                 format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
             bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)

@@ -34,6 +34,16 @@ impl Measured {
         self.cpu.as_secs_f64() * 1e6 / pairs.max(1.0)
     }
 
+    /// Datagrams received for each packet that was delivered.
+    pub(super) fn in_per_echo(&self) -> f64 {
+        self.served.datagrams_in as f64 / self.served.packets_in.max(1) as f64
+    }
+
+    /// Datagrams sent for each packet that was delivered.
+    pub(super) fn out_per_echo(&self) -> f64 {
+        self.served.datagrams_out as f64 / self.served.packets_in.max(1) as f64
+    }
+
     /// Packets whose echo the server sent and the client did not receive.
     pub(super) fn missing(&self) -> u64 {
         missing(self.seen.sent, self.seen.echoed, &self.served)

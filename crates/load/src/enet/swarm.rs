@@ -61,8 +61,6 @@ pub(crate) const PACKET_BYTES_MIN: usize = 16;
 pub(crate) enum Sharing {
     /// None, as long as there are descriptors.
     None,
-    /// Thousands; each datagram goes its own way.
-    Single,
     /// Thousands; the kernel takes and gives their datagrams in runs.
     Runs,
 }
@@ -189,7 +187,7 @@ impl Swarm {
         let poller = Poller::new()?;
         let sockets = match plan.sockets {
             Sharing::None => Sockets::own(&plan)?,
-            Sharing::Single | Sharing::Runs => Sockets::shared(&plan)?,
+            Sharing::Runs => Sockets::shared(&plan)?,
         };
         let count = sockets.count();
         for index in 0..count {
@@ -627,8 +625,7 @@ impl Sockets {
     }
 
     fn shared(plan: &SwarmPlan) -> io::Result<Self> {
-        let segmentation = plan.sockets == Sharing::Runs;
-        let options = UdpOptions { segmentation, ..UdpOptions::default() };
+        let options = UdpOptions::default();
         let any = if plan.server.is_ipv4() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED)
         } else {

@@ -9,6 +9,7 @@ mod enet_sessions;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;
+mod migration;
 mod pauses;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;

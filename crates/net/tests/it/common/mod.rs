@@ -83,7 +83,11 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        Self { net: EventLoop::new().unwrap(), clock: Clock::start(), seen: Recorder::default() }
+        Self::of(EventLoop::new().unwrap())
+    }
+
+    pub fn of(net: EventLoop) -> Self {
+        Self { net, clock: Clock::start(), seen: Recorder::default() }
     }
 
     pub fn listen(&mut self, transport: Transport) -> SocketAddr {
