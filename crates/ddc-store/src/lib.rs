@@ -21,7 +21,8 @@
 //! it held missing, never wrong and never older, with three exceptions, in which the state is an
 //! acknowledged earlier one: damage in the last commit before a crash looks like a torn write; what
 //! a disk loses that it said was synced leaves no trace; and damage that takes a record together
-//! with the fingerprint of its key at the end of its commit leaves nothing that names the key.
+//! with both fingerprints of its key, at the end of its commit and in the directory at the end of
+//! its segment, leaves nothing that names the key.
 //!
 //! A [`Tier`] is a bucket of an object storage that several nodes share; their folders then are
 //! caches of it.
