@@ -94,7 +94,12 @@ impl<'s> Plan<'s> {
                 if let Some(old) = &old
                     && !self.is_hole(&old.value)
                 {
-                    self.unused_files.push(location.file);
+                    // A conversion that was interrupted puts the same file again.
+                    let is_same = Location::read(&old.value)
+                        .is_some_and(|old| old.is_large() && old.file == location.file);
+                    if !is_same {
+                        self.unused_files.push(location.file);
+                    }
                     return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, location.len)? {

@@ -227,6 +227,8 @@ pub struct Store {
     pub(crate) is_broken: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
+    /// Namespaces of which nothing may go, while the folder holds more than it may without them.
+    pub(crate) kept: RwLock<BTreeSet<Namespace>>,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
     /// Only used by whoever holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
@@ -453,6 +455,15 @@ impl Store {
     pub fn check_uploads(&self) -> Result<(), StoreError> {
         self.check_writable()?;
         if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// Reports whether something may be stored under this key.
+    pub(crate) fn check_uploads_to(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.check_uploads()?;
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let is_kept = !kept.is_empty()
+            && key::split_namespace(key).is_some_and(|(namespace, _)| kept.contains(&namespace));
+        if is_kept { Err(StoreError::Full) } else { Ok(()) }
     }
 
     /// Reports whether the index met damage since it was opened: the next start builds it again.

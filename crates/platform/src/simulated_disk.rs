@@ -23,6 +23,8 @@ pub struct DiskState {
     next_file: u64,
     /// Maximum number of bytes of all files; `None` for an unlimited disk.
     capacity: Option<u64>,
+    /// Syncs of files report success and do nothing.
+    lies: bool,
 }
 
 #[derive(Clone, Default)]
@@ -89,7 +91,33 @@ impl DiskState {
             unsynced_names: Vec::new(),
             next_file: self.next_file,
             capacity: self.capacity,
+            lies: false,
         }
+    }
+
+    /// Puts a sector of a file whose name begins with `prefix` where another one of such a file
+    /// is, and leaves its own place as if it had never been written. Returns the names of both files.
+    pub fn misdirect(&mut self, prefix: &str, rng: &mut Rng) -> Option<[String; 2]> {
+        let mut sectors: Vec<(&String, u64, usize)> = Vec::new();
+        for (name, file) in self.names.iter().filter(|(name, _)| name.starts_with(prefix)) {
+            let whole = self.files[file].now.len() / SECTOR;
+            sectors.extend((0..whole).map(|number| (name, *file, number * SECTOR)));
+        }
+        if sectors.len() < 2 {
+            return None;
+        }
+        let mut pick = || {
+            let (name, file, at) = sectors[rng.below(sectors.len() as u64) as usize];
+            (name.clone(), file, at)
+        };
+        let (from, to) = (pick(), pick());
+        let moved = self.files[&from.1].now[from.2..from.2 + SECTOR].to_vec();
+        for (file, at, bytes) in [(from.1, from.2, vec![0; SECTOR]), (to.1, to.2, moved)] {
+            let content = self.files.get_mut(&file).expect("the file exists");
+            put(Arc::make_mut(&mut content.now), at, &bytes);
+            content.synced = Arc::clone(&content.now);
+        }
+        Some([from.0, to.0])
     }
 
     /// Flips one bit of a file whose name begins with `prefix`. Returns the name of the file.
@@ -164,6 +192,11 @@ impl SimulatedDisk {
     /// Limits the bytes of all files from now on.
     pub fn set_capacity(&self, capacity: Option<u64>) {
         self.with(|inner| inner.state.set_capacity(capacity));
+    }
+
+    /// From now on syncs of files report success and do nothing, or are honest again.
+    pub fn set_lies(&self, lies: bool) {
+        self.with(|inner| inner.state.lies = lies);
     }
 
     /// A copy of the state, cheap because file contents are shared.
@@ -315,9 +348,12 @@ impl File for Handle {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let lies = self.disk.with(|inner| inner.state.lies);
         self.change(|content| {
-            content.synced = Arc::clone(&content.now);
-            content.unsynced.clear();
+            if !lies {
+                content.synced = Arc::clone(&content.now);
+                content.unsynced.clear();
+            }
         })
     }
 }

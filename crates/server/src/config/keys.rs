@@ -565,7 +565,7 @@ section! {
         /// editors send by default, without a decoder.
         unverified: bool = true, Kind::Bool; reload;
         /// Program, with its arguments, that decodes Oodle blocks so that they are verified. Empty:
-        /// the built-in one if Throng was built with the feature `oodle`, otherwise none.
+        /// the built-in one; none if Throng was built without the feature `oodle`.
         oodle_decoder: Vec<String> = [], Kind::List; reload;
         /// Timeout of decoding a block; then the decoder is ended and the block counts as not
         /// verified.
@@ -585,7 +585,8 @@ section! {
         /// 90% of what the folder holds and the disk has left. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
-        /// Namespaces whose refs and blobs stay when `bytes_max` is reached.
+        /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are
+        /// answered with 507 while they hold more than that alone.
         keep_namespaces: Vec<String> = [], Kind::List; reload;
         /// Age of the last check at which a blob of more than 16 KiB is hashed again before it is
         /// served. Smaller blobs are checked at every read.
