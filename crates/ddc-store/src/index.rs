@@ -493,8 +493,8 @@ impl Index {
         Ok(())
     }
 
-    /// Writes a run of what `fill` adds. `None` if that is nothing. A run that fails leaves no file:
-    /// the disk may be full.
+    /// Writes a run of what `fill` adds. `None` if that is nothing. A run that fails leaves no
+    /// file: the disk may be full.
     fn write_run(
         &self,
         entries_max: u64,

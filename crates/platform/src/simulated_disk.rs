@@ -95,8 +95,8 @@ impl DiskState {
         }
     }
 
-    /// Puts a sector of a file whose name begins with `prefix` where another one of such a file
-    /// is, and leaves its own place as if it had never been written. Returns the names of both files.
+    /// Puts a sector of a file whose name begins with `prefix` where another one of such a file is,
+    /// and leaves its own place as if it had never been written. Returns the names of both files.
     pub fn misdirect(&mut self, prefix: &str, rng: &mut Rng) -> Option<[String; 2]> {
         let mut sectors: Vec<(&String, u64, usize)> = Vec::new();
         for (name, file) in self.names.iter().filter(|(name, _)| name.starts_with(prefix)) {

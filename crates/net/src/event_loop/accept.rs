@@ -42,8 +42,8 @@ impl EventLoop {
                     }
                     let (shortage, spared) =
                         (listener.shortage(&fd), listener.rules.limits.descriptors_spared);
-                    // As many as are too many, not only one for this newcomer: others may have taken
-                    // lower numbers that became free.
+                    // As many as are too many, not only one for this newcomer: others may have
+                    // taken lower numbers that became free.
                     while made < shortage && self.make_room(handler) {
                         made += 1;
                     }
