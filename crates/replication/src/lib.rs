@@ -61,8 +61,10 @@
 //! # What is promised
 //!
 //! An object that stops changing ends up bit for bit the same on every receiver that has it in
-//! scope, whatever is lost, doubled or reordered, as long as something arrives at all. Nothing is
-//! sent twice unless it was lost, and then the value of that moment goes out, not the old one.
+//! scope, whatever is lost, doubled or reordered, as long as something arrives at all: all of it
+//! that conditions, bands of detail, sleep, hidden references and temporary classes do not
+//! withhold. Nothing is sent twice unless it was lost, and then the value of that moment goes out,
+//! not the old one: a replica never goes back.
 //! Intermediate values may be skipped, and two properties that changed together may arrive apart
 //! when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
 //!

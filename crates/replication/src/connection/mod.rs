@@ -568,6 +568,7 @@ impl Connection {
             self.pending.add(object, mask);
             self.bases.invalidate(object);
         }
+        self.reveal_retained(object, u64::MAX);
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
