@@ -56,13 +56,17 @@
 //! ```
 //!
 //! A struct can describe itself instead: see [`Replicate`].
+//!
 //! # Guarantees
 //!
 //! An object that stops changing becomes bit for bit identical on every receiver that has it in
-//! scope, despite loss, duplication and reordering, as long as some packets arrive. A value is
-//! resent only after a loss, and then the current value is sent, not the old one. Intermediate
-//! values may be skipped, and two properties that changed together may arrive apart when a packet
-//! between them is lost, unless the class is [atomic](ClassBuilder::atomic).
+//! scope, despite loss, duplication and reordering, as long as some packets arrive. Properties that
+//! a condition, a band of detail, dormancy, a hidden reference or a temporary class withholds are
+//! excepted. A value is resent only after a loss, and then the current value is sent, not the old
+//! one: a replica never goes back. Intermediate values may be skipped, and two properties that
+//! changed together may arrive apart when a packet between them is lost, unless the class is
+//! [atomic](ClassBuilder::atomic).
+//!
 //! # Scope
 //!
 //! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of all connections,

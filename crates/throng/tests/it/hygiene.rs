@@ -21,7 +21,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-ddc", &["throng-stdx"], &[]),
     ("throng-replication-derive", &[], &[]),
-    ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
+    ("throng-replication", &["throng-replication-derive", "throng-stdx"], &["throng-replication"]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
     ("throng-cluster", &["throng-stdx"], &[]),
