@@ -257,7 +257,7 @@ impl Store {
                 if self.stats().failures > failures {
                     return self.remove_unfinished_uploads();
                 }
-                // Whatever was moved is durable, and no index on disk needs the old records, before
+                // The moved records are durable, and no index on disk needs the old ones, before
                 // they go.
                 self.write_index()?;
                 for segment in &emptied {

@@ -44,7 +44,7 @@ impl AsyncDriver {
     /// Outside of a tokio runtime with I/O.
     ///
     /// # Errors
-    /// When the address is in use or not ours, or the configuration contradicts itself.
+    /// The address is in use or not local, or the configuration contradicts itself.
     pub fn open(addr: SocketAddr, config: Config) -> Result<Self, OpenError> {
         let (core, socket) = Core::open(addr, config)?;
         let socket = UdpSocket::from_std(socket).map_err(|error| OpenError::Host(error.into()))?;
@@ -56,7 +56,7 @@ impl AsyncDriver {
     /// sends. Dropping the future before it is ready loses nothing.
     ///
     /// # Errors
-    /// When the socket itself failed, which a working system does not do.
+    /// The socket itself failed, which a working system does not do.
     pub async fn turn(
         &mut self,
         timeout: Option<Duration>,

@@ -79,7 +79,7 @@ impl Driver {
     /// families.
     ///
     /// # Errors
-    /// When the address is in use or not ours, or the configuration contradicts itself.
+    /// The address is in use or not local, or the configuration contradicts itself.
     pub fn open(addr: SocketAddr, config: Config) -> Result<Self, OpenError> {
         #[cfg(target_os = "linux")]
         {
@@ -109,7 +109,7 @@ impl Driver {
     /// there; calls `on_round`; sends.
     ///
     /// # Errors
-    /// When the socket itself failed, which a working system does not do.
+    /// The socket itself failed, which a working system does not do.
     pub fn turn(&mut self, timeout: Option<Duration>, on_round: impl FnOnce(&mut Host)) -> io::Result<()> {
         match &mut self.0 {
             #[cfg(target_os = "linux")]

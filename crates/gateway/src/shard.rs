@@ -134,14 +134,14 @@ impl Shard {
         }
     }
 
-    /// Whether an accepted connection has not logged in yet. Shard 0 only.
+    /// True if an accepted connection has not logged in yet. Shard 0 only.
     #[must_use]
     pub fn is_stranger(&self, conn: ConnId) -> bool {
         let entry = self.global.as_ref().and_then(|global| global.entries.get(&conn));
         entry.is_some_and(|entry| !entry.authenticated)
     }
 
-    /// Whether addresses that a peer of this address reports are believed.
+    /// True if addresses that a peer of this address reports are trusted.
     #[must_use]
     pub fn is_proxy(&self, addr: IpAddr) -> bool {
         self.board.config.limits.unlimited_addresses.iter().any(|range| range.contains(addr))

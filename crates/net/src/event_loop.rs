@@ -132,7 +132,7 @@ impl EventLoop {
     /// Makes a loop without sockets.
     ///
     /// # Errors
-    /// When the process is out of file descriptors; it takes five.
+    /// The process is out of file descriptors; a loop takes five.
     pub fn new() -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;

@@ -118,7 +118,7 @@ impl Listener {
         Ok(Stream::accepted(fd, self.proxy_protocol, tls, ws))
     }
 
-    /// How many of the spared descriptors are taken, a new connection's included.
+    /// Number of the spared descriptors that are taken, a new connection's included.
     pub(crate) fn shortage(&self, fd: &OwnedFd) -> u64 {
         u64::try_from(fd.as_raw_fd()).map_or(0, |number| (number + 1).saturating_sub(self.descriptors_end))
     }

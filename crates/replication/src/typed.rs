@@ -250,7 +250,7 @@ impl<T: Replicate> Creation for &T {
         let class = server.class_of::<T>().ok_or(ObjectError::UnknownClass)?;
         let handle = class.create(server, root)?;
         if let Err(error) = self.write(server, handle) {
-            // What nobody can name must not stay.
+            // An object without a handle must not stay.
             server.destroy(handle, DestroyReason::Destroyed, false)?;
             return Err(error);
         }

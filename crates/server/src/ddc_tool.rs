@@ -38,7 +38,7 @@ pub enum Work {
     },
     /// Put made-up blobs and refs, for measurements of a large store.
     Fill {
-        /// How many.
+        /// Number of them.
         entries: u64,
     },
     /// Write everything, or one namespace, to a file.

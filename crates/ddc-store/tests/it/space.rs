@@ -185,7 +185,7 @@ fn a_collection_on_a_full_disk_moves_no_more_at_a_time_than_there_is_space_for()
     let used = (1 << 30) - disk.free_bytes().expect("known").expect("it has an end");
     disk.set_capacity(Some(used));
     store.look_at_disk();
-    // What stays is several times the reserve.
+    // The blobs that stay take several times the reserve.
     let report = collect(&store, 600).expect("a collection has space of its own");
     assert_eq!(report.blobs, garbage.len() as u64);
     let bytes = store.disk_bytes();

@@ -207,7 +207,7 @@ impl Endpoint {
     /// round.
     ///
     /// # Errors
-    /// When the socket itself failed, which a working system does not do.
+    /// The socket itself failed, which a working system does not do.
     pub fn turn(&mut self, deadline: Option<Instant>, on_round: impl FnOnce(&mut Host)) -> io::Result<()> {
         self.turn_guarded(deadline, |host, _| on_round(host))
     }

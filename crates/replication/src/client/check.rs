@@ -305,7 +305,7 @@ impl Client {
         let result = self.each_check(count, bytes, &mut |since, index, mask, hash| {
             let under_way = u32::from(seq.wrapping_sub(since));
             let whole = under_way <= 64 && applied.trailing_ones() >= under_way;
-            // What a difference to a forgotten state said has been asked for already.
+            // The contents of a difference to a forgotten state have been requested already.
             let replica = self.replica(index).filter(|replica| whole && mask & replica.missing == 0);
             let Some(replica) = replica else { return };
             if state_hash(&replica.class, &replica.words, mask) != hash {

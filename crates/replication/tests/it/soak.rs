@@ -1150,8 +1150,8 @@ impl World {
         }
     }
 
-    /// What a client sent since it has the right to has come, as have its inputs; round trips are
-    /// measured; the ends of startup objects are known.
+    /// Checks that authorised calls and inputs of honest clients arrived, that round trips are
+    /// measured, and that clients know the ends of startup objects.
     fn check_calls_and_inputs(&self) {
         for peer in self.peers.iter().filter(|peer| !peer.silent) {
             let (seed, id) = (self.seed, peer.id);

@@ -18,9 +18,9 @@ const OPENERS_PERCENT_MAX: usize = 4;
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
     ("ddc-server", 68),
-    ("ddc-store", 30),
+    ("ddc-store", 29),
     ("fuzz-targets", 15),
-    ("gateway", 240),
+    ("gateway", 239),
     ("matcher", 31),
     ("matcher-server", 7),
     ("net", 3),
