@@ -391,6 +391,10 @@ section! {
         /// For `jwt`: claim that must equal the player identifier of the login; empty = not
         /// checked.
         jwt_player_claim: String = "sub", Kind::Text;
+        /// For `jwt`: claim that names the kind of connection a token admits: `server` for game
+        /// servers, `client` for players. Without the claim, a token admits players; with another
+        /// value, none.
+        jwt_kind_claim: String = "throng_kind", Kind::Text;
         /// For `jwt`: tolerated difference of clocks for `exp` and `nbf`.
         jwt_leeway_s: u64 = 30, int(0, 600), "s";
         /// For `http`: URL that receives a POST with `{"connection", "kind", "address", "player",

@@ -15,8 +15,13 @@ const NAME: &str = "descriptors::strangers_give_way_to_newcomers_and_never_playe
 
 /// Serves until its standard input ends.
 fn serve() {
-    // Strangers are not closed for their silence, so that only the shortage closes them.
-    let running = gateway(&[("server.shards", "2"), ("gateway.limits.auth_timeout_ms", "0")]);
+    // Strangers are not closed for their silence, so that only the shortage closes them. The state
+    // machine lets players list channels, which is how they show that they are connected.
+    let running = gateway(&[
+        ("server.shards", "2"),
+        ("gateway.limits.auth_timeout_ms", "0"),
+        ("gateway.clients.state_machine", "client_authoratative"),
+    ]);
     let http = running.address(throng_server::Service::Admin).unwrap();
     // The test harness prints its own lines around this one.
     println!("\naddr {} {} {http}", clients(&running), servers(&running));
