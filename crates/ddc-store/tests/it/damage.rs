@@ -367,3 +367,32 @@ fn the_part_of_a_failed_append_is_not_found_behind_the_next_one() {
     let all: &Namespace = &namespace();
     assert!([kept, small].iter().all(|hash| store.has_blob(all, hash).expect("readable")));
 }
+
+#[test]
+fn a_merge_after_a_checkpoint_that_failed_keeps_what_that_did_not_write() {
+    for failing in 0.. {
+        let disk = disk();
+        let store = open(disk.clone());
+        let put = |minutes: u64| put_ref(&store, 1, &[put_blob(&store, &[minutes as u8])], minutes);
+        for minutes in 0..3 {
+            put(minutes);
+            store.checkpoint().expect("the disk works");
+        }
+        put(3);
+        let mut left = failing;
+        disk.set_hook(Some(Box::new(move |_| {
+            left -= 1;
+            if left == -1 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) }
+        })));
+        let checkpoint = store.checkpoint();
+        disk.set_hook(None);
+        store.merge().expect("the disk works");
+        drop(store);
+        let found = open(disk).reference(&namespace(), &bucket(), &key(1)).expect("sound");
+        assert_eq!(found.map(|value| value.put), Some(at(3)), "write or sync {failing} failed");
+        if checkpoint.is_ok() {
+            assert!(failing > 3, "a run and a manifest are written and synced");
+            return;
+        }
+    }
+}
