@@ -689,6 +689,13 @@ impl Manifest {
     }
 }
 
+/// The position up to which an index contains the log, also one that does not check otherwise: the
+/// log was synced up to there.
+pub(crate) fn known_position(fs: &dyn Fs) -> LogPosition {
+    let manifests = MANIFESTS.iter().filter_map(|name| read_manifest(fs, name).ok().flatten());
+    manifests.map(|manifest| manifest.position).max().unwrap_or_default()
+}
+
 fn read_manifest(fs: &dyn Fs, name: &str) -> Result<Option<Manifest>, IndexError> {
     let file = match fs.open(name, false) {
         Ok(file) => file,
