@@ -482,8 +482,7 @@ impl Index {
         let mut manifest = lock(&self.manifest);
         // A merge changes the list only under the same lock.
         runs.extend(self.runs().iter().cloned());
-        (manifest.position, manifest.totals) = (position, totals);
-        self.write_manifest(&mut manifest, &runs)?;
+        self.write_manifest(&mut manifest, (position, totals), &runs)?;
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.runs, Arc::new(runs)));
         drop(layers);
@@ -515,13 +514,21 @@ impl Index {
     }
 
     /// Writes the manifest that names `runs`, and removes runs that neither it nor the one before
-    /// names.
-    fn write_manifest(&self, manifest: &mut Manifest, runs: &[Arc<Run>]) -> Result<(), IndexError> {
-        let mut next = manifest.clone();
-        next.version += 1;
-        next.next_run = self.next_run.load(Ordering::Relaxed);
-        next.runs = runs.iter().map(|run| run.info).collect();
-        next.before = manifest.runs.iter().map(|run| run.number).collect();
+    /// names. Changes `manifest` only if that succeeds.
+    fn write_manifest(
+        &self,
+        manifest: &mut Manifest,
+        (position, totals): (LogPosition, Totals),
+        runs: &[Arc<Run>],
+    ) -> Result<(), IndexError> {
+        let next = Manifest {
+            version: manifest.version + 1,
+            position,
+            totals,
+            next_run: self.next_run.load(Ordering::Relaxed),
+            runs: runs.iter().map(|run| run.info).collect(),
+            before: manifest.runs.iter().map(|run| run.number).collect(),
+        };
         let file = self.fs.open(MANIFESTS[(next.version % 2) as usize], true)?;
         // The runs must be found under their names before anything names them.
         self.fs.sync_dir(FOLDER)?;
@@ -550,7 +557,8 @@ impl Index {
         let oldest_merged = merged.first().map_or(0, |run| run.info.number);
         let fresh = now.iter().take_while(|run| run.info.number != oldest_merged).cloned();
         let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
-        self.write_manifest(&mut manifest, &replaced)?;
+        let contained = (manifest.position, manifest.totals);
+        self.write_manifest(&mut manifest, contained, &replaced)?;
         self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
         Ok(true)
     }
@@ -679,6 +687,13 @@ impl Manifest {
         }
         Some(Manifest { version, position, totals, next_run, runs, before: Vec::new() })
     }
+}
+
+/// The position up to which an index contains the log, also one that does not check otherwise: the
+/// log was synced up to there.
+pub(crate) fn known_position(fs: &dyn Fs) -> LogPosition {
+    let manifests = MANIFESTS.iter().filter_map(|name| read_manifest(fs, name).ok().flatten());
+    manifests.map(|manifest| manifest.position).max().unwrap_or_default()
 }
 
 fn read_manifest(fs: &dyn Fs, name: &str) -> Result<Option<Manifest>, IndexError> {

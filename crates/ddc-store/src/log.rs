@@ -16,6 +16,8 @@ use throng_platform::{File, Fs};
 pub(crate) const FOLDER: &str = "segments";
 /// Number of the first segment.
 const FIRST: u64 = 1;
+/// All of a segment is synced.
+pub(crate) const ALL_SYNCED: u64 = u64::MAX;
 /// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
 /// by default.
 const OPEN_MAX: usize = 256;
@@ -225,16 +227,18 @@ impl Segments {
     /// number.
     ///
     /// The last segment may end in the middle of a commit: what nothing behind it proves to have
-    /// been synced is its torn end. Every other segment was synced as a whole before the next one
-    /// was made.
+    /// been synced, and lies behind `synced`, is its torn end. Every other segment was synced as a
+    /// whole before the next one was made; `synced` is [`ALL_SYNCED`] for those.
     pub(crate) fn read(
         &self,
         number: u64,
         from: u64,
         sequence: u64,
-        is_last: bool,
+        synced: u64,
         reader: &mut dyn Reader,
     ) -> io::Result<(u64, u64)> {
+        let is_last = synced < ALL_SYNCED;
+        let known = synced;
         let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
             return Ok((from, sequence));
         };
@@ -244,7 +248,7 @@ impl Segments {
         let mut sequence = sequence;
         let mut offset = from;
         // Up to where commits behind the damage say that the segment was synced.
-        let mut synced: Option<u64> = (!is_last).then_some(u64::MAX);
+        let mut synced: Option<u64> = (!is_last).then_some(ALL_SYNCED);
         // Keys of the commit that is being read.
         let mut pending: HashMap<u64, u32> = HashMap::new();
         // Damaged parts so far.
@@ -253,14 +257,16 @@ impl Segments {
             let read = cursor.record(offset)?.filter(|(_, header, _)| header.sequence >= sequence);
             let Some((found, header, next)) = read else {
                 let Some(next) = cursor.find(offset + 1)? else {
-                    if !is_last && !cursor.is_zero(offset)? {
+                    if is_last && known > offset {
+                        reader.gap(number, offset, known - offset);
+                    } else if !is_last && !cursor.is_zero(offset)? {
                         reader.gap(number, offset, cursor.len - offset);
                     }
                     break;
                 };
                 if *synced.insert(match synced {
                     Some(synced) => synced,
-                    None => cursor.synced_after(next)?,
+                    None => cursor.synced_after(next)?.max(known),
                 }) <= offset
                 {
                     break;
@@ -283,7 +289,7 @@ impl Segments {
             if is_last && !cursor.payload_is_sound(&found)? {
                 let synced = *synced.insert(match synced {
                     Some(synced) => synced,
-                    None => cursor.synced_after(next)?,
+                    None => cursor.synced_after(next)?.max(known),
                 });
                 if synced <= offset {
                     break;
@@ -565,10 +571,11 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Log {
     /// Reads the log from `from`, gives every record to `reader` and opens a new segment behind it.
-    /// `looks` leaves the old ones as they are.
+    /// The log is known to have been synced up to `synced`. `looks` leaves the old segments as they
+    /// are.
     pub(crate) fn open(
         segments: Arc<Segments>,
-        from: LogPosition,
+        (from, synced): (LogPosition, LogPosition),
         room: Room,
         looks: bool,
         reader: &mut dyn Reader,
@@ -578,7 +585,12 @@ impl Log {
         for number in numbers.iter().copied().filter(|number| *number >= from.segment) {
             let offset = if number == from.segment { from.offset } else { 0 };
             let is_last = Some(&number) == numbers.last();
-            let (end, next) = segments.read(number, offset, sequence, is_last, reader)?;
+            let known = match is_last {
+                true if number == synced.segment => synced.offset,
+                true => 0,
+                false => ALL_SYNCED,
+            };
+            let (end, next) = segments.read(number, offset, sequence, known, reader)?;
             sequence = next;
             if is_last && let Some(file) = segments.open(number)? {
                 let len = file.len()?;

@@ -341,7 +341,7 @@ impl Store {
     /// Writes the deletes of a segment again that an older record still needs, and the losses.
     fn move_deletes(&self, segment: u64) -> Result<(), StoreError> {
         let mut deletes = Deletes { store: self, segment, lost: Vec::new() };
-        self.segments.read(segment, 0, 0, false, &mut deletes)?;
+        self.segments.read(segment, 0, 0, log::ALL_SYNCED, &mut deletes)?;
         let lost = std::mem::take(&mut deletes.lost);
         let first = self.segments.next_from(0).unwrap_or(segment);
         let needed = lost.into_iter().filter(|(_, bound, _)| first < *bound && first != segment);
@@ -445,7 +445,8 @@ impl Store {
         let mut damage = Damage::default();
         let numbers = self.segments.numbers();
         for segment in &numbers {
-            self.segments.read(*segment, 0, 0, Some(segment) == numbers.last(), &mut damage)?;
+            let synced = if Some(segment) == numbers.last() { 0 } else { log::ALL_SYNCED };
+            self.segments.read(*segment, 0, 0, synced, &mut damage)?;
         }
         found.log_gaps = damage.gaps;
         self.walk(b"b", &mut |index_key, stored| {

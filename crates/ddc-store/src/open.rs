@@ -65,6 +65,8 @@ impl Store {
                 && segments.are_whole_from(position.segment)
                 && segments.bytes_of(position.segment) >= position.offset
         };
+        // Even an index that is not used any more knows how much of the log was there.
+        let synced = index::known_position(&*fs);
         let found = match how {
             How::Rebuild => None,
             How::Use | How::Look => Index::open(&fs, options.index_cache_bytes, &usable)?,
@@ -89,7 +91,7 @@ impl Store {
             failure: None,
         };
         let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
-        let opened = Log::open(Arc::clone(&segments), from, room, how == How::Look, &mut replay);
+        let opened = Log::open(Arc::clone(&segments), (from, synced), room, how == How::Look, &mut replay);
         if let Some(error) = replay.failure.take() {
             return Err(error.into());
         }

@@ -128,6 +128,33 @@ fn a_torn_end_is_cut_and_no_damage() {
 }
 
 #[test]
+fn damage_at_the_end_of_the_log_is_no_torn_end_if_the_index_knows_more_of_it() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let kept = put_blob(&store, &[5; 900]);
+    let taken = put_blob(&store, &[6; 900]);
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    let last = disk.list("segments").expect("listed").pop().expect("a segment");
+    let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+    // Record, commit and directory are gone.
+    let len = file.len().expect("known");
+    file.write_at(&[std::io::IoSlice::new(&[0; 600])], len - 600).expect("the disk works");
+    let damaged = disk.state();
+    for cut in [false, true] {
+        let disk = SimulatedDisk::new(damaged.clone());
+        if cut {
+            let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+            file.set_len(len - 600).expect("the disk works");
+        }
+        let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+        assert!(store.stats().damaged > 0, "cut: {cut}");
+        assert!(store.has_blob(&namespace(), &kept).expect("sound"));
+        assert!(!store.has_blob(&namespace(), &taken).expect("sound"));
+    }
+}
+
+#[test]
 fn a_payload_that_was_written_in_part_is_not_found_after_a_crash() {
     let disk = disk();
     let store = open(disk.clone());
@@ -366,4 +393,33 @@ fn the_part_of_a_failed_append_is_not_found_behind_the_next_one() {
     assert!(!store.has_blob(&namespace(), &IoHash::of(&bytes)).expect("readable"));
     let all: &Namespace = &namespace();
     assert!([kept, small].iter().all(|hash| store.has_blob(all, hash).expect("readable")));
+}
+
+#[test]
+fn a_merge_after_a_checkpoint_that_failed_keeps_what_that_did_not_write() {
+    for failing in 0.. {
+        let disk = disk();
+        let store = open(disk.clone());
+        let put = |minutes: u64| put_ref(&store, 1, &[put_blob(&store, &[minutes as u8])], minutes);
+        for minutes in 0..3 {
+            put(minutes);
+            store.checkpoint().expect("the disk works");
+        }
+        put(3);
+        let mut left = failing;
+        disk.set_hook(Some(Box::new(move |_| {
+            left -= 1;
+            if left == -1 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) }
+        })));
+        let checkpoint = store.checkpoint();
+        disk.set_hook(None);
+        store.merge().expect("the disk works");
+        drop(store);
+        let found = open(disk).reference(&namespace(), &bucket(), &key(1)).expect("sound");
+        assert_eq!(found.map(|value| value.put), Some(at(3)), "write or sync {failing} failed");
+        if checkpoint.is_ok() {
+            assert!(failing > 3, "a run and a manifest are written and synced");
+            return;
+        }
+    }
 }
