@@ -17,6 +17,7 @@ mod admin;
 mod answer;
 mod blobs;
 mod body;
+mod build_cache;
 mod fallback;
 mod http1;
 mod listing;

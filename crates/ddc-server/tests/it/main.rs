@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
+mod build_cache;
 mod common;
 mod editor;
 mod fallback;
@@ -14,5 +15,6 @@ mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]
 mod s3;
+mod strangers;
 mod tier;
 mod tls;
