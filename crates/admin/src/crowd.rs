@@ -134,8 +134,8 @@ impl Crowd {
         });
         state.guests.insert(id, Arc::clone(&shared));
         *state.per_address.entry(address).or_default() += 1;
-        let place = Place { id, crowd: Arc::clone(self), shared };
-        Admission::Admitted(Guest(Arc::new(place)))
+        let seat = Seat { id, crowd: Arc::clone(self), shared };
+        Admission::Admitted(Guest(Arc::new(seat)))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -182,15 +182,15 @@ fn network(address: IpAddr) -> IpAddr {
 /// The place of a connection among those of its listener. Its server reports progress to it. The
 /// place is free when the last clone is dropped.
 #[derive(Clone)]
-pub struct Guest(Arc<Place>);
+pub struct Guest(Arc<Seat>);
 
-struct Place {
+struct Seat {
     id: u64,
     crowd: Arc<Crowd>,
     shared: Arc<Shared>,
 }
 
-impl Drop for Place {
+impl Drop for Seat {
     fn drop(&mut self) {
         self.crowd.state().remove(self.id);
         self.crowd.left.notify_one();

@@ -260,7 +260,7 @@ where
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buffer_size(PIECE_BYTES)
         .handshake::<_, Bytes>(stream);
-    // How a connection ends is the peer's business.
+    // The peer decides how a connection ends.
     let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return };
     let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
     let shared = Arc::new(Shared { guest, budget });
@@ -351,7 +351,7 @@ async fn send<B: Outgoing>(
     let mut pace = Pace::begin();
     let sent = send_body(&mut stream, &mut body, shared, &own, &mut pace).await;
     let sent = match sent {
-        // What h2 holds is not sent yet, and a client can take the window back.
+        // Pieces in h2 are not sent yet, and a client can take the window back.
         Ok(()) => match timeout_at(pace.due(), own.acquire_many((PIECE_BYTES / UNIT) as u32)).await {
             Ok(_) => Ok(()),
             Err(_) => Err(Reason::CANCEL),

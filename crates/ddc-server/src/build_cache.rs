@@ -20,81 +20,13 @@ use throng_ddc::{Document, IoHash, Namespace, Style, Value};
 
 use crate::answer::{Answer, Problem, empty, reply};
 use crate::body::Body;
+use crate::entry::{Entry, Kind, Sha256, ref_name};
 use crate::origin::Reach;
 use crate::service::{ApiRequest, Service};
-use action::{Digest, Sha256};
+use action::Digest;
 
-/// Namespace of requests that name no instance.
-const NAMESPACE: &str = "build";
-/// Prefix of names of any form.
-const KEY_VALUE: &str = "/kv/";
-/// Longest of these names.
-const NAME_BYTES_MAX: usize = 1_024;
 /// Lookups of one action's blobs at a time.
 const LOOKUPS_MAX: usize = 64;
-
-/// What a path of a build cache names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    name: RefName,
-    kind: Kind,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Content, by its SHA-256.
-    Content(Sha256),
-    /// Result of an action.
-    Action,
-    /// Bytes under a name of any form.
-    Named,
-    /// Folder of such names; it exists as soon as it is named.
-    Folder,
-}
-
-impl Entry {
-    /// The entry at `path`; `None` if the path belongs to no build cache.
-    pub(crate) fn of_path(path: &str) -> Option<Result<Entry, Problem>> {
-        if let Some(rest) = path.strip_prefix(KEY_VALUE) {
-            let (namespace, name) = rest.split_once('/').unwrap_or((rest, ""));
-            let kind = if name.is_empty() || name.ends_with('/') { Kind::Folder } else { Kind::Named };
-            if name.len() > NAME_BYTES_MAX {
-                return Some(Err(Problem::bad(format!("a name has at most {NAME_BYTES_MAX} bytes"))));
-            }
-            return Some(entry(namespace, "kv", name.as_bytes(), kind));
-        }
-        let (rest, digits) = path.rsplit_once('/')?;
-        let (instance, family) = rest.rsplit_once('/')?;
-        let instance = match instance {
-            "" => NAMESPACE,
-            named => named.strip_prefix('/').filter(|named| !named.contains('/'))?,
-        };
-        let is_content = match family {
-            "ac" => false,
-            "cas" => true,
-            _ => return None,
-        };
-        let Some(sha) = Sha256::parse(digits) else {
-            return Some(Err(Problem::bad("an entry of /ac/ or /cas/ is named by 64 hexadecimal digits")));
-        };
-        let kind = if is_content { Kind::Content(sha) } else { Kind::Action };
-        Some(entry(instance, family, &sha.0, kind))
-    }
-}
-
-fn entry(namespace: &str, bucket: &str, name: &[u8], kind: Kind) -> Result<Entry, Problem> {
-    let namespace: Namespace = namespace.parse().map_err(Problem::bad)?;
-    Ok(Entry { name: ref_name(&namespace, bucket, name), kind })
-}
-
-/// The ref of an entry: a key has room for a hash of its name.
-fn ref_name(namespace: &Namespace, bucket: &str, name: &[u8]) -> RefName {
-    RefName {
-        namespace: namespace.clone(),
-        bucket: bucket.parse().expect("a bucket's name"),
-        key: IoHash::of(name).to_string().parse().expect("a hash is a key"),
-    }
-}
 
 impl Service {
     /// Answers a request to a build cache. `verb` is the method, which WebDAV has more of.
@@ -252,7 +184,7 @@ impl Service {
     }
 }
 
-/// What PROPFIND tells of an entry with so many bytes, or of a folder.
+/// Properties of an entry with so many bytes, or of a folder, for PROPFIND.
 fn properties(len: Option<u64>) -> Response<Body> {
     let kind = match len {
         Some(len) => format!("<D:getcontentlength>{len}</D:getcontentlength><D:resourcetype/>"),
@@ -267,40 +199,4 @@ fn properties(len: Option<u64>) -> Response<Body> {
     let mut response = reply(StatusCode::MULTI_STATUS, "application/xml; charset=utf-8", text);
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_name_entries() {
-        let sha = "0123456789abcdef".repeat(4);
-        let kind = |path: &str| Entry::of_path(path).map(|entry| entry.map(|entry| entry.kind).ok());
-        assert_eq!(kind(&format!("/ac/{sha}")), Some(Some(Kind::Action)));
-        let Some(Some(Kind::Content(content))) = kind(&format!("/studio/cas/{}", sha.to_uppercase())) else {
-            panic!("content")
-        };
-        assert_eq!(content.to_string(), sha);
-        assert_eq!(kind("/kv/ccache/ab/cdef"), Some(Some(Kind::Named)));
-        assert_eq!(kind("/kv/sccache/a/b/"), Some(Some(Kind::Folder)));
-        assert_eq!(kind("/kv/sccache"), Some(Some(Kind::Folder)));
-        for path in [
-            "/ac/12",
-            "/cas/",
-            &format!("/a b/ac/{sha}"),
-            "/kv/",
-            "/kv//a",
-            &format!("/cas/{}", "g".repeat(64)),
-        ] {
-            assert_eq!(kind(path), Some(None), "{path}");
-        }
-        for path in ["/", "/api/v1/status", &format!("/{sha}"), &format!("/a/b/ac/{sha}"), "/health/ready"] {
-            assert_eq!(kind(path), None, "{path}");
-        }
-        let name = |path: &str| Entry::of_path(path).map(|entry| entry.map(|entry| entry.name).ok());
-        assert_ne!(name(&format!("/ac/{sha}")), name(&format!("/cas/{sha}")));
-        assert_ne!(name("/kv/a/b"), name("/kv/a/c"));
-        assert_eq!(name(&format!("/ac/{sha}")), name(&format!("/build/ac/{sha}")));
-    }
 }

@@ -69,7 +69,7 @@ pub(crate) struct Connection<S> {
 }
 
 /// Why [`serve`] ended. A stream begins with what was read of it.
-pub(crate) enum Outcome<S> {
+pub(crate) enum ConnectionEnd<S> {
     Ended,
     /// The client speaks HTTP/2.
     Http2(Rewound<S>),
@@ -84,7 +84,7 @@ pub(crate) async fn serve<S: Wire>(
     listener: Listener,
     has_pages: bool,
     guest: Guest,
-) -> Outcome<S> {
+) -> ConnectionEnd<S> {
     let mut connection = Connection {
         stream,
         buf: BytesMut::new(),
@@ -103,21 +103,21 @@ pub(crate) async fn serve<S: Wire>(
             Ok(Next::Head(head)) => {
                 // How a connection ends is the peer's business.
                 if !connection.exchange(head, service, listener).await.unwrap_or(false) {
-                    return Outcome::Ended;
+                    return ConnectionEnd::Ended;
                 }
             }
             Ok(Next::Refuse(status, why)) => {
                 service.count_refusal();
                 let _ = connection.refuse(Problem::new(status, why)).await;
-                return Outcome::Ended;
+                return ConnectionEnd::Ended;
             }
             Ok(Next::Http2) => {
-                return Outcome::Http2(Rewound::new(connection.buf.freeze(), connection.stream));
+                return ConnectionEnd::Http2(Rewound::new(connection.buf.freeze(), connection.stream));
             }
             Ok(Next::Page) => {
-                return Outcome::Page(Rewound::new(connection.buf.freeze(), connection.stream));
+                return ConnectionEnd::Page(Rewound::new(connection.buf.freeze(), connection.stream));
             }
-            Ok(Next::End) | Err(_) => return Outcome::Ended,
+            Ok(Next::End) | Err(_) => return ConnectionEnd::Ended,
         }
         first = false;
     }

@@ -18,6 +18,7 @@ mod answer;
 mod blobs;
 mod body;
 mod build_cache;
+mod entry;
 mod fallback;
 mod http1;
 mod listing;

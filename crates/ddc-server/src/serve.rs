@@ -17,7 +17,7 @@ use throng_admin::{
 use tokio::net::TcpListener;
 
 use crate::body::Body;
-use crate::http1::{self, Outcome, Wire};
+use crate::http1::{self, ConnectionEnd, Wire};
 use crate::service::{RawRequest, Service};
 use crate::upload::Streamed;
 
@@ -110,7 +110,7 @@ fn serve_until<'a>(
     intake.run(listener, shutdown, serve)
 }
 
-/// What a connection speaks with.
+/// Service and pages behind one connection.
 struct Front {
     service: Arc<Service>,
     listener: Listener,
@@ -121,9 +121,9 @@ struct Front {
 async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
     let Front { service, listener, pages, from } = front;
     let stream = match http1::serve(stream, &service, listener, pages.is_some(), guest.clone()).await {
-        Outcome::Ended => return,
-        Outcome::Http2(stream) => stream,
-        Outcome::Page(stream) => {
+        ConnectionEnd::Ended => return,
+        ConnectionEnd::Http2(stream) => stream,
+        ConnectionEnd::Page(stream) => {
             if let Some(pages) = pages {
                 pages.serve(stream, from, guest).await;
             }

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
-use crate::build_cache::Entry;
+use crate::entry::Entry;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::refresh::Refreshes;
 use crate::serve::Listener;
@@ -318,7 +318,7 @@ impl Service {
         let RawRequest { method, path, query, headers, source } = question;
         let verb = method;
         let target = match Entry::of_path(path) {
-            Some(entry) => Target::Build(entry?),
+            Some(entry) => Target::Build(entry.map_err(Problem::bad)?),
             None => Target::Api(find_route(verb, path)?),
         };
         match target {
@@ -580,7 +580,7 @@ impl Service {
     }
 }
 
-/// What a request is about.
+/// Route of a request.
 enum Target {
     Api(Route),
     Build(Entry),

@@ -284,6 +284,8 @@ mod tests {
         let later = start + Duration::from_secs(2);
         assert!((0..100).all(|_| frames.read(&ping, later)));
         assert!(!frames.read(&ping, later));
+        // The payload of the frame that was too many.
+        frames.skip = 0;
         let update = frame(8, 0, 4);
         assert!((0..8_192).all(|_| frames.read(&update, start)));
         frames.updates.add(3.0);

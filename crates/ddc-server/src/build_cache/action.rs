@@ -1,48 +1,7 @@
 //! Results of actions as Bazel writes them (`build.bazel.remote.execution.v2`), as far as they name
 //! blobs.
 
-use std::fmt;
-
-/// A SHA-256.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Sha256(pub(super) [u8; 32]);
-
-/// SHA-256 of no bytes.
-const EMPTY: [u8; 32] = [
-    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
-    0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
-];
-
-impl Sha256 {
-    /// Reads 64 hexadecimal digits.
-    pub(super) fn parse(digits: &str) -> Option<Sha256> {
-        if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut bytes = [0; 32];
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok()?;
-        }
-        Some(Sha256(bytes))
-    }
-
-    /// Reports whether this names no bytes. Clients do not upload those.
-    pub(super) fn is_empty(&self) -> bool {
-        self.0 == EMPTY
-    }
-}
-
-impl fmt::Display for Sha256 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Sha256 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+use crate::entry::Sha256;
 
 /// Name of a content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -175,10 +134,19 @@ fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// Writes a length of less than 2^14.
+    fn write_len(bytes: &mut Vec<u8>, len: usize) {
+        if len >= 0x80 {
+            bytes.push((len & 0x7F) as u8 | 0x80);
+        }
+        bytes.push(if len >= 0x80 { (len >> 7) as u8 } else { len as u8 });
+    }
+
     fn message(parts: &[(u8, &[u8])]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (number, content) in parts {
-            bytes.extend([number << 3 | 2, u8::try_from(content.len()).expect("short")]);
+            bytes.push(number << 3 | 2);
+            write_len(&mut bytes, content.len());
             bytes.extend_from_slice(content);
         }
         bytes

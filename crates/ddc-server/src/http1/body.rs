@@ -294,7 +294,7 @@ fn is_text(byte: u8) -> bool {
 }
 
 /// Fields that may not follow a body, because they change how the message is read.
-const NO_TRAILERS: [&str; 5] = ["content-length", "transfer-encoding", "host", "trailer", "te"];
+const NO_TRAILERS: [&str; 4] = ["content-length", "transfer-encoding", "host", "te"];
 
 /// Reports whether a line is a field that may follow a body.
 fn is_trailer(line: &[u8]) -> bool {

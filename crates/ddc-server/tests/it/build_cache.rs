@@ -68,7 +68,7 @@ async fn content_is_verified_and_given_under_its_sha256() {
     assert_eq!(
         get(&client, &format!("/cas/{}", sha256(b""))).await.status.as_u16(),
         200,
-        "nobody uploads nothing"
+        "clients upload no empty content"
     );
     for path in ["/cas/12", "/ac/x", "/kv/"] {
         assert_eq!(put(&client, path, b"").await, 400, "{path}");

@@ -17,7 +17,7 @@ const OPENERS_PERCENT_MAX: usize = 4;
 /// change removes some.
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 33),
-    ("ddc-server", 72),
+    ("ddc-server", 69),
     ("ddc-store", 33),
     ("fuzz-targets", 15),
     ("gateway", 255),
