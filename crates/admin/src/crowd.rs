@@ -1,7 +1,8 @@
 //! The connections of a listener, and which of them yields to a newcomer when the listener is full.
 //!
 //! A connection *makes progress* while it transfers at least [`RATE`] bytes a second, or while the
-//! server works on its request. No such connection yields. The others yield in this order: those
+//! server works on its request. The first KiB of a message, in which its head fits, is no progress,
+//! and a message that has ended leaves none. No connection that makes progress yields. The others yield in this order: those
 //! that never completed a request, oldest first, then the longest idle.
 
 use std::collections::HashMap;
@@ -17,6 +18,8 @@ use tokio::sync::Notify;
 pub(crate) const RATE: u64 = 1 << 10;
 /// Longest time for which a burst of bytes counts as progress.
 const FRESH_MS_MAX: u64 = 5_000;
+/// Bytes at the beginning of a message that are no progress.
+const HEAD_BYTES: u64 = 1 << 10;
 
 /// Reports whether an address stands for many clients, and so has no limit of its own.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
@@ -48,6 +51,8 @@ struct Shared {
     active_ms: AtomicU64,
     /// Milliseconds since `start` until which the bytes transferred count as progress.
     fresh_until_ms: AtomicU64,
+    /// Bytes of the current message.
+    bytes: AtomicU64,
     has_completed: AtomicBool,
     /// Requests that the server works on.
     working: AtomicUsize,
@@ -60,8 +65,10 @@ impl Shared {
     }
 
     fn moved(&self, now_ms: u64, bytes: usize) {
+        let before = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let counted = (before + bytes as u64).saturating_sub(before.max(HEAD_BYTES));
         let until = self.fresh_until_ms.load(Ordering::Relaxed).max(now_ms);
-        let until = (until + bytes as u64 * 1_000 / RATE).min(now_ms + FRESH_MS_MAX);
+        let until = (until + counted * 1_000 / RATE).min(now_ms + FRESH_MS_MAX);
         self.fresh_until_ms.store(until, Ordering::Relaxed);
         if self.has_completed.load(Ordering::Relaxed) {
             self.active_ms.store(now_ms, Ordering::Relaxed);
@@ -71,6 +78,11 @@ impl Shared {
     fn complete(&self, now_ms: u64) {
         self.has_completed.store(true, Ordering::Relaxed);
         self.active_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    fn rest(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.fresh_until_ms.store(0, Ordering::Relaxed);
     }
 
     fn may_yield(&self, now_ms: u64) -> bool {
@@ -128,6 +140,7 @@ impl Crowd {
             start: self.start,
             active_ms: AtomicU64::new(now_ms),
             fresh_until_ms: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
             has_completed: AtomicBool::new(false),
             working: AtomicUsize::new(0),
             evicted: Notify::new(),
@@ -214,6 +227,11 @@ impl Guest {
     pub fn complete(&self) {
         let shared = &self.0.shared;
         shared.complete(shared.now_ms());
+    }
+
+    /// Ends the progress of a connection that has no message under way.
+    pub fn rest(&self) {
+        self.0.shared.rest();
     }
 
     /// Begins work on a request, which does not depend on the client. It ends when the result is
@@ -312,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_connections_yield_before_idle_ones_and_the_oldest_first() {
+    fn silent_connections_yield_before_idle_ones_and_the_oldestfirst() {
         let crowd = crowd(4);
         let idle = admit(&crowd, 0, 1);
         idle.0.shared.complete(5);
@@ -341,7 +359,7 @@ mod tests {
         let working = admit(&crowd, 0, 3);
         let fast = admit(&crowd, 0, 4);
         uploading.0.shared.moved(1_000, 2_048);
-        dripping.0.shared.moved(1_000, 1);
+        dripping.0.shared.moved(1_000, 1_025);
         fast.0.shared.moved(1_000, 1 << 30);
         let work = working.work();
         let newcomer = admit(&crowd, 1_500, 5);
@@ -355,6 +373,24 @@ mod tests {
         assert!(!is_there(&crowd, &working));
         let _last = admit(&crowd, 6_001, 8);
         assert!(!is_there(&crowd, &uploading) || !is_there(&crowd, &fast), "no burst counts above 5 s");
+    }
+
+    #[test]
+    fn heads_and_messages_that_have_ended_are_no_progress() {
+        let crowd = crowd(4);
+        let guests: Vec<Guest> = (1..5).map(|last| admit(&crowd, 0, last)).collect();
+        guests[0].0.shared.moved(0, 1_000);
+        guests[1].0.shared.moved(0, 1 << 20);
+        guests[1].0.shared.complete(0);
+        guests[1].rest();
+        guests[2].0.shared.moved(0, 1 << 20);
+        guests[3].0.shared.moved(0, 1 << 20);
+        // Each address is at its share: its own connection yields.
+        let _first = admit(&crowd, 1, 1);
+        assert!(!is_there(&crowd, &guests[0]) && is_there(&crowd, &guests[1]));
+        let _second = admit(&crowd, 1, 2);
+        assert!(!is_there(&crowd, &guests[1]));
+        assert!(matches!(crowd.admit_at(1, addr(3), false), Admission::Refused));
     }
 
     #[test]

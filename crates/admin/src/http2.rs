@@ -273,6 +273,9 @@ where
                 false => connection.poll_accept(context).map(Some),
             }) => accepted,
             Some(_) = streams.join_next(), if !streams.is_empty() => {
+                if streams.is_empty() {
+                    shared.guest.rest();
+                }
                 idle.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The loop that takes connections in, with its limits: one for every HTTP listener of the process.
+//! Accept loop of the process's HTTP listeners.
 
 use std::fmt;
 use std::future::Future;
@@ -38,7 +38,7 @@ pub struct Intake {
     pub exempt: Exempt,
     /// True if the listener leaves some descriptors to others.
     pub is_for_strangers: bool,
-    /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
+    /// TLS, if configured. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
 }
 
@@ -59,14 +59,14 @@ pub fn no_exemptions() -> Exempt {
 pub struct Tls(Arc<RwLock<TlsAcceptor>>);
 
 impl Tls {
-    /// With what connections are encrypted from now on.
+    /// Encrypts connections with `acceptor`.
     #[must_use]
     pub fn new(acceptor: TlsAcceptor) -> Self {
         Self(Arc::new(RwLock::new(acceptor)))
     }
 
-    /// Encrypts connections to come with something else, such as a renewed certificate; those that
-    /// are open stay.
+    /// Replaces the acceptor for new connections, for example after a certificate was renewed. Open
+    /// connections are not affected.
     pub fn replace(&self, acceptor: TlsAcceptor) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
     }
@@ -82,11 +82,11 @@ pub type Shutdown<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 /// A server that runs; complete when it has ended.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A connection, its TLS handshake done.
+/// An accepted connection, after its TLS handshake.
 pub enum Accepted {
     /// Without TLS.
     Plain(TcpStream),
-    /// With it.
+    /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -102,14 +102,14 @@ impl Accepted {
 }
 
 impl Intake {
-    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown`
-    /// completes; then all of them are dropped. A listener that cannot accept, which is for want of
-    /// descriptors, is tried again.
+    /// Passes each connection to `serve`, whose future handles it, until `shutdown` completes; then
+    /// all of these futures are dropped. If accepting fails for lack of file descriptors, it is
+    /// retried after a pause.
     ///
     /// `serve` reports the connection's progress to its [`Guest`].
     ///
-    /// The answer is boxed so that a server is compiled once, where it is written, and not again in
-    /// every program and test that awaits it.
+    /// The future is boxed so that the server is compiled once in this crate, and not in every
+    /// program and test that awaits it.
     pub fn run<'a, F>(
         self,
         listener: TcpListener,

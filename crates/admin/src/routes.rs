@@ -37,7 +37,7 @@ use crate::{api, assets};
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest profile. The connection's own limit is a little longer.
 const PROFILE_MAX: Duration = Duration::from_secs(300);
-/// Longest life of a connection, which bounds what a stalled reader can hold.
+/// Longest lifetime of a connection, which bounds the memory of stalled readers.
 const CONNECTION_MAX: Duration = Duration::from_secs(330);
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -51,10 +51,10 @@ pub struct ServeOptions {
     pub connections_max: usize,
 }
 
-/// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
+/// Serves `monitor` on `listener` until `shutdown` completes; then open requests are dropped.
 ///
 /// # Errors
-/// When the listener has no address.
+/// If the listener's address cannot be read.
 pub async fn serve(
     listener: TcpListener,
     monitor: Arc<dyn Monitor>,
@@ -118,6 +118,7 @@ pub(crate) async fn serve_connection<S>(
             let answer = answer.await;
             drop(work);
             guest.complete();
+            guest.rest();
             answer
         }
     });
@@ -208,7 +209,8 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
         Err(_) => 0,
     };
     if seconds == 0 || seconds > PROFILE_MAX.as_secs() {
-        return (StatusCode::BAD_REQUEST, problem("seconds is a whole number from 1 to 300")).into_response();
+        return (StatusCode::BAD_REQUEST, problem("seconds must be an integer from 1 to 300"))
+            .into_response();
     }
     match cpu_profile(Duration::from_secs(seconds)).await {
         Ok(bytes) => {
@@ -219,7 +221,7 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
             (headers, bytes).into_response()
         }
         Err(ProfileError::Busy) => {
-            (StatusCode::CONFLICT, problem("another profile is being taken")).into_response()
+            (StatusCode::CONFLICT, problem("another profile is in progress")).into_response()
         }
         Err(error @ ProfileError::Missing) => {
             (StatusCode::NOT_IMPLEMENTED, problem(&error.to_string())).into_response()

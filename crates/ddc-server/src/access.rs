@@ -1,4 +1,4 @@
-//! Who asks, and what they may do.
+//! Callers and their permissions.
 
 use std::fmt;
 use std::future::Future;

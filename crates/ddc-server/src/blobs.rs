@@ -530,7 +530,7 @@ impl Service {
             }
         }
         if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
-            let title = format!("the namespace {namespace} holds as much as it may (ddc.quotas)");
+            let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
             return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
         }
         // These are the bytes that were hashed, unless another upload of the same was faster.

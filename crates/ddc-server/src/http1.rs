@@ -1,4 +1,4 @@
-//! HTTP/1.1, as lean as a cache wants it.
+//! A lean HTTP/1.1 implementation for the cache.
 //!
 //! hyper reads and writes HTTP/2 here, but not this: it cannot hand a file to the kernel
 //! (`sendfile`), which halves the cost of a download, and it cuts uploads into pieces as they
@@ -210,6 +210,7 @@ impl<S: Wire> Connection<S> {
         keep &= self.left.is_done() || skip;
         self.send(answer, keep, head.minor == 0).await?;
         self.guest.complete();
+        self.guest.rest();
         if !keep {
             self.linger().await;
             return Ok(false);

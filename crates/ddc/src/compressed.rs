@@ -1,5 +1,5 @@
-//! Compressed buffers: data in independently compressed blocks, named by the hash of what they
-//! hold.
+//! Compressed buffers: data in independently compressed blocks, named by the hash of their raw
+//! content.
 //!
 //! ```text
 //! offset size                                      offset size

@@ -129,6 +129,7 @@ where
             request.extensions_mut().insert(guest.clone());
             let answer = answer(&shared, request).await.unwrap_or_else(Refusal::answer);
             guest.complete();
+            guest.rest();
             Ok::<_, Infallible>(answer)
         }
     });

@@ -137,6 +137,9 @@ pub struct Metered<S> {
     guest: Guest,
     /// Of HTTP/2.
     frames: Option<(Frames, Arc<Meter>)>,
+    /// True if something could not be written since the last read. Answers of HTTP/1.1 that the
+    /// socket takes at once are over, and no progress of their connection.
+    has_stalled: bool,
     /// Runs while nothing can be written.
     stalled: Option<Pin<Box<Sleep>>>,
 }
@@ -144,12 +147,18 @@ pub struct Metered<S> {
 impl<S> Metered<S> {
     /// A stream of HTTP/1.1.
     pub fn new(stream: S, guest: Guest) -> Metered<S> {
-        Metered { stream, guest, frames: None, stalled: None }
+        Metered { stream, guest, frames: None, has_stalled: false, stalled: None }
     }
 
     /// A stream of HTTP/2, whose frames are counted.
     pub(super) fn counted(stream: S, guest: Guest, meter: Arc<Meter>) -> Metered<S> {
-        Metered { stream, guest, frames: Some((Frames::new(Instant::now()), meter)), stalled: None }
+        Metered {
+            stream,
+            guest,
+            frames: Some((Frames::new(Instant::now()), meter)),
+            has_stalled: false,
+            stalled: None,
+        }
     }
 
     /// Accounts for a write.
@@ -159,13 +168,16 @@ impl<S> Metered<S> {
         wrote: Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(result) = wrote else {
+            self.has_stalled = true;
             let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(Pace::PAUSE)));
             ready!(stalled.as_mut().poll(context));
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         };
         self.stalled = None;
         if let Ok(count) = result {
-            self.guest.moved(count);
+            if self.has_stalled || self.frames.is_some() {
+                self.guest.moved(count);
+            }
             if let Some((frames, _)) = &mut self.frames {
                 frames.updates.add(count as f64 / 4_096.0);
             }
@@ -180,13 +192,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Metered { stream, guest, frames, .. } = &mut *self;
+        let Metered { stream, guest, frames, has_stalled, .. } = &mut *self;
         if frames.as_ref().is_some_and(|(_, meter)| meter.is_exceeded()) {
             return Poll::Pending;
         }
         let before = buf.filled().len();
         ready!(Pin::new(stream).poll_read(context, buf))?;
         let read = &buf.filled()[before..];
+        *has_stalled &= read.is_empty();
         guest.moved(read.len());
         if let Some((frames, meter)) = frames
             && !frames.read(read, Instant::now())

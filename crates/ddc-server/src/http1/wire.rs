@@ -1,4 +1,4 @@
-//! Streams, and how long they may be waited for.
+//! Streams with timeouts.
 
 use std::io;
 use std::pin::Pin;

@@ -20,12 +20,17 @@ const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 
+/// Bytes around the value of a field, its end included.
+const OWS: [char; 4] = [' ', '\t', '\r', '\n'];
+
 /// Connections of the server in `common`.
 const CONNECTIONS_MAX: usize = 100;
 
 fn connect(addr: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(addr).expect("the node listens");
     stream.set_read_timeout(Some(Duration::from_secs(120))).expect("a limit");
+    // Small frames do not wait for an acknowledgement, which comes 40 ms later.
+    stream.set_nodelay(true).expect("an option");
     stream
 }
 
@@ -370,18 +375,21 @@ fn no_framing_smuggles_a_request() {
         let answer = String::from_utf8_lossy(&answer);
         let first = answer.split(' ').nth(1).unwrap_or_default().to_owned();
         let count = answer.matches("HTTP/1.1 ").count();
-        // A body of five bytes, or of chunks, is unambiguous, and the next request is one of its own.
+        // A body of five bytes, or of chunks, is unambiguous. The five are skipped, and the next
+        // request is one of its own; a refusal does not wait for chunks, and closes.
         // A name with an underscore is another field.
         let lines = fields.split_inclusive("\r\n").filter(|line| !line.contains('_'));
-        let normal: String = lines.collect::<String>().to_ascii_lowercase().replace([' ', '\t'], "");
-        let is_plain = matches!(
-            normal.trim_end(),
-            "content-length:5" | "content-length:05" | "transfer-encoding:chunked"
-        ) && !fields.starts_with(' ')
-            && !fields.contains(" :")
-            && !fields.contains("\t:");
+        let lines = lines.filter_map(|line| line.split_once(':'));
+        let normal: String =
+            lines.map(|(name, value)| format!("{name}:{}\n", value.trim_matches(OWS))).collect();
+        let normal = normal.to_ascii_lowercase();
+        let is_plain = ["content-length:5\n", "content-length:05\n", "transfer-encoding:chunked\n"]
+            .contains(&&*normal)
+            && !fields.contains(['\u{b}', '\0'])
+            && !fields.contains("\r\n ");
         if is_plain {
-            assert_eq!((first.as_str(), count), ("404", 2), "{fields:?}: {answer}");
+            let expected = if normal.starts_with('t') { 1 } else { 2 };
+            assert_eq!((first.as_str(), count), ("404", expected), "{fields:?}: {answer}");
         } else if ["400", "501"].contains(&first.as_str()) {
             assert_eq!(count, 1, "{fields:?}: {answer}");
         } else {
