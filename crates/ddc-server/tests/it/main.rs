@@ -1,6 +1,7 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
 mod build_cache;
+mod build_clients;
 mod common;
 mod editor;
 mod fallback;
@@ -11,6 +12,8 @@ mod hosts;
 #[path = "common/linear.rs"]
 mod linear;
 mod maintenance;
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]
