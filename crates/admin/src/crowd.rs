@@ -2,8 +2,8 @@
 //!
 //! A connection *makes progress* while it transfers at least [`RATE`] bytes a second, or while the
 //! server works on its request. The first KiB of a message, in which its head fits, is no progress,
-//! and a message that has ended leaves none. No connection that makes progress yields. The others yield in this order: those
-//! that never completed a request, oldest first, then the longest idle.
+//! and a message that has ended leaves none. No connection that makes progress yields. The others
+//! yield in this order: those that never completed a request, oldest first, then the longest idle.
 
 use std::collections::HashMap;
 use std::fmt;
