@@ -45,6 +45,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "how-to/rank-players-five-against-five.md" "Rank players five against five",
     "how-to/look-inside.md" "Look inside",
     "how-to/measure-and-compare.md" "Measure and compare",
+    "how-to/build-cache.md" "A build cache for C++ and Rust",
     "how-to/connect-a-client.md" "Connect a client",
     "how-to/migrate-from-enet.md" "Migrate from ENet",
     "how-to/migrate-from-cloud-ddc.md" "Migrate from Cloud DDC",

@@ -12,6 +12,10 @@
 //! | `api` | the API: pages of lists, details, changes, event streams |
 //! | `assets` | the console's files |
 //! | `intake` | accept loop, also for the listeners of other crates |
+//! | `crowd` | limits of every HTTP listener: eviction order when it is full, rate of a transfer |
+//! | `http2` | HTTP/2 in bounded memory, for the listeners of other crates |
+//! | `pages` | health, metrics and console on the listener of another service |
+//! | `sniff` | detection of HTTP/1.1 or HTTP/2 from a connection's first bytes |
 //!
 //! # Access
 //! Health and the console's files, which contain no data, are open. Monitoring requires a
@@ -26,21 +30,29 @@ mod app;
 mod assets;
 mod audit;
 mod catalogue;
+mod crowd;
 mod exposition;
 mod files;
+mod http2;
 mod intake;
 mod monitor;
+mod pages;
 mod profile;
 mod response;
 mod routes;
+mod sniff;
 
 pub use access::{Access, Guard, host_name, is_loopback_name, is_same_site};
 pub use assets::DOCS;
 pub use audit::Act;
 pub use catalogue::{Endpoint, Method, ROUTES, Route, markdown};
+pub use crowd::{Exempt, Guest, Pace, Work};
 pub use exposition::{Family, FamilyKind, Format, Sample, SampleValue, render};
 pub use files::{File, LivePage, serve_files};
-pub use intake::{Accepted, Beyond, Intake, Serving, Shutdown, Tls};
+pub use http2::{Framed, Metered, Outgoing, PacedBody, Received, serve_http2};
+pub use intake::{Accepted, Intake, Serving, Shutdown, Tls, no_exemptions};
 pub use monitor::{ApiRequest, Health, Monitor, Page, Part, Problem};
+pub use pages::Pages;
 pub use profile::{CpuProfile, ProfileError};
 pub use routes::{ServeOptions, serve};
+pub use sniff::{PREFACE, Rewound, sniff};

@@ -17,6 +17,8 @@ mod admin;
 mod answer;
 mod blobs;
 mod body;
+mod build_cache;
+mod entry;
 mod fallback;
 mod http1;
 mod listing;

@@ -229,6 +229,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     });
     let (cache, matcher) = (cache?, matcher?);
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
+    let pages_at = addresses.iter().find(|address| address.service == Service::Cache);
+    let pages_at = pages_at.filter(|_| ddc::has_pages(settings)).map(|cache| (cache.scheme, cache.addr));
+    addresses.extend(pages_at.map(|(scheme, addr)| Address { service: Service::Admin, scheme, addr }));
     addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
     let matchmaking = matchmaking::plan(settings, link.clone(), &addresses)?;
 
@@ -276,6 +279,11 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         config: Mutex::new(config),
     };
     running.serve_admin(admin);
+    if let (Some(cache), Some((_, addr))) = (&running.cache, pages_at) {
+        let monitor: Arc<dyn throng_admin::Monitor> =
+            Arc::clone(&running.watch) as Arc<dyn throng_admin::Monitor>;
+        cache.set_pages(throng_admin::Pages::new(monitor, Arc::clone(&running.access), addr));
+    }
     if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
         let (up, is_up) = oneshot::channel();
         runtime.spawn(matchmaking::run(plan, up));
@@ -643,7 +651,7 @@ fn bind_admin(
     settings: &Settings,
     runtime: &tokio::runtime::Handle,
 ) -> Result<Option<(tokio::net::TcpListener, SocketAddr)>, StartError> {
-    if settings.http.addr.is_empty() {
+    if settings.http.addr.is_empty() || ddc::has_pages(settings) {
         return Ok(None);
     }
     let addr = crate::config::resolve_addr(&settings.http.addr).map_err(StartError::File)?;

@@ -45,10 +45,11 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
         matches.get_many::<String>("only").into_iter().flatten().map(String::as_str).collect();
     let cache_only = only == ["ddc"];
     if cache_only {
-        // Nothing but the cache listens, and `--http` is its address.
+        // One listener for everything, which `--http` and `--ddc.addr` name; with both, two.
         loader = loader.command_default("up --only ddc", "http.addr", Value::Text(String::new()));
         if let Some(addr) = text("http") {
-            loader = loader.flag("--http", "ddc.addr", addr.as_str());
+            let key = if text("ddc.addr").is_some() { "http.addr" } else { "ddc.addr" };
+            loader = loader.flag("--http", key, addr.as_str());
         }
     }
     if only.contains(&"ddc") {

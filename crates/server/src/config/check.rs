@@ -297,6 +297,14 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             Ok(_) => {}
         }
     }
+    if let Err(why) = crate::gateway_config::ranges("ddc.trusted_proxies", &ddc.trusted_proxies) {
+        problems.push(at(
+            config,
+            ProblemKind::BadValue,
+            "ddc.trusted_proxies",
+            format!("bad value for {why}"),
+        ));
+    }
     if let Err(why) = crate::ddc::read_quotas(ddc) {
         problems.push(at(
             config,

@@ -500,7 +500,7 @@ section! {
     /// The derived-data cache for editors.
     Ddc {
         /// Address of the cache; empty opens none. `throng up --only ddc` opens it at the address
-        /// of `--http`.
+        /// of `--http`, with metrics and console; so does the same address in `http.addr`.
         addr: String = "", Kind::Addr;
         /// Address of a second listener for internal machines: it also serves non-public
         /// namespaces, administration and the replication log.
@@ -597,8 +597,13 @@ section! {
         recheck_s: u32 = 3_600, int(0, 31_536_000), "s"; reload;
         /// Bytes of one uploaded blob.
         blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes"; reload;
-        /// Open connections.
-        connections_max: usize = 1_024, int(1, 65_536), "connections";
+        /// Open connections to each listener. When it is full, a connection that makes no progress
+        /// yields to a new one: first those that never completed a request, then the longest idle.
+        /// Above three quarters one address holds at most a quarter.
+        connections_max: usize = 10_000, int(1, 65_536), "connections";
+        /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the cache, which may hold
+        /// any number of its connections.
+        trusted_proxies: Vec<String> = [], Kind::List;
     }
 }
 
@@ -660,7 +665,8 @@ section! {
         /// Address of JSON over HTTP, with notifications as WebSocket messages or Server-Sent
         /// Events; empty opens none.
         http_addr: String = "", Kind::Addr;
-        /// Open connections to `http_addr`; further ones wait in the kernel's queue.
+        /// Open connections to `http_addr`. When it is full, a connection that makes no progress
+        /// yields to a new one.
         http_connections_max: usize = 1_024, int(1, 65_536), "connections";
         /// Concurrent requests over `http_addr`, at most 1 MiB each; further ones are answered with
         /// `OVERLOADED`.
@@ -717,7 +723,8 @@ section! {
         /// Refuses to start if the address is in use; otherwise the process runs without this
         /// listener.
         required: bool = true, Kind::Bool;
-        /// Open connections.
+        /// Open connections. When the listener is full, one that makes no progress yields to a new
+        /// one.
         connections_max: usize = 64, int(1, 65_536), "connections";
     }
 }
