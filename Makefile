@@ -2,7 +2,7 @@
 # and a Rust toolchain; they install the rest. ARGS goes to the program: make demo ARGS="--players 300 --for 20s"
 .PHONY: help setup demo test test-fast check bench fuzz console
 
-help:  ## What the targets do
+help:  ## List the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: ## Install what building needs and is missing

@@ -173,7 +173,7 @@ export const Stale = ({ of, children }: { of: Polled | { stale: boolean }; child
   <div class={of.stale ? "stale" : ""}>{children}</div>
 );
 
-/** Decoded fields as a tree; long ones are folded. Text stays text whatever it says. */
+/** Decoded fields as a tree; long ones are folded. Strings are shown as text nodes, never as markup. */
 export function Fields({ value, name, open = true }: { value: unknown; name?: string; open?: boolean }): JSX.Element {
   const label = name !== undefined && <span class="field">{name}</span>;
   if (value === null || typeof value !== "object") {

@@ -210,7 +210,7 @@ async function everything() {
   // A gateway with a hostile name in it, which then dies and comes back.
   const ports = [await freePort(), await freePort(), await freePort()];
   writeFileSync(join(folder, "hostile.proto"), `syntax = "proto3"; package hostile; message Name { string name = 1; }`);
-  const up = ["up", "--dev", "--schema", "hostile.proto", "--gateway.servers.addr", `127.0.0.1:${ports[0]}`, "--gateway.clients.addr", `127.0.0.1:${ports[1]}`, "--http", `127.0.0.1:${ports[2]}`];
+  const up = ["up", "--console-token", "--dev", "--schema", "hostile.proto", "--gateway.servers.addr", `127.0.0.1:${ports[0]}`, "--gateway.clients.addr", `127.0.0.1:${ports[1]}`, "--http", `127.0.0.1:${ports[2]}`];
   const first = await start(up, /console\s+(http:\S+#token=[0-9a-f]+)/);
   await page.goto("about:blank");
   await page.goto(first.match[1]);

@@ -115,7 +115,7 @@ impl Access {
         *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = tokens;
     }
 
-    /// A new token that opens one console session. `None` when the system gives no random bytes.
+    /// A new token that opens one console session. `None` when the system provides no random bytes.
     #[must_use]
     pub fn invite(&self) -> Option<String> {
         let token = random()?;

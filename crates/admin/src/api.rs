@@ -103,7 +103,7 @@ async fn respond(app: &App, route: &Route, request: ApiRequest, cookie: Option<&
         }
         Endpoint::Invite => match app.access.invite() {
             Some(token) => axum::Json(json!({ "token": token })).into_response(),
-            None => Problem::new(503, "the system gives no random bytes").into_response(),
+            None => Problem::new(503, "the system provides no random bytes").into_response(),
         },
         Endpoint::Stream => events(app.clone(), request),
         _ => {
@@ -121,7 +121,7 @@ async fn open_session(app: &App, request: &ApiRequest) -> Response {
     let token = request.body.get("token").and_then(Value::as_str).unwrap_or_default();
     let Some(session) = app.access.open_session(token) else {
         tokio::time::sleep(WRONG_TOKEN_DELAY).await;
-        return Problem::new(401, "this token is wrong, or was used before").into_response();
+        return Problem::new(401, "this token is invalid or was used already").into_response();
     };
     let name = cookie_name(app.listener);
     let cookie = format!("{name}={session}; Path=/; Max-Age=43200; HttpOnly; SameSite=Strict");
@@ -135,24 +135,24 @@ async fn read(
 ) -> Result<ApiRequest, Problem> {
     let bad = |what: &str| Problem::new(400, what);
     let Ok(Query(mut query)) = Query::<BTreeMap<String, String>>::try_from_uri(&parts.uri) else {
-        return Err(bad("the query is not readable"));
+        return Err(bad("the query string cannot be parsed"));
     };
     let place = route.path.split('/').position(|part| part == "{id}");
     let id = match place {
         Some(place) => {
             let text = parts.uri.path().split('/').nth(place).unwrap_or_default();
-            Some(text.parse().map_err(|_| bad("the number in the path is no id"))?)
+            Some(text.parse().map_err(|_| bad("the id in the path must be an integer"))?)
         }
         None => None,
     };
     let mut number = |name: &str| query.remove(name).map(|text| text.parse::<usize>()).transpose();
     let (Ok(limit), Ok(offset)) = (number("limit"), number("offset")) else {
-        return Err(bad("limit and offset are whole numbers"));
+        return Err(bad("limit and offset must be integers"));
     };
     let page = Page { offset: offset.unwrap_or(0), limit: limit.unwrap_or(PAGE_DEFAULT).min(PAGE_MAX) };
     let search = query.remove("search").unwrap_or_default().to_lowercase();
     if search.len() > SEARCH_BYTES_MAX {
-        return Err(bad("search takes at most 100 bytes"));
+        return Err(bad("search must be at most 100 bytes"));
     }
     let body = match route.method {
         Method::Post if !route.parameters.is_empty() => body_of(parts, body).await?,
@@ -165,14 +165,14 @@ async fn body_of(parts: &axum::http::request::Parts, body: axum::body::Body) -> 
     let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     // A form of another site cannot say this without asking first.
     if kind.is_none_or(|kind| kind.split(';').next().unwrap_or_default().trim() != "application/json") {
-        return Err(Problem::new(415, "the body has to be application/json"));
+        return Err(Problem::new(415, "the body must be application/json"));
     }
     let bytes = axum::body::to_bytes(body, BODY_BYTES_MAX)
         .await
-        .map_err(|_| Problem::new(413, "the body takes at most 64 KiB"))?;
+        .map_err(|_| Problem::new(413, "the body must be at most 64 KiB"))?;
     match serde_json::from_slice(&bytes) {
         Ok(value @ Value::Object(_)) => Ok(value),
-        _ => Err(Problem::new(400, "the body has to be a JSON object")),
+        _ => Err(Problem::new(400, "the body must be a JSON object")),
     }
 }
 
@@ -180,17 +180,18 @@ fn events(app: App, mut request: ApiRequest) -> Response {
     request.endpoint = match request.query.get("topic").map(String::as_str) {
         Some("overview") => Endpoint::Overview,
         Some("world") => Endpoint::World,
-        _ => return Problem::new(400, "topic is overview or world").into_response(),
+        _ => return Problem::new(400, "topic must be overview or world").into_response(),
     };
     let interval = match request.number("interval_ms") {
         Ok(interval) => interval.unwrap_or(INTERVAL_DEFAULT_MS),
         Err(problem) => return problem.into_response(),
     };
     if !INTERVAL_MS.contains(&interval) {
-        return Problem::new(400, "interval_ms is a whole number from 50 to 60000").into_response();
+        return Problem::new(400, "interval_ms must be an integer from 50 to 60000").into_response();
     }
     let Ok(slot) = app.streams.clone().try_acquire_owned() else {
-        return Problem::new(503, "as many streams run as may").into_response();
+        return Problem::new(503, "the limit of concurrent event streams is reached; close one")
+            .into_response();
     };
     let mut ticks = tokio::time::interval(Duration::from_millis(interval));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

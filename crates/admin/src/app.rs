@@ -1,4 +1,4 @@
-//! State that the routes share, and the check that a request passes first.
+//! Shared state of the routes, and the access check of a request.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,12 +19,13 @@ pub(crate) struct App {
     pub(crate) monitor: Arc<dyn Monitor>,
     pub(crate) access: Arc<Access>,
     pub(crate) listener: SocketAddr,
-    /// One for each stream of events that may run.
+    /// Permits for event streams; one per running stream.
     pub(crate) streams: Arc<Semaphore>,
 }
 
-/// Checks a request against a guard; the answer if it is refused, delayed for an address that
-/// guesses tokens. `costly` marks requests that cost more than their answer: profiles and streams.
+/// Checks a request against a guard. Returns the response of a refusal, delayed for an address that
+/// guesses tokens. `costly` marks requests that cost more than their response: profiles and
+/// streams.
 pub(crate) async fn allowed(
     app: &App,
     guard: Guard,
@@ -53,7 +54,7 @@ pub(crate) async fn allowed(
             StatusCode::FORBIDDEN,
             "without http.tokens_file this is served on loopback only, as localhost or 127.0.0.1",
         ),
-        Decision::CrossSite => (StatusCode::FORBIDDEN, "this was asked for by a page of another site"),
+        Decision::CrossSite => (StatusCode::FORBIDDEN, "requests from pages of other sites are refused"),
     };
     let from = parts.extensions.get::<From>().and_then(|from| from.0);
     if status == StatusCode::UNAUTHORIZED && credentials.authorization.is_some() {
@@ -67,7 +68,8 @@ pub(crate) async fn allowed(
     Err(Box::new(private(response)))
 }
 
-/// Runs what may wait for a shard beside the runtime, which also answers logins.
+/// Runs `work`, which may wait for a shard, outside the runtime's threads, because these also
+/// answer logins.
 pub(crate) async fn off_thread<T: Default + Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

@@ -1,7 +1,7 @@
-//! The console's files and the documents, within the binary.
+//! The console's files and the documents, embedded in the binary.
 //!
-//! `console/dist` is checked in, so that building the binary needs Rust only; `make console` makes
-//! it anew and a test says when it is stale.
+//! `console/dist` is checked in, so building the binary needs Rust only. `make console` rebuilds
+//! it, and a test fails if it is stale.
 
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 
 use crate::response::problem;
 
-/// Scripts, styles and connections of our own only: what a name of a hostile player smuggles in has
-/// nothing to run.
+/// Content security policy: scripts, styles and connections of this origin only, so markup in a
+/// hostile player's name cannot run code.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -34,7 +34,7 @@ macro_rules! docs {
     };
 }
 
-/// The documents that the console carries: path below `docs/`, title, text. A test of the binary
+/// Documents in the console: path below `docs/`, title, text. A test of the binary
 /// compares them with the folder.
 pub static DOCS: &[(&str, &str, &str)] = docs! {
     "README.md" "All documents by purpose",
@@ -45,6 +45,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "how-to/rank-players-five-against-five.md" "Rank players five against five",
     "how-to/look-inside.md" "Look inside",
     "how-to/measure-and-compare.md" "Measure and compare",
+    "how-to/build-cache.md" "A build cache for C++ and Rust",
     "how-to/connect-a-client.md" "Connect a client",
     "how-to/migrate-from-enet.md" "Migrate from ENet",
     "how-to/migrate-from-cloud-ddc.md" "Migrate from Cloud DDC",

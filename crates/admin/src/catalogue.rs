@@ -1,22 +1,23 @@
-//! Every route, once: the router, the list at `/api/v1` and the reference page are made from this.
+//! Catalogue of routes. The router, the list at `/api/v1` and the reference page are generated from
+//! it.
 
 use std::fmt::Write as _;
 
 use crate::access::Guard;
 
-/// The methods in use.
+/// HTTP methods of the routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Reads.
+    /// Reads state.
     Get,
-    /// Begins something.
+    /// Starts an operation.
     Post,
-    /// Ends something.
+    /// Ends an operation.
     Delete,
 }
 
 impl Method {
-    /// As on the wire.
+    /// Name on the wire.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,9 +41,9 @@ pub enum Endpoint {
     Connections,
     /// One connection.
     Connection,
-    /// Why a connection does not get a channel's updates.
+    /// Diagnosis of a connection that gets no updates of a channel.
     Why,
-    /// Connections that are gone.
+    /// Recently closed connections.
     Closures,
     /// Channels.
     Channels,
@@ -56,15 +57,15 @@ pub enum Endpoint {
     Cache,
     /// Collects garbage in the cache.
     CacheCollect,
-    /// Looks for damage in the cache.
+    /// Scrubs the cache.
     CacheScrub,
     /// Rooms and queues of the matcher.
     Rooms,
-    /// A question to the matcher.
+    /// A read-only request to the matcher.
     Matcher,
-    /// The same, or a queue's rules.
+    /// The same, or a request that tries or replaces a queue's rules.
     MatcherCall,
-    /// Every bound and how much of it is in use.
+    /// Every limit and its current usage.
     Limits,
     /// The configuration with origins.
     Config,
@@ -84,7 +85,7 @@ pub enum Endpoint {
     RunBegin,
     /// Stops a load run.
     RunStop,
-    /// Audit record: author and change.
+    /// Audit log: callers and changes.
     Audit,
     /// State of the console session.
     Session,
@@ -92,7 +93,7 @@ pub enum Endpoint {
     SessionOpen,
     /// Ends the session.
     SessionClose,
-    /// Makes a one-time token.
+    /// Creates a one-time token.
     Invite,
     /// Server-sent events.
     Stream,
@@ -115,10 +116,10 @@ pub struct Route {
     pub about: &'static str,
 }
 
-const LIMIT: (&str, &str) = ("limit", "most entries, 100 unless given, at most 5000");
+const LIMIT: (&str, &str) = ("limit", "maximum number of entries, default 100, at most 5000");
 const OFFSET: (&str, &str) = ("offset", "entries to skip");
 const SEARCH: (&str, &str) =
-    ("search", "only entries in which this text occurs, case aside; at most 100 bytes");
+    ("search", "only entries that contain this string, ignoring case; at most 100 bytes");
 
 const fn get(
     path: &'static str,
@@ -147,7 +148,7 @@ const fn delete(path: &'static str, guard: Guard, endpoint: Endpoint, about: &'s
 /// The API, in the order of its reference page.
 pub const ROUTES: &[Route] = &[
     get("/api/v1", Guard::Monitor, Endpoint::Index, &[], "This list."),
-    get("/api/v1/server", Guard::Monitor, Endpoint::Server, &[], "The process in a few figures."),
+    get("/api/v1/server", Guard::Monitor, Endpoint::Server, &[], "The process: version, uptime, load."),
     get(
         "/api/v1/overview",
         Guard::Monitor,
@@ -167,14 +168,14 @@ pub const ROUTES: &[Route] = &[
         Guard::Monitor,
         Endpoint::Connection,
         &[],
-        "One connection: queue, subscriptions (at most 1000), interest; or why it was closed.",
+        "One connection: queue, subscriptions (at most 1000), interest; or the reason of its closure.",
     ),
     get(
         "/api/v1/connections/{id}/why",
         Guard::Monitor,
         Endpoint::Why,
-        &[("channel", "the channel, or the entity")],
-        "Why a connection does not get a channel's updates, or when it will: what an update passes, step by step.",
+        &[("channel", "id of a channel or entity")],
+        "The path of a channel's updates to a connection: each step, and whether it passes or holds the update.",
     ),
     get(
         "/api/v1/closures",
@@ -202,15 +203,15 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::ChannelData,
         &[],
-        "Its data as decoded fields, up to 1 MiB encoded.",
+        "The channel's data as decoded fields, up to 1 MiB encoded.",
     ),
     get(
         "/api/v1/world",
         Guard::Monitor,
         Endpoint::World,
         &[
-            ("entities", "most entities, 10000 unless given, at most 20000"),
-            ("connection", "with the interest of this connection"),
+            ("entities", "maximum number of entities, default 10000, at most 20000"),
+            ("connection", "adds the interest of this connection"),
         ],
         "The grid, its cells with their owners, and entities with their positions.",
     ),
@@ -226,29 +227,29 @@ pub const ROUTES: &[Route] = &[
         Guard::Monitor,
         Endpoint::Rooms,
         &[],
-        "The matcher: how many rooms, players and tickets, rooms by mode, requests and refusals.",
+        "The matcher: numbers of rooms, players and tickets, rooms by mode, requests and refusals.",
     ),
     get(
         "/api/v1/matcher",
         Guard::Session,
         Endpoint::Matcher,
         &[
-            ("method", "one that changes nothing, as `ListQueues`"),
-            ("request", "its body, `{}` unless given"),
+            ("method", "a read-only method, such as `ListQueues`"),
+            ("request", "body of the request, default `{}`"),
         ],
-        "Asks one of the [matcher's methods](matcher.md), as its own HTTP interface does.",
+        "Calls one of the [matcher's methods](matcher.md) like the matcher's own HTTP interface.",
     ),
     post(
         "/api/v1/matcher",
         Guard::Session,
         Endpoint::MatcherCall,
         &[
-            ("method", "`PutQueue`, or one that changes nothing"),
-            ("request", "its body, an object, `{}` unless given"),
+            ("method", "`PutQueue` or a read-only method"),
+            ("request", "body of the request, an object, default `{}`"),
         ],
-        "The same, with a body of up to 64 KiB: tries or puts a queue's rule set.",
+        "The same, with a body of up to 64 KiB, to try or replace a queue's rule set.",
     ),
-    get("/api/v1/limits", Guard::Monitor, Endpoint::Limits, &[], "Every bound and how much of it is in use."),
+    get("/api/v1/limits", Guard::Monitor, Endpoint::Limits, &[], "Every limit and its current usage."),
     post(
         "/api/v1/cache/collect",
         Guard::Session,
@@ -261,7 +262,7 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::CacheScrub,
         &[],
-        "Begins to read every stored blob, at `ddc.scrub_bytes_per_s`; damaged ones are put aside.",
+        "Starts a scrub, which reads every stored blob at `ddc.scrub_bytes_per_s` and quarantines damaged ones.",
     ),
     get(
         "/api/v1/config",
@@ -282,16 +283,16 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::Capture,
         &[("after", "only messages after this number")],
-        "The capture: its state, and messages with decoded fields. Credentials are left out.",
+        "The capture: its state, and messages with decoded fields. Credentials are omitted.",
     ),
     post(
         "/api/v1/capture",
         Guard::Session,
         Endpoint::CaptureBegin,
-        &[("connection", "whose messages"), ("seconds", "for how long, 1 to 600, 60 unless given")],
-        "Captures one connection's messages, both ways; at most 512 are kept, the oldest make room.",
+        &[("connection", "connection to capture"), ("seconds", "duration, 1 to 600, default 60")],
+        "Captures one connection's messages in both directions; the latest 512 are kept.",
     ),
-    delete("/api/v1/capture", Guard::Session, Endpoint::CaptureEnd, "Ends the capture and forgets it."),
+    delete("/api/v1/capture", Guard::Session, Endpoint::CaptureEnd, "Ends the capture and deletes it."),
     get("/api/v1/runs", Guard::Session, Endpoint::Runs, &[], "Load runs, newest first, at most 32."),
     get("/api/v1/runs/{id}", Guard::Session, Endpoint::Run, &[], "One load run with its report."),
     post(
@@ -312,15 +313,15 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::Audit,
         &[LIMIT, OFFSET, SEARCH],
-        "Who changed what over this interface, newest first: the end of `audit.jsonl` in the data folder.",
+        "Changes made over this interface with their callers, newest first: the end of `audit.jsonl` in the data folder.",
     ),
     get("/api/v1/session", Guard::Open, Endpoint::Session, &[], "Whether this browser has a session."),
     post(
         "/api/v1/session",
         Guard::Open,
         Endpoint::SessionOpen,
-        &[("token", "a one-time token, or one of http.tokens_file")],
-        "Opens a console session; sets a cookie that is same-site and closed to scripts.",
+        &[("token", "a one-time token, or a token of `http.tokens_file`")],
+        "Opens a console session with an HttpOnly, SameSite cookie.",
     ),
     delete("/api/v1/session", Guard::Session, Endpoint::SessionClose, "Ends the session."),
     post(
@@ -328,7 +329,7 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::Invite,
         &[],
-        "Makes a one-time token, for another browser.",
+        "Creates a one-time token for another browser.",
     ),
     get(
         "/api/v1/stream",
@@ -336,10 +337,10 @@ pub const ROUTES: &[Route] = &[
         Endpoint::Stream,
         &[
             ("topic", "`overview` or `world`"),
-            ("interval_ms", "time between events, 50 to 60000, 1000 unless given"),
+            ("interval_ms", "time between events, 50 to 60000, default 1000"),
             ("entities, connection", "as for `/api/v1/world`"),
         ],
-        "Server-sent events: what the route of that name answers, again and again.",
+        "Server-sent events: the response of the route with that name, at an interval.",
     ),
 ];
 
@@ -348,18 +349,18 @@ pub const ROUTES: &[Route] = &[
 pub fn markdown() -> String {
     let mut page = String::from(
         "# HTTP interface\n\n\
-         For programs that watch a gateway. The console is made of nothing else. Answers are JSON; a failure is\n\
-         `{\"error\": \"...\"}` with a fitting status. Lists hold `total`, `offset`, `limit` and one page of entries.\n\n\
-         Who may use a route: **everyone**; **monitor** needs a credential, or, where `http.tokens_file` names no tokens, a\n\
-         request from this machine under a loopback name; **session** needs a credential always. A credential is\n\
-         `Authorization: Bearer TOKEN` with one of the configured tokens, or the cookie of a console session. What may change\n\
-         something is refused when its `Origin` is another site; with a cookie the `Origin` has to be there.\n\n\
-         | Route | Who | Answer |\n|---|---|---|\n\
-         | `GET /health/live` | everyone | 200 while the process works at all. |\n\
-         | `GET /health/ready`, `/healthz` | everyone | 200 when it takes players, else 503; JSON with every part. |\n\
+         For programs that monitor a gateway. The console uses this interface only. Responses are JSON; a failure is\n\
+         `{\"error\": \"...\"}` with an HTTP status. Lists contain `total`, `offset`, `limit` and one page of entries.\n\n\
+         Each route requires one of three kinds of access. **everyone**: none. **monitor**: a credential; without tokens in\n\
+         `http.tokens_file`, a request from this machine under a loopback name suffices. **session**: always a credential. A\n\
+         credential is `Authorization: Bearer TOKEN` with a configured token, or the cookie of a console session. Requests that\n\
+         can change something are refused if their `Origin` is another site; with a cookie, the `Origin` header is required.\n\n\
+         | Route | Access | Response |\n|---|---|---|\n\
+         | `GET /health/live` | everyone | 200 while the process works. |\n\
+         | `GET /health/ready`, `/healthz` | everyone | 200 if it accepts players, else 503; JSON with the state of every part. |\n\
          | `GET /metrics` | monitor | [Metrics](metrics.md) as Prometheus text or OpenMetrics. |\n\
          | `GET /debug/pprof/profile?seconds=N` | monitor | A CPU profile, pprof protobuf. |\n\
-         | `GET /console/` | everyone | The console's files; they hold no figures. |\n",
+         | `GET /console/` | everyone | The console's files, which contain no data. |\n",
     );
     for route in ROUTES {
         let who = match route.guard {

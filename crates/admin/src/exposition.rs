@@ -1,8 +1,8 @@
 //! The metrics page: Prometheus text format 0.0.4 and OpenMetrics 1.0.
 //!
-//! Written here rather than by a library because the reference's counters carry no `_total`, which
-//! the OpenMetrics libraries do not let one write, and because the cores keep plain numbers that
-//! are read at scrape time.
+//! The formats are written here because channeld's counters have no `_total` suffix, which the
+//! OpenMetrics libraries enforce, and because the cores keep plain numbers that are read at scrape
+//! time.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,18 +10,18 @@ use std::fmt::Write as _;
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyKind {
-    /// Only grows; `_total` is appended to the name.
+    /// Monotonic counter; `_total` is appended to the name.
     Counter,
-    /// Only grows; the name stays as it is. For names that others chose.
+    /// Monotonic counter without a suffix, for channeld's names.
     BareCounter,
-    /// Goes up and down.
+    /// Value that rises and falls.
     Gauge,
-    /// Counts by upper bound.
+    /// Observations, counted by upper bound.
     Histogram,
 }
 
 impl FamilyKind {
-    /// The word for documents.
+    /// Name of the type in the reference page.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -37,20 +37,20 @@ impl FamilyKind {
 pub struct Family {
     /// Name without `_total`.
     pub name: &'static str,
-    /// One sentence.
+    /// Help text, one sentence.
     pub help: &'static str,
     /// Type of the family.
     pub kind: FamilyKind,
-    /// The numbers.
+    /// Values, one sample per label set.
     pub samples: Vec<Sample>,
 }
 
-/// The numbers of one label set.
+/// Value of one label set.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Label names and values, in the order of output.
     pub labels: Vec<(&'static str, Cow<'static, str>)>,
-    /// The number or numbers.
+    /// Value or histogram.
     pub value: SampleValue,
 }
 
@@ -73,7 +73,7 @@ pub enum SampleValue {
 /// The two text formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Prometheus 0.0.4, understood by everything.
+    /// Prometheus 0.0.4, which every scraper understands.
     Prometheus,
     /// OpenMetrics 1.0, when the scraper asks for it.
     OpenMetrics,
@@ -178,7 +178,7 @@ fn escape(text: &str, quotes: bool) -> String {
     if quotes { escaped.replace('"', "\\\"") } else { escaped }
 }
 
-/// Prints as both formats want numbers.
+/// Prints a number in the notation of both formats.
 struct Number(f64);
 
 impl std::fmt::Display for Number {

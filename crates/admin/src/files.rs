@@ -1,4 +1,4 @@
-//! A few files from memory, for pages that belong to a program.
+//! Server for a few files in memory, for pages of other programs.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -27,7 +27,7 @@ pub struct File {
 }
 
 impl File {
-    /// A file to be served under `path`, which begins with a slash.
+    /// Creates a file for `path`, which begins with a slash.
     pub fn new(
         path: &'static str,
         content_type: &'static str,
@@ -37,7 +37,7 @@ impl File {
     }
 }
 
-/// Serves `files` on `listener` until `shutdown` completes; everything else is answered with 404.
+/// Serves `files` on `listener` until `shutdown` completes. Other paths get a 404.
 pub async fn serve_files(
     listener: TcpListener,
     files: impl IntoIterator<Item = File>,
@@ -56,10 +56,10 @@ pub async fn serve_files(
     serve_router(listener, router, CONNECTIONS_MAX, std::pin::pin!(shutdown)).await;
 }
 
-/// A page of text that changes, served on a thread of its own until it is dropped.
+/// A text page with changing content, served on a thread of its own until it is dropped.
 #[derive(Debug)]
 pub struct LivePage {
-    /// Path under which it is served.
+    /// Address of its listener.
     pub addr: SocketAddr,
     text: Arc<Mutex<String>>,
     /// Dropped to end the thread.
@@ -67,10 +67,10 @@ pub struct LivePage {
 }
 
 impl LivePage {
-    /// Serves a page at `path`, empty at first.
+    /// Serves a page at `path`, initially empty.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or the system gives no thread.
+    /// If the listener cannot be opened, or the thread cannot be started.
     pub fn serve(addr: SocketAddr, path: &'static str, content_type: &'static str) -> io::Result<Self> {
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = std::net::TcpListener::bind(addr)?;

@@ -1,32 +1,57 @@
-//! The loop that takes connections in: one for every HTTP listener of the process.
+//! Accept loop of the process's HTTP listeners.
 
+use std::fmt;
 use std::future::Future;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd as _;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
+
+use crate::crowd::{Admission, Crowd, Exempt, Guest};
 
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a full listener looks again for a connection that yields.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Descriptors that listeners for strangers leave to health, admin and files.
+const DESCRIPTORS_RESERVED: u64 = 128;
 
-/// Limits of a listener.
+/// Limits of a listener. When it is full, a connection that makes no progress yields to a newcomer;
+/// newcomers wait in the kernel's queue while there is none.
 #[derive(Clone)]
 pub struct Intake {
     /// Name of the listener for the log: `the cache's`.
     pub owner: &'static str,
-    /// Connections at a time.
+    /// Connections at a time. One address holds at most a quarter of them when more than three
+    /// quarters are taken.
     pub connections_max: usize,
-    /// Treatment of connections above the limit.
-    pub beyond: Beyond,
-    /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
+    /// Addresses without that limit.
+    pub exempt: Exempt,
+    /// True if the listener leaves some descriptors to others.
+    pub is_for_strangers: bool,
+    /// TLS, if configured. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
+}
+
+impl fmt::Debug for Intake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Intake").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+/// No address is exempt from the limit by address.
+#[must_use]
+pub fn no_exemptions() -> Exempt {
+    Arc::new(|_: IpAddr| false)
 }
 
 /// The TLS side of listeners, which can be replaced while they run.
@@ -34,14 +59,14 @@ pub struct Intake {
 pub struct Tls(Arc<RwLock<TlsAcceptor>>);
 
 impl Tls {
-    /// With what connections are encrypted from now on.
+    /// Encrypts connections with `acceptor`.
     #[must_use]
     pub fn new(acceptor: TlsAcceptor) -> Self {
         Self(Arc::new(RwLock::new(acceptor)))
     }
 
-    /// Encrypts connections to come with something else, such as a renewed certificate; those that
-    /// are open stay.
+    /// Replaces the acceptor for new connections, for example after a certificate was renewed. Open
+    /// connections are not affected.
     pub fn replace(&self, acceptor: TlsAcceptor) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
     }
@@ -51,26 +76,17 @@ impl Tls {
     }
 }
 
-/// Treatment of a connection above the limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beyond {
-    /// It waits in the kernel's queue, where it costs nothing: for those who will get their turn.
-    Waits,
-    /// It is closed at once: for those who want to know.
-    Closed,
-}
-
 /// Completes when a server is to end.
 pub type Shutdown<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 
 /// A server that runs; complete when it has ended.
 pub type Serving<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// A connection, its TLS handshake done.
+/// An accepted connection, after its TLS handshake.
 pub enum Accepted {
     /// Without TLS.
     Plain(TcpStream),
-    /// With it.
+    /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -86,17 +102,19 @@ impl Accepted {
 }
 
 impl Intake {
-    /// Gives each connection to `serve`, whose future lives as long as it does, until `shutdown`
-    /// completes; then all of them are dropped. A listener that cannot accept, which is for want of
-    /// descriptors, is tried again.
+    /// Passes each connection to `serve`, whose future handles it, until `shutdown` completes; then
+    /// all of these futures are dropped. If accepting fails for lack of file descriptors, it is
+    /// retried after a pause.
     ///
-    /// The answer is boxed so that a server is compiled once, where it is written, and not again in
-    /// every program and test that awaits it.
+    /// `serve` reports the connection's progress to its [`Guest`].
+    ///
+    /// The future is boxed so that the server is compiled once in this crate, and not in every
+    /// program and test that awaits it.
     pub fn run<'a, F>(
         self,
         listener: TcpListener,
         shutdown: Shutdown<'a>,
-        serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
+        serve: impl Fn(Accepted, Guest) -> F + Clone + Send + 'static,
     ) -> Serving<'a>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -108,25 +126,19 @@ impl Intake {
         self,
         listener: TcpListener,
         mut shutdown: Shutdown<'_>,
-        serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
+        serve: impl Fn(Accepted, Guest) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = ()> + Send,
     {
-        let slots = Arc::new(Semaphore::new(self.connections_max));
+        let crowd = Crowd::new(self.connections_max, Arc::clone(&self.exempt));
         let mut tasks = JoinSet::new();
         loop {
             let accepted = tokio::select! {
-                accepted = async {
-                    let slot = match self.beyond {
-                        Beyond::Waits => Arc::clone(&slots).acquire_owned().await.ok(),
-                        Beyond::Closed => None,
-                    };
-                    listener.accept().await.map(|(stream, _)| (stream, slot))
-                } => accepted,
+                accepted = listener.accept() => accepted,
                 () = &mut shutdown => return,
                 Some(_) = tasks.join_next(), if !tasks.is_empty() => continue,
             };
-            let (stream, slot) = match accepted {
+            let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Others may give their descriptors back soon.
@@ -135,16 +147,44 @@ impl Intake {
                     continue;
                 }
             };
-            let Some(slot) = slot.or_else(|| Arc::clone(&slots).try_acquire_owned().ok()) else { continue };
+            let guest = loop {
+                match crowd.admit(from.ip(), self.is_for_strangers && is_short_of_descriptors(&stream)) {
+                    Admission::Admitted(guest) => break Some(guest),
+                    Admission::Refused => break None,
+                    Admission::Full => {}
+                }
+                tokio::select! {
+                    () = crowd.left.notified() => {}
+                    () = tokio::time::sleep(LOOK_AGAIN) => {}
+                    () = &mut shutdown => return,
+                    Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
+                }
+            };
+            let Some(guest) = guest else { continue };
             let (serve, tls) = (serve.clone(), self.tls.clone());
             tasks.spawn(async move {
-                if let Some(accepted) = shake_hands(stream, tls).await {
-                    serve(accepted).await;
+                let place = guest.clone();
+                let served = async move {
+                    if let Some(accepted) = shake_hands(stream, tls).await {
+                        serve(accepted, place).await;
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = guest.evicted() => {}
+                    () = served => {}
                 }
-                drop(slot);
             });
         }
     }
+}
+
+/// Reports whether so many descriptors are open that the rest belongs to others. The kernel gives
+/// the lowest free number, so as many are open as the number of a new one says.
+fn is_short_of_descriptors(newest: &TcpStream) -> bool {
+    let newest = u64::try_from(newest.as_raw_fd()).unwrap_or(0);
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.is_some_and(|limit| newest + DESCRIPTORS_RESERVED.min(limit / 4) >= limit)
 }
 
 async fn shake_hands(stream: TcpStream, tls: Option<Tls>) -> Option<Accepted> {

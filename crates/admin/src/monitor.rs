@@ -1,4 +1,5 @@
-//! The process as the listener sees it: [`Monitor`] and the types of its requests and answers.
+//! Interface between the listener and the process: [`Monitor`] and the types of its requests and
+//! responses.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,11 @@ use crate::catalogue::Endpoint;
 use crate::exposition::Family;
 use crate::response::problem;
 
-/// Entries of a list when the request names no limit.
+/// Entries of a page if the request has no limit.
 pub(crate) const PAGE_DEFAULT: usize = 100;
 
-/// Data that the listener shows. `health` is called on the runtime and must not wait; the others
-/// may wait for a shard.
+/// Source of the data that the listener serves. `health` is called on the runtime and must not
+/// block; the other methods may wait for a shard.
 pub trait Monitor: Send + Sync + 'static {
     /// State of the process and of its parts.
     fn health(&self) -> Health;
@@ -25,41 +26,42 @@ pub trait Monitor: Send + Sync + 'static {
     /// Answers a route of the API.
     ///
     /// # Errors
-    /// [`Problem`] with the status and the reason: a wrong request, or a part that cannot answer
+    /// [`Problem`] with the status and the reason: an invalid request, or a part that cannot answer
     /// now.
     fn answer(&self, request: &ApiRequest) -> Result<Value, Problem>;
-    /// Records a change, or an attempt, of a caller with a credential. The response waits for it.
+    /// Records a change, or an attempt, by a caller with a credential. The response is sent after
+    /// it returns.
     fn record(&self, act: &Act);
 }
 
-/// The answer of the health routes.
+/// Response of the health routes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Health {
-    /// `false` only when the process should be restarted.
+    /// `false` only if the process should be restarted.
     pub live: bool,
-    /// True if players should be sent here.
+    /// True if the process accepts players.
     pub ready: bool,
     /// Parts that readiness depends on.
     pub parts: Vec<Part>,
 }
 
-/// One part of the process in a health answer.
+/// State of one part of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// Name, as in `shard 0` or `listener clients`.
     pub name: String,
     /// True if the part works.
     pub ok: bool,
-    /// Its present activity.
+    /// Its current activity, in words.
     pub detail: String,
 }
 
-/// The part of a list that was asked for.
+/// Requested page of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Page {
     /// Entries to skip.
     pub offset: usize,
-    /// Most entries to return, at most 5,000.
+    /// Maximum number of entries to return, at most 5,000.
     pub limit: usize,
 }
 
@@ -69,16 +71,16 @@ impl Default for Page {
     }
 }
 
-/// A question to the process.
+/// A request to the process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiRequest {
-    /// Which route.
+    /// Handler of the route.
     pub endpoint: Endpoint,
-    /// The number in its path.
+    /// Number in the path, if the route has one.
     pub id: Option<u32>,
-    /// For lists.
+    /// Page, for lists.
     pub page: Page,
-    /// For lists: only entries in which this occurs, in lower case; empty for all.
+    /// Search string for lists, in lower case; empty selects all entries.
     pub search: String,
     /// Other query parameters.
     pub query: BTreeMap<String, String>,
@@ -87,7 +89,7 @@ pub struct ApiRequest {
 }
 
 impl ApiRequest {
-    /// A question without parameters.
+    /// Creates a request without parameters.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> ApiRequest {
         ApiRequest {
@@ -100,27 +102,27 @@ impl ApiRequest {
         }
     }
 
-    /// A whole number from the query.
+    /// Returns an integer from the query.
     ///
     /// # Errors
-    /// [`Problem`] if the value is present and not a whole number.
+    /// [`Problem`] if the value is present and not an integer.
     pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
         let text = self.query.get(name).map(|text| text.parse());
-        text.transpose().map_err(|_| Problem::new(400, format!("{name} is a whole number")))
+        text.transpose().map_err(|_| Problem::new(400, format!("{name} must be an integer")))
     }
 }
 
-/// Why a question was not answered.
+/// Refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The HTTP status: 4xx or 5xx.
     pub status: u16,
-    /// One phrase for people.
+    /// Message for people, one phrase.
     pub what: String,
 }
 
 impl Problem {
-    /// A refusal.
+    /// Creates a refusal.
     #[must_use]
     pub fn new(status: u16, what: impl Into<String>) -> Problem {
         Problem { status, what: what.into() }

@@ -13,15 +13,15 @@ mod sampler;
 
 use sampler::Sampler;
 
-/// The profiler is one per process.
+/// Lock of the profiler, of which a process has one.
 static RUNNING: Mutex<()> = Mutex::const_new(());
 
-/// Why there is no profile.
+/// Failure to take a profile.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
     /// Another profile is being taken.
-    #[error("another profile is being taken")]
+    #[error("another profile is in progress")]
     Busy,
     /// The program has no profiler.
     #[error("this program was built without the feature `profiling`")]
@@ -31,15 +31,14 @@ pub enum ProfileError {
     Failed(String),
 }
 
-/// A CPU profile of this process that is being taken. There is one at a time; dropping it throws it
-/// away.
+/// A CPU profile in progress. A process takes one at a time; dropping it discards the samples.
 pub struct CpuProfile {
     sampler: Sampler,
     _running: MutexGuard<'static, ()>,
 }
 
 impl CpuProfile {
-    /// Begins to sample every thread of the process, 99 times per second of CPU time.
+    /// Starts sampling every thread of the process, 99 times per second of CPU time.
     ///
     /// # Errors
     /// See [`ProfileError`].

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,19 +12,22 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use crate::access::{Access, Guard};
 use crate::app::{App, allowed, off_thread};
 use crate::audit::From;
+use crate::crowd::Guest;
 use crate::exposition::{Format, render};
-use crate::intake::{Accepted, Beyond, Intake, Serving, Shutdown};
+use crate::http2::{Metered, PacedBody};
+use crate::intake::{Accepted, Intake, Serving, Shutdown, no_exemptions};
 use crate::monitor::Monitor;
 use crate::profile::{ProfileError, cpu_profile};
 use crate::response::{private, problem};
@@ -33,7 +37,7 @@ use crate::{api, assets};
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest profile. The connection's own limit is a little longer.
 const PROFILE_MAX: Duration = Duration::from_secs(300);
-/// Longest life of a connection, which bounds what a stalled reader can hold.
+/// Longest lifetime of a connection, which bounds the memory of stalled readers.
 const CONNECTION_MAX: Duration = Duration::from_secs(330);
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -43,14 +47,14 @@ const HEAD_BYTES_MAX: usize = 16 * 1024;
 pub struct ServeOptions {
     /// Access rules.
     pub access: Arc<Access>,
-    /// Connections at a time; more are closed at once.
+    /// Connections at a time. With more, those that make no progress yield.
     pub connections_max: usize,
 }
 
-/// Serves `monitor` on `listener` until `shutdown` completes. Open requests are dropped then.
+/// Serves `monitor` on `listener` until `shutdown` completes; then open requests are dropped.
 ///
 /// # Errors
-/// When the listener has no address.
+/// If the listener's address cannot be read.
 pub async fn serve(
     listener: TcpListener,
     monitor: Arc<dyn Monitor>,
@@ -74,28 +78,60 @@ pub(crate) fn serve_router(
     connections_max: usize,
     shutdown: Shutdown<'_>,
 ) -> Serving<'_> {
-    let intake = Intake { owner: "an HTTP", connections_max, beyond: Beyond::Closed, tls: None };
-    let serve = move |accepted| {
-        let service = TowerToHyperService::new(router.clone());
+    let intake = Intake {
+        owner: "an HTTP",
+        connections_max,
+        exempt: no_exemptions(),
+        is_for_strangers: false,
+        tls: None,
+    };
+    let serve = move |accepted, guest| {
+        let router = router.clone();
         async move {
             let Accepted::Plain(stream) = accepted else { return };
-            let from = From(stream.peer_addr().ok());
-            let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-                request.extensions_mut().insert(from);
-                service.call(request)
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIMEOUT)
-                .max_buf_size(HEAD_BYTES_MAX)
-                .serve_connection(TokioIo::new(stream), service);
-            let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
+            let from = stream.peer_addr().ok();
+            serve_connection(stream, from, guest, router, true).await;
         }
     };
     intake.run(listener, shutdown, serve)
 }
 
-fn router(app: App) -> Router {
+/// Answers the requests of one connection, or only the first.
+pub(crate) async fn serve_connection<S>(
+    stream: S,
+    from: Option<SocketAddr>,
+    guest: Guest,
+    router: Router,
+    keep_alive: bool,
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let stream = Metered::new(stream, guest.clone());
+    let service = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(From(from));
+        // A request with a body works while its body is not waited for.
+        let work = request.body().is_end_stream().then(|| guest.work());
+        let guest = guest.clone();
+        let answer = service.call(request.map(|body| PacedBody::new(body, &guest)));
+        async move {
+            let answer = answer.await;
+            drop(work);
+            guest.complete();
+            guest.rest();
+            answer
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .keep_alive(keep_alive)
+        .serve_connection(TokioIo::new(stream), service);
+    let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
+}
+
+pub(crate) fn router(app: App) -> Router {
     let guarded = Router::new()
         .route("/metrics", get(metrics))
         .route("/debug/pprof/profile", get(profile))
@@ -173,7 +209,8 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
         Err(_) => 0,
     };
     if seconds == 0 || seconds > PROFILE_MAX.as_secs() {
-        return (StatusCode::BAD_REQUEST, problem("seconds is a whole number from 1 to 300")).into_response();
+        return (StatusCode::BAD_REQUEST, problem("seconds must be an integer from 1 to 300"))
+            .into_response();
     }
     match cpu_profile(Duration::from_secs(seconds)).await {
         Ok(bytes) => {
@@ -184,7 +221,7 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
             (headers, bytes).into_response()
         }
         Err(ProfileError::Busy) => {
-            (StatusCode::CONFLICT, problem("another profile is being taken")).into_response()
+            (StatusCode::CONFLICT, problem("another profile is in progress")).into_response()
         }
         Err(error @ ProfileError::Missing) => {
             (StatusCode::NOT_IMPLEMENTED, problem(&error.to_string())).into_response()

@@ -1,6 +1,6 @@
 /*
- * Joins a room of a mode; when it is full the match begins: says one line in its channel and prints what is said there
- * until somebody says "bye". docs/how-to/connect-a-client.md starts the gateway.
+ * Joins a room of a mode, writes one line to the channel when the match begins, and prints the lines of the others
+ * until one of them says "bye". docs/how-to/connect-a-client.md starts the gateway.
  *
  *     cc chat.c -I../include -L../../../target/release -lthrong_client_ffi -o chat
  *     ./chat 127.0.0.1:12108 alice party "hello"

@@ -10,8 +10,7 @@ use throng_client::{
 
 use crate::abi::*;
 
-/// Events that were taken from the client and not yet polled; a list is one event there and several
-/// here.
+/// Events taken from the client and not yet polled; a list is one event there and several here.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: VecDeque<Flat>,
@@ -228,7 +227,7 @@ fn matchmaking(request: u32, event: MatchmakingEvent) -> Flat {
     }
 }
 
-/// The matcher's status, or 1 for an answer that did not come or cannot be read.
+/// Returns the matcher's status, or 1 for a response that is missing or invalid.
 fn status(error: &CallError) -> u32 {
     match error {
         CallError::Refused { status, .. } => *status as u32,
@@ -240,8 +239,7 @@ fn number(request: Option<RequestId>) -> u32 {
     request.map_or(0, |request| request.0)
 }
 
-/// Text from the gateway may hold zero bytes; C would not see what follows one, so they become
-/// spaces.
+/// Converts a string for C. Zero bytes, which would end it, become spaces.
 fn text(text: &str) -> CString {
     CString::new(text).or_else(|_| CString::new(text.replace('\0', " "))).unwrap_or_default()
 }

@@ -40,7 +40,7 @@ pub struct ThrongClient {
     runtime: Runtime,
     client: Client,
     inbox: Mutex<(Events, Inbox)>,
-    /// As the latest event that was polled said.
+    /// Connection id, as of the latest polled event.
     conn: AtomicU32,
 }
 
@@ -72,7 +72,7 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// Runs the body of an exported function: what fails or panics becomes a code and a text.
+/// Runs the body of an exported function and converts an error or a panic to a code and a message.
 fn run(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(body))
         .unwrap_or_else(|_| Err(Failure(THRONG_ERROR_INTERNAL, "the library panicked".to_owned())));
@@ -369,7 +369,7 @@ pub unsafe extern "C" fn throng_join_random_room(
     })
 }
 
-/// Waits in a queue.
+/// Queues for a match.
 ///
 /// # Safety
 /// See the [crate](self).
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn throng_join_queue(
     })
 }
 
-/// Asks the matcher behind the gateway.
+/// Calls a method of the matcher behind the gateway.
 ///
 /// # Safety
 /// See the [crate](self).
@@ -417,8 +417,8 @@ pub unsafe extern "C" fn throng_disconnect(client: *const ThrongClient, conn: u3
     run(|| unsafe { tell(client, move |s| s.disconnect(ConnId(conn))) })
 }
 
-/// Ends the connection and frees the client. A player leaves with it: its places in rooms, queues
-/// and channels are free at once.
+/// Ends the connection and frees the client. The player leaves: its seats in rooms, queues and
+/// channels are freed at once.
 ///
 /// # Safety
 /// See the [crate](self).
@@ -529,8 +529,8 @@ unsafe fn live<'a>(client: *const ThrongClient) -> Result<&'a ThrongClient, Fail
     unsafe { client.as_ref() }.ok_or_else(|| Failure::argument("client is NULL"))
 }
 
-/// A structure whose size the caller states: a smaller one is of an older header, and there is none
-/// yet.
+/// Returns a structure whose size the caller states. A smaller size would mean an older header;
+/// none exists yet.
 ///
 /// # Safety
 /// `pointer` is null or valid, for as long as the result is used.

@@ -1,6 +1,6 @@
-//! Joins a room of a mode; when it is full the match begins: says one line in its channel and
-//! prints the messages there until one says "bye". `docs/how-to/connect-a-client.md` starts
-//! the gateway.
+//! Joins a room of a mode, writes one line to the channel when the match begins, and prints the
+//! lines of the others until one of them says "bye". `docs/how-to/connect-a-client.md` starts the
+//! gateway.
 //!
 //!     cargo run --example chat_client -- ws://127.0.0.1:12108 alice party "hello"
 

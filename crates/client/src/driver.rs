@@ -24,38 +24,38 @@ pub struct Backoff {
     pub first: Duration,
     /// Longest pause; every failure doubles it up to here.
     pub longest: Duration,
-    /// Attempts before giving up; `None` = for ever, 0 = do not reconnect.
+    /// Maximum number of attempts; `None` = unlimited, 0 = do not reconnect.
     pub attempts: Option<u32>,
 }
 
 impl Default for Backoff {
-    /// 100 ms, doubling to 10 s, for ever: a restarted gateway is back within a second, and a
-    /// thousand players together ask it a hundred times a second at most.
+    /// 100 ms, doubling to 10 s, without a limit of attempts. A restarted gateway is found within a
+    /// second, and a thousand players together make at most a hundred attempts a second.
     fn default() -> Self {
         Backoff { first: Duration::from_millis(100), longest: Duration::from_secs(10), attempts: None }
     }
 }
 
 impl Backoff {
-    /// Do not reconnect.
+    /// Policy that never reconnects.
     #[must_use]
     pub fn never() -> Self {
         Backoff { attempts: Some(0), ..Backoff::default() }
     }
 
-    /// Pause before attempt `attempt` (from 0): between half and the whole of the doubled pause, so
-    /// that peers that lost their gateway together do not return together.
+    /// Returns the pause before attempt `attempt` (from 0): a random time between half and all of
+    /// the doubled pause, so that peers that lost their gateway together do not return together.
     pub(crate) fn pause(&self, attempt: u32, rng: &mut Rng) -> Duration {
         let full = self.first.saturating_mul(1_u32 << attempt.min(20)).min(self.longest);
         full.mul_f64(0.5 + rng.f64() / 2.0)
     }
 }
 
-/// Why there is no session.
+/// Failure to establish a session.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The transport did not come up.
+    /// The transport could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The gateway does not admit this peer.
@@ -66,14 +66,14 @@ pub enum ConnectError {
     Closed(CloseReason),
 }
 
-/// Why a request has no result.
+/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// It was not sent.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// No answer: the gateway refused, or is too slow.
+    /// No response in time: the gateway refused, or is too slow.
     #[error("no answer in time; the gateway does not answer requests that it refuses")]
     Timeout,
     /// The connection ended first.
@@ -82,12 +82,12 @@ pub enum RequestError {
     /// The matcher behind the gateway refused.
     #[error(transparent)]
     Matcher(#[from] CallError),
-    /// The answer is of another kind than the request asks for.
+    /// The response does not belong to this kind of request.
     #[error("the gateway answered with something else")]
     Unexpected,
 }
 
-/// A channel that was created for this connection.
+/// A channel that this connection created.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Created {
     /// Its id.
@@ -129,17 +129,18 @@ pub struct Events {
     events: mpsc::Receiver<Event>,
 }
 
-/// Events that wait for [`Events::next`] before the transport is not read any more. A second of a
-/// busy channel (50 Hz) with some user messages fits in; a stuck application shows within seconds.
+/// Events that may wait for [`Events::next`]; above this, the driver stops reading the transport.
+/// The queue holds about a second of several busy channels (50 Hz), so a stuck application is
+/// noticed within seconds.
 pub const EVENTS_WAITING_MAX: usize = 1024;
 
-/// Commands of all handles that wait for the task; senders wait beyond it.
+/// Commands of all handles that may wait for the task; above this, senders wait.
 const COMMANDS_WAITING_MAX: usize = 256;
 
 /// Longest time that a transport may take to connect.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Work for the session, done in the task that owns it.
+/// Work on the session, executed in the task that owns it.
 type Operation = Box<dyn FnOnce(&mut Session, Instant) -> Result<Option<RequestId>, SendError> + Send>;
 type Answer = oneshot::Sender<Result<Option<Event>, RequestError>>;
 
@@ -153,7 +154,7 @@ impl Client {
     /// connection is lost later.
     ///
     /// # Errors
-    /// When the first connection does not come about; see [`ConnectError`].
+    /// If the first connection fails; see [`ConnectError`].
     pub async fn connect(
         endpoint: Endpoint,
         config: SessionConfig,
@@ -161,10 +162,10 @@ impl Client {
         Client::connect_with(endpoint, config, Backoff::default()).await
     }
 
-    /// The same with other rules for reconnecting.
+    /// Like `connect`, with another policy for reconnecting.
     ///
     /// # Errors
-    /// When the first connection does not come about; see [`ConnectError`].
+    /// If the first connection fails; see [`ConnectError`].
     pub async fn connect_with(
         endpoint: Endpoint,
         config: SessionConfig,
@@ -199,8 +200,8 @@ impl Client {
         }
     }
 
-    /// The id that the first authentication gave. A reconnect without resumption gives another; see
-    /// [`Event::Authenticated`].
+    /// Returns the id from the first authentication. A reconnect without resumption assigns another
+    /// id; see [`Event::Authenticated`].
     #[must_use]
     pub fn conn(&self) -> ConnId {
         self.conn
@@ -274,8 +275,8 @@ impl Client {
         }
     }
 
-    /// As a player, joins a room of a mode that has a place, or opens one. When the room is full
-    /// the match begins: the gateway subscribes this player to its channel and says
+    /// As a player, joins a room of a mode with a free seat, or opens one. The match begins when
+    /// the room is full: the gateway subscribes this player to its channel and sends
     /// [`MatchmakingEvent::Entered`].
     ///
     /// # Errors
@@ -284,8 +285,8 @@ impl Client {
         self.matchmake(MatchmakingRequest::join_random_room(mode)).await.map(drop)
     }
 
-    /// As a player, waits in a queue for a match by its rules, as
-    /// [`join_random_room`](Self::join_random_room) does for a full room. Returns the ticket.
+    /// As a player, queues for a match by the rules of a queue. The match begins as with
+    /// [`join_random_room`](Self::join_random_room). Returns the id of the ticket.
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -295,8 +296,8 @@ impl Client {
         ticket.map_err(|_| RequestError::Unexpected)
     }
 
-    /// As a player, asks the matcher behind the gateway anything that players may ask; returns the
-    /// body of the answer.
+    /// As a player, calls any method of the matcher that players may call; returns the body of the
+    /// response.
     ///
     /// # Errors
     /// See [`RequestError`].
@@ -359,7 +360,7 @@ impl Client {
         self.tell(move |session| session.forward(channel, broadcast, msg_type, client, &payload)).await
     }
 
-    /// Does anything else with the session, without waiting for an answer.
+    /// Runs an operation on the session, without waiting for a response.
     ///
     /// # Errors
     /// What the operation returns.
@@ -370,8 +371,8 @@ impl Client {
         self.run(Box::new(move |session, _| operation(session).map(|()| None))).await.map(drop)
     }
 
-    /// Sends a request whose answer comes as an event with the returned id, for callers that do not
-    /// wait.
+    /// Sends a request whose response arrives as an event with the returned id, for callers that do
+    /// not wait.
     ///
     /// # Errors
     /// What the operation returns.
@@ -390,9 +391,9 @@ impl Client {
         id.await.map_err(|_| RequestError::Closed)
     }
 
-    /// Ends the connection for all handles. A player leaves with it: rooms, queues and channels are
-    /// free at once. Dropping all handles only ends the connection, and a player who asked for it
-    /// can resume for a while.
+    /// Ends the connection for all handles. The player leaves: its seats in rooms, queues and
+    /// channels are freed at once. If all handles are dropped instead, the connection is lost, and
+    /// a player with a resume token can resume it for a while.
     pub async fn close(&self) {
         // A task that has ended already leaves nothing to close.
         let _ = self.commands.send(Command::Close).await;
@@ -414,12 +415,12 @@ impl Client {
 }
 
 impl Events {
-    /// The next event; `None` when the connection has ended for good.
+    /// Waits for the next event; `None` once the connection has ended for good.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
     }
 
-    /// The next event if one is there.
+    /// Returns the next event if one is queued.
     pub fn try_next(&mut self) -> Option<Event> {
         self.events.try_recv().ok()
     }
@@ -435,17 +436,17 @@ struct Task {
     /// Events that found the queue full.
     undelivered: VecDeque<Event>,
     answers: HashMap<RequestId, Answer>,
-    /// Taken when the first authentication ends, either way.
+    /// Reports the result of the first authentication; taken then.
     ready: Option<oneshot::Sender<Result<ConnId, ConnectError>>>,
     epoch: tokio::time::Instant,
-    /// False once `Events` is dropped: events are thrown away then.
+    /// False once `Events` is dropped; events are discarded then.
     listening: bool,
     /// The current connection was admitted.
     was_open: bool,
     closing: bool,
-    /// The application has closed the connection, which means that the player leaves.
+    /// The application has closed the connection, so the player leaves.
     leaving: bool,
-    /// The gateway closed the latest connection because it had too much.
+    /// The gateway closed the latest connection because of overload or a rate limit.
     overloaded: bool,
 }
 
@@ -550,7 +551,7 @@ impl Task {
         self.take_events();
     }
 
-    /// Answers commands during a pause. False when nobody is left to reconnect for.
+    /// Answers commands during a pause. Returns false if all handles are dropped.
     async fn wait(&mut self, pause: Duration) -> bool {
         let events = self.events.clone();
         let end = tokio::time::Instant::now() + pause;
@@ -596,7 +597,7 @@ impl Task {
         self.undelivered.clear();
     }
 
-    /// Routes what the session has to say.
+    /// Routes the session's events.
     fn take_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
             self.report_admission(&event);
@@ -616,7 +617,7 @@ impl Task {
         }
     }
 
-    /// Tells `connect` how the first authentication ended.
+    /// Reports the result of the first authentication to `connect`.
     fn report_admission(&mut self, event: &Event) {
         let outcome = match event {
             Event::Authenticated { conn, .. } => {
@@ -634,7 +635,7 @@ impl Task {
         }
     }
 
-    /// Gives an event to the request that waits for it, or back.
+    /// Passes an event to the request that waits for it, or returns it.
     fn answer(&mut self, event: Event) -> Option<Event> {
         let Some(request) = event.request() else { return Some(event) };
         let Some(answer) = self.answers.remove(&request) else { return Some(event) };
@@ -653,7 +654,7 @@ impl Task {
     }
 }
 
-/// Time for a gateway to read what a connection that is closed said last.
+/// Time for a gateway to read the last messages of a closed connection.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(400);
 
 async fn sleep_until(deadline: Option<tokio::time::Instant>) {

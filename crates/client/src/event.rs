@@ -18,7 +18,8 @@ pub struct ConnId(pub u32);
 pub struct ChannelId(pub u32);
 
 impl ChannelId {
-    /// The channel that exists from the start; requests about no channel in particular go to it.
+    /// The channel that exists from the start; requests that concern no particular channel are sent
+    /// to it.
     pub const GLOBAL: ChannelId = ChannelId(0);
 }
 
@@ -41,7 +42,7 @@ pub struct ChannelType(pub u32);
 impl ChannelType {
     /// The one channel with id 0.
     pub const GLOBAL: ChannelType = ChannelType(1);
-    /// For two or a few.
+    /// A channel between a few connections.
     pub const PRIVATE: ChannelType = ChannelType(2);
     /// A world of its own: a room, a match.
     pub const SUBWORLD: ChannelType = ChannelType(3);
@@ -60,7 +61,7 @@ impl ChannelType {
     }
 }
 
-/// Kind of a connection, decided by the listener that it came through.
+/// Kind of a connection, determined by its listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A player.
@@ -92,29 +93,29 @@ pub enum AuthOutcome {
     Other(i32),
 }
 
-/// Why a request has no answer.
+/// Failure of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestFailure {
-    /// The time is up. The protocol has no negative answers, so a refusal looks like this.
+    /// No response in time. The protocol has no negative responses, so a refusal looks the same.
     Timeout,
-    /// The connection ended before.
+    /// The connection ended before the response.
     Closed,
 }
 
-/// Number by which the gateway says why it closes a connection, as `docs/transports.md` lists them.
+/// Code with which the gateway closes a connection; `docs/transports.md` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CloseCode(pub u16);
 
 impl CloseCode {
-    /// Another connection had this one closed.
+    /// Another connection requested the closure.
     pub const KICKED: CloseCode = CloseCode(4001);
     /// The player or the address is banned.
     pub const BANNED: CloseCode = CloseCode(4002);
     /// The player resumed its session on a newer connection.
     pub const SUPERSEDED: CloseCode = CloseCode(4005);
-    /// The gateway has no place.
+    /// The gateway is full.
     pub const FULL: CloseCode = CloseCode(1013);
-    /// This connection sent too much.
+    /// This connection exceeded a rate limit.
     pub const RATE: CloseCode = CloseCode(4004);
 
     /// True if the gateway does not accept the connection again.
@@ -133,15 +134,15 @@ impl CloseCode {
 impl fmt::Display for CloseCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {
-            1001 => "it shuts down",
-            1008 => "a rule was broken",
+            1001 => "shutting down",
+            1008 => "protocol violation",
             1011 => "internal error",
             1012 => "the world was restarted",
             1013 => "full",
             4001 => "kicked",
             4002 => "banned",
             4003 => "login",
-            4004 => "too much was sent",
+            4004 => "rate limit exceeded",
             4005 => "superseded",
             4007 => "idle",
             _ => "other",
@@ -150,7 +151,7 @@ impl fmt::Display for CloseCode {
     }
 }
 
-/// Why the session gave up its connection.
+/// Reason for the end of a session's connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -158,11 +159,11 @@ pub enum CloseReason {
     Transport,
     /// The gateway closed the connection and gave a [code](CloseCode); only WebSockets carry one.
     Gateway(CloseCode),
-    /// The gateway sent something that is no frame.
+    /// The gateway sent an invalid frame.
     BadFrame(String),
     /// No authentication result in time.
     AuthTimeout,
-    /// The application takes no events.
+    /// The application did not read its events.
     EventsNotTaken {
         /// The bound that was exceeded.
         limit: usize,
@@ -176,7 +177,7 @@ impl fmt::Display for CloseReason {
             CloseReason::Gateway(code) => write!(f, "the gateway closed the connection: {code}"),
             CloseReason::BadFrame(error) => write!(f, "gateway sent a bad frame: {error}"),
             CloseReason::AuthTimeout => f.write_str("no authentication result in time"),
-            CloseReason::EventsNotTaken { limit } => write!(f, "more than {limit} events were not taken"),
+            CloseReason::EventsNotTaken { limit } => write!(f, "more than {limit} events were not read"),
         }
     }
 }
@@ -245,10 +246,10 @@ pub struct RecoveredChannel {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The gateway admitted this connection. When `recovering`, [`Event::Recovered`] follows and
-    /// whatever is sent meanwhile waits for it.
+    /// The gateway admitted this connection. If `recovering`, [`Event::Recovered`] follows, and
+    /// messages sent before it wait for it.
     Authenticated {
-        /// The id of this connection; the old one when it was recovered or resumed.
+        /// The id of this connection; the previous id if it was recovered or resumed.
         conn: ConnId,
         /// The gateway restores the subscriptions of a lost connection.
         recovering: bool,
@@ -292,8 +293,8 @@ pub enum Event {
         /// In no particular order.
         channels: Vec<ChannelEntry>,
     },
-    /// A connection is subscribed to a channel (told to who asked, to who is subscribed, and to the
-    /// channel's owner), or the access of its subscription changed.
+    /// A connection was subscribed to a channel, or the access of its subscription changed. The
+    /// requesting connection, the subscribed one and the channel's owner receive this event.
     Subscribed {
         /// The request that this answers.
         request: Option<RequestId>,
@@ -308,7 +309,7 @@ pub enum Event {
         /// Type of the channel.
         channel_type: ChannelType,
     },
-    /// A connection is not subscribed any more.
+    /// A connection was unsubscribed.
     Unsubscribed {
         /// The request that this answers.
         request: Option<RequestId>,
@@ -321,8 +322,8 @@ pub enum Event {
         /// Type of the channel.
         channel_type: ChannelType,
     },
-    /// Channel data: the first of a subscription is the full state, the next ones are to be merged
-    /// into it. After falling far behind, a full state may come again.
+    /// Channel data. The first update of a subscription is the full state, and later ones must be
+    /// merged into it. A client that fell far behind may receive a full state again.
     Update {
         /// The channel.
         channel: ChannelId,
@@ -341,25 +342,26 @@ pub enum Event {
         broadcast: u32,
         /// The stub id of the sender.
         stub_id: u32,
-        /// For servers: the client that sent it. For clients: what the sending server wrote.
+        /// For servers: the client that sent it. For clients: the value that the sending server
+        /// set.
         client: ConnId,
         /// The body.
         payload: Bytes,
     },
-    /// To players: what the matcher behind the gateway says.
+    /// To players: a response or notification of the matcher behind the gateway.
     Matchmaking {
         /// The request that this answers.
         request: Option<RequestId>,
-        /// Text of the message.
+        /// Content of the message.
         event: MatchmakingEvent,
     },
-    /// To the owner of GLOBAL: somebody else's authentication.
+    /// To the owner of GLOBAL: the authentication of another connection.
     PeerAuthenticated {
         /// The connection.
         conn: ConnId,
-        /// Message that it received.
+        /// Its result.
         outcome: AuthOutcome,
-        /// It takes the place of a lost connection.
+        /// True if it resumes a lost connection.
         recovering: bool,
     },
     /// The connection that owns the channel was lost and may return.
@@ -372,7 +374,7 @@ pub enum Event {
         /// The channel.
         channel: ChannelId,
     },
-    /// A request has no answer.
+    /// A request failed.
     RequestFailed {
         /// The request.
         request: RequestId,

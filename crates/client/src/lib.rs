@@ -1,14 +1,14 @@
 //! Client and game-server SDK for the Throng gateway, and for any gateway that speaks the channeld
 //! protocol.
 //!
-//! - [`Session`] is the conversation itself: authentication, requests with time-outs, channel data,
-//!   user-space messages, recovery and resumption. It owns no socket and reads no clock, so it runs
-//!   in a game loop, under another runtime, or in a simulation.
+//! - [`Session`] is the conversation with a gateway: authentication, requests with time-outs,
+//!   channel data, user-space messages, recovery and resumption. It owns no socket and reads no
+//!   clock, so it runs in a game loop, under another runtime, or in a simulation.
 //! - [`Client`] and [`Events`] drive a session on tokio over TCP, TLS or WebSocket and reconnect
 //!   with growing pauses.
 //! - [`Matcher`] calls a matcher over its framed RPC and takes its notifications;
 //!   [`MatcherSession`] is that conversation without I/O.
-//! - [`replay`] plays recorded sessions (`.cpr`) against a gateway and reports what was different.
+//! - [`replay`] plays recorded sessions (`.cpr`) against a gateway and reports the differences.
 //!
 //! # A session by hand
 //!
@@ -40,15 +40,14 @@
 //!
 //! # Clients and servers
 //!
-//! The listener decides what a peer is. A **client** sends user-space messages with
+//! The listener determines the kind of a peer. A **client** sends user-space messages with
 //! [`Session::send`]; they reach the owner of the channel with the sender's id. A **server** owns
-//! channels: it claims GLOBAL with [`CreateChannel`] of type [`ChannelType::GLOBAL`], is told of
-//! every player that authenticates ([`Event::PeerAuthenticated`]), subscribes them to channels and
-//! addresses messages with [`Session::forward`].
+//! channels: it claims GLOBAL with [`CreateChannel`] of type [`ChannelType::GLOBAL`], is notified
+//! of every player that authenticates ([`Event::PeerAuthenticated`]), subscribes them to channels
+//! and addresses messages with [`Session::forward`].
+//! # Missing guarantees
 //!
-//! # What is not guaranteed
-//!
-//! The protocol has no negative answers: a request that the gateway refuses fails by
+//! The protocol has no negative responses: a refused request fails with
 //! [`RequestFailure::Timeout`]. Channel data is state: a slow reader may see several updates merged
 //! into one, or a full state again.
 

@@ -9,15 +9,15 @@ use crate::event::{ChannelType, Payload};
 /// Access of a subscriber to the channel's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Neither receive nor update.
+    /// No access to the data.
     None,
-    /// Receive.
+    /// Receive the data.
     Read,
-    /// Receive and update.
+    /// Receive and update the data.
     Write,
 }
 
-/// Options of a subscription; what is absent takes the channel type's default.
+/// Options of a subscription; absent options have the channel type's default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SubscribeOptions {
     /// Access to the data; read by default.
@@ -29,39 +29,39 @@ pub struct SubscribeOptions {
     pub fan_out_interval: Option<Duration>,
     /// Extra delay of the first update in milliseconds; may be negative.
     pub fan_out_delay_ms: Option<i32>,
-    /// Leave out the updates that the subscriber itself sent; yes by default.
+    /// Omits the subscriber's own updates; true by default.
     pub skip_self: Option<bool>,
-    /// Do not send the full state first; no by default.
+    /// Omits the initial full state; false by default.
     pub skip_first: Option<bool>,
 }
 
 impl SubscribeOptions {
-    /// Receive the channel's data.
+    /// Options to receive the channel's data.
     #[must_use]
     pub fn read() -> Self {
         SubscribeOptions { access: Some(Access::Read), ..SubscribeOptions::default() }
     }
 
-    /// Receive and update the channel's data.
+    /// Options to receive and update the channel's data.
     #[must_use]
     pub fn write() -> Self {
         SubscribeOptions { access: Some(Access::Write), ..SubscribeOptions::default() }
     }
 
-    /// With this interval between updates.
+    /// Sets the interval between updates.
     #[must_use]
     pub fn every(self, interval: Duration) -> Self {
         SubscribeOptions { fan_out_interval: Some(interval), ..self }
     }
 
-    /// With a field to receive; may be used several times.
+    /// Adds a field to receive.
     #[must_use]
     pub fn field(mut self, path: impl Into<String>) -> Self {
         self.field_masks.push(path.into());
         self
     }
 
-    /// Absent when nothing is set, as stock peers leave it out.
+    /// Returns `None` if no option is set, because stock peers omit the message then.
     pub(crate) fn to_proto(&self) -> Option<pb::ChannelSubscriptionOptions> {
         if *self == SubscribeOptions::default() {
             return None;
@@ -105,7 +105,7 @@ pub struct MergeOptions {
     pub replace_list: bool,
     /// Longest list kept; 0 = unlimited.
     pub list_size_limit: u32,
-    /// Of a list that is too long drop the front, not the end.
+    /// Lists that are too long lose their first elements instead of their last.
     pub truncate_top: bool,
     /// Entries of maps whose value has `removed` = true are deleted.
     pub check_removable: bool,
@@ -116,18 +116,18 @@ pub struct MergeOptions {
 pub struct CreateChannel {
     /// Its type; GLOBAL claims channel 0 for a server.
     pub channel_type: ChannelType,
-    /// Free text that lists are filtered by.
+    /// String that list requests filter by.
     pub metadata: String,
     /// Options of the creator's own subscription.
     pub options: SubscribeOptions,
-    /// Its first data.
+    /// Its initial data.
     pub data: Option<Payload>,
     /// Rules for merging updates.
     pub merge: Option<MergeOptions>,
 }
 
 impl CreateChannel {
-    /// A channel of the given type without metadata and data.
+    /// Creates a description of a channel without metadata and data.
     #[must_use]
     pub fn new(channel_type: ChannelType) -> Self {
         CreateChannel {
@@ -139,25 +139,25 @@ impl CreateChannel {
         }
     }
 
-    /// With metadata.
+    /// Sets the metadata.
     #[must_use]
     pub fn metadata(self, metadata: impl Into<String>) -> Self {
         CreateChannel { metadata: metadata.into(), ..self }
     }
 
-    /// With data of the given type.
+    /// Sets the initial data and its type.
     #[must_use]
     pub fn data(self, type_name: impl Into<String>, value: impl Into<bytes::Bytes>) -> Self {
         CreateChannel { data: Some(Payload::new(type_name, value)), ..self }
     }
 
-    /// With these merge options.
+    /// Sets the merge options.
     #[must_use]
     pub fn merge(self, merge: MergeOptions) -> Self {
         CreateChannel { merge: Some(merge), ..self }
     }
 
-    /// With these options of the creator's subscription.
+    /// Sets the options of the creator's subscription.
     #[must_use]
     pub fn options(self, options: SubscribeOptions) -> Self {
         CreateChannel { options, ..self }

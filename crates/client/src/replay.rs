@@ -1,5 +1,5 @@
-//! Plays recorded sessions (`.cpr`, spec: gateway §4.8) against a gateway and reports what was
-//! different.
+//! Replay of recorded sessions (`.cpr`, spec: gateway §4.8) against a gateway, with a report of the
+//! differences.
 //!
 //! A recording holds what one client *sent*, with the time between its packets. The [`Player`]
 //! sends it again in the same rhythm or faster, replaces what belongs to the old session (stub ids,
@@ -55,19 +55,19 @@ struct RecordedPacket {
     messages: Vec<OwnedMessage>,
 }
 
-/// Why a file is no recording.
+/// Failure to parse a recording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordingError {
-    /// The bytes are no recording, or damaged.
+    /// The bytes are not a recording, or are damaged.
     #[error("packet {index} cannot be read: {source}")]
     Damaged {
-        /// Its place, from 0.
+        /// Index of the packet, from 0.
         index: usize,
         /// Description of the defect.
         source: CprError,
     },
-    /// Nothing to play.
+    /// The recording has no packets.
     #[error("the recording is empty")]
     Empty,
 }
@@ -126,10 +126,10 @@ impl Recording {
 pub struct PlayerConfig {
     /// 1 = as recorded, 2 = twice as fast; infinite = as fast as the answers allow.
     pub speed: f64,
-    /// Types of which each message is answered before the next packet is sent. AUTH and
-    /// SUB_TO_CHANNEL by default: a real peer waits for them as well.
+    /// Message types whose responses are awaited before the next packet is sent. By default AUTH
+    /// and SUB_TO_CHANNEL, for which a real peer waits as well.
     pub awaited_types: Vec<u32>,
-    /// Longest wait for an answer; then the request counts as refused and playing goes on.
+    /// Longest wait for a response; then the request counts as refused and the replay continues.
     pub answer_timeout: Duration,
     /// Time to listen after the last packet.
     pub settle: Duration,
@@ -206,7 +206,7 @@ pub struct Report {
     pub auth_result: Option<i32>,
     /// The id that the gateway gave.
     pub conn: Option<ConnId>,
-    /// Set when the connection ended before the player was done, with what was seen.
+    /// Reason of a connection that ended before the player was done.
     pub closed: Option<String>,
     /// From the first packet to the last, as recorded.
     pub recorded: Duration,
@@ -225,14 +225,14 @@ pub struct TypeCounts {
     pub sent: u64,
     /// Answers with the stub of a message that was sent.
     pub answered: u64,
-    /// Other messages of the type that came from the gateway.
+    /// Other messages of the type that the gateway sent.
     pub received: u64,
 }
 
 /// A request without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusedRequest {
-    /// Place of its packet in the recording, from 0.
+    /// Index of its packet in the recording, from 0.
     pub packet: usize,
     /// Its type.
     pub msg_type: u32,
@@ -241,11 +241,11 @@ pub struct RefusedRequest {
 /// Lateness of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Drift {
-    /// Half of the packets were at most this late.
+    /// p50 of the lateness.
     pub p50: Duration,
-    /// 99 of 100 packets were at most this late.
+    /// p99 of the lateness.
     pub p99: Duration,
-    /// The latest.
+    /// Maximum lateness.
     pub max: Duration,
 }
 
@@ -334,7 +334,7 @@ impl Player {
         }
     }
 
-    /// The transport is up: playing begins.
+    /// Reports that the transport is connected; the replay begins.
     pub fn handle_connected(&mut self, now: Instant) {
         self.started = Some(now);
         self.nominal = now;
@@ -358,7 +358,7 @@ impl Player {
         }
     }
 
-    /// The transport is gone.
+    /// Reports that the transport ended.
     pub fn handle_closed(&mut self, _now: Instant) {
         if !self.finished {
             let sent = self.report.packets_sent;

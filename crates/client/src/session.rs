@@ -67,7 +67,7 @@ pub enum TagForm {
     #[default]
     Current,
     /// The form of the stock Go, JavaScript and Unity peers (spec §2.5): `N` instead of a zero high
-    /// byte. For tests and for gateways that know nothing else.
+    /// byte. For tests, and for gateways that support only this form.
     Legacy,
 }
 
@@ -87,9 +87,11 @@ pub enum CompressionPolicy {
 /// rest.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
-    /// Which listener the transport is connected to. Decides how user-space messages are wrapped.
+    /// Kind of the listener that the transport is connected to. It determines the wrapping of
+    /// user-space messages.
     pub kind: Kind,
-    /// Player identifier token ("PIT"): who this peer is. Recovery of servers is keyed by it.
+    /// Player identifier token ("PIT"): the identity of this peer. Recovery of servers is keyed by
+    /// it.
     pub pit: String,
     /// Login token: the proof, checked by the gateway's authentication provider.
     pub login_token: String,
@@ -97,21 +99,21 @@ pub struct SessionConfig {
     pub tag_form: TagForm,
     /// Compression of outgoing packets.
     pub compression: CompressionPolicy,
-    /// Ask the gateway for a resume token and present it after a reconnect. Gateways that do not
+    /// Requests a resume token and presents it after a reconnect. Gateways that do not
     /// know the extension ignore it.
     pub resume: bool,
     /// Longest wait for the authentication result; the session closes after it.
     pub auth_timeout: Duration,
-    /// Longest wait for a response. The protocol has no negative responses: a refused request is
-    /// recognised by this time passing.
+    /// Longest wait for a response. The protocol has no negative responses: a refused request ends
+    /// after this time.
     pub request_timeout: Duration,
-    /// Bound of bytes queued by the application and not yet taken by [`Session::poll_transmit`].
-    /// Sending beyond it fails with [`SendError::QueueFull`].
+    /// Maximum number of queued bytes that [`Session::poll_transmit`] has not taken yet. Sending
+    /// above it fails with [`SendError::QueueFull`].
     pub outbox_bytes_max: usize,
-    /// Bound of events not yet taken by [`Session::poll_event`]. The session closes beyond it: the
-    /// application has stopped listening.
+    /// Maximum number of events that [`Session::poll_event`] has not taken yet. Above it the
+    /// session closes, because the application has stopped reading.
     pub events_max: usize,
-    /// Bound of requests that wait for a response.
+    /// Maximum number of requests waiting for a response.
     pub requests_max: usize,
 }
 
@@ -146,13 +148,13 @@ impl SessionConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Transmit {
-    /// Bytes of the frame, tag included; what was appended to the caller's buffer.
+    /// Bytes of the frame including its tag, as appended to the caller's buffer.
     pub frame_bytes: usize,
     /// Messages in it.
     pub messages: usize,
 }
 
-/// Why a message was not queued.
+/// Failure to queue a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -172,7 +174,7 @@ pub enum SendError {
     /// No packet can hold the message.
     #[error("message of {size} bytes exceeds the limit of {limit}; split it")]
     TooLarge {
-        /// Size of the message as it would stand in a packet, in bytes.
+        /// Encoded size of the message in a packet, in bytes.
         size: usize,
         /// Largest size.
         limit: usize,
@@ -265,7 +267,7 @@ struct Request {
 }
 
 impl Session {
-    /// A session that waits for its transport.
+    /// Creates a session that waits for its transport.
     #[must_use]
     pub fn new(config: SessionConfig) -> Self {
         let mut writer = FrameWriter::new();
@@ -291,8 +293,8 @@ impl Session {
         }
     }
 
-    /// The transport is up: starts the authentication. With [`SessionConfig::resume`] a token from
-    /// an earlier connection is presented.
+    /// Reports that the transport is connected, and starts the authentication. With
+    /// [`SessionConfig::resume`], it presents the token of an earlier connection.
     pub fn handle_connected(&mut self, now: Instant) {
         self.reset_connection();
         self.compress(self.config.compression == CompressionPolicy::Always);
@@ -325,8 +327,8 @@ impl Session {
         }
     }
 
-    /// The transport is gone; a WebSocket gives the code of the gateway's close frame. Waiting
-    /// requests fail, queued messages are dropped; the session waits for the next
+    /// Reports that the transport ended, with the code of the gateway's close frame on a WebSocket.
+    /// Waiting requests fail and queued messages are dropped. The session waits for the next
     /// [`handle_connected`](Self::handle_connected).
     pub fn handle_closed(&mut self, _now: Instant, code: Option<CloseCode>) {
         if self.state == State::Idle {
@@ -338,8 +340,8 @@ impl Session {
         self.state = State::Idle;
     }
 
-    /// Does what is due: fails requests without an answer, gives up an authentication that takes
-    /// too long.
+    /// Does what is due: fails requests without an answer, ends an authentication that takes too
+    /// long.
     pub fn handle_timeout(&mut self, now: Instant) {
         if let State::Authenticating { deadline: Some(deadline) } = self.state
             && deadline <= now
@@ -486,8 +488,8 @@ impl Session {
         self.request(now, channel, msg_type::SUB_TO_CHANNEL, 0, &body)
     }
 
-    /// Changes the options of a subscription without asking for an answer (spec §5.8): the way to
-    /// change the fan-out interval.
+    /// Changes the options of a subscription, such as the fan-out interval, without requesting a
+    /// response (spec §5.8).
     ///
     /// # Errors
     /// See [`SendError`].
@@ -501,8 +503,8 @@ impl Session {
         self.send_raw(channel, 0, 0, msg_type::SUB_TO_CHANNEL, &body)
     }
 
-    /// Unsubscribes this connection or the given one; answered by [`Event::Unsubscribed`]. Nothing
-    /// of the channel's data follows the answer.
+    /// Unsubscribes this connection or the given one; answered by [`Event::Unsubscribed`]. No data
+    /// of the channel follows the response.
     ///
     /// # Errors
     /// See [`SendError`]; before the first authentication this connection has no id to name.
@@ -556,7 +558,8 @@ impl Session {
         self.forward_as(channel, broadcast, msg_type, client, 0, payload)
     }
 
-    /// The same with a stub id, by which the recipient knows what it answers.
+    /// Like `forward`, with a stub id, by which the recipient identifies the request that this
+    /// message answers.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -574,7 +577,8 @@ impl Session {
         self.queue(len, |out| throng_wire::write_forward_entry(out, &head, client.0, payload))
     }
 
-    /// As a player, asks the matcher behind the gateway; answered by [`Event::Matchmaking`].
+    /// As a player, calls a method of the matcher behind the gateway; answered by
+    /// [`Event::Matchmaking`].
     ///
     /// # Errors
     /// See [`SendError`].
@@ -583,7 +587,7 @@ impl Session {
     }
 
     /// Asks the gateway to close another connection (spec §4.6). Not answered.
-    /// [`leave`](Self::leave) is for the own one.
+    /// [`leave`](Self::leave) closes this connection.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -592,9 +596,9 @@ impl Session {
         self.send_raw(ChannelId::GLOBAL, 0, 0, msg_type::DISCONNECT, &body)
     }
 
-    /// Appends everything queued to `buf` and then the goodbye of a player, a DISCONNECT of its own
-    /// id, after which the gateway frees its places at once. Servers have none: a server that ends
-    /// is recovered.
+    /// Appends everything queued to `buf`, and then a DISCONNECT of the player's own id, after
+    /// which the gateway frees its seats at once. Servers send none, because a server that
+    /// disconnects counts as lost.
     pub fn leave(&mut self, now: Instant, buf: &mut Vec<u8>) {
         while self.poll_transmit(now, buf).is_some() {}
         let (Kind::Client, Some(conn)) = (self.config.kind, self.conn) else { return };
@@ -610,8 +614,8 @@ impl Session {
         self.writer.flush(buf);
     }
 
-    /// Sends any request with a fresh stub id. The answer with that stub and type comes as its own
-    /// event or as [`Event::Other`].
+    /// Sends any request with a fresh stub id. The response with that stub and type is reported as
+    /// its own event or as [`Event::Other`].
     ///
     /// # Errors
     /// See [`SendError`].

@@ -1,4 +1,4 @@
-//! TCP, TLS and WebSocket connections, brought to one shape: chunks in, frames out.
+//! TCP, TLS and WebSocket connections behind one interface: chunks in, frames out.
 
 use std::fmt;
 use std::io;
@@ -52,7 +52,7 @@ enum Transport {
 /// Why a text is no endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no endpoint; write HOST:PORT, or put tcp://, tls://, ws:// or wss:// in front of it, or unix:// in front of a file"
+    "`{0}` is not an endpoint; write HOST:PORT, or put tcp://, tls://, ws:// or wss:// in front of it, or unix:// in front of a file"
 )]
 pub struct EndpointError(String);
 
@@ -92,7 +92,7 @@ impl Endpoint {
         Endpoint { transport: Transport::Tcp, address: address.to_string(), path: "/".to_owned(), tls: None }
     }
 
-    /// With the TLS settings that `tls://` and `wss://` need; [`tls_trusting`] makes the usual
+    /// Sets the TLS settings that `tls://` and `wss://` require; [`tls_trusting`] creates the usual
     /// ones.
     #[must_use]
     pub fn with_tls(self, config: Arc<rustls::ClientConfig>) -> Self {
@@ -148,11 +148,11 @@ pub fn tls_trusting(
     Ok(Arc::new(config))
 }
 
-/// Why no connection came about.
+/// Failure to open a connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The address does not resolve, nobody listens, or the TLS handshake failed.
+    /// The address does not resolve, nothing listens on it, or the TLS handshake failed.
     #[error("cannot connect to {endpoint}: {source}")]
     Io {
         /// The address.
@@ -194,15 +194,15 @@ pub(crate) struct Pipe {
 }
 
 impl Pipe {
-    /// Why the peer has closed the connection, if it said so.
+    /// Close code of the peer, if it sent one.
     pub(crate) fn close_code(&self) -> Option<CloseCode> {
         let code = self.code.load(Ordering::Acquire);
         (code != 0).then_some(CloseCode(code))
     }
 
-    /// Says that nothing more comes, and reads on until the peer has ended the connection too: what
-    /// was sent last has arrived then. Dropped instead, a connection with unread bytes is reset,
-    /// and the peer loses what it had not read.
+    /// Half-closes the connection and reads until the peer has closed it too, so that the last
+    /// messages have arrived. If a connection with unread bytes is dropped instead, it is reset,
+    /// and the peer loses data that it has not read.
     pub(crate) async fn finish(mut self, within: Duration) {
         let (closed, _) = mpsc::channel(1);
         self.outgoing = closed;

@@ -7,17 +7,16 @@ use throng_stdx::Instant;
 
 use crate::record::{Identity, Record, State, Takeover};
 
-/// Time between two renewals, or two looks at another's record.
+/// Time between two renewals, or between two reads of another process's record.
 const RENEWAL: Duration = Duration::from_secs(1);
-/// A holder stops serving so long after it sent its last successful renewal.
+/// Time after which a holder stops serving, from the sending of its last successful renewal.
 const FREEZE: Duration = Duration::from_secs(11);
-/// A record that has stood unchanged for so long has lost its holder.
+/// Time after which an unchanged record has lost its holder.
 pub const LOSS: Duration = Duration::from_secs(15);
-/// An observer counts only while it is answered: its last answered look was sent less than this
-/// ago.
+/// An observer's time counts only if its latest answered read was sent less than this ago.
 const ANSWERED: Duration = Duration::from_secs(5);
 const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");
-/// Pause before a request whose outcome is unknown is sent again.
+/// Pause before a request with an unknown result is sent again.
 const AGAIN: Duration = Duration::from_millis(250);
 
 /// Request to the directory. A write is a compare-and-set.
@@ -34,46 +33,46 @@ pub enum Request {
     },
 }
 
-/// Answer to a write.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It is the record now, at this revision.
+    /// The write was applied, at this revision.
     At(u64),
     /// The key is at another revision.
     Refused,
-    /// No answer: it may be applied still.
+    /// No response: the write may still be applied.
     Unknown,
 }
 
-/// Change that the process is to act on.
+/// Change that the process must act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// This process holds the lease now.
     Granted {
-        /// Number of this holding.
+        /// Epoch of this lease.
         epoch: u64,
-        /// The state of the holder before is given up: this one begins with an empty state.
+        /// True if the previous holder's state is given up and this process starts with an empty
+        /// state.
         empty: bool,
     },
-    /// Another process has taken the lease: what this one has is history.
+    /// Another process has taken the lease; the state of this process is obsolete.
     Deposed {
-        /// The record since.
+        /// The current record, if known.
         by: Option<Record>,
     },
-    /// Another process holds the lease, or held it last.
+    /// Another process holds the lease, or was the last holder.
     Waits {
         /// Its record.
         record: Record,
     },
 }
 
-/// A write that is under way, or to be sent again unchanged.
+/// A write in flight, or one to be sent again unchanged.
 #[derive(Clone, Debug)]
 struct Write {
     expected: u64,
     record: Record,
-    /// Time when it was sent first: the time that counts, as any attempt may be the one that was
-    /// applied.
+    /// Time of the first attempt. It counts, because any attempt may be the one that was applied.
     sent: Instant,
     purpose: Purpose,
 }
@@ -91,7 +90,7 @@ enum Role {
     Holding { revision: u64, renewed: Instant },
 }
 
-/// Another's record, and since when it has stood unchanged.
+/// Record of another process, and the time since which it is unchanged.
 #[derive(Clone, Copy, Debug)]
 struct Observed {
     revision: u64,
@@ -107,23 +106,24 @@ pub struct Lease {
     epoch: u64,
     nonce: u64,
     observed: Option<Observed>,
-    /// Time when the last look that was answered was sent.
+    /// Time at which the latest answered read was sent.
     answered: Option<Instant>,
     /// Holder that was reported last, so that each is reported once.
     told: Option<(String, State)>,
     write: Option<Write>,
-    /// Time when the request under way was sent; `None`: none is.
+    /// Time at which the request in flight was sent; `None` without one.
     under_way: Option<Instant>,
     /// Time when the next request is due.
     due: Instant,
-    /// A write was refused: the record is read before anything else.
+    /// A write was refused, so the record must be read before the next one.
     must_read: bool,
     requests: VecDeque<Request>,
     events: VecDeque<Event>,
 }
 
 impl Lease {
-    /// A lease that this process wants. `seed` makes its writes different from those of all others.
+    /// Creates the lease of a process that wants to serve. `seed` makes its writes distinct from
+    /// those of all other processes.
     #[must_use]
     pub fn new(own: Identity, takeover: Takeover, seed: u64, now: Instant) -> Lease {
         Lease {
@@ -150,8 +150,8 @@ impl Lease {
         self.serves_until().is_some_and(|until| now <= until)
     }
 
-    /// Until when this process may serve without another renewal; `None` while it does not hold the
-    /// lease.
+    /// Time until which this process may serve without another renewal; `None` while it does not
+    /// hold the lease.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         match self.role {
@@ -198,7 +198,7 @@ impl Lease {
         self.events.pop_front()
     }
 
-    /// A write was answered.
+    /// Takes the result of a write.
     pub fn handle_write(&mut self, now: Instant, written: Written) {
         if self.under_way.take().is_none() {
             return;
@@ -213,7 +213,8 @@ impl Lease {
         }
     }
 
-    /// A read was answered: the record and its revision, `None` where there is none, or no answer.
+    /// Takes the result of a read: the record and its revision, `None` if there is none, or an
+    /// error without a response.
     pub fn handle_read(&mut self, now: Instant, answer: Result<Option<(u64, Record)>, ()>) {
         let Some(sent) = self.under_way.take() else { return };
         let Ok(found) = answer else {

@@ -14,14 +14,14 @@ pub struct Identity {
     pub journal: String,
     /// Boot id of the kernel that it runs on.
     pub machine: String,
-    /// Place where it listens, for people.
+    /// Addresses of its listeners, for messages to operators.
     pub addresses: Vec<String>,
 }
 
 /// Action on an area whose holder is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// Nobody serves until the holder's journal is back or an operator gives the area up.
+    /// No process serves until the holder's journal is back or an operator gives its state up.
     Wait,
     /// The next process serves with an empty state.
     Empty,
@@ -35,36 +35,35 @@ pub enum State {
     Serving,
     /// Its holder did not renew it in time.
     Lost,
-    /// An operator gave the state of the holder up: whoever comes first serves with an empty one.
+    /// An operator gave the holder's state up: the next process serves with an empty state.
     Given,
 }
 
 /// Holder of an area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Grows by one with every new holder.
+    /// Incremented with every new holder.
     pub epoch: u64,
-    /// The holder's life.
+    /// Id of the holder's process.
     pub incarnation: String,
     /// Id of the holder's journal.
     pub journal: String,
     /// Machine of the holder.
     pub machine: String,
-    /// Place where the holder listens.
+    /// Addresses of the holder's listeners.
     #[serde(default)]
     pub addresses: Vec<String>,
     /// State of the record.
     pub state: State,
-    /// Tells writes apart.
+    /// Random number that distinguishes writes.
     pub nonce: u64,
 }
 
 impl Record {
-    /// Reads a value of the directory. Total: any bytes give a record or the reason why they are
-    /// none.
+    /// Parses a value of the directory. Total: any bytes give a record or an error.
     ///
     /// # Errors
-    /// What is wrong with it, for people.
+    /// A description of the defect.
     pub fn parse(bytes: &[u8]) -> Result<Record, String> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(format!("a record of {} bytes exceeds the limit of {RECORD_BYTES_MAX}", bytes.len()));

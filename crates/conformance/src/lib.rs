@@ -1,4 +1,5 @@
-//! Conversations observed at the reference gateway, and how to hold a gateway against them.
+//! Conversations recorded at the reference gateway, and the code that checks a gateway against
+//! them.
 //!
 //! [`scenarios`] reads `fixtures/gateway/transcripts.json`. [`Scenario::play`] plays one on a
 //! [`Stage`], that is on a gateway with connections to it, and returns what was different: order,

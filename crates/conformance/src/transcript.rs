@@ -1,4 +1,4 @@
-//! Reading the conversations, playing them on a stage, comparing what came.
+//! Reads the conversations, plays them on a stage and compares the received messages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! Who asks, and what they may do.
+//! Callers and their permissions.
 
 use std::fmt;
 use std::future::Future;
@@ -98,6 +98,20 @@ impl Identify for Tokens {
     }
 }
 
+/// The password of `Basic` authentication, which is a token for tools that can send no other
+/// scheme; the user's name is of no importance. No answer asks for this scheme, so that no browser
+/// keeps such a password.
+fn password(authorization: &str) -> Option<String> {
+    use base64::Engine as _;
+    let (scheme, text) = authorization.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let decoded = base64::engine::general_purpose::STANDARD.decode(text.trim()).ok()?;
+    let (_, password) = std::str::from_utf8(&decoded).ok()?.split_once(':')?;
+    Some(password.to_owned())
+}
+
 /// The access rules of a service.
 #[derive(Debug, Default)]
 pub struct Access {
@@ -139,6 +153,8 @@ impl Access {
             return Ok(Caller { claims: None });
         }
         let Some(authorization) = authorization else { return Err(Identity::Unknown) };
+        let token = password(authorization).map(|password| format!("Bearer {password}"));
+        let authorization = token.as_deref().unwrap_or(authorization);
         let mut failed = Identity::Unknown;
         for each in &self.identify {
             match each.identify(authorization).await {

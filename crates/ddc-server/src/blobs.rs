@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper::header::{self, HeaderValue};
+use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Family, Media, Method, Range, negotiate};
 use throng_ddc::compressed::Decoder;
@@ -97,7 +97,11 @@ impl Service {
             if len.is_none() && self.take_over(request, namespace, hash, false).await?.is_some() {
                 len = self.blob_len(namespace, hash).await?;
             }
-            return Ok(head_answer(hash, len.ok_or_else(missing)?, media));
+            let len = len.ok_or_else(missing)?;
+            return Ok(match is_unmodified(request, hash)? {
+                true => unmodified(hash, media),
+                false => head_answer(hash, len, media),
+            });
         }
         if media == Media::Octets
             && let Some(elsewhere) = self.redirect(request, namespace, hash).await?
@@ -133,7 +137,10 @@ impl Service {
         }
         let mut response = if request.method == Method::Head {
             let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
-            head_answer(&hash, len, media)
+            match is_unmodified(request, &hash)? {
+                true => unmodified(&hash, media),
+                false => head_answer(&hash, len, media),
+            }
         } else {
             match self.find(request, namespace, &hash).await?.ok_or_else(missing)? {
                 Found::Here(blob) => {
@@ -156,7 +163,10 @@ impl Service {
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Found>, Problem> {
-        if [header::RANGE, header::IF_NONE_MATCH].iter().any(|name| request.headers.contains_key(name)) {
+        if [header::RANGE, header::IF_NONE_MATCH, header::IF_MATCH]
+            .iter()
+            .any(|name| request.headers.contains_key(name))
+        {
             return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         }
         self.find_or_begin(namespace, hash).await
@@ -171,10 +181,11 @@ impl Service {
         blob: Blob,
         media: Media,
     ) -> Answer {
-        let tag = format!("\"{hash}\"");
-        let mut response = if matches_tag(request.header(header::IF_NONE_MATCH), &tag) {
-            empty(StatusCode::NOT_MODIFIED)
-        } else {
+        let tag = tag_of(hash);
+        if is_unmodified(request, hash)? {
+            return Ok(unmodified(hash, media));
+        }
+        let response = {
             // A part of something else than the client has is of no use to it.
             let range = request.header(header::RANGE).filter(|_| {
                 request.method == Method::Get
@@ -209,11 +220,7 @@ impl Service {
                 }
             }
         };
-        let headers = response.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
-        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        headers.extend(HeaderValue::try_from(tag).ok().map(|tag| (header::ETAG, tag)));
-        Ok(response)
+        Ok(describe(response, hash, media))
     }
 
     /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is
@@ -523,7 +530,7 @@ impl Service {
             }
         }
         if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
-            let title = format!("the namespace {namespace} holds as much as it may (ddc.quotas)");
+            let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
             return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
         }
         // These are the bytes that were hashed, unless another upload of the same was faster.
@@ -543,18 +550,48 @@ fn streamed_answer(streamed: Arc<StreamedBlob>, len: u64, hash: &IoHash, media: 
 
 /// What a HEAD tells of a blob.
 fn head_answer(hash: &IoHash, len: u64, media: Media) -> Response<Body> {
-    let mut response = empty(StatusCode::OK);
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(len));
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
-    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    headers.extend(HeaderValue::try_from(format!("\"{hash}\"")).ok().map(|tag| (header::ETAG, tag)));
+    let mut response = describe(empty(StatusCode::OK), hash, media);
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(len));
     response
 }
 
-/// Reports whether a list of entity tags has this one.
-fn matches_tag(header: Option<&str>, tag: &str) -> bool {
-    header.is_some_and(|header| {
-        header.split(',').map(str::trim).any(|each| each == "*" || each.trim_start_matches("W/") == tag)
-    })
+/// The answer to a client that has the blob already.
+fn unmodified(hash: &IoHash, media: Media) -> Response<Body> {
+    describe(empty(StatusCode::NOT_MODIFIED), hash, media)
+}
+
+/// Adds the headers that every answer about a blob has.
+fn describe(mut response: Response<Body>, hash: &IoHash, media: Media) -> Response<Body> {
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
+    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.extend(HeaderValue::try_from(tag_of(hash)).ok().map(|tag| (header::ETAG, tag)));
+    response
+}
+
+fn tag_of(hash: &IoHash) -> String {
+    format!("\"{hash}\"")
+}
+
+/// Evaluates `If-Match` and `If-None-Match`: RFC 9110, section 13.2.2. Reports whether the client
+/// has the blob already.
+///
+/// # Errors
+/// 412, if the client asks for another one.
+fn is_unmodified(request: &ApiRequest<'_>, hash: &IoHash) -> Result<bool, Problem> {
+    let tag = tag_of(hash);
+    if matches_tag(request, header::IF_MATCH, |each| each == tag) == Some(false) {
+        let title = format!("the blob has the entity tag {tag}, which If-Match does not name");
+        return Err(Problem::new(StatusCode::PRECONDITION_FAILED, title));
+    }
+    Ok(matches_tag(request, header::IF_NONE_MATCH, |each| each.trim_start_matches("W/") == tag) == Some(true))
+}
+
+/// Reports whether the lists of entity tags in a header, which may stand on several lines, have one
+/// that `matches`; `None` without the header.
+fn matches_tag(request: &ApiRequest<'_>, name: HeaderName, matches: impl Fn(&str) -> bool) -> Option<bool> {
+    let lines = request.headers.get_all(name);
+    lines.iter().next()?;
+    let tags = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
+    Some(tags.map(str::trim).any(|each| each == "*" || matches(each)))
 }

@@ -2,12 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
@@ -55,8 +53,8 @@ pub(crate) enum CheckKind {
 }
 
 impl Check {
-    /// The next bytes of a blob, from `at` on, at most up to `end`.
-    fn read(&mut self, blob: &Blob, at: u64, end: u64) -> io::Result<Bytes> {
+    /// The next bytes of a blob, from `at` on, at most up to `end` and `at_most`.
+    fn read(&mut self, blob: &Blob, at: u64, end: u64, at_most: u64) -> io::Result<Bytes> {
         let damage = |error: io::Error| {
             if is_damage(&error) {
                 // The rest is not sent: the receiver sees an answer that broke off.
@@ -68,11 +66,11 @@ impl Check {
         match &mut self.kind {
             CheckKind::Parts => {
                 let (start, bytes) = blob.read_part_checked(at).map_err(damage)?;
-                let last = (end - start).min(bytes.len() as u64);
+                let last = (end - start).min(bytes.len() as u64).min(at - start + at_most);
                 Ok(bytes.slice((at - start) as usize..last as usize))
             }
             CheckKind::Whole(hasher) => {
-                let bytes = blob.read(at, (end - at).min(PIECE_BYTES) as usize).map_err(damage)?;
+                let bytes = blob.read(at, (end - at).min(at_most) as usize).map_err(damage)?;
                 hasher.update(&bytes);
                 if at + bytes.len() as u64 == end {
                     if hasher.finish() != self.hash {
@@ -153,21 +151,24 @@ impl Body {
         Some(FilePart { blob, at, end })
     }
 
-    /// The next bytes.
-    pub(crate) fn step(&mut self) -> Option<io::Result<Bytes>> {
+    /// The next bytes, at most `at_most`.
+    pub(crate) fn step(&mut self, at_most: usize) -> Option<io::Result<Bytes>> {
+        let piece = PIECE_BYTES.min(at_most as u64);
         let bytes = match self.parts.front_mut()? {
             Part::Streamed { .. } => {
                 return Some(Err(io::Error::other("no reader waits for the streamed blob")));
             }
             Part::Bytes(bytes) => {
-                let bytes = std::mem::take(bytes);
-                self.parts.pop_front();
-                bytes
+                let taken = bytes.split_to(bytes.len().min(at_most));
+                if bytes.is_empty() {
+                    self.parts.pop_front();
+                }
+                taken
             }
             Part::Blob { blob, at, end, check } => {
                 let read = match check {
-                    Some(check) => check.read(blob, *at, *end),
-                    None => blob.read(*at, (*end - *at).min(PIECE_BYTES) as usize),
+                    Some(check) => check.read(blob, *at, *end, piece),
+                    None => blob.read(*at, (*end - *at).min(piece) as usize),
                 };
                 let bytes = match read {
                     Ok(bytes) => bytes,
@@ -182,28 +183,5 @@ impl Body {
         };
         self.left -= bytes.len() as u64;
         Some(Ok(bytes))
-    }
-}
-
-impl http_body::Body for Body {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if let Err(error) = ready!(self.poll_ready(context)) {
-            return Poll::Ready(Some(Err(error)));
-        }
-        Poll::Ready(self.step().map(|step| step.map(Frame::data)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
     }
 }

@@ -1,12 +1,12 @@
-//! HTTP/1.1, as lean as a cache wants it.
+//! A lean HTTP/1.1 implementation for the cache.
 //!
 //! hyper reads and writes HTTP/2 here, but not this: it cannot hand a file to the kernel
 //! (`sendfile`), which halves the cost of a download, and it cuts uploads into pieces as they
 //! happen to arrive, while hashing and writing want large ones. All HTTP/1.1 goes through this one
 //! parser, with TLS or without; framing that two parsers could read differently is refused.
 //!
-//! A connection has one watchdog: every wait ends when it does. An idle connection keeps a buffer
-//! of 4 KiB.
+//! A connection has one watchdog: every wait ends when it does. A body and an answer must keep the
+//! pace of every HTTP listener ([`Pace`]). An idle connection keeps a buffer of 4 KiB.
 
 mod body;
 mod head;
@@ -24,20 +24,22 @@ use bytes::{Buf as _, BytesMut};
 use hyper::StatusCode;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use throng_admin::{Guest, PREFACE, Pace, Pages, Rewound, Work};
+
 use crate::answer::Problem;
 use crate::serve::Listener;
 use crate::service::{RawRequest, Service};
 use body::{Incoming, Left};
-use head::{Head, PREFACE};
-pub(crate) use wire::{Rewound, Watchdog, Wire};
+use head::Head;
+pub(crate) use wire::{Watchdog, Wire};
 
 /// Time between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// Time for a request's head, from its first byte.
+/// Time for a request's head, from its first byte, and for the first byte of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time in which something of an answer must be taken, and something of a body must come.
-const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time in which a refused client may take the refusal.
+/// Time for the next bytes of a blob that is on its way here.
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time in which a refused client may take the refusal, and send the rest of a short body.
 const LINGER: Duration = Duration::from_secs(2);
 /// Room for a head, when a connection waits for one.
 const HEAD_ROOM: usize = 4 << 10;
@@ -59,15 +61,30 @@ pub(crate) struct Connection<S> {
     /// Memory for the next piece, while a large body comes.
     spare: BytesMut,
     watchdog: Watchdog,
+    /// Of the body or answer that is being transferred; without one the watchdog stays as it is.
+    pace: Option<Pace>,
+    guest: Guest,
+    /// While a request is worked on, and its body not waited for.
+    work: Option<Work>,
 }
 
-/// Answers requests until the connection ends. Gives the stream and what was read of it if the
-/// client speaks HTTP/2.
+/// Why [`serve`] ended. A stream begins with what was read of it.
+pub(crate) enum ConnectionEnd<S> {
+    Ended,
+    /// The client speaks HTTP/2.
+    Http2(Rewound<S>),
+    /// The next request is for one of the [`Pages`].
+    Page(Rewound<S>),
+}
+
+/// Answers requests until the connection ends or somebody else is to answer.
 pub(crate) async fn serve<S: Wire>(
     stream: S,
     service: &Arc<Service>,
     listener: Listener,
-) -> Option<Rewound<S>> {
+    has_pages: bool,
+    guest: Guest,
+) -> ConnectionEnd<S> {
     let mut connection = Connection {
         stream,
         buf: BytesMut::new(),
@@ -75,24 +92,32 @@ pub(crate) async fn serve<S: Wire>(
         left: Left::NOTHING,
         piece: BytesMut::new(),
         spare: BytesMut::new(),
-        watchdog: Watchdog::new(IDLE_TIMEOUT),
+        watchdog: Watchdog::new(HEAD_TIMEOUT),
+        pace: None,
+        guest,
+        work: None,
     };
     let mut first = true;
     loop {
-        match connection.read_head(first).await {
+        match connection.read_head(first, has_pages).await {
             Ok(Next::Head(head)) => {
                 // How a connection ends is the peer's business.
                 if !connection.exchange(head, service, listener).await.unwrap_or(false) {
-                    return None;
+                    return ConnectionEnd::Ended;
                 }
             }
             Ok(Next::Refuse(status, why)) => {
                 service.count_refusal();
                 let _ = connection.refuse(Problem::new(status, why)).await;
-                return None;
+                return ConnectionEnd::Ended;
             }
-            Ok(Next::Http2) => return Some(Rewound::new(connection.buf.freeze(), connection.stream)),
-            Ok(Next::End) | Err(_) => return None,
+            Ok(Next::Http2) => {
+                return ConnectionEnd::Http2(Rewound::new(connection.buf.freeze(), connection.stream));
+            }
+            Ok(Next::Page) => {
+                return ConnectionEnd::Page(Rewound::new(connection.buf.freeze(), connection.stream));
+            }
+            Ok(Next::End) | Err(_) => return ConnectionEnd::Ended,
         }
         first = false;
     }
@@ -104,12 +129,15 @@ enum Next {
     /// Something that is no request.
     Refuse(StatusCode, &'static str),
     Http2,
+    /// A request for one of the [`Pages`], which was not taken from the buffer.
+    Page,
     End,
 }
 
 impl<S: Wire> Connection<S> {
-    async fn read_head(&mut self, first: bool) -> io::Result<Next> {
-        self.watchdog.within(IDLE_TIMEOUT);
+    async fn read_head(&mut self, first: bool, has_pages: bool) -> io::Result<Next> {
+        let is_idle = !first && self.buf.is_empty();
+        self.watchdog.within(if is_idle { IDLE_TIMEOUT } else { HEAD_TIMEOUT });
         let mut seen = 0;
         loop {
             if first && PREFACE.starts_with(&self.buf[..self.buf.len().min(PREFACE.len())]) {
@@ -119,6 +147,7 @@ impl<S: Wire> Connection<S> {
             } else if self.buf[seen..].contains(&b'\n') {
                 // Only the end of a line can end a head.
                 match Head::parse(&self.buf) {
+                    Ok(Some((head, _))) if has_pages && Pages::has(&head.path) => return Ok(Next::Page),
                     Ok(Some((head, len))) => {
                         self.buf.advance(len);
                         return Ok(Next::Head(head));
@@ -134,7 +163,7 @@ impl<S: Wire> Connection<S> {
             match self.fill(HEAD_ROOM).await {
                 Ok(0) if seen == 0 => return Ok(Next::End),
                 Ok(0) => return Ok(Next::Refuse(StatusCode::BAD_REQUEST, "the head broke off")),
-                Ok(_) if seen == 0 => self.watchdog.within(HEAD_TIMEOUT),
+                Ok(_) if seen == 0 && is_idle => self.watchdog.within(HEAD_TIMEOUT),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::TimedOut && seen > 0 => {
                     return Ok(Next::Refuse(StatusCode::REQUEST_TIMEOUT, "the head took too long"));
@@ -160,7 +189,8 @@ impl<S: Wire> Connection<S> {
     /// Answers one request. Whether the connection can take another.
     async fn exchange(&mut self, head: Head, service: &Arc<Service>, listener: Listener) -> io::Result<bool> {
         self.left = head.left;
-        self.watchdog.within(STALL_TIMEOUT);
+        self.pace = Some(Pace::begin());
+        self.work = Some(self.guest.work());
         let answer = {
             let question = RawRequest {
                 method: &head.method,
@@ -171,26 +201,39 @@ impl<S: Wire> Connection<S> {
             };
             service.answer(listener, question).await
         };
+        self.work = None;
         self.spare = BytesMut::new();
         let mut keep = head.keep_alive;
         // A client that waits for permission to send a body, and gets an answer instead, may send
-        // it or not.
+        // it or not. After a malformed chunk nobody knows where the next request begins.
         let skip = self.left.at_most(SKIP_BYTES_MAX) && !self.left.is_awaited();
         keep &= self.left.is_done() || skip;
-        self.watchdog.within(STALL_TIMEOUT);
         self.send(answer, keep, head.minor == 0).await?;
+        self.guest.complete();
+        self.guest.rest();
         if !keep {
             self.linger().await;
             return Ok(false);
         }
-        while !self.left.is_done() {
-            poll_fn(|context| self.poll_piece(context)).await?;
+        if !self.left.is_done() {
+            self.pace = None;
+            self.watchdog.within(LINGER);
+            while !self.left.is_done() {
+                poll_fn(|context| self.poll_piece(context)).await?;
+            }
         }
         Ok(true)
     }
 
+    /// Counts bytes of the body or answer that is being transferred.
+    fn moved(&mut self, bytes: usize) {
+        if let Some(pace) = &mut self.pace {
+            pace.moved(bytes);
+        }
+        self.guest.moved(bytes);
+    }
+
     async fn refuse(&mut self, problem: Problem) -> io::Result<()> {
-        self.watchdog.within(STALL_TIMEOUT);
         self.send(problem.answer(None), false, false).await?;
         self.linger().await;
         Ok(())
@@ -199,6 +242,7 @@ impl<S: Wire> Connection<S> {
     /// Ends the connection so that what was sent last arrives: closing with bytes unread would
     /// destroy it.
     async fn linger(&mut self) {
+        self.pace = None;
         self.watchdog.within(LINGER);
         let Connection { stream, watchdog, .. } = self;
         let shutdown = poll_fn(|context| match pin!(stream.shutdown()).poll(context) {

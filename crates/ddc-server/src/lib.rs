@@ -1,15 +1,15 @@
 //! The derived-data cache as a service: the Cloud DDC HTTP interface over a
 //! [`Store`](throng_ddc_store::Store).
 //!
-//! [`Service`] answers requests; [`serve`] gives them to it from a listener, over HTTP/1.1 and
-//! HTTP/2. What a path, an `Accept` or a `Range` header means is decided in `throng_ddc::api`, what
-//! is stored and when in `throng_ddc_store`; this crate moves bytes between both and turns outcomes
-//! into status codes.
+//! [`Service`] answers requests; [`serve`] passes them to it from a listener, over HTTP/1.1 and
+//! HTTP/2. `throng_ddc::api` interprets paths and the `Accept` and `Range` headers, and
+//! `throng_ddc_store` stores the data. This crate moves bytes between both and converts results to
+//! status codes.
 //!
 //! Uploads are hashed while they arrive and never held in memory as a whole beyond a megabyte.
 //! Downloads over plain HTTP/1.1 go from the file to the socket within the kernel; with TLS or
-//! HTTP/2 they are read in pieces of half a megabyte. What is read for the first time since start
-//! is hashed on its way out.
+//! HTTP/2 they are read in pieces of half a megabyte. A blob that is read for the first time since
+//! the start is hashed while it is sent.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -17,6 +17,8 @@ mod admin;
 mod answer;
 mod blobs;
 mod body;
+mod build_cache;
+mod entry;
 mod fallback;
 mod http1;
 mod listing;

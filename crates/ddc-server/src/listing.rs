@@ -1,4 +1,4 @@
-//! Requests that name many things at once.
+//! Requests that name several objects.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a node does by itself: notes of last uses, collections, scrubs.
+//! Background work of a node: records of last uses, garbage collections, scrubs.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -63,7 +63,7 @@ impl Service {
             bytes_max,
             copies: self.tier().is_some(),
             now: self.now(),
-            blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
+            blob_age_min: throng_ddc::gc::UPLOAD_AGE_MIN,
             keeps: &|namespace| self.rules_of(namespace).keeps,
             last_use: &last_use,
             last_access: &|namespace, bucket, key| self.last_access(namespace, bucket, key),

@@ -1,8 +1,8 @@
 //! Oodle blocks, decoded by another program.
 //!
-//! Whoever uploads chooses the bytes, and a decoder of a format without a specification is the last
-//! thing to trust with them. It runs as a process of its own that has nothing but two pipes: what
-//! makes it fail, hang or fill its memory ends it, and the block is refused. A process decodes one
+//! Uploaders choose the bytes, and a decoder of a format without a specification cannot be trusted
+//! with them. It runs as a separate process that has only two pipes. An input that makes it fail,
+//! hang or exhaust its memory ends the process, and the block is refused. A process decodes one
 //! block at a time and is used again; there is at most one for each core.
 
 use std::ffi::OsString;

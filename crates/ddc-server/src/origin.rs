@@ -1,4 +1,4 @@
-//! Where the truth is: in the folder, in an object storage, or partly in another cache.
+//! Origin of the data: the folder, an object storage, or partly another cache.
 //!
 //! | Origin | Blobs | Refs | An upload is acknowledged when |
 //! |---|---|---|---|

@@ -1,8 +1,8 @@
-//! Keeps what is used in an object storage young.
+//! Refreshes used objects in an object storage.
 //!
-//! Nodes remove nothing from a bucket that they share: none of them knows what another is about to
-//! rely on. The bucket's own rule does, by age; so that age means time without use, what is used
-//! and old is written again. Whoever loses a race here writes something twice.
+//! Nodes delete nothing from a shared bucket, because no node knows which objects another is about
+//! to use. The bucket's lifecycle rule deletes by age; used objects are written again when they are
+//! old, so that age means time without use. A lost race causes a duplicate write.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,9 +1,11 @@
 //! Refs: put, get in every format, finalise, batches.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
@@ -28,6 +30,9 @@ const ATTEMPTS: usize = 4;
 const RAW_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of a batch request.
 const BATCH_BYTES_MAX: u64 = 64 << 20;
+/// Keys of a batch that are worked on at a time: as many as share one flush, or one round trip to
+/// an object storage.
+const BATCH_CHAINS_MAX: usize = 1_024;
 
 impl Service {
     // --- Put
@@ -89,7 +94,7 @@ impl Service {
     }
 
     /// Stores an object under a ref. Gives what is missing, or the object that is in the way.
-    async fn store_ref(
+    pub(crate) async fn store_ref(
         &self,
         name: &RefName,
         bytes: Bytes,
@@ -236,7 +241,7 @@ impl Service {
     // --- Get
 
     /// A finalised ref and its object.
-    async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
+    pub(crate) async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
         let value = match self.reference(name).await? {
             None => {
                 self.counters.ref_misses.fetch_add(1, Ordering::Relaxed);
@@ -484,16 +489,32 @@ impl Service {
             self.permit(request, action, namespace, Some(&op.bucket))?;
         }
         let overwrite = self.rules_of(namespace).overwrite_refs;
-        let mut results = Vec::with_capacity(ops.len());
-        for op in ops {
+        let chains = chains(ops).into_iter().map(|chain| self.run_chain(namespace, chain, overwrite));
+        let mut results: Vec<(usize, OpResult)> =
+            stream::iter(chains).buffer_unordered(BATCH_CHAINS_MAX).concat().await;
+        results.sort_by_key(|(place, _)| *place);
+        let results = results.into_iter().map(|(_, result)| result).collect();
+        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), batch::write_response(results)))
+    }
+
+    /// Runs the operations of a batch on one key, one after the other. Gives each result with the
+    /// operation's place in the batch.
+    async fn run_chain(
+        &self,
+        namespace: &Namespace,
+        chain: Vec<(usize, Op)>,
+        overwrite: bool,
+    ) -> Vec<(usize, OpResult)> {
+        let mut results = Vec::with_capacity(chain.len());
+        for (place, op) in chain {
             let id = op.id;
             let (status, response) = match self.run(namespace, op, overwrite).await {
                 Ok(done) => done,
                 Err(problem) => (problem.status, problem.to_value()),
             };
-            results.push(OpResult { id, status: status.as_u16(), response });
+            results.push((place, OpResult { id, status: status.as_u16(), response }));
         }
-        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), batch::write_response(results)))
+        results
     }
 
     async fn run(
@@ -533,6 +554,21 @@ impl Service {
             }
         }
     }
+}
+
+/// The operations of a batch by the key that they are about, each with its place in the batch.
+/// Those of one chain run in their order, the chains at the same time: their changes share a flush.
+fn chains(ops: Vec<Op>) -> Vec<Vec<(usize, Op)>> {
+    let mut chains: Vec<Vec<(usize, Op)>> = Vec::new();
+    let mut places = HashMap::new();
+    for (place, op) in ops.into_iter().enumerate() {
+        let chain = *places.entry((op.bucket.clone(), op.key)).or_insert(chains.len());
+        if chain == chains.len() {
+            chains.push(Vec::new());
+        }
+        chains[chain].push((place, op));
+    }
+    chains
 }
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {

@@ -1,29 +1,29 @@
 //! Listeners.
 
+use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
-use std::time::Duration;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
 use hyper::Request;
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 pub use throng_admin::Tls;
-use throng_admin::{Accepted, Beyond, Intake, Serving, Shutdown};
+use throng_admin::{
+    Accepted, Exempt, Guest, Intake, Outgoing, Pages, Received, Serving, Shutdown, no_exemptions, serve_http2,
+};
 use tokio::net::TcpListener;
 
-use crate::http1::{self, Wire};
+use crate::body::Body;
+use crate::http1::{self, ConnectionEnd, Wire};
 use crate::service::{RawRequest, Service};
 use crate::upload::Streamed;
 
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
 /// flight.
 const STREAMS_MAX: u32 = 512;
-/// Bytes that an HTTP/2 stream and connection may send before they are taken.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// What a listener shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +41,35 @@ pub enum Listener {
 pub struct ServeOptions {
     /// What the listener shows.
     pub listener: Listener,
-    /// Connections at a time; more wait in the kernel's queue.
+    /// Connections at a time. With more, those that make no progress yield. One address holds at
+    /// most a quarter of them when more than three quarters are taken.
     pub connections_max: usize,
+    /// Addresses without that limit, which stand for many clients.
+    pub exempt: Exempt,
     /// TLS, if it is wanted. Offers HTTP/2 if its configuration lists `h2`.
     pub tls: Option<Tls>,
+    /// Metrics and console, once they are set, for requests over HTTP/1.1.
+    pub pages: Arc<OnceLock<Pages>>,
+}
+
+impl ServeOptions {
+    /// Without TLS and exempt addresses, and with 10,000 connections.
+    #[must_use]
+    pub fn new(listener: Listener) -> ServeOptions {
+        ServeOptions {
+            listener,
+            connections_max: 10_000,
+            exempt: no_exemptions(),
+            tls: None,
+            pages: Arc::default(),
+        }
+    }
+}
+
+impl fmt::Debug for ServeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServeOptions").field("listener", &self.listener).finish_non_exhaustive()
+    }
 }
 
 /// Serves until `shutdown` completes; open requests are dropped then.
@@ -66,32 +91,46 @@ fn serve_until<'a>(
     let intake = Intake {
         owner: "the cache's",
         connections_max: options.connections_max,
-        beyond: Beyond::Waits,
+        exempt: options.exempt,
+        is_for_strangers: true,
         tls: options.tls,
     };
-    let serve = move |accepted| {
-        let service = Arc::clone(&service);
+    let (kind, pages) = (options.listener, options.pages);
+    let serve = move |accepted: Accepted, guest| {
+        let (service, pages) = (Arc::clone(&service), pages.get().cloned());
         async move {
+            let from = accepted.socket().peer_addr().ok();
+            let front = Front { service, listener: kind, pages, from };
             match accepted {
-                Accepted::Plain(stream) => connection(stream, service, options.listener).await,
-                Accepted::Tls(stream) => connection(*stream, service, options.listener).await,
+                Accepted::Plain(stream) => connection(stream, front, guest).await,
+                Accepted::Tls(stream) => connection(*stream, front, guest).await,
             }
         }
     };
     intake.run(listener, shutdown, serve)
 }
 
-async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listener) {
-    let Some(stream) = http1::serve(stream, &service, listener).await else { return };
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_header_list_size(16 << 10)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .keep_alive_interval(Some(Duration::from_secs(30)));
-    let answer = service_fn(move |request: Request<Incoming>| {
+/// Service and pages behind one connection.
+struct Front {
+    service: Arc<Service>,
+    listener: Listener,
+    pages: Option<Pages>,
+    from: Option<SocketAddr>,
+}
+
+async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
+    let Front { service, listener, pages, from } = front;
+    let stream = match http1::serve(stream, &service, listener, pages.is_some(), guest.clone()).await {
+        ConnectionEnd::Ended => return,
+        ConnectionEnd::Http2(stream) => stream,
+        ConnectionEnd::Page(stream) => {
+            if let Some(pages) = pages {
+                pages.serve(stream, from, guest).await;
+            }
+            return;
+        }
+    };
+    let answer = move |request: Request<Received>| {
         let service = Arc::clone(&service);
         async move {
             let (mut parts, body) = request.into_parts();
@@ -106,11 +145,23 @@ async fn connection<S: Wire>(stream: S, service: Arc<Service>, listener: Listene
                 path: parts.uri.path(),
                 query: parts.uri.query().unwrap_or_default(),
                 headers: parts.headers,
-                source: Box::new(Streamed::new(body)),
+                source: Box::new(Streamed(body)),
             };
-            Ok::<_, std::convert::Infallible>(service.answer(listener, question).await)
+            service.answer(listener, question).await
         }
-    });
-    // How a connection ends is the peer's business.
-    let _ = builder.serve_connection(TokioIo::new(stream), answer).await;
+    };
+    serve_http2(stream, guest, STREAMS_MAX, answer).await;
+}
+
+impl Outgoing for Body {
+    fn poll_piece(&mut self, context: &mut Context<'_>, at_most: usize) -> Poll<Option<io::Result<Bytes>>> {
+        if let Err(error) = ready!(self.poll_ready(context)) {
+            return Poll::Ready(Some(Err(error)));
+        }
+        Poll::Ready(self.step(at_most))
+    }
+
+    fn left(&self) -> Option<u64> {
+        Some(self.len())
+    }
 }

@@ -20,6 +20,7 @@ use tokio::sync::oneshot;
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
+use crate::entry::Entry;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::refresh::Refreshes;
 use crate::serve::Listener;
@@ -298,7 +299,7 @@ impl Service {
         };
         let length = response.body().len();
         self.counters.bytes_out.fetch_add(if is_head { 0 } else { length }, Ordering::Relaxed);
-        if is_head {
+        if is_head && response.status() != StatusCode::NOT_MODIFIED {
             // What a GET would send; the body itself stays here.
             let length = HeaderValue::from(length);
             response.headers_mut().entry(header::CONTENT_LENGTH).or_insert(length);
@@ -315,20 +316,14 @@ impl Service {
 
     async fn dispatch(self: &Arc<Service>, listener: Listener, question: RawRequest<'_>) -> Answer {
         let RawRequest { method, path, query, headers, source } = question;
-        let method = Method::parse(method);
-        let method =
-            method.ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
-        let route = Route::find(method, path).map_err(|error| match error {
-            RouteError::Unknown => Problem::missing("no such route"),
-            RouteError::Malformed(why) => Problem::bad(why),
-            RouteError::Method(allowed) => {
-                Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the route has other methods")
-                    .with(header::ALLOW, Allow(allowed).to_string())
-            }
-        })?;
-        match route {
-            Route::Health => return Ok(reply(StatusCode::OK, "text/plain", "Healthy")),
-            Route::HealthChecked => {
+        let verb = method;
+        let target = match Entry::of_path(path) {
+            Some(entry) => Target::Build(entry.map_err(Problem::bad)?),
+            None => Target::Api(find_route(verb, path)?),
+        };
+        match target {
+            Target::Api(Route::Health) => return Ok(reply(StatusCode::OK, "text/plain", "Healthy")),
+            Target::Api(Route::HealthChecked) => {
                 return Ok(match self.is_healthy().await {
                     true => reply(StatusCode::OK, "text/plain", "Healthy"),
                     false => reply(StatusCode::SERVICE_UNAVAILABLE, "text/plain", "Unhealthy"),
@@ -352,8 +347,13 @@ impl Service {
                 .with(header::WWW_AUTHENTICATE, "Bearer"),
             })?;
         let upload = Upload::new(source, self.rules().blob_bytes_max)?;
-        let request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
-        self.route(request, route).await
+        // WebDAV has more methods, none of which has to do with a body.
+        let method = Method::parse(verb).unwrap_or(Method::Get);
+        let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
+        match target {
+            Target::Api(route) => self.route(request, route).await,
+            Target::Build(entry) => self.build_cache(&mut request, verb, entry).await,
+        }
     }
 
     /// Reports whether everything works that an answer may need.
@@ -578,6 +578,25 @@ impl Service {
         receiver.await.unwrap_or(Err(StoreError::Busy))?;
         Ok(())
     }
+}
+
+/// Route of a request.
+enum Target {
+    Api(Route),
+    Build(Entry),
+}
+
+fn find_route(method: &str, path: &str) -> Result<Route, Problem> {
+    let method = Method::parse(method)
+        .ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
+    Route::find(method, path).map_err(|error| match error {
+        RouteError::Unknown => Problem::missing("no such route"),
+        RouteError::Malformed(why) => Problem::bad(why),
+        RouteError::Method(allowed) => {
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the route has other methods")
+                .with(header::ALLOW, Allow(allowed).to_string())
+        }
+    })
 }
 
 pub(crate) fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Problem> {

@@ -1,8 +1,8 @@
-//! Large blobs that are served while they come from elsewhere.
+//! Streaming of large blobs to clients while they arrive from an origin.
 //!
-//! Whether a blob is what its name says is known when all of it is here. Until then everything but
-//! its end is sent: what turns out to be something else breaks off in front of it, as an answer
-//! does whose stored bytes are damaged. It is kept only if it is right.
+//! A blob can be verified against its name only when all of it has arrived. Until then everything
+//! except its end is sent. If the hash is wrong, the response breaks off before the end, like a
+//! response with damaged stored bytes. A blob is kept only if it is verified.
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! A cache as one stream of bytes, to take it elsewhere.
+//! Export and import of a cache as one stream of bytes.
 //!
 //! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs,
 //! then forms of content ids, then refs, so that everything a ref reaches comes before it.
@@ -47,7 +47,7 @@ pub enum TransferError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The stream holds something else than an export does, and what.
-    #[error("this is no export of a cache, or it is damaged: {0}")]
+    #[error("not an export of a cache, or damaged: {0}")]
     Malformed(String),
 }
 

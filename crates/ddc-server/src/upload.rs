@@ -3,19 +3,16 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use hyper::StatusCode;
-use hyper::body::Incoming;
 use throng_ddc::compressed::{CompressedError, Decoder, Verified};
 use throng_ddc::{Hasher, IoHash};
 use throng_ddc_store::{LargeWriter, Store};
 
 use crate::answer::Problem;
-use crate::http1::Watchdog;
 use crate::streaming::StreamedBlob;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to
@@ -23,8 +20,6 @@ use crate::streaming::StreamedBlob;
 pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are hashed and written in one step.
 const STEP_BYTES: usize = 1 << 20;
-/// A client that sends nothing for this long is cut off.
-const STALL: Duration = Duration::from_secs(60);
 
 /// Where the body of a request comes from.
 pub(crate) trait Source: Send + Sync {
@@ -37,27 +32,14 @@ pub(crate) trait Source: Send + Sync {
 }
 
 /// The body of a request of HTTP/2.
-pub(crate) struct Streamed {
-    incoming: Incoming,
-    watchdog: Watchdog,
-}
-
-impl Streamed {
-    pub(crate) fn new(incoming: Incoming) -> Streamed {
-        Streamed { incoming, watchdog: Watchdog::new(STALL) }
-    }
-}
+pub(crate) struct Streamed(pub(crate) throng_admin::Received);
 
 impl Source for Streamed {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         loop {
-            let Poll::Ready(frame) = Pin::new(&mut self.incoming).poll_frame(context) else {
-                return self.watchdog.poll(context);
-            };
-            self.watchdog.within(STALL);
-            match frame {
+            match ready!(Pin::new(&mut self.0).poll_frame(context)) {
                 None => return Poll::Ready(Ok(None)),
-                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
+                Some(Err(error)) => return Poll::Ready(Err(error)),
                 Some(Ok(frame)) => {
                     if let Ok(bytes) = frame.into_data()
                         && !bytes.is_empty()
@@ -70,7 +52,7 @@ impl Source for Streamed {
     }
 
     fn declared(&self) -> Option<u64> {
-        self.incoming.size_hint().exact()
+        self.0.size_hint().exact()
     }
 }
 
@@ -82,6 +64,8 @@ pub(crate) struct Upload<'c> {
     limit: u64,
     /// Learns what was written to a file.
     shown_to: Option<&'c StreamedBlob>,
+    /// Hashes everything, if the name of the upload is a SHA-256.
+    sha256: Option<ring::digest::Context>,
 }
 
 /// Bytes that were received.
@@ -115,7 +99,7 @@ impl Received {
 impl<'c> Upload<'c> {
     /// At most `limit` bytes.
     pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
-        let upload = Upload { source, rest: Bytes::new(), received: 0, limit, shown_to: None };
+        let upload = Upload { source, rest: Bytes::new(), received: 0, limit, shown_to: None, sha256: None };
         if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
         }
@@ -125,6 +109,16 @@ impl<'c> Upload<'c> {
     /// Shows what comes while it comes.
     pub(crate) fn shown_to(self, shown_to: Option<&'c StreamedBlob>) -> Upload<'c> {
         Upload { shown_to, ..self }
+    }
+
+    /// Hashes what arrives with SHA-256 as well.
+    pub(crate) fn hash_sha256(&mut self) {
+        self.sha256 = Some(ring::digest::Context::new(&ring::digest::SHA256));
+    }
+
+    /// SHA-256 of everything that arrived, if it was asked for.
+    pub(crate) fn sha256(&mut self) -> Option<[u8; 32]> {
+        self.sha256.take()?.finish().as_ref().try_into().ok()
     }
 
     /// Lowers the limit.
@@ -149,11 +143,16 @@ impl<'c> Upload<'c> {
         let piece = poll_fn(|context| self.source.poll_piece(context)).await;
         let piece = piece.map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => {
-                Problem::new(StatusCode::REQUEST_TIMEOUT, "nothing of the body arrived for 60 s")
+                let title =
+                    "the body is too slow: it paused for 30 s, or took that long at less than 1 KiB/s";
+                Problem::new(StatusCode::REQUEST_TIMEOUT, title)
             }
             io::ErrorKind::InvalidData => Problem::bad(error),
             _ => Problem::bad("the body broke off"),
         })?;
+        if let (Some(sha256), Some(piece)) = (&mut self.sha256, &piece) {
+            sha256.update(piece);
+        }
         self.received += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         if self.received > self.limit { Err(too_large(self.limit)) } else { Ok(piece) }
     }

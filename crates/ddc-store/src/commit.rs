@@ -14,7 +14,7 @@ use crate::key::{FileKind, Location, RefValue};
 use crate::log::{AppendError, Log, Written};
 use crate::plan::{Plan, Planned};
 use crate::record::Kind;
-use crate::store::{Done, Durability, Store, StoreError, lock};
+use crate::store::{ChangeResult, Done, Durability, Store, StoreError, lock};
 
 /// Bytes of payload that one write to the log takes at most, a last blob aside.
 const BATCH_BYTES: usize = 16 << 20;
@@ -26,7 +26,7 @@ const GATHER_MAX: Duration = Duration::from_micros(500);
 /// again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Change {
     Blob {
         key: Vec<u8>,
@@ -90,10 +90,17 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// Reports whether a disk without space refuses it.
-    fn needs_space(&self) -> bool {
+    /// Key of something that is to be stored.
+    fn stored_key(&self) -> Option<&[u8]> {
         use Change::{Blob, Content, Finalise, Large, Ref};
-        matches!(self, Blob { .. } | Large { .. } | Content { .. } | Ref { .. } | Finalise { .. })
+        match self {
+            Blob { key, .. }
+            | Large { key, .. }
+            | Content { key, .. }
+            | Ref { key, .. }
+            | Finalise { key, .. } => Some(key),
+            _ => None,
+        }
     }
 
     pub(crate) fn payload_len(&self) -> usize {
@@ -153,11 +160,7 @@ impl Store {
                 let wait = self.closing.wait_timeout_while(queue, every, |queue| !queue.closed);
                 drop(wait);
             }
-            let written = self.counters.log_bytes.load(Ordering::Relaxed);
-            let unseen = written - self.checkpointed_bytes.load(Ordering::Relaxed);
-            let due =
-                self.index.fresh_bytes() >= self.options.checkpoint_bytes || unseen >= CHECKPOINT_LOG_BYTES;
-            if due && let Err(error) = self.checkpoint() {
+            if let Err(error) = self.checkpoint_if_due() {
                 tracing::error!(%error, "the index could not be written; the log keeps growing");
             }
             self.look_at_disk();
@@ -211,18 +214,26 @@ impl Store {
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
-        let checked = if change.needs_space() { self.check_uploads() } else { self.check_writable() };
-        if let Err(error) = checked {
-            return done(Err(error));
+        match self.check_queue(&change) {
+            Ok(()) => self.enqueue(change, done),
+            Err(error) => {
+                if let Change::Large { location, .. } = change {
+                    let _ = self.fs.remove(&blob::name(location.file));
+                }
+                done(Err(error));
+            }
+        }
+    }
+
+    fn check_queue(&self, change: &Change) -> Result<(), StoreError> {
+        match change.stored_key() {
+            Some(key) => self.check_uploads_to(key)?,
+            None => self.check_writable()?,
         }
         let queue = lock(&self.queue);
-        let bytes = change.payload_len() + 256;
-        if queue.closed || queue.bytes + bytes > self.options.queue_bytes_max && queue.bytes > 0 {
-            drop(queue);
-            return done(Err(StoreError::Busy));
-        }
-        drop(queue);
-        self.enqueue(change, done);
+        let bytes = queue.bytes + change.payload_len() + 256;
+        let is_full = queue.bytes > 0 && bytes > self.options.queue_bytes_max;
+        if queue.closed || is_full { Err(StoreError::Busy) } else { Ok(()) }
     }
 
     /// Queues without regard to limits: for what is bounded otherwise.
@@ -257,35 +268,62 @@ impl Store {
     }
 
     fn commit_batch(&self, log: &mut Log, batch: Vec<(Change, Done)>) {
+        let (changes, dones): (Vec<Change>, Vec<Done>) = batch.into_iter().unzip();
+        let stores = changes.iter().filter(|change| change.stored_key().is_some()).count();
+        // Uploads that find no space must not take the deletes among them along.
+        let is_mixed = stores > 0 && stores < changes.len();
+        let rest: Vec<(usize, Change)> = match is_mixed {
+            true => {
+                let all = changes.iter().enumerate();
+                all.filter(|(_, change)| change.stored_key().is_none())
+                    .map(|(at, change)| (at, change.clone()))
+                    .collect()
+            }
+            false => Vec::new(),
+        };
+        let mut answers = self.make(log, changes);
+        if !rest.is_empty() && answers.iter().all(|answer| matches!(answer, Err(StoreError::Full))) {
+            let (places, changes): (Vec<usize>, Vec<Change>) = rest.into_iter().unzip();
+            for (at, answer) in places.into_iter().zip(self.make(log, changes)) {
+                answers[at] = answer;
+            }
+        }
+        for (answer, done) in answers.into_iter().zip(dones) {
+            done(answer);
+        }
+    }
+
+    /// Makes all of these changes, or none.
+    fn make(&self, log: &mut Log, changes: Vec<Change>) -> Vec<Result<ChangeResult, StoreError>> {
         let room = self
             .check_writable()
             .and_then(|()| self.with_reserve(|| log.make_room().map_err(StoreError::from)));
         let mut plan = Plan::new(self, log.position());
-        let mut answers = Vec::with_capacity(batch.len());
-        for (change, done) in batch {
-            let answer = room.clone().and_then(|()| plan.decide(change));
-            answers.push((answer, done));
+        let mut new_files = Vec::new();
+        let mut answers = Vec::with_capacity(changes.len());
+        for change in changes {
+            if let Change::Large { location, .. } = &change {
+                new_files.push(location.file);
+            }
+            answers.push(room.clone().and_then(|()| plan.decide(change)));
         }
-        let Plan { entries, index_only, mut unused_files, freed_files, large_bytes, may_use_reserve, .. } =
-            plan;
-        let written = self.write(log, entries, index_only, may_use_reserve, large_bytes);
-        match &written {
-            Ok(()) => unused_files.extend(freed_files),
+        let Plan { entries, index_only, unused_files, freed_files, large_bytes, may_use_reserve, .. } = plan;
+        let written = room.and_then(|()| self.write(log, entries, index_only, may_use_reserve, large_bytes));
+        let unneeded = match &written {
+            Ok(()) => [unused_files, freed_files].concat(),
             Err(error) => {
                 self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
                 tracing::error!(%error, "changes could not be written");
                 lock(&self.sizes).reset();
+                answers.fill(Err(error.clone()));
+                // Of a log whose end is unknown, a restart may find more than was acknowledged.
+                if matches!(error, StoreError::Broken(_)) { Vec::new() } else { new_files }
             }
-        }
-        for file in unused_files {
+        };
+        for file in unneeded {
             let _ = self.fs.remove(&blob::name(file));
         }
-        for (answer, done) in answers {
-            done(match (&written, answer) {
-                (Err(error), _) => Err(error.clone()),
-                (Ok(()), answer) => answer,
-            });
-        }
+        answers
     }
 
     /// Appends, syncs, makes visible.
@@ -336,7 +374,7 @@ impl Store {
                 }
                 // A delete that is written again is about older records than those in the index.
                 Kind::Delete => first.is_some().then_some((key, None)),
-                Kind::Commit | Kind::Loss => None,
+                Kind::Commit | Kind::Loss | Kind::Directory => None,
             }
         });
         self.index.apply(changes.chain(index_only));
@@ -350,6 +388,18 @@ impl Store {
     /// As the system says; nothing is lost then.
     pub fn checkpoint(&self) -> Result<(), StoreError> {
         self.write_index().map(drop)
+    }
+
+    /// Writes the index if enough was written to the log since it was written last.
+    ///
+    /// # Errors
+    /// As the system says; nothing is lost then.
+    pub fn checkpoint_if_due(&self) -> Result<(), StoreError> {
+        let written = self.counters.log_bytes.load(Ordering::Relaxed);
+        let unseen = written - self.checkpointed_bytes.load(Ordering::Relaxed);
+        let is_due =
+            self.index.fresh_bytes() >= self.options.checkpoint_bytes || unseen >= CHECKPOINT_LOG_BYTES;
+        if is_due { self.checkpoint() } else { Ok(()) }
     }
 
     pub(crate) fn write_index(&self) -> Result<LogPosition, StoreError> {

@@ -1,4 +1,5 @@
-//! Stores of version 1: a log whose index, a redb file, held what the log no longer did.
+//! Conversion of stores of version 1, whose index (a redb file) held records that the log no longer
+//! did.
 //!
 //! Everything that the index names is written to the log of this version, segment by segment, and
 //! each old segment is removed once its blobs are durable, so that a conversion needs little space.
@@ -236,13 +237,12 @@ pub(crate) fn convert(store: &Store, old: &OldStore) -> Result<(), StoreError> {
         commit(store)?;
         store.checkpoint()?;
         fs.remove(&segment_name(*segment))?;
+        // In order: a later segment says which blobs of this one were deleted.
+        fs.sync_dir(LOG_FOLDER)?;
     }
     if lost > 0 {
         tracing::error!(lost, "damaged blobs of the old store are missing until they are put again");
     }
-    fs.sync_dir(LOG_FOLDER)?;
-    fs.remove(INDEX)?;
-    let _ = fs.remove(HALF_MARK);
     tracing::info!("the store of version 1 is converted");
     Ok(())
 }
@@ -273,8 +273,14 @@ fn convert_entry(key: &[u8], value: &[u8]) -> Option<Change> {
     }
 }
 
+/// Removes the mark of a conversion, once a start finds no old store any more.
+pub(crate) fn remove_mark(fs: &dyn Fs) {
+    let _ = fs.remove(HALF_MARK);
+}
+
 /// Puts a file in the place of the old index whose table has the format's name as its type: an old
-/// version ends with that name.
+/// version ends with that name. From now on no start converts: the old index says less than the
+/// log did.
 pub(crate) fn write_sentinel(fs: &dyn Fs) -> Result<(), StoreError> {
     fs.create_dir(LOG_FOLDER)?;
     fs.open(SENTINEL, true)?;

@@ -1,5 +1,4 @@
-//! The replication log: which refs came and went, in order, for whoever keeps another cache up to
-//! date.
+//! The replication log: added and removed refs, in order, for replicas of the cache.
 //!
 //! | Key | Value |
 //! |---|---|

@@ -1,6 +1,7 @@
-//! A folder with a limit: what was unused longest goes when there is too much.
+//! Eviction: keeps a folder below its limit by deleting the longest unused refs and blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
@@ -31,7 +32,7 @@ pub struct EvictOptions<'a> {
     pub copies: bool,
     /// The time.
     pub now: Timestamp,
-    /// Blobs younger than this stay: their refs are still on the way.
+    /// Blobs that no ref reaches stay when they are younger than this: their refs are on the way.
     pub blob_age_min: Duration,
     /// True if nothing of a namespace may go.
     pub keeps: &'a dyn Fn(&Namespace) -> bool,
@@ -49,11 +50,15 @@ impl Store {
     /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
     /// `bytes_max`, until it holds about 85 %. A blob goes only when no ref that stays reaches it.
     ///
+    /// Namespaces that keep everything take no uploads while the folder is above `bytes_max`
+    /// although the others gave what they had.
+    ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
     pub fn evict(&self, options: &EvictOptions<'_>) -> Result<CollectReport, StoreError> {
         let mut done = CollectReport::default();
         if self.disk_bytes() < options.bytes_max / 100 * FULL_PERCENT {
+            self.set_kept(BTreeSet::new());
             return Ok(done);
         }
         let _one = lock(&self.maintenance);
@@ -68,7 +73,23 @@ impl Store {
         }
         result?;
         self.give_back(&mut done, LIVE_PERCENT_MIN)?;
+        let mut kept = BTreeSet::new();
+        if self.disk_bytes() > options.bytes_max {
+            kept.extend(self.namespaces()?.into_iter().filter(|namespace| (options.keeps)(namespace)));
+        }
+        self.set_kept(kept);
         Ok(done)
+    }
+
+    fn set_kept(&self, kept: BTreeSet<Namespace>) {
+        let mut now = self.kept.write().unwrap_or_else(PoisonError::into_inner);
+        if kept != *now && !kept.is_empty() {
+            tracing::warn!(
+                namespaces = kept.len(),
+                "namespaces that keep everything and take no uploads, because the folder holds more than it may"
+            );
+        }
+        *now = kept;
     }
 
     fn evict_unused(&self, options: &EvictOptions<'_>, done: &mut CollectReport) -> Result<(), StoreError> {

@@ -1,4 +1,4 @@
-//! The index: sorted runs on disk under maps in memory, a cache of what the log says.
+//! The index: sorted runs on disk under maps in memory, derived from the log.
 //!
 //! Acknowledged means: in the log. The index follows in checkpoints, each of which writes a run and
 //! a manifest that names the runs and the position up to which they contain the log, so that a
@@ -468,23 +468,21 @@ impl Index {
         let mut runs = Vec::new();
         if !frozen.is_empty() {
             let mut bytes = Vec::new();
-            let mut writer = self.writer(frozen.len() as u64)?;
-            for (key, entry) in frozen.iter() {
-                bytes.clear();
-                if let Some(entry) = entry {
-                    entry.write(&mut bytes);
+            runs.extend(self.write_run(frozen.len() as u64, |writer| {
+                for (key, entry) in frozen.iter() {
+                    bytes.clear();
+                    if let Some(entry) = entry {
+                        entry.write(&mut bytes);
+                    }
+                    writer.add(key, entry.is_some().then_some(&bytes[..]))?;
                 }
-                writer.add(key, entry.is_some().then_some(&bytes[..]))?;
-            }
-            if let Some(info) = writer.finish()? {
-                runs.push(Arc::new(Run::open(&*self.fs, info, Arc::clone(&self.cache))?));
-            }
+                Ok(())
+            })?);
         }
         let mut manifest = lock(&self.manifest);
         // A merge changes the list only under the same lock.
         runs.extend(self.runs().iter().cloned());
-        (manifest.position, manifest.totals) = (position, totals);
-        self.write_manifest(&mut manifest, &runs)?;
+        self.write_manifest(&mut manifest, (position, totals), &runs)?;
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.runs, Arc::new(runs)));
         drop(layers);
@@ -494,19 +492,43 @@ impl Index {
         Ok(())
     }
 
-    fn writer(&self, entries_max: u64) -> Result<RunWriter, IndexError> {
+    /// Writes a run of what `fill` adds. `None` if that is nothing. A run that fails leaves no
+    /// file: the disk may be full.
+    fn write_run(
+        &self,
+        entries_max: u64,
+        fill: impl FnOnce(&mut RunWriter) -> Result<(), IndexError>,
+    ) -> Result<Option<Arc<Run>>, IndexError> {
         let number = self.next_run.fetch_add(1, Ordering::Relaxed);
-        Ok(RunWriter::create(&*self.fs, number, random(), entries_max)?)
+        let write = || -> Result<Option<Arc<Run>>, IndexError> {
+            let mut writer = RunWriter::create(&*self.fs, number, random(), entries_max)?;
+            fill(&mut writer)?;
+            let Some(info) = writer.finish()? else { return Ok(None) };
+            Ok(Some(Arc::new(Run::open(&*self.fs, info, Arc::clone(&self.cache))?)))
+        };
+        let written = write();
+        if !matches!(written, Ok(Some(_))) {
+            let _ = self.fs.remove(&run::name(number));
+        }
+        written
     }
 
     /// Writes the manifest that names `runs`, and removes runs that neither it nor the one before
-    /// names.
-    fn write_manifest(&self, manifest: &mut Manifest, runs: &[Arc<Run>]) -> Result<(), IndexError> {
-        let mut next = manifest.clone();
-        next.version += 1;
-        next.next_run = self.next_run.load(Ordering::Relaxed);
-        next.runs = runs.iter().map(|run| run.info).collect();
-        next.before = manifest.runs.iter().map(|run| run.number).collect();
+    /// names. Changes `manifest` only if that succeeds.
+    fn write_manifest(
+        &self,
+        manifest: &mut Manifest,
+        (position, totals): (LogPosition, Totals),
+        runs: &[Arc<Run>],
+    ) -> Result<(), IndexError> {
+        let next = Manifest {
+            version: manifest.version + 1,
+            position,
+            totals,
+            next_run: self.next_run.load(Ordering::Relaxed),
+            runs: runs.iter().map(|run| run.info).collect(),
+            before: manifest.runs.iter().map(|run| run.number).collect(),
+        };
         let file = self.fs.open(MANIFESTS[(next.version % 2) as usize], true)?;
         // The runs must be found under their names before anything names them.
         self.fs.sync_dir(FOLDER)?;
@@ -529,7 +551,25 @@ impl Index {
         let Some(count) = merge_count(&runs) else { return Ok(false) };
         let (merged, rest) = runs.split_at(count);
         let entries = merged.iter().map(|run| run.info.entries).sum();
-        let mut writer = self.writer(entries)?;
+        let written = self.write_run(entries, |writer| self.merge_into(writer, merged, rest.is_empty()))?;
+        let mut manifest = lock(&self.manifest);
+        let now = self.runs();
+        let oldest_merged = merged.first().map_or(0, |run| run.info.number);
+        let fresh = now.iter().take_while(|run| run.info.number != oldest_merged).cloned();
+        let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
+        let contained = (manifest.position, manifest.totals);
+        self.write_manifest(&mut manifest, contained, &replaced)?;
+        self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
+        Ok(true)
+    }
+
+    /// Adds the newest entry of each key; `is_oldest` if no older run has entries to hide.
+    fn merge_into(
+        &self,
+        writer: &mut RunWriter,
+        merged: &[Arc<Run>],
+        is_oldest: bool,
+    ) -> Result<(), IndexError> {
         let mut cursors = Vec::new();
         for run in merged {
             cursors.push(RunCursor::new(run, b"", None, false).map_err(|error| self.note_damage(error))?);
@@ -547,23 +587,11 @@ impl Index {
             }
             match newest.flatten() {
                 Some(value) => writer.add(&next, Some(&value))?,
-                // The oldest run hides nothing.
-                None if rest.is_empty() => {}
+                None if is_oldest => {}
                 None => writer.add(&next, None)?,
             }
         }
-        let written = match writer.finish()? {
-            Some(info) => Some(Arc::new(Run::open(&*self.fs, info, Arc::clone(&self.cache))?)),
-            None => None,
-        };
-        let mut manifest = lock(&self.manifest);
-        let now = self.runs();
-        let oldest_merged = merged.first().map_or(0, |run| run.info.number);
-        let fresh = now.iter().take_while(|run| run.info.number != oldest_merged).cloned();
-        let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
-        self.write_manifest(&mut manifest, &replaced)?;
-        self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -659,6 +687,13 @@ impl Manifest {
         }
         Some(Manifest { version, position, totals, next_run, runs, before: Vec::new() })
     }
+}
+
+/// The position up to which an index contains the log, also one that does not check otherwise: the
+/// log was synced up to there.
+pub(crate) fn known_position(fs: &dyn Fs) -> LogPosition {
+    let manifests = MANIFESTS.iter().filter_map(|name| read_manifest(fs, name).ok().flatten());
+    manifests.map(|manifest| manifest.position).max().unwrap_or_default()
 }
 
 fn read_manifest(fs: &dyn Fs, name: &str) -> Result<Option<Manifest>, IndexError> {

@@ -2,32 +2,32 @@
 //!
 //! A [`Store`] is a folder:
 //!
-//! | Name | What |
+//! | Name | Content |
 //! |---|---|
 //! | `segments/*` | segments of an append-only log: every change of the index, and small blobs |
-//! | `large/*` | one file for each large blob, with a checksum of each MiB behind it |
-//! | `index/*` | the index, which follows the log and is built again from it when it is damaged |
+//! | `large/*` | one file for each large blob, followed by a checksum of each MiB |
+//! | `index/*` | the index, which follows the log and is rebuilt from it if damaged |
 //! | `lock` | held by the process that uses the folder |
 //! | `quarantine/*` | blobs that were found damaged |
 //! | `reserve` | space for deletes and collections on a full disk |
 //! | `format-2` | the version of the format |
 //! | `index.redb`, `log/*` | a message for version 1 of the format, which knows only these |
 //!
-//! A change is acknowledged when it is in the log and, with [`Durability::Sync`], on disk. All that
-//! arrive while a sync runs share the next one (*group commit*). Nothing is visible before it is
-//! acknowledged, and every byte was hashed before.
+//! A change is acknowledged when it is in the log and, with [`Durability::Sync`], on disk. All
+//! changes that arrive during a sync share the next one (*group commit*). No change is visible
+//! before it is acknowledged, and every byte was hashed before.
 //!
-//! Every record, block and blob is checked when it is read. Damage of the disk makes the keys that
-//! it held missing, never wrong and never older, with three exceptions, in which the state is an
-//! acknowledged earlier one: damage in the last commit before a crash looks like a torn write; what
-//! a disk loses that it said was synced leaves no trace; and damage that takes a record together
-//! with the fingerprint of its key at the end of its commit leaves nothing that names the key.
+//! Every record, block and blob is checked when it is read. Disk damage makes the affected keys
+//! missing, never wrong and never older, with three exceptions, in which an earlier acknowledged
+//! state is served: damage in the last commit before a crash looks like a torn write; writes that
+//! the disk reported as synced and then lost leave no trace; and damage that destroys a record
+//! together with both fingerprints of its key, at the end of its commit and in the directory at the
+//! end of its segment, leaves nothing that names the key.
 //!
 //! A [`Tier`] is a bucket of an object storage that several nodes share; their folders then are
 //! caches of it.
 //!
-//! Names on disk are numbers that the store gives; nothing that comes from outside becomes part of
-//! a path.
+//! Names on disk are numbers that the store assigns; no input from outside becomes part of a path.
 #![forbid(unsafe_code)]
 
 mod blob;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -15,9 +16,13 @@ use throng_platform::{File, Fs};
 pub(crate) const FOLDER: &str = "segments";
 /// Number of the first segment.
 const FIRST: u64 = 1;
+/// All of a segment is synced.
+pub(crate) const ALL_SYNCED: u64 = u64::MAX;
 /// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
 /// by default.
 const OPEN_MAX: usize = 256;
+/// Keys that one record of a directory names.
+const DIRECTORY_KEYS_MAX: usize = 32 << 10;
 
 /// A record that is to be written.
 #[derive(Debug)]
@@ -84,11 +89,15 @@ struct OpenFiles {
 impl Segments {
     /// Lists the folder.
     pub(crate) fn list(fs: Arc<dyn Fs>) -> io::Result<Segments> {
-        let mut known = BTreeMap::new();
+        let mut known: BTreeMap<u64, Segment> = BTreeMap::new();
         for name in fs.list(FOLDER)? {
             if let Some((number, nonce)) = read_name(&name) {
                 let bytes = fs.open(&format!("{FOLDER}/{name}"), false)?.len()?;
-                known.insert(number, Segment { nonce, bytes });
+                let segment = known.entry(number).or_insert(Segment { nonce, bytes });
+                // One that could not be made durable is empty, and another took its number.
+                if bytes > segment.bytes {
+                    *segment = Segment { nonce, bytes };
+                }
             }
         }
         Ok(Segments { fs, known: RwLock::new(known), open: Mutex::default() })
@@ -179,8 +188,12 @@ impl Segments {
 
     fn create(&self, number: u64) -> io::Result<(Arc<dyn File>, u64)> {
         let nonce = random();
-        let file = self.fs.open(&name(number, nonce), true)?;
-        self.fs.sync_dir(FOLDER)?;
+        let name = name(number, nonce);
+        let made = self.fs.open(&name, true).and_then(|file| self.fs.sync_dir(FOLDER).map(|()| file));
+        if made.is_err() {
+            let _ = self.fs.remove(&name);
+        }
+        let file = made?;
         self.set_bytes(number, nonce, 0);
         Ok((file, nonce))
     }
@@ -190,48 +203,76 @@ impl Segments {
         known.insert(number, Segment { nonce, bytes });
     }
 
+    /// Keys of a segment that ends at `end` without naming them, as that of a process that was
+    /// killed does. `None` if it has a directory or needs none.
+    fn missing_directory(&self, number: u64, end: u64) -> io::Result<Option<Vec<(u64, u64)>>> {
+        let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else { return Ok(None) };
+        let mut cursor = SegmentCursor { file: &*file, number, nonce, len: end, window: Vec::new(), at: 0 };
+        let mut keys = Vec::new();
+        let mut next = Some(0);
+        while let Some(offset) = next {
+            next = match cursor.record(offset)? {
+                Some((Found { kind: Kind::Directory, .. }, ..)) => return Ok(None),
+                Some((found, _, next)) => {
+                    name_keys(offset, found.kind, &found.key, &found.value, &mut keys);
+                    Some(next)
+                }
+                None => cursor.find(offset + 1)?,
+            };
+        }
+        Ok(Some(keys).filter(|keys| !keys.is_empty()))
+    }
+
     /// Reads the records of a segment from `from` on. Gives where they end and the next sequence
     /// number.
     ///
     /// The last segment may end in the middle of a commit: what nothing behind it proves to have
-    /// been synced is its torn end. Every other segment was synced as a whole before the next one
-    /// was made.
+    /// been synced, and lies behind `synced`, is its torn end. Every other segment was synced as a
+    /// whole before the next one was made; `synced` is [`ALL_SYNCED`] for those.
     pub(crate) fn read(
         &self,
         number: u64,
         from: u64,
         sequence: u64,
-        is_last: bool,
+        synced: u64,
         reader: &mut dyn Reader,
     ) -> io::Result<(u64, u64)> {
+        let is_last = synced < ALL_SYNCED;
+        let known = synced;
         let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
             return Ok((from, sequence));
         };
-        let mut cursor =
-            SegmentCursor { file: &*file, number, nonce, len: file.len()?, window: Vec::new(), at: 0 };
+        // Not beyond its records: of a torn end that nobody may cut off, nothing is read.
+        let len = file.len()?.min(self.bytes_of(number));
+        let mut cursor = SegmentCursor { file: &*file, number, nonce, len, window: Vec::new(), at: 0 };
         let mut sequence = sequence;
         let mut offset = from;
         // Up to where commits behind the damage say that the segment was synced.
-        let mut synced: Option<u64> = (!is_last).then_some(u64::MAX);
+        let mut synced: Option<u64> = (!is_last).then_some(ALL_SYNCED);
         // Keys of the commit that is being read.
         let mut pending: HashMap<u64, u32> = HashMap::new();
+        // Damaged parts so far.
+        let mut gaps: Vec<Range<u64>> = Vec::new();
         loop {
             let read = cursor.record(offset)?.filter(|(_, header, _)| header.sequence >= sequence);
             let Some((found, header, next)) = read else {
                 let Some(next) = cursor.find(offset + 1)? else {
-                    if !is_last && !cursor.is_zero(offset)? {
+                    if is_last && known > offset {
+                        reader.gap(number, offset, known - offset);
+                    } else if !is_last && !cursor.is_zero(offset)? {
                         reader.gap(number, offset, cursor.len - offset);
                     }
                     break;
                 };
                 if *synced.insert(match synced {
                     Some(synced) => synced,
-                    None => cursor.synced_after(next)?,
+                    None => cursor.synced_after(next)?.max(known),
                 }) <= offset
                 {
                     break;
                 }
                 reader.gap(number, offset, next - offset);
+                gaps.push(offset..next);
                 // The sequence goes on behind the gap with a number that is not known.
                 offset = next;
                 if let Some((_, header, _)) = cursor.record(next)? {
@@ -248,12 +289,13 @@ impl Segments {
             if is_last && !cursor.payload_is_sound(&found)? {
                 let synced = *synced.insert(match synced {
                     Some(synced) => synced,
-                    None => cursor.synced_after(next)?,
+                    None => cursor.synced_after(next)?.max(known),
                 });
                 if synced <= offset {
                     break;
                 }
                 reader.gap(number, offset, next - offset);
+                gaps.push(offset..next);
                 (offset, sequence) = (next, header.sequence + 1);
                 continue;
             }
@@ -277,6 +319,13 @@ impl Segments {
                         }
                     }
                     pending.clear();
+                }
+                Kind::Directory => {
+                    for (at, key) in directory(&found.value) {
+                        if gaps.iter().any(|gap| gap.contains(&at)) {
+                            reader.lost(key, number, at + 1);
+                        }
+                    }
                 }
             }
             (offset, sequence) = (next, header.sequence + 1);
@@ -308,6 +357,13 @@ pub(crate) fn losses(value: &[u8]) -> impl Iterator<Item = (u64, u64, u64)> {
         let [key, segment, offset] = triple.map(u64::from_le_bytes);
         (key, segment, offset)
     })
+}
+
+/// Offsets and fingerprints in the value of a directory.
+fn directory(value: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let (chunks, _) = value.as_chunks::<8>();
+    let (pairs, _) = chunks.as_chunks::<2>();
+    pairs.iter().map(|pair| (u64::from_le_bytes(pair[0]), u64::from_le_bytes(pair[1])))
 }
 
 /// First and last segment in the value of a delete.
@@ -361,7 +417,7 @@ impl SegmentCursor<'_> {
         let (number, nonce) = (self.number, self.nonce);
         let Some(head) = self.bytes(offset, HEADER_BYTES)? else { return Ok(None) };
         let head: [u8; HEADER_BYTES] = head.try_into().expect("as many as asked for");
-        let Some(header) = Header::read(&head, nonce) else { return Ok(None) };
+        let Some(header) = Header::read(&head, nonce, offset) else { return Ok(None) };
         let body = header.key_len + header.value_len;
         let at = offset + HEADER_BYTES as u64;
         let Some(bytes) = self.bytes(at, body)? else { return Ok(None) };
@@ -418,17 +474,19 @@ impl SegmentCursor<'_> {
         Ok(None)
     }
 
-    /// The largest position that any commit from `from` on says was synced before it.
+    /// The largest position that a record from `from` on proves to have been synced before it.
     fn synced_after(&mut self, from: u64) -> io::Result<u64> {
         let mut synced = 0;
         let mut next = Some(from);
         while let Some(offset) = next {
             next = match self.record(offset)? {
                 Some((found, _, end)) => {
-                    if found.kind == Kind::Commit {
-                        synced =
-                            synced.max(found.value.first_chunk().map_or(0, |at| u64::from_le_bytes(*at)));
-                    }
+                    let proven = match found.kind {
+                        Kind::Commit => found.value.first_chunk().map_or(0, |at| u64::from_le_bytes(*at)),
+                        Kind::Directory => offset,
+                        Kind::Put | Kind::Delete | Kind::Loss => 0,
+                    };
+                    synced = synced.max(proven);
                     Some(end)
                 }
                 None => self.find(offset + 1)?,
@@ -467,6 +525,10 @@ pub(crate) struct Log {
     room: Room,
     /// Headers, keys and values of a batch.
     heads: Vec<u8>,
+    /// Offset and fingerprint of each key that a record of the segment names.
+    directory: Vec<(u64, u64)>,
+    /// The end of the segment on disk is unknown.
+    broken: bool,
 }
 
 /// Space that is prepared behind the end of the log, where a reader finds zeros and with them the
@@ -509,10 +571,13 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Log {
     /// Reads the log from `from`, gives every record to `reader` and opens a new segment behind it.
+    /// The log is known to have been synced up to `synced`. `looks` leaves the old segments as they
+    /// are.
     pub(crate) fn open(
         segments: Arc<Segments>,
-        from: LogPosition,
+        (from, synced): (LogPosition, LogPosition),
         room: Room,
+        looks: bool,
         reader: &mut dyn Reader,
     ) -> io::Result<Log> {
         let numbers = segments.numbers();
@@ -520,7 +585,12 @@ impl Log {
         for number in numbers.iter().copied().filter(|number| *number >= from.segment) {
             let offset = if number == from.segment { from.offset } else { 0 };
             let is_last = Some(&number) == numbers.last();
-            let (end, next) = segments.read(number, offset, sequence, is_last, reader)?;
+            let known = match is_last {
+                true if number == synced.segment => synced.offset,
+                true => 0,
+                false => ALL_SYNCED,
+            };
+            let (end, next) = segments.read(number, offset, sequence, known, reader)?;
             sequence = next;
             if is_last && let Some(file) = segments.open(number)? {
                 let len = file.len()?;
@@ -528,15 +598,31 @@ impl Log {
                     tracing::debug!(segment = number, cut = len - end, "the torn end of the log is cut off");
                     file.set_len(end)?;
                 }
-                // The next segment says that all of this one is durable.
+                // The directory and the next segment say that all of this one is durable.
                 file.sync()?;
-                let nonce = segments.nonce(number).unwrap_or(0);
+                let (mut end, nonce) = (end, segments.nonce(number).unwrap_or(0));
+                if !looks && let Some(directory) = segments.missing_directory(number, end)? {
+                    end = append_directory(&*file, (nonce, end), &mut sequence, &directory);
+                    file.sync()?;
+                }
                 segments.set_bytes(number, nonce, end);
             }
         }
         let segment = numbers.last().map_or(FIRST, |last| last + 1);
         let (file, nonce) = segments.create(segment)?;
-        Ok(Log { segments, file, segment, nonce, end: 0, synced: 0, sequence, room, heads: Vec::new() })
+        Ok(Log {
+            segments,
+            file,
+            segment,
+            nonce,
+            end: 0,
+            synced: 0,
+            sequence,
+            room,
+            heads: Vec::new(),
+            directory: Vec::new(),
+            broken: false,
+        })
     }
 
     /// Begins a new segment if this one is full.
@@ -544,7 +630,7 @@ impl Log {
         if self.end < self.room.segment_bytes_max {
             return Ok(());
         }
-        self.sync()?;
+        self.close_segment()?;
         let (file, nonce) = self.segments.create(self.segment + 1)?;
         self.give_room_back();
         (self.file, self.nonce, self.segment) = (file, nonce, self.segment + 1);
@@ -563,41 +649,36 @@ impl Log {
         let mut ends = Vec::with_capacity(entries.len());
         let mut commit = self.synced.to_le_bytes().to_vec();
         let mut sequence = self.sequence;
-        for entry in entries {
-            let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-            let head = (entry.kind, sequence, self.nonce);
-            record::write(&mut self.heads, head, &entry.key, &entry.value, payload_len);
-            ends.push(self.heads.len());
-            match entry.kind {
-                // The keys of a loss are those of the damage: they are lost with it, rather than
-                // old ones found again.
-                Kind::Loss => {
-                    losses(&entry.value).for_each(|(key, ..)| commit.extend_from_slice(&key.to_le_bytes()))
-                }
-                _ => commit.extend_from_slice(&fingerprint(&entry.key).to_le_bytes()),
-            }
-            sequence += 1;
-        }
-        record::write(&mut self.heads, (Kind::Commit, sequence, self.nonce), &[], &commit, 0);
-        sequence += 1;
-        let mut parts = Vec::with_capacity(2 * entries.len() + 1);
         let mut written = Vec::with_capacity(entries.len());
         let mut offset = self.end;
-        let mut previous = 0;
+        let known = self.directory.len();
+        for entry in entries {
+            let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
+            let head = (entry.kind, sequence, self.nonce.wrapping_add(offset));
+            record::write(&mut self.heads, head, &entry.key, &entry.value, payload_len);
+            ends.push(self.heads.len());
+            name_keys(offset, entry.kind, &entry.key, &entry.value, &mut self.directory);
+            let payload = offset + record::bytes(&entry.key, &entry.value);
+            written.push(Written { segment: self.segment, offset, payload });
+            offset = payload + payload_len;
+            sequence += 1;
+        }
+        for (_, key) in &self.directory[known..] {
+            commit.extend_from_slice(&key.to_le_bytes());
+        }
+        let place = self.nonce.wrapping_add(offset);
+        record::write(&mut self.heads, (Kind::Commit, sequence, place), &[], &commit, 0);
+        sequence += 1;
+        let mut parts = Vec::with_capacity(2 * entries.len() + 1);
         // Heads without payload between them are one part.
         let mut start = 0;
         for (entry, end) in entries.iter().zip(ends) {
-            let payload = offset + (end - previous) as u64;
-            written.push(Written { segment: self.segment, offset, payload });
-            offset = payload;
-            previous = end;
             if let Some(payload) = &entry.payload {
                 parts.push(IoSlice::new(&self.heads[start..end]));
                 start = end;
                 if !payload.is_empty() {
                     parts.push(IoSlice::new(payload));
                 }
-                offset += payload.len() as u64;
             }
         }
         parts.push(IoSlice::new(&self.heads[start..]));
@@ -620,6 +701,8 @@ impl Log {
         if let Err(source) = self.file.write_at(&parts, self.end) {
             // The written part must not be found behind what is written next.
             let broken = self.file.set_len(self.end).is_err();
+            self.directory.truncate(known);
+            self.broken |= broken;
             (self.room.reserved, self.room.zeroed) = (self.end, self.end);
             return Err(AppendError { source, broken });
         }
@@ -630,8 +713,14 @@ impl Log {
 
     /// Makes everything appended durable.
     pub(crate) fn sync(&mut self) -> io::Result<()> {
+        if self.broken {
+            return Err(io::Error::other("the end of the log is unknown since a write failed"));
+        }
         if self.synced < self.end {
+            // After a failed sync, a second one would only say that there is nothing to do.
+            self.broken = true;
             self.file.sync()?;
+            self.broken = false;
             self.synced = self.end;
         }
         Ok(())
@@ -640,6 +729,16 @@ impl Log {
     /// Where the next record will be.
     pub(crate) fn position(&self) -> LogPosition {
         LogPosition { segment: self.segment, offset: self.end, sequence: self.sequence }
+    }
+
+    /// Makes everything appended durable, then the directory of the segment, which says so. Without
+    /// it, as on a full disk, less damage is noticed.
+    fn close_segment(&mut self) -> io::Result<()> {
+        self.sync()?;
+        let directory = std::mem::take(&mut self.directory);
+        self.end = append_directory(&*self.file, (self.nonce, self.end), &mut self.sequence, &directory);
+        self.segments.set_bytes(self.segment, self.nonce, self.end);
+        self.sync()
     }
 
     /// Cuts off what was prepared and is not needed.
@@ -652,7 +751,52 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
+        if !self.broken
+            && let Err(error) = self.close_segment()
+        {
+            tracing::warn!(%error, "the last segment of the log is closed without its directory");
+        }
         self.give_room_back();
+    }
+}
+
+/// Appends to `directory` the fingerprint of each key that a record names.
+///
+/// The keys of a loss are those of the damage: they are lost with it, rather than old ones found
+/// again.
+fn name_keys(offset: u64, kind: Kind, key: &[u8], value: &[u8], directory: &mut Vec<(u64, u64)>) {
+    match kind {
+        Kind::Put | Kind::Delete => directory.push((offset, fingerprint(key))),
+        Kind::Loss => directory.extend(losses(value).map(|(key, ..)| (offset, key))),
+        Kind::Commit | Kind::Directory => {}
+    }
+}
+
+/// Writes a directory at the end of a segment, and gives where that is then.
+fn append_directory(
+    file: &dyn File,
+    (nonce, end): (u64, u64),
+    sequence: &mut u64,
+    directory: &[(u64, u64)],
+) -> u64 {
+    let mut bytes = Vec::new();
+    for part in directory.chunks(DIRECTORY_KEYS_MAX) {
+        let value: Vec<u8> =
+            part.iter().flat_map(|(offset, key)| [*offset, *key]).flat_map(u64::to_le_bytes).collect();
+        let place = nonce.wrapping_add(end + bytes.len() as u64);
+        record::write(&mut bytes, (Kind::Directory, *sequence, place), &[], &value, 0);
+        *sequence += 1;
+    }
+    if bytes.is_empty() {
+        return end;
+    }
+    match file.write_at(&[IoSlice::new(&bytes)], end) {
+        Ok(()) => end + bytes.len() as u64,
+        Err(error) => {
+            tracing::warn!(%error, "a segment of the log is closed without its directory");
+            let _ = file.set_len(end);
+            end
+        }
     }
 }
 

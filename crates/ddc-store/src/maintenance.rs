@@ -1,4 +1,4 @@
-//! Maintenance: collection of what nobody needs, space given back, damage found.
+//! Maintenance: garbage collection, reclaiming of space, scrubs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -16,7 +16,7 @@ use crate::log::{self, Found, Reader, losses, read_range};
 use crate::marks::Marks;
 use crate::open::Damage;
 use crate::reads::is_damage;
-use crate::record::{HEADER_BYTES, Kind};
+use crate::record::{self, Kind, NAMED_BYTES};
 use crate::store::{Store, StoreError, lock};
 
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
@@ -213,6 +213,9 @@ impl Store {
     /// Removes segments without a live record, after moving the live records out of those of which
     /// less than `live_percent_min` is in use. Deletes move as long as an older record of their key
     /// may exist: the index can be built again from the log at any time.
+    ///
+    /// On a disk that is nearly full, as much moves at a time as there is space for, out of the
+    /// segments that give most of theirs back.
     pub(crate) fn give_back(
         &self,
         done: &mut CollectReport,
@@ -221,32 +224,62 @@ impl Store {
         // Records before this position are in the index on disk; those behind it lie in segments
         // that stay.
         let open = self.write_index()?.segment;
-        let live = self.live_bytes()?;
-        let is_sparse = |segment: &u64| {
-            let bytes = live.get(segment).copied().unwrap_or(0);
-            *segment < open && bytes * 100 < self.segments.bytes_of(*segment) * live_percent_min
-        };
-        let sparse: BTreeSet<u64> = self.segments.numbers().into_iter().filter(is_sparse).collect();
-        if sparse.iter().any(|segment| live.contains_key(segment)) {
-            self.move_live(&sparse, done)?;
-        }
-        let live = if done.moved > 0 { self.live_bytes()? } else { live };
-        let mut emptied = Vec::new();
-        for segment in sparse.into_iter().filter(|segment| !live.contains_key(segment)) {
-            self.move_deletes(segment)?;
-            emptied.push(segment);
-        }
-        if !emptied.is_empty() {
-            // Whatever was moved is durable, and no index on disk needs the old records, before
-            // they go.
-            self.write_index()?;
-            for segment in emptied {
-                self.segments.remove(segment)?;
-                done.segments += 1;
+        loop {
+            let mut live = self.live_bytes()?;
+            let mut sparse: Vec<(u64, u64)> = Vec::new();
+            for segment in self.segments.numbers().into_iter().filter(|segment| *segment < open) {
+                let bytes = live.get(&segment).copied().unwrap_or(0);
+                if bytes * 100 < self.segments.bytes_of(segment) * live_percent_min {
+                    sparse.push((bytes, segment));
+                }
             }
-            self.fs.sync_dir(log::FOLDER)?;
+            sparse.sort_unstable();
+            let room = self.room_for_moves(sparse.first().map_or(0, |(bytes, _)| *bytes));
+            let mut moved = 0;
+            let fits = |(bytes, _): &&(u64, u64)| {
+                moved += bytes;
+                moved <= room
+            };
+            let now: BTreeSet<u64> = sparse.iter().take_while(fits).map(|(_, segment)| *segment).collect();
+            if now.iter().any(|segment| live.contains_key(segment)) {
+                self.move_live(&now, done)?;
+                live = self.live_bytes()?;
+            }
+            let is_last_step = now.len() == sparse.len();
+            let emptied: Vec<u64> = now.into_iter().filter(|segment| !live.contains_key(segment)).collect();
+            if !emptied.is_empty() {
+                let failures = self.stats().failures;
+                for segment in &emptied {
+                    self.move_deletes(*segment)?;
+                }
+                // A delete that could not be written again must not go with its segment: what it
+                // deleted would be found again.
+                if self.stats().failures > failures {
+                    return self.remove_unfinished_uploads();
+                }
+                // The moved records are durable, and no index on disk needs the old ones, before
+                // they go.
+                self.write_index()?;
+                for segment in &emptied {
+                    self.segments.remove(*segment)?;
+                    done.segments += 1;
+                }
+                self.fs.sync_dir(log::FOLDER)?;
+            }
+            if is_last_step || emptied.is_empty() {
+                return self.remove_unfinished_uploads();
+            }
         }
-        self.remove_unfinished_uploads()
+    }
+
+    /// Bytes of live records that may be written again before segments are removed; `least` are in
+    /// the segment with the fewest.
+    fn room_for_moves(&self, least: u64) -> u64 {
+        match self.fs.free_bytes() {
+            Ok(Some(free)) if least == 0 && free < self.options.free_bytes_min => 0,
+            Ok(Some(free)) => (free / 2).max(self.options.disk_reserve_bytes / 8).max(least),
+            _ => u64::MAX,
+        }
     }
 
     /// Bytes of records in each segment that the index names.
@@ -254,7 +287,8 @@ impl Store {
         let mut live: BTreeMap<u64, u64> = BTreeMap::new();
         self.walk_entries(b"", &mut |key, entry| {
             if entry.record.segment > 0 {
-                let mut bytes = (HEADER_BYTES + key.len() + entry.value.len()) as u64;
+                // Commit and directory name the key as well.
+                let mut bytes = record::bytes(key, &entry.value) + NAMED_BYTES;
                 if key.first() == Some(&b'b')
                     && let Some(location) = Location::read(&entry.value)
                     && !location.is_large()
@@ -307,7 +341,7 @@ impl Store {
     /// Writes the deletes of a segment again that an older record still needs, and the losses.
     fn move_deletes(&self, segment: u64) -> Result<(), StoreError> {
         let mut deletes = Deletes { store: self, segment, lost: Vec::new() };
-        self.segments.read(segment, 0, 0, false, &mut deletes)?;
+        self.segments.read(segment, 0, 0, log::ALL_SYNCED, &mut deletes)?;
         let lost = std::mem::take(&mut deletes.lost);
         let first = self.segments.next_from(0).unwrap_or(segment);
         let needed = lost.into_iter().filter(|(_, bound, _)| first < *bound && first != segment);
@@ -362,7 +396,7 @@ impl Store {
                 match blob {
                     Some(blob) => {
                         done.damaged += 1;
-                        tracing::error!(%hash, "a blob is damaged; it is put aside");
+                        tracing::error!(%hash, "a blob is damaged; it is quarantined");
                         self.put_aside(&hash, &blob, done.damaged);
                     }
                     None => done.lost += 1,
@@ -411,7 +445,8 @@ impl Store {
         let mut damage = Damage::default();
         let numbers = self.segments.numbers();
         for segment in &numbers {
-            self.segments.read(*segment, 0, 0, Some(segment) == numbers.last(), &mut damage)?;
+            let synced = if Some(segment) == numbers.last() { 0 } else { log::ALL_SYNCED };
+            self.segments.read(*segment, 0, 0, synced, &mut damage)?;
         }
         found.log_gaps = damage.gaps;
         self.walk(b"b", &mut |index_key, stored| {
@@ -450,7 +485,7 @@ impl Store {
     /// Makes a miss of a blob that was read and is not what its name says, and puts its bytes
     /// aside.
     pub fn discard_damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &blob::Blob) {
-        tracing::error!(%namespace, %hash, "a blob is damaged; it is put aside");
+        tracing::error!(%namespace, %hash, "a blob is damaged; it is quarantined");
         self.counters.damaged.fetch_add(1, Ordering::Relaxed);
         self.put_aside(hash, blob, 0);
         self.queue_maintenance(Change::Delete { key: key::blob(namespace, hash) });
@@ -540,7 +575,7 @@ impl Reader for Deletes<'_> {
                 }
             }
             Kind::Loss => self.lost.extend(losses(&found.value)),
-            Kind::Put | Kind::Commit => {}
+            Kind::Put | Kind::Commit | Kind::Directory => {}
         }
         Ok(())
     }

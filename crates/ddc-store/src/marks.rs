@@ -1,4 +1,4 @@
-//! What refs reach, in memory that does not grow with the store.
+//! Reachable blobs, in memory that does not grow with the store.
 
 use std::collections::BTreeSet;
 

@@ -29,7 +29,7 @@ impl Store {
     /// # Errors
     /// As the system says; a format that this version does not know.
     pub fn open(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
-        Store::open_with(fs, options, false)
+        Store::open_with(fs, options, How::Use)
     }
 
     /// Opens the store in `fs` and builds its index again from the log.
@@ -37,7 +37,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn reindex(fs: Arc<dyn Fs>, options: Options) -> Result<Arc<Store>, StoreError> {
-        Store::open_with(fs, options, true)
+        Store::open_with(fs, options, How::Rebuild)
     }
 
     /// Opens a store for looking at it; `fs` keeps changes to itself.
@@ -48,10 +48,10 @@ impl Store {
         if read_version(&*fs)? && convert::exists(&*fs) {
             return Err(StoreError::OldFormat);
         }
-        Store::open_with(fs, Options { disk_reserve_bytes: 0, ..options }, false)
+        Store::open_with(fs, Options { disk_reserve_bytes: 0, ..options }, How::Look)
     }
 
-    fn open_with(fs: Arc<dyn Fs>, options: Options, reindex: bool) -> Result<Arc<Store>, StoreError> {
+    fn open_with(fs: Arc<dyn Fs>, options: Options, how: How) -> Result<Arc<Store>, StoreError> {
         let is_new = read_version(&*fs)?;
         for folder in [log::FOLDER, blob::FOLDER, index::FOLDER, "quarantine"] {
             fs.create_dir(folder)?;
@@ -59,11 +59,17 @@ impl Store {
         fs.sync_dir("")?;
         let old = if is_new { convert::find(&fs)? } else { None };
         let segments = Arc::new(Segments::list(Arc::clone(&fs))?);
-        let usable =
-            |position: LogPosition| position.segment > 0 && segments.are_whole_from(position.segment);
-        let found = match reindex {
-            true => None,
-            false => Index::open(&fs, options.index_cache_bytes, &usable)?,
+        // A disk that did not write what it said it did may have less of the log than the index.
+        let usable = |position: LogPosition| {
+            position.segment > 0
+                && segments.are_whole_from(position.segment)
+                && segments.bytes_of(position.segment) >= position.offset
+        };
+        // Even an index that is not used any more knows how much of the log was there.
+        let synced = index::known_position(&*fs);
+        let found = match how {
+            How::Rebuild => None,
+            How::Use | How::Look => Index::open(&fs, options.index_cache_bytes, &usable)?,
         };
         let is_rebuild = found.is_none();
         let (index, from, totals) = match found {
@@ -85,7 +91,7 @@ impl Store {
             failure: None,
         };
         let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
-        let opened = Log::open(Arc::clone(&segments), from, room, &mut replay);
+        let opened = Log::open(Arc::clone(&segments), (from, synced), room, how == How::Look, &mut replay);
         if let Some(error) = replay.failure.take() {
             return Err(error.into());
         }
@@ -126,6 +132,7 @@ impl Store {
             broken: Mutex::default(),
             is_broken: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            kept: RwLock::default(),
             relied_on: Mutex::default(),
             quotas: RwLock::default(),
             sizes: Mutex::default(),
@@ -145,10 +152,21 @@ impl Store {
             convert::write_sentinel(&*store.fs)?;
             store.fs.open(&format!("{VERSION_PREFIX}{VERSION}"), true)?;
             store.fs.sync_dir("")?;
+            convert::remove_mark(&*store.fs);
         }
         store.look_at_disk();
         Ok(store)
     }
+}
+
+/// Purpose of an opening.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Use,
+    /// Builds the index again.
+    Rebuild,
+    /// Changes nothing.
+    Look,
 }
 
 /// Reports whether no version is noted.
@@ -188,7 +206,7 @@ impl Replay<'_> {
         let Found { kind, key, value, segment, offset, payload } = found;
         let old = match kind {
             Kind::Put | Kind::Delete => self.index.entry(&key)?,
-            Kind::Commit => None,
+            Kind::Commit | Kind::Directory => None,
             Kind::Loss => {
                 for (key, segment, offset) in losses(&value) {
                     self.lose(key, segment, offset);
@@ -212,7 +230,7 @@ impl Replay<'_> {
                     self.index.apply([(key.into(), None)]);
                 }
             }
-            Kind::Commit | Kind::Loss => {}
+            Kind::Commit | Kind::Loss | Kind::Directory => {}
         }
         if self.flushes && self.index.fresh_bytes() > self.limit {
             self.index.begin_checkpoint();

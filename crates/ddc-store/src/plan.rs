@@ -1,4 +1,4 @@
-//! What a batch of changes does to the index: each change sees those before it.
+//! Effect of a batch of changes on the index; each change sees those before it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -94,7 +94,12 @@ impl<'s> Plan<'s> {
                 if let Some(old) = &old
                     && !self.is_hole(&old.value)
                 {
-                    self.unused_files.push(location.file);
+                    // A conversion that was interrupted puts the same file again.
+                    let is_same = Location::read(&old.value)
+                        .is_some_and(|old| old.is_large() && old.file == location.file);
+                    if !is_same {
+                        self.unused_files.push(location.file);
+                    }
                     return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, location.len)? {

@@ -1,4 +1,4 @@
-//! How much a namespace may hold.
+//! Quotas of namespaces.
 
 use std::collections::BTreeMap;
 

@@ -4,19 +4,20 @@
 //! offset size
 //!      0    4  magic "TDC2"
 //!      4    4  CRC-32C of bytes 8..40, key and value
-//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss
+//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss, 5 directory
 //!      9    1  0
 //!     10    2  key length
 //!     12    4  value length
 //!     16    8  payload length
 //!     24    8  sequence number
-//!     32    8  nonce of the segment
+//!     32    8  nonce of the segment plus the record's own offset
 //!     40       key, value, payload
 //! ```
 //!
 //! Numbers are little-endian. Sequence numbers grow by one from record to record, across segments.
 //! The nonce is random and in the name of the segment: no bytes that a client uploads can pose as a
-//! record, so that a reader finds the next record behind damage by looking for one.
+//! record, so that a reader finds the next record behind damage by looking for one. A record that
+//! the disk wrote to the wrong place is none there.
 //!
 //! | Kind | Key | Value |
 //! |---|---|---|
@@ -25,6 +26,10 @@
 //! | delete | the index key | first(8) and last(8) segment that may hold an older record of the key |
 //! | commit | none | up to where the segment was synced before(8), fingerprint(8) of the key of each record of the commit |
 //! | loss | none | for each key that damage took: fingerprint(8), segment(8) and offset(8) that its older records lie before |
+//! | directory | none | for each record of the segment that names a key: offset(8), fingerprint(8) |
+//!
+//! A segment that is closed ends with directories, so that damage which takes a record together
+//! with the commit that names its key is noticed.
 
 /// Size of what stands before the key.
 pub(crate) const HEADER_BYTES: usize = 40;
@@ -32,6 +37,8 @@ pub(crate) const HEADER_BYTES: usize = 40;
 pub(crate) const KEY_BYTES_MAX: usize = 4 + 64 + 64 + 40;
 /// Longest value: a ref with its object inline.
 pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of a record's key in its commit and in the directory of its segment.
+pub(crate) const NAMED_BYTES: u64 = 8 + 16;
 /// Value of a small blob's record.
 pub(crate) const BLOB_VALUE_BYTES: usize = 12;
 
@@ -49,11 +56,14 @@ pub(crate) enum Kind {
     Commit,
     /// Keys whose records were damaged.
     Loss,
+    /// Keys of the records of a closed segment.
+    Directory,
 }
 
 impl Kind {
     fn read(byte: u8) -> Option<Kind> {
-        [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss].into_iter().find(|kind| kind.byte() == byte)
+        let kinds = [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss, Kind::Directory];
+        kinds.into_iter().find(|kind| kind.byte() == byte)
     }
 
     fn byte(self) -> u8 {
@@ -62,6 +72,7 @@ impl Kind {
             Kind::Delete => 2,
             Kind::Commit => 3,
             Kind::Loss => 4,
+            Kind::Directory => 5,
         }
     }
 }
@@ -78,11 +89,11 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Reads a header of a segment with this nonce. `None` if it cannot be one.
-    pub(crate) fn read(bytes: &[u8; HEADER_BYTES], nonce: u64) -> Option<Header> {
+    /// Reads a header at `offset` of a segment with this nonce. `None` if it cannot be one.
+    pub(crate) fn read(bytes: &[u8; HEADER_BYTES], nonce: u64, offset: u64) -> Option<Header> {
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        if bytes[..4] != MAGIC || u64_at(32) != nonce {
+        if bytes[..4] != MAGIC || u64_at(32) != nonce.wrapping_add(offset) {
             return None;
         }
         let header = Header {
@@ -102,10 +113,16 @@ impl Header {
     }
 }
 
-/// Appends header, key and value; the payload is to follow.
+/// Bytes of a record without payload.
+pub(crate) fn bytes(key: &[u8], value: &[u8]) -> u64 {
+    (HEADER_BYTES + key.len() + value.len()) as u64
+}
+
+/// Appends header, key and value; the payload is to follow. `place` is the nonce of the segment
+/// plus the record's offset.
 pub(crate) fn write(
     out: &mut Vec<u8>,
-    (kind, sequence, nonce): (Kind, u64, u64),
+    (kind, sequence, place): (Kind, u64, u64),
     key: &[u8],
     value: &[u8],
     payload_len: u64,
@@ -120,7 +137,7 @@ pub(crate) fn write(
     out.extend_from_slice(&(value.len() as u32).to_le_bytes());
     out.extend_from_slice(&payload_len.to_le_bytes());
     out.extend_from_slice(&sequence.to_le_bytes());
-    out.extend_from_slice(&nonce.to_le_bytes());
+    out.extend_from_slice(&place.to_le_bytes());
     out.extend_from_slice(key);
     out.extend_from_slice(value);
     let crc = crc32c::crc32c(&out[start + 8..]);
@@ -134,17 +151,20 @@ mod tests {
     #[test]
     fn a_changed_bit_is_noticed() {
         let mut bytes = Vec::new();
-        write(&mut bytes, (Kind::Put, 7, 99), b"key", b"value", 9);
-        let valid = |bytes: &[u8], nonce: u64| {
+        write(&mut bytes, (Kind::Put, 7, 99 + 1000), b"key", b"value", 9);
+        assert_eq!(super::bytes(b"key", b"value"), bytes.len() as u64);
+        let valid_at = |bytes: &[u8], nonce: u64, offset: u64| {
             let head = bytes.first_chunk().expect("a header");
-            Header::read(head, nonce).filter(|header| {
+            Header::read(head, nonce, offset).filter(|header| {
                 let end = HEADER_BYTES + header.key_len + header.value_len;
                 bytes.get(HEADER_BYTES..end).is_some_and(|rest| header.matches(head, rest))
             })
         };
+        let valid = |bytes: &[u8], nonce: u64| valid_at(bytes, nonce, 1000);
         let header = valid(&bytes, 99).expect("valid");
         assert_eq!((header.sequence, header.payload_len, header.kind), (7, 9, Kind::Put));
         assert_eq!(valid(&bytes, 98), None, "a record of another segment");
+        assert_eq!(valid_at(&bytes, 99, 1512), None, "a record in the wrong place");
         for bit in 0..bytes.len() * 8 {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);

@@ -1,4 +1,4 @@
-//! Space on the disk: what is left, and a reserve for what makes more of it.
+//! Space on the disk: the free space, and a reserve for operations that release space.
 
 use std::sync::atomic::Ordering;
 
@@ -6,6 +6,8 @@ use crate::store::{Store, StoreError};
 
 /// File that is as large as the reserve.
 const RESERVE: &str = "reserve";
+/// Bytes of the reserve that are given up at a time.
+const RESERVE_STEP_BYTES: u64 = 8 << 20;
 
 /// Space that the store uses and has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,8 +48,10 @@ impl Store {
     pub fn look_at_disk(&self) {
         let Ok(Some(free)) = self.fs.free_bytes() else { return };
         let reserve = self.options.disk_reserve_bytes;
-        let has_reserve = reserve == 0 || self.reserve_bytes() >= reserve;
-        if !has_reserve && free > 2 * reserve + self.options.free_bytes_min {
+        let missing = reserve.saturating_sub(self.reserve_bytes());
+        // Uploads must not take what deletes and collections will need.
+        let is_full = free < self.options.free_bytes_min + missing;
+        if missing > 0 && !is_full {
             match self.fs.open(RESERVE, true) {
                 Ok(file) => file.reserve(0, reserve),
                 Err(error) => {
@@ -55,12 +59,11 @@ impl Store {
                 }
             }
         }
-        let is_full = free < self.options.free_bytes_min;
         if is_full != self.is_full.swap(is_full, Ordering::Relaxed) {
             if is_full {
                 tracing::error!(free, "the disk is nearly full; uploads are refused until there is space");
             } else {
-                tracing::info!(free, "the disk has space again; uploads go on");
+                tracing::info!(free, "the disk has space again; uploads resume");
             }
         }
     }
@@ -69,18 +72,23 @@ impl Store {
         self.fs.open(RESERVE, false).and_then(|file| file.len()).unwrap_or(0)
     }
 
-    /// Does something that may use the reserve, which is given up when the disk is full.
+    /// Does something that may use the reserve, of which a part is given up whenever the disk is
+    /// full: other processes could take more than that.
     pub(crate) fn with_reserve<T>(
         &self,
         mut act: impl FnMut() -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        match act() {
-            Err(error) if error.is_full() && self.reserve_bytes() > 0 => {
-                tracing::warn!("the disk is full; the reserve is given up for deletes and collections");
-                self.fs.open(RESERVE, false).and_then(|file| file.set_len(0).and_then(|()| file.sync()))?;
-                act()
+        loop {
+            match act() {
+                Err(error) if error.is_full() && self.reserve_bytes() > 0 => {
+                    let left = self.reserve_bytes().saturating_sub(RESERVE_STEP_BYTES);
+                    tracing::warn!(left, "the disk is full; deletes and collections use the reserve");
+                    let file = self.fs.open(RESERVE, false)?;
+                    file.set_len(left).and_then(|()| file.sync())?;
+                    self.is_full.store(true, Ordering::Relaxed);
+                }
+                other => return other,
             }
-            other => other,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The store itself: what it is made of, how it is opened, what can be asked of it to change.
+//! The store: its parts, its opening, and its changes.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -80,7 +80,7 @@ impl Default for Options {
 pub enum StoreError {
     /// No space left. Reads and deletes go on, and uploads too once there is space.
     #[error(
-        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads go on as soon as there is space"
+        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
     )]
     Full,
     /// Written by a version that knows more.
@@ -95,11 +95,11 @@ pub enum StoreError {
     #[error("the store of version 1 cannot be converted: its index says {0}")]
     Convert(String),
     /// Too much waits to be written.
-    #[error("more is being uploaded than the disk takes")]
+    #[error("uploads arrive faster than the disk writes; retry later")]
     Busy,
     /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
     /// restart.
-    #[error("the store takes no writes since one failed: {0}")]
+    #[error("the store refuses writes after one failed: {0}")]
     Broken(Arc<io::Error>),
     /// The system says no.
     #[error("the store: {0}")]
@@ -227,6 +227,8 @@ pub struct Store {
     pub(crate) is_broken: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
+    /// Namespaces of which nothing may go, while the folder holds more than it may without them.
+    pub(crate) kept: RwLock<BTreeSet<Namespace>>,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
     /// Only used by whoever holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
@@ -453,6 +455,15 @@ impl Store {
     pub fn check_uploads(&self) -> Result<(), StoreError> {
         self.check_writable()?;
         if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// Reports whether something may be stored under this key.
+    pub(crate) fn check_uploads_to(&self, key: &[u8]) -> Result<(), StoreError> {
+        self.check_uploads()?;
+        let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
+        let is_kept = !kept.is_empty()
+            && key::split_namespace(key).is_some_and(|(namespace, _)| kept.contains(&namespace));
+        if is_kept { Err(StoreError::Full) } else { Ok(()) }
     }
 
     /// Reports whether the index met damage since it was opened: the next start builds it again.

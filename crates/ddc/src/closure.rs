@@ -1,4 +1,4 @@
-//! What a ref reaches, and what of it is missing.
+//! The blobs and objects that a ref reaches, and the missing ones among them.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,5 +1,5 @@
-//! Compressed buffers: data in independently compressed blocks, named by the hash of what they
-//! hold.
+//! Compressed buffers: data in independently compressed blocks, named by the hash of their raw
+//! content.
 //!
 //! ```text
 //! offset size                                      offset size
@@ -644,6 +644,20 @@ mod tests {
             }
             assert_eq!(verify(&bytes), Err(CompressedError::BadBlock(bad)));
         }
+    }
+
+    #[test]
+    fn limits_hold_to_the_byte() {
+        let raw = [vec![7; 4096], vec![9; 100]].concat();
+        let blocks = |first: usize, last: usize| wrap_oodle(&raw, 12, &[vec![7; first], vec![9; last]]);
+        let longest = blocks(4096 + 274, 100 + 274);
+        assert_eq!(with_repeats(&longest, 1000).expect("as long as may be").1, raw);
+        for bytes in [blocks(4096 + 275, 100), blocks(4096, 100 + 275)] {
+            assert_eq!(with_repeats(&bytes, 1000), Err(CompressedError::BadSize));
+        }
+        let bytes = compress_lz4(&raw, 12);
+        assert_eq!(decompress(&bytes, 4196, None), Ok(Some(raw)));
+        assert_eq!(decompress(&bytes, 4195, None), Err(CompressedError::BadSize));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which refs and blobs may go, as decisions without a store.
+//! Decisions about refs and blobs to delete, without a store.
 
 use std::time::Duration;
 
@@ -36,6 +36,10 @@ impl RefPolicy {
 /// A blob that no ref reaches is kept this long, so that an upload is not overtaken by a collection
 /// that began before its ref was put.
 pub const BLOB_AGE_MIN: Duration = Duration::from_secs(3600);
+
+/// In a cache that holds more than it may, a blob that no ref reaches is kept this long: an upload
+/// puts its ref seconds after its blobs.
+pub const UPLOAD_AGE_MIN: Duration = Duration::from_secs(5 * 60);
 
 /// Reports whether a blob may be removed now.
 #[must_use]

@@ -1,4 +1,4 @@
-//! Names that come from outside: namespace, bucket and key. A value of these types is valid and
+//! Names in requests: namespace, bucket and key. A value of these types is valid and
 //! folded to lower case.
 
 use std::fmt;

@@ -1,13 +1,13 @@
-//! What a derived-data cache promises, without disk, sockets or clock.
+//! Core of the derived-data cache, without disk, sockets or clock.
 //!
 //! A *blob* is bytes under their [`IoHash`]. An *object* is a blob in compact binary
 //! ([`Document`]); its *attachments* name blobs and other objects. A *ref* gives an object a name
 //! (namespace, bucket, key) and is *finalised* once everything it reaches is stored ([`Closure`]).
-//! Large data travels in *compressed buffers* ([`compressed`]) that are found by the hash of what
-//! they hold, and an object with all its attachments in a *package* ([`package`]).
+//! Large data travels in *compressed buffers* ([`compressed`]) that are found by the hash of their
+//! raw content, and an object with all its attachments in a *package* ([`package`]).
 //!
-//! Decoders are total: any bytes give a value or an error, in time linear in the input, and nothing
-//! is allocated because a length field says so. Time is an argument ([`Timestamp`]).
+//! Decoders are total: any bytes give a value or an error, in time linear in the input, and no
+//! memory is allocated on the word of a length field. Time is an argument ([`Timestamp`]).
 //!
 //! ```
 //! use throng_ddc::{Document, IoHash, Style, Value};

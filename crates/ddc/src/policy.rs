@@ -1,4 +1,4 @@
-//! Who may do what: claims of a caller against the access lists of a namespace.
+//! Authorisation: claims of a caller against the access lists of a namespace.
 
 use std::str::FromStr;
 

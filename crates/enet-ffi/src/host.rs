@@ -1,4 +1,4 @@
-//! `ENetHost`: creation, the functions about a host, and what a call of service does.
+//! `ENetHost`: creation, the functions about a host, and the work of a service call.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

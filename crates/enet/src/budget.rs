@@ -1,4 +1,4 @@
-//! Memory for what was received and cannot be delivered yet, or was not taken by the application.
+//! Memory for received data that cannot be delivered yet, or that the application has not taken.
 
 /// Bytes held by one peer, or by all of them.
 #[derive(Clone, Copy, Debug, Default)]

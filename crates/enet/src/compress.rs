@@ -38,5 +38,5 @@ impl fmt::Debug for dyn Compressor {
 
 /// A compressed block cannot be decompressed, or not within its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the block is not the compressor's work, or too long")]
+#[error("the block is not valid compressed data, or too long")]
 pub struct CorruptBlock;

@@ -1,4 +1,4 @@
-//! Handshakes of strangers, before they have shown that they receive what is sent to their address.
+//! Handshakes of strangers that have not yet proven their address.
 //!
 //! A CONNECT makes an entry here and nothing else: no connection, no lanes, no timers, no
 //! resending. Each CONNECT is answered once and with fewer bytes than it had, and the client

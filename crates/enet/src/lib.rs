@@ -3,22 +3,22 @@
 //!
 //! A [`Host`] owns all connections of one UDP socket, in both roles. Packets travel in up to 255
 //! [lanes](Lane) (ENet calls them channels), each [reliably, unreliably in order, or without
-//! order](Delivery). Existing ENet clients and servers, Godot's among them, need no change. What is
-//! different from the C library:
+//! order](Delivery). Existing ENet clients and servers, Godot's among them, need no change.
+//! Differences from the C library:
 //!
 //! - **No 4,095 peers.** Connections are found by address and id, so the twelve bits of an id limit
 //!   only those that share one remote socket.
-//! - **Cost by activity.** Deadlines lie on a timer wheel and peers with work in a list. Nothing
-//!   walks over peers, queues or fragments: acknowledging, resending and putting together cost O(1)
-//!   or O(log n) each, however long the queue.
+//! - **Cost by activity.** Deadlines lie on a timer wheel and peers with work in a list. No code
+//!   iterates over all peers, queues or fragments: acknowledging, resending and reassembling cost
+//!   O(1) or O(log n) each, regardless of the length of a queue.
 //! - **Strangers cost nothing.** A CONNECT makes an entry in a bounded table and is answered with
 //!   fewer bytes than it had; the connection begins when the answer is acknowledged.
-//! - **Bounded memory.** Everything that others can make grow has a limit in [`Config`]; what a
-//!   packet announces is never allocated before it arrives.
+//! - **Bounded memory.** Everything that remote peers can make grow has a limit in [`Config`];
+//!   memory for an announced packet is allocated only as it arrives.
 //!
 //! # Driving a host
 //!
-//! Five verbs. Hand in what has arrived or what the clock says, then take out everything there is:
+//! Five verbs. Pass in received datagrams and the time, then drain all outputs:
 //!
 //! ```text
 //!             handle_datagram(now, from, bytes) ──▶ ┌──────┐ ──▶ poll_transmit(now, buf)   until None
@@ -26,8 +26,8 @@
 //!  connect, send, broadcast, disconnect, ...    ──▶ └──────┘ ──▶ next_timeout()            sleep until then
 //! ```
 //!
-//! `now` never goes back. Take a whole batch of datagrams in before asking for output: answers and
-//! acknowledgements then share datagrams.
+//! `now` never goes back. Pass in a whole batch of datagrams before polling output, so that answers
+//! and acknowledgements share datagrams.
 //!
 //! An echo server on a socket of the standard library:
 //!

@@ -1,5 +1,5 @@
-//! The limit on reliable data that is on its way: a window from the rate at which data is delivered
-//! and the lowest round trip.
+//! The limit on reliable data in flight: a window derived from the delivery rate and the lowest
+//! round trip time.
 //!
 //! ```text
 //! window = 7/4 x rate x lowest round trip + 4 datagrams     never more than was negotiated

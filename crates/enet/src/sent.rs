@@ -1,4 +1,4 @@
-//! Reliable commands on their way: found by number when acknowledged, by deadline when lost. Spec:
+//! Reliable commands in flight: found by number when acknowledged, by deadline when lost. Spec:
 //! enet §12
 //!
 //! ```text

@@ -322,9 +322,7 @@ pub enum ConnectError {
     #[error("all {0} connections are in use; raise peers_max")]
     HostFull(usize),
     /// All 4,095 ids towards that address are in use.
-    #[error(
-        "there are 4095 connections with {0} already, and the protocol knows no more; use a second socket"
-    )]
+    #[error("4095 connections with {0} exist, the protocol's limit; use a second socket")]
     AddressFull(SocketAddr),
 }
 

@@ -28,7 +28,8 @@ use throng_stdx::Rng;
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package, ddc_routes};
 pub use enet::{
-    enet_command, enet_datagram, enet_gate, enet_hostile_session, enet_range_coder, enet_session,
+    enet_command, enet_compressed_session, enet_datagram, enet_gate, enet_hostile_session, enet_range_coder,
+    enet_session,
 };
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
@@ -64,6 +65,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ddc_package", run: ddc_package },
     Target { name: "ddc_routes", run: ddc_routes },
     Target { name: "enet_command", run: enet_command },
+    Target { name: "enet_compressed_session", run: enet_compressed_session },
     Target { name: "enet_datagram", run: enet_datagram },
     Target { name: "enet_gate", run: enet_gate },
     Target { name: "enet_hostile_session", run: enet_hostile_session },

@@ -1,7 +1,6 @@
-//! A channel: its owner, its subscribers and what they asked for, its data. Spec §5 and §7.1.
+//! A channel: its owner, its subscribers with their options, its data. Spec §5 and §7.1.
 //!
-//! What is sent to whom when something happens lives in `requests` and `recovery`; when data
-//! updates leave lives in `fanout`.
+//! `requests` and `recovery` decide the receivers of messages, `fanout` the time of data updates.
 
 use core::hash::BuildHasher as _;
 use core::ops::Deref;
@@ -455,10 +454,9 @@ impl Channel {
     /// Replaces the data. Subscribers that had a state get the new one in full.
     pub(crate) fn set_data(&mut self, board: &mut Switchboard, content: ChannelData) {
         let type_url = type_url(content.plan());
-        if self.data.replace(DataState { content, type_url }).is_some() {
-            self.data_replaced(board);
-        } else {
-            self.data_begun(board);
+        match self.data.replace(DataState { content, type_url }) {
+            Some(old) => self.data_replaced(board, old.content),
+            None => self.data_begun(board),
         }
     }
 

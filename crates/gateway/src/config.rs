@@ -1,4 +1,4 @@
-//! Everything that decides how the gateway behaves, as plain values.
+//! Configuration of the gateway, as plain values.
 //!
 //! The server crate reads files and flags into this; the core takes it as it is.
 //! [`Config::default`] is the safe profile of a production gateway without an authentication

@@ -1,4 +1,4 @@
-//! What goes in and out of a shard besides bytes: closures, questions to the authentication
+//! Inputs and outputs of a shard other than bytes: closures, requests to the authentication
 //! provider, recordings.
 
 use core::fmt;

@@ -1,4 +1,4 @@
-//! When data updates leave, in what form, and to whom. Spec §7.5 with the semantics it requires;
+//! Schedule, form and receivers of data updates. Spec §7.5 with the semantics it requires;
 //! weaknesses A-3 to A-7, A-10, A-13, A-16.
 //!
 //! ```text

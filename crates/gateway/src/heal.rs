@@ -1,5 +1,4 @@
-//! What remains after a panic in the middle of an input: what is broken, and what can be made
-//! whole.
+//! Recovery after a panic in the middle of an input: the damaged state, and its repair.
 //!
 //! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
 //! its data. Everybody gets a full state then, so that "exactly once" holds for each life of a
@@ -65,6 +64,13 @@ impl Shard {
             findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
         }
         findings.about(None);
+        for (conn, places) in &self.board.places {
+            for channel in places.iter().filter_map(|id| self.channels.get(id)) {
+                findings.about(Some(channel.id));
+                findings.expect(channel.involves(*conn), "a place without a subscription");
+            }
+        }
+        findings.about(None);
         let exists = |id: &ChannelId| self.channels.contains_key(id);
         let dangling = self.board.places.values().flatten().find(|id| !exists(id));
         findings.about(dangling.copied());
@@ -96,6 +102,12 @@ impl Shard {
                 "a connection that other shards do not know",
             );
             findings.expect(conn.doomed.is_none(), "a doomed connection outlives its input");
+        }
+        for (conn, peer) in &self.board.peers {
+            // Its closure was interrupted: its subscriptions stay, and updates to it go nowhere.
+            let is_whole = peer.shard != self.board.index
+                || self.board.conns.get(peer.slot as usize).is_some_and(|found| found.id == *conn);
+            findings.expect(is_whole, "a peer of this shard without its connection");
         }
         findings.expect(self.board.inbox.is_empty(), "letters to itself are left over");
         findings.broken
@@ -193,6 +205,19 @@ impl Channel {
             }
         };
         self.restart_fan_out(board);
+        let held = board.places.iter().filter(|(_, places)| places.contains(&self.id));
+        let stale: Vec<ConnId> = held.map(|(conn, _)| *conn).filter(|conn| !self.involves(*conn)).collect();
+        for conn in stale {
+            board.remove_place(conn, self.id);
+            board.tell_held(conn, self.id, false);
+        }
         intact
+    }
+
+    /// True if a connection subscribes to the channel or owns it, now or until it returns.
+    fn involves(&self, conn: ConnId) -> bool {
+        self.subscription(conn).is_some()
+            || self.owner == Some(conn)
+            || self.lost.iter().any(|lost| lost.conn == conn)
     }
 }

@@ -1,4 +1,4 @@
-//! Identifiers, the maps keyed by them, and the rules by which they are given out.
+//! Identifiers, the maps keyed by them, and the rules of their allocation.
 //!
 //! Connection ids reach other peers, channel ids are chosen partly by peers, and both arrive as
 //! plain `u32` in every message. Newtypes keep them apart; [`IdMap`] hashes them with a secret

@@ -1,6 +1,5 @@
-//! Looking closer at one thing: a channel's subscribers and cohorts, a connection's subscriptions
-//! and interest, the world. Plain values, made when somebody asks; nothing here is kept up to date
-//! meanwhile.
+//! Details for introspection: a channel's subscribers and cohorts, a connection's subscriptions and
+//! interest, the world. The values are computed on request.
 
 use std::net::IpAddr;
 

@@ -2,14 +2,14 @@
 //! without I/O.
 //!
 //! A process runs n [`Shard`]s. Each owns some connections (it handles their bytes) and some
-//! channels (`id % n`); shards exchange [`Mail`]. Shard 0 also owns whatever there is only one of:
+//! channels (`id % n`); shards exchange [`Mail`]. Shard 0 also owns everything that exists once:
 //! the GLOBAL channel, connection and channel ids, bans, authentication, the list of channels. With
-//! one shard there is no mail at all.
+//! one shard there is no mail.
 //!
 //! # Driving a shard
 //!
-//! Give one input, then take outputs until each says `None`, then the next input. `now` never goes
-//! back.
+//! Give one input, then poll the outputs until each returns `None`, then give the next input. `now`
+//! never goes back.
 //!
 //! | input | output |
 //! |---|---|
@@ -19,18 +19,18 @@
 //! | [`Shard::handle_timeout`] when [`Shard::next_timeout`] is due | |
 //!
 //! Mail must be handed over in the order in which it was polled, one queue per receiving shard, so
-//! that whatever one shard tells two others cannot be overtaken by what those two tell each other.
-//! A socket is given to its shard after the mail of the `accept` that announced it.
+//! that the mail of one shard to two others cannot be overtaken by the mail between those two. A
+//! socket is given to its shard after the mail of the `accept` that announced it.
 //!
-//! Writing: [`Shard::outbox`] gives the bytes, [`Shard::handle_written`] takes back how many the
-//! transport took (also when it took none, so that a stalled peer is noticed).
+//! Writing: [`Shard::outbox`] returns the bytes, and [`Shard::handle_written`] takes the number
+//! that the transport accepted (also zero, so that a stalled peer is noticed).
 //!
 //! # Invariants
 //!
-//! - Nothing a peer sends can make a shard panic, loop or grow without bound; a refused request is
+//! - No input of a peer can make a shard panic, loop or grow without bound; a refused request is
 //!   counted under one [`Refusal`], a closed connection under one [`CloseReason`].
 //! - Every update of a channel's data reaches every subscriber with access exactly once and in
-//!   order, or is contained in a full state that it gets instead.
+//!   order, or is contained in a full state that is sent instead.
 //! - A peer that does not read never delays another.
 //! - Idle connections and idle channels have no timer and cost nothing.
 

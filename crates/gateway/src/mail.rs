@@ -1,4 +1,4 @@
-//! What shards tell each other.
+//! Mail between shards.
 //!
 //! | from | to | letters |
 //! |---|---|---|

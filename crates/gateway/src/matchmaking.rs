@@ -1,5 +1,5 @@
-//! What players ask of a matcher, through GLOBAL: handed to the connection of this process that
-//! serves it, the *link*.
+//! Requests of players to a matcher through GLOBAL, which are passed to the process's own
+//! connection to the matcher, the *link*.
 //!
 //! ```text
 //!  player ── MATCHMAKING on GLOBAL ──▶ shard 0 ── MATCHMAKING {1: player identifier, 2: body} ──▶ link
@@ -8,7 +8,7 @@
 //!  second login of such a player ───▶ shard 0 ── MATCHMAKING {1: player identifier, 3: 1} ──────▶ link
 //! ```
 //!
-//! The core adds who asks, which it alone knows, and interprets nothing.
+//! The core adds the identity of the player and interprets nothing.
 
 use throng_wire::matcher::Writer;
 

@@ -1,4 +1,4 @@
-//! What waits to be written to one peer: frames built in place around shared bytes.
+//! Output queue of one peer: frames built in place around shared bytes.
 //!
 //! ```text
 //! own       | header | inline entries ... | header |          (one growing buffer)

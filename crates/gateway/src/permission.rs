@@ -1,5 +1,5 @@
-//! What each kind of connection may do, beyond the state machine and the channels' access levels.
-//! Weakness A-19.
+//! Permissions of each kind of connection, beyond the state machine and the channels' access
+//! levels. Weakness A-19.
 
 use crate::ids::ConnKind;
 use crate::settings::ChannelType;

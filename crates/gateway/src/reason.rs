@@ -1,5 +1,5 @@
-//! The catalogue of reasons: why a connection was closed, why one was not accepted, why a request
-//! was refused.
+//! The catalogue of reasons for closed connections, connections that are not accepted, and refused
+//! requests.
 //!
 //! Every reason has a stable name (snake case) that metrics use as a label and logs as a field. The
 //! peer is told nothing beyond the closed connection, as the protocol has no negative answers, so
@@ -58,13 +58,13 @@ catalogue! {
         BadSnappy = "bad_snappy", "A compressed frame is not a valid Snappy block.";
         DeclaredTooLarge = "declared_too_large", "A compressed frame declares more than a packet may hold.";
         BadPacket = "bad_packet", "A frame does not hold a valid packet.";
-        LegacyTooLarge = "legacy_too_large", "A frame with a 24-bit size is larger than the configured cap.";
-        BadFrame = "bad_frame", "A frame is wrong in a way that has no name of its own.";
+        LegacyTooLarge = "legacy_too_large", "A frame with a 24-bit size exceeds the configured limit.";
+        BadFrame = "bad_frame", "A frame is invalid for another reason.";
         Left = "left", "The peer left: WebSocket close 1000, an ENet disconnect, or a DISCONNECT of its own id.";
         Kicked = "kicked", "A DISCONNECT message of another connection named it.";
         AuthTimeout = "auth_timeout", "The connection did not authenticate in time.";
         AuthWrongChannel = "auth_wrong_channel", "An AUTH message was sent to a channel other than GLOBAL.";
-        AuthProviderFailed = "auth_provider_failed", "The authentication provider gave no verdict.";
+        AuthProviderFailed = "auth_provider_failed", "The authentication provider did not answer.";
         AuthFailures = "auth_failures", "Too many failed logins of this name from this address; the name is locked for the address for a while.";
         BannedPlayer = "banned_player", "The player's identifier is banned.";
         StateMachineRefusals = "state_machine_refusals", "The state machine refused too many messages.";
@@ -75,8 +75,9 @@ catalogue! {
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
-        Restarted = "restarted", "Something across channels broke, and the world was restarted empty.";
-        Internal = "internal", "An invariant of the gateway broke; the connection was given up to protect the rest.";
+        Restarted = "restarted", "An internal error affected several channels, and the world was restarted empty.";
+        GaveWay = "gave_way", "Few file descriptors were left, and this was the oldest client without a login.";
+        Internal = "internal", "An invariant of the gateway broke; the connection was closed to protect the others.";
     }
 }
 
@@ -143,7 +144,10 @@ impl CloseReason {
     #[must_use]
     pub const fn close_code(self) -> Option<u16> {
         Some(match self {
-            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled => return None,
+            // The descriptor of one that gives way is needed at once.
+            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled | Self::GaveWay => {
+                return None;
+            }
             Self::BadMagic
             | Self::ZeroSize
             | Self::UnknownCompression
@@ -182,8 +186,8 @@ impl AcceptRefusal {
 catalogue! {
     /// Why a connection was not accepted.
     AcceptRefusal {
-        ConnectionsMax = "connections_max", "The gateway has as many connections as it may.";
-        ConnectionsPerAddress = "connections_per_address", "The address has as many connections as it may.";
+        ConnectionsMax = "connections_max", "The gateway has reached its limit of connections.";
+        ConnectionsPerAddress = "connections_per_address", "The address has reached its limit of connections.";
         IdsExhausted = "ids_exhausted", "Every connection id of the configured width is in use.";
         Draining = "draining", "The gateway is shutting down.";
     }
@@ -206,9 +210,9 @@ catalogue! {
         NoOwner = "no_owner", "The channel has no live owner to forward to.";
         OwnerRecovering = "owner_recovering", "The channel's owner has not finished its recovery.";
         WriteAccess = "write_access", "The sender may not update the channel's data.";
-        FormerOwner = "former_owner", "A handover took the entity from the sender, who still updates it.";
+        FormerOwner = "former_owner", "The sender lost the entity in a handover and still updates it.";
         NoDataType = "no_data_type", "The data's type is unknown and the fallback for unknown types is off.";
-        StaleVersion = "stale_version", "The update is older than the handover that gave the sender the entity again.";
+        StaleVersion = "stale_version", "The update is older than the handover that returned the entity to the sender.";
         WrongDataType = "wrong_data_type", "The update's type differs from the type of the channel's data.";
         BadData = "bad_data", "The data does not decode as its type.";
         DataTooLarge = "data_too_large", "The channel's data would grow over its limit.";
@@ -220,16 +224,16 @@ catalogue! {
         OutsideWorld = "outside_world", "The position is not a number or lies outside the grid.";
         InterestQuery = "interest_query", "The query describes no area: a number is not finite or a size not above 0.";
         EntityId = "entity_id", "The entity id is taken, listed in another cell, or below the first entity id.";
-        UnknownEntity = "unknown_entity", "No entity channel with this id, or not in the group or cell.";
+        UnknownEntity = "unknown_entity", "The entity channel does not exist, or is not in the group or cell.";
         NoGroup = "no_group", "The entity is in no group of this kind, or was taken out of its group and moves with none.";
         GroupSize = "group_size", "The group would have more members than allowed.";
         Locked = "locked", "The entity or one that moves with it is locked where it is.";
         BroadcastValue = "broadcast_value", "The broadcast value selects no recipient in this channel.";
         AuthPending = "auth_pending", "The connection already waits for a verdict.";
         AlreadyAuthenticated = "already_authenticated", "The connection is authenticated.";
-        ChannelsMax = "channels_max", "No more channels may exist.";
-        ChannelsPerConnection = "channels_per_connection", "The connection has created as many channels as it may.";
-        SubscriptionsPerConnection = "subscriptions_per_connection", "The connection has as many subscriptions as it may.";
+        ChannelsMax = "channels_max", "The limit of channels is reached.";
+        ChannelsPerConnection = "channels_per_connection", "The connection has reached its limit of channels.";
+        SubscriptionsPerConnection = "subscriptions_per_connection", "The connection has reached its limit of subscriptions.";
         MetadataBytes = "metadata_bytes", "The metadata is longer than allowed.";
         FieldMasks = "field_masks", "More or longer field masks than allowed.";
         ListFilters = "list_filters", "More or longer list filters than allowed.";

@@ -1,4 +1,4 @@
-//! Recordings of what clients send, as `.cpr` files. Spec §4.8.
+//! Recordings of received packets, as `.cpr` files. Spec §4.8.
 
 use core::mem;
 

@@ -1,4 +1,4 @@
-//! What there is only one of, on shard 0: connection and channel ids, the list of channels, bans,
+//! State that exists once, on shard 0: connection and channel ids, the list of channels, bans,
 //! tickets, resume tokens.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,8 +1,8 @@
 //! Requests about channels and connections: create, remove, list, subscribe, unsubscribe, update,
 //! disconnect. Spec §5 and §7.2.
 //!
-//! Every handler returns why it refused; the dispatcher counts that and nobody is answered, as in
-//! the reference (§3.4).
+//! Every handler returns the reason of a refusal. The dispatcher counts it and sends no response,
+//! as in the reference (§3.4).
 
 use std::sync::Arc;
 

@@ -134,6 +134,28 @@ impl Shard {
         }
     }
 
+    /// True if an accepted connection has not logged in yet. Shard 0 only.
+    #[must_use]
+    pub fn is_stranger(&self, conn: ConnId) -> bool {
+        let entry = self.global.as_ref().and_then(|global| global.entries.get(&conn));
+        entry.is_some_and(|entry| !entry.authenticated)
+    }
+
+    /// True if addresses that a peer of this address reports are trusted.
+    #[must_use]
+    pub fn is_proxy(&self, addr: IpAddr) -> bool {
+        self.board.config.limits.unlimited_addresses.iter().any(|range| range.contains(addr))
+    }
+
+    /// Few descriptors are left: closes a connection that [has not logged in](Self::is_stranger).
+    pub fn give_way(&mut self, now: Instant, conn: ConnId) {
+        self.advance(now);
+        if self.is_stranger(conn) {
+            self.board.close(conn, CloseReason::GaveWay);
+        }
+        self.settle();
+    }
+
     /// A connection of this shard has proven that its address is its own.
     pub fn handle_proven(&mut self, now: Instant, conn: ConnId) {
         self.advance(now);

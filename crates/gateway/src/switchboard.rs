@@ -1,4 +1,4 @@
-//! How everything in a shard reaches connections: the table of all live connections, the outboxes
+//! Access to connections for all parts of a shard: the table of all live connections, the outboxes
 //! of this shard's own, and the mail to other shards.
 
 use core::mem;

@@ -1,4 +1,4 @@
-//! What monitoring shows of connections and channels, as plain values.
+//! Monitoring data of connections and channels, as plain values.
 
 use std::net::IpAddr;
 

@@ -114,7 +114,7 @@ pub struct QueueView {
 pub struct LagView {
     /// Since when.
     pub since: Instant,
-    /// How many.
+    /// Number of them.
     pub dropped: u64,
     /// There was room again and the full state was asked for.
     pub asked: bool,

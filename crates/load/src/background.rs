@@ -1,8 +1,7 @@
-//! Work that stands for somebody else's machine and must not take the processor from what is
-//! measured.
+//! Work that represents another machine and must not take processor time from the measured program.
 
-/// Puts the calling thread behind everybody else on this machine, also where the bench itself runs
-/// under a real-time policy. Where the system refuses, the thread goes on as it was.
+/// Gives the calling thread the lowest priority, even if the bench itself runs under a real-time
+/// policy. If the system refuses, the thread's priority is unchanged.
 #[allow(unsafe_code)]
 pub(crate) fn enter() {
     // SAFETY: the structure is plain numbers, for which zeros are valid: priority 0, which this

@@ -71,7 +71,7 @@ pub struct Group {
     pub max_tick_interval: Duration,
     /// Factor on every recorded pause; 0 sends as fast as the loop allows.
     pub action_interval_multiplier: f64,
-    /// After AUTH nothing is sent until its answer has come.
+    /// After AUTH, nothing is sent until its response has arrived.
     pub wait_auth_success: bool,
     /// AUTH is left out when the session is repeated.
     pub auth_only_once: bool,
@@ -177,7 +177,7 @@ impl Case {
         addr.map(|addr| (transport, addr)).ok_or_else(|| CaseError::Address(self.channeld_addr.clone()))
     }
 
-    /// Plays all groups and says what came of it.
+    /// Plays all groups and returns the report.
     ///
     /// # Errors
     /// When a recording cannot be read. Connections that fail are counted, not errors.
@@ -512,7 +512,7 @@ impl<'a> GroupRun<'a> {
         }
     }
 
-    /// The message as it is to be sent; `None` when it is left out.
+    /// Returns the message to send; `None` if it is omitted.
     fn rewrite(
         &self,
         subscribed: bool,

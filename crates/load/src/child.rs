@@ -16,7 +16,7 @@ use crate::bare::{self, BarePlan};
 use crate::spatial::{Grid, avatar};
 use crate::{arena, demo_players, interrupt, probe};
 
-/// Time that a server has to become ready before the bench gives up.
+/// Time for a server to become ready before the bench gives up.
 const START_PATIENCE: Duration = Duration::from_secs(20);
 /// Poll interval of a starting server. It bounds the error of the measured start time.
 const ASK_INTERVAL: Duration = Duration::from_micros(500);
@@ -56,7 +56,7 @@ pub enum StartError {
 pub struct ConsoleToken([u8; 32]);
 
 impl ConsoleToken {
-    /// Reads the token out of what a server printed when it was ready.
+    /// Extracts the token from the text that a server printed when it was ready.
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("/console/#token=")?;
@@ -84,7 +84,7 @@ impl Owned {
     /// watches the thread.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         let parent = std::process::id();
         let bind = move || {
@@ -104,7 +104,7 @@ impl Owned {
         Ok(Self { child, ending: Arc::default() })
     }
 
-    /// From now on the run is broken off when the child ends by itself.
+    /// Aborts the run if the child ends by itself from now on.
     pub fn watch(&self, name: &str) {
         let (name, ending) = (name.to_owned(), Arc::clone(&self.ending));
         let id = self.child.id();
@@ -135,7 +135,7 @@ impl Owned {
     /// Its status, if it has ended.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The error of the operating system.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
@@ -196,7 +196,7 @@ pub struct OwnServer {
     pub servers: SocketAddr,
     /// Health and metrics.
     pub http: SocketAddr,
-    /// From the start of the process until it said that it is ready.
+    /// Time from the start of the process until it reported readiness.
     pub start: Duration,
 }
 
@@ -366,8 +366,8 @@ fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The bare writer as a process of its own, so that its CPU time can be told from ours. Ended when
-/// dropped.
+/// The bare writer as a separate process, so that its CPU time is measured separately. Dropping it
+/// ends the process.
 #[derive(Debug)]
 pub struct BareWriter {
     child: Owned,
@@ -380,7 +380,7 @@ impl BareWriter {
     /// Starts the hidden mode of `program` (`throng bench bare-writer`).
     ///
     /// # Errors
-    /// When it cannot be started or does not say where it listens.
+    /// If it cannot be started or does not report its address.
     pub fn start(program: &Path, plan: BarePlan) -> Result<Self, StartError> {
         let name = format!("{} bench bare-writer", program.display());
         let failed = |source| StartError::Io { program: name.clone(), source };
@@ -444,7 +444,7 @@ impl Folder {
         Self::below(&std::env::temp_dir())
     }
 
-    /// A folder of our own below another one, for what must lie on a certain disk.
+    /// Creates a temporary folder below another one, for data that must be on a certain disk.
     pub(crate) fn below(parent: &Path) -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);

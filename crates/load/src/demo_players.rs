@@ -1,6 +1,6 @@
-//! A little life for a demo's cache and matcher: players who look for an opponent, and a build that
-//! reads and stores derived data. For people to look at, not to measure: a few requests a second
-//! over JSON and HTTP/1.1.
+//! Light traffic for a demo's cache and matcher: players who look for an opponent, and a build that
+//! reads and stores derived data. It is a demonstration, not a load: a few requests a second over
+//! JSON and HTTP/1.1.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -25,9 +25,9 @@ expand = [{ target = "rules.skill.max", steps = [{ after_s = 8, value = 3 }, { a
 const TURN: Duration = Duration::from_millis(500);
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Players who may come; who has left comes again later, so that ratings mean something.
+/// Number of distinct players. A player who has left returns later, so that ratings converge.
 const PLAYERS: u64 = 200;
-/// DemoPlayers who look for a match or play one at a time, at most.
+/// Maximum number of players who look for a match or play at a time.
 const PRESENT_MAX: usize = 40;
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const NAMESPACE: &str = "demo";
@@ -68,12 +68,12 @@ impl Drop for DemoPlayers {
     }
 }
 
-/// Somebody who looks for a match or plays one.
+/// A player who looks for a match or plays one.
 #[derive(Debug)]
 struct Visitor {
     role: String,
     ticket: String,
-    /// Match and room, once there is one.
+    /// Match and room, once assigned.
     place: Option<(String, String)>,
     turns_left: u64,
 }
@@ -127,7 +127,7 @@ impl Crowd {
         }
     }
 
-    /// Matches go on for a while; the first who has had enough loses.
+    /// Ends matches after a random time; the player who ends one loses.
     fn play(&mut self) {
         for visitor in self.present.iter_mut().filter(|visitor| visitor.place.is_some()) {
             visitor.turns_left = visitor.turns_left.saturating_sub(1);

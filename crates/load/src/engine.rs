@@ -54,11 +54,11 @@ pub struct Plan {
     /// Characters in the world; `None` for no world and no channel data. Players steer the first
     /// ones.
     pub characters: Option<usize>,
-    /// True if there is a game server. Without one, players connect and only count what the other
-    /// side sends.
+    /// True if there is a game server. Without one, players connect and only count the messages
+    /// that they receive.
     pub owner: bool,
-    /// Without a game server of our own: log in and play on this channel, subscribed by whoever
-    /// owns it. Without this either, nobody logs in.
+    /// Without a simulated game server: players log in and play on this channel, subscribed by its
+    /// owner. With neither, players do not log in.
     pub join: Option<u32>,
     /// True if players are subscribed to the channel.
     pub subscribe: bool,
@@ -74,8 +74,8 @@ pub struct Plan {
     pub input_bytes: usize,
     /// Messages per second from the owner to each player; 0 for none.
     pub notices_per_second: f64,
-    /// The world begins when everyone has logged in. Otherwise it is being played while players
-    /// come in, which takes much longer near the limit of what the server carries.
+    /// True if the world begins when all players have logged in. Otherwise it runs while players
+    /// join, which takes much longer near the server's limit.
     pub gather: bool,
     /// Channels that exist besides and do nothing.
     pub idle_channels: usize,
@@ -190,7 +190,7 @@ impl Plan {
 /// Results of a run.
 #[derive(Debug, Clone)]
 pub struct EngineReport {
-    /// Players asked for.
+    /// Requested number of players.
     pub players: usize,
     /// Length of the measured window.
     pub window: Duration,
@@ -204,7 +204,7 @@ pub struct EngineReport {
     pub window_frames_in: u64,
     /// CPU time that the server used inside the window.
     pub server_cpu: Option<Duration>,
-    /// Memory of the server before the players came, and at the end of the window.
+    /// Memory of the server before the players joined, and at the end of the window.
     pub server_memory: Option<(Memory, Memory)>,
     /// CPU time of the player threads inside the window.
     pub fleet_cpu: Duration,
@@ -217,7 +217,7 @@ pub struct EngineReport {
     /// Players that read everything: how many ended with exactly the game server's state, of how
     /// many.
     pub checked: (usize, usize),
-    /// Looks around during the window.
+    /// Samples during the window.
     pub samples: Vec<Sample>,
 }
 

@@ -1,7 +1,7 @@
-//! A gateway just good enough to test the generator against: logins, one channel, updates passed on
-//! as they come.
+//! A minimal gateway for tests of the generator: logins, one channel, updates forwarded as they
+//! arrive.
 //!
-//! One thread a connection and a lock around everything, so no figure that it gives means anything.
+//! It has a thread per connection and one lock, so its figures are meaningless.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

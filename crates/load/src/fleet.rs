@@ -25,10 +25,10 @@ const SLEEP_MAX: Duration = Duration::from_millis(20);
 const KCP_TICK: Duration = Duration::from_millis(10);
 /// Precision of the times of a simulated network.
 const NETWORK_TICK: Duration = Duration::from_millis(2);
-/// Bytes per read. What matters of a frame is in its first few hundred bytes; the rest is discarded
-/// in the kernel.
+/// Bytes per read. The relevant part of a frame is its first few hundred bytes; the kernel discards
+/// the rest.
 const READ_BYTES: usize = 2_048;
-/// Bytes per read for players that look at everything.
+/// Bytes per read for players that parse whole frames.
 const READ_ALL_BYTES: usize = 64 * 1024;
 /// Receive buffer of a player that is meant to stall, in bytes.
 const STALLED_BUFFER_BYTES: usize = 8 * 1024;
@@ -49,7 +49,7 @@ pub(crate) struct FleetPlan {
     pub(crate) connects_per_second: u32,
     /// Log in. Without, a player is ready as soon as it is connected.
     pub(crate) login: bool,
-    /// Way in which the player gets its subscription, if it wants one.
+    /// Source of the player's subscription, if it has one.
     pub(crate) subscribe: Option<Subscribe>,
     /// Inputs sent to the channel's owner.
     pub(crate) inputs: Option<Inputs>,
@@ -234,7 +234,7 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// Sends what is due, waits, and takes what has arrived.
+    /// Sends due messages, waits, and reads.
     fn turn(&mut self, shared: &Mutex<crate::stats::Counts>) -> std::io::Result<()> {
         let now = clock::now_ns();
         {
@@ -286,7 +286,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Takes what has passed the network meanwhile.
+    /// Takes the bytes that have passed the simulated network.
     fn tick_network(&mut self, now: u64, counts: &mut crate::stats::Counts) {
         if self.plan.network.is_clear() || now < self.network_tick_ns {
             return;
@@ -531,7 +531,7 @@ impl Reader<'_> {
         self.counts.ready += 1;
     }
 
-    /// A state update. What it carries counts as delivered when all of it has arrived.
+    /// Handles a state update. Its content counts as delivered when all of it has arrived.
     fn update(&mut self, body: &[u8], whole: bool) {
         self.counts.updates_in += 1;
         let value = protocol::update_value(body);

@@ -1,8 +1,8 @@
-//! The end of a run before its time: Ctrl-C, a server of ours that ended by itself, a case that
-//! exceeds its limit.
+//! Early end of a run: Ctrl-C, a child server that ended by itself, or a case that exceeds its
+//! limit.
 //!
-//! Every loop that waits asks [`requested`]. The first Ctrl-C ends a run in good order, the second
-//! one ends the process.
+//! Every waiting loop checks [`requested`]. The first Ctrl-C ends a run in good order, the second
+//! ends the process.
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ pub fn requested() -> bool {
     signalled() || BROKEN_OFF.load(Ordering::Relaxed)
 }
 
-/// True if a signal asked for an end.
+/// True if a signal requested an end.
 pub(crate) fn signalled() -> bool {
     SIGNALLED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! Load for gateways: simulated players and game servers, the tests by name, and what they say.
+//! Load for gateways: simulated players and game servers, the tests by name, and their reports.
 //!
 //! A run has one simulated game server, which owns a channel and simulates a world at 30 frames a
 //! second, and many simulated players, who log in, are subscribed, send inputs at 30 Hz and receive

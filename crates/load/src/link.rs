@@ -167,7 +167,7 @@ impl Link {
         self.between.as_deref().is_some_and(is_due)
     }
 
-    /// The network takes nothing from the socket for now.
+    /// True if the simulated network currently takes nothing from the socket.
     pub(crate) fn is_held_up(&self) -> bool {
         self.between.as_deref().is_some_and(|between| between.to_player.is_full(clock::now_ns()))
     }
@@ -180,7 +180,7 @@ impl Link {
         fates
     }
 
-    /// Gives the socket what has passed the network.
+    /// Writes the bytes that have passed the simulated network to the socket.
     fn leave(&mut self) -> Result<(), LinkError> {
         let now = clock::now_ns();
         while let Some(bytes) = self.between.as_mut().and_then(|between| between.to_server.pop(now)) {
@@ -189,8 +189,8 @@ impl Link {
         Ok(())
     }
 
-    /// Takes up to a scratch full from the socket into the network, if that is between; false when
-    /// there was nothing.
+    /// Moves up to a buffer of bytes from the socket into the simulated network, if there is one.
+    /// Returns false if there were none.
     fn enter(&mut self, scratch: &mut [u8]) -> Result<bool, LinkError> {
         let Some(between) = &mut self.between else { return Ok(false) };
         if between.to_player.is_full(clock::now_ns()) {
@@ -237,7 +237,7 @@ impl Link {
         Ok(())
     }
 
-    /// Does what the transport has to do by itself now and then; to be called every 10 ms for KCP.
+    /// Does the periodic work of the transport; must be called every 10 ms for KCP.
     pub(crate) fn tick(&mut self) -> Result<(), LinkError> {
         let Some(side) = &mut self.kcp else { return Ok(()) };
         side.kcp.handle_timeout(now());
@@ -274,7 +274,7 @@ impl Link {
         self.stream.raw()
     }
 
-    /// Frames received since last asked.
+    /// Frames received since the last call.
     pub(crate) fn take_frames_in(&mut self) -> u64 {
         std::mem::take(&mut self.scanner.frames)
     }
@@ -327,7 +327,7 @@ impl Link {
         Ok(true)
     }
 
-    /// Continues sending what the socket refused.
+    /// Sends bytes that the socket refused before.
     pub(crate) fn flush(&mut self) -> Result<(), LinkError> {
         if !self.unsent.is_empty() {
             let count = self.stream.write(&self.unsent)?;
@@ -337,7 +337,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes what has arrived, at most a few reads' worth.
+    /// Reads from the socket, a few times at most.
     pub(crate) fn receive(&mut self, scratch: &mut [u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
         if self.between.is_some() {
             return self.receive_through(scratch, sink);
@@ -403,7 +403,7 @@ impl Link {
         self.put(bytes)
     }
 
-    /// Gives the socket bytes of the stream, or one datagram, which a full socket loses.
+    /// Writes bytes of the stream, or one datagram, which a full socket drops.
     fn put(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         if self.kcp.is_some() {
             self.bytes_out += self.stream.write(bytes)? as u64;

@@ -19,19 +19,19 @@ use crate::clock::nanoseconds;
 pub struct Network {
     /// Least time on the way.
     pub delay: Duration,
-    /// Up to this much is added at random. What was sent first still arrives first.
+    /// Maximum random addition to the delay. It does not reorder datagrams.
     pub jitter: Duration,
     /// Chance from 0 to 1 that a datagram is lost.
     pub loss: f64,
     /// Chance that a datagram arrives twice.
     pub duplicate: f64,
-    /// Chance that a datagram is held back, so that those behind overtake it.
+    /// Probability that a datagram is held back, so that later ones overtake it.
     pub reorder: f64,
     /// Bits per second of each connection; 0 is without a limit.
     pub rate_bits: u64,
 }
 
-/// Networks by name, with what they stand for.
+/// Networks by name, with descriptions.
 pub const PRESETS: [(&str, &str); 4] = [
     ("lan", "1 ms, no loss"),
     ("wifi", "4 ms, jitter 12 ms, 0.5% lost, 0.1% reordered, 50 Mbit/s"),
@@ -157,7 +157,7 @@ impl Way {
         }
     }
 
-    /// Takes a datagram, or what was read or written of a stream.
+    /// Takes a datagram, or bytes read from or written to a stream.
     pub(crate) fn push(&mut self, now_ns: u64, bytes: &[u8]) {
         self.fates.sent += 1;
         if self.datagrams && self.rng.chance(self.network.loss) {
@@ -205,14 +205,14 @@ impl Way {
         self.under_way.first_key_value().is_some_and(|((arrival, _), _)| *arrival <= now_ns)
     }
 
-    /// A stream waits for the rate: what is read now would only wait here instead of in the
-    /// sender's queue.
+    /// True if a stream waits for the rate limit; further bytes would only wait here instead of in
+    /// the sender's queue.
     pub(crate) fn is_full(&self, now_ns: u64) -> bool {
         !self.datagrams
             && (self.bytes > STREAM_BYTES_MAX || self.line_free_ns > now_ns + nanoseconds(QUEUE_MAX))
     }
 
-    /// Bytes under way.
+    /// Bytes in transit.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

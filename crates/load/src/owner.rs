@@ -29,13 +29,13 @@ pub(crate) struct OwnerPlan {
     pub(crate) channel_type: u32,
     /// Characters in the world; `None` for no world and no channel data.
     pub(crate) characters: Option<usize>,
-    /// Subscribe everyone who logs in, with this fan-out interval in milliseconds.
+    /// Subscribes every player who logs in, with this fan-out interval in milliseconds.
     pub(crate) subscribe_interval_ms: Option<u32>,
     /// Messages per second to each player, evenly spread, from when all of them have logged in.
     pub(crate) notices_per_second: Option<f64>,
     /// Players that will log in.
     pub(crate) players: usize,
-    /// The world stands still until all of them have logged in.
+    /// The world is paused until all players have logged in.
     pub(crate) gather: bool,
     /// Further channels to create and leave alone.
     pub(crate) idle_channels: usize,
@@ -45,7 +45,7 @@ pub(crate) struct OwnerPlan {
 /// Counters of the game server.
 #[derive(Debug, Clone, Default)]
 pub struct OwnerCounts {
-    /// The channel is there and everything asked for has been created.
+    /// True if the channel exists and all requested objects are created.
     pub ready: bool,
     /// Channels created besides.
     pub channels: u64,
@@ -101,9 +101,9 @@ pub(crate) fn run(plan: &OwnerPlan, control: &Control, shared: &Mutex<OwnerCount
     owner.view()
 }
 
-/// Asks for a higher priority, which only some users get. A game server has its own machine in real
-/// life; here a frame that leaves late because the generator waited for a processor would count as
-/// merged by the gateway.
+/// Requests a higher priority, which only some users may have. A game server has its own machine in
+/// real life; here a frame that leaves late because the generator waited for a processor would
+/// count as merged by the gateway.
 pub(crate) fn prefer_this_thread() {
     // SAFETY: no pointers involved; for the process 0 the system takes the calling thread. A
     // refusal changes nothing.
@@ -232,7 +232,7 @@ impl<'a> Owner<'a> {
         self.rearm()
     }
 
-    /// Does what the arrived answers and logins ask for.
+    /// Reacts to the responses and logins that have arrived.
     fn advance(&mut self) -> Result<(), LinkError> {
         self.out.clear();
         let type_name = self.plan.characters.map(|_| arena::TYPE_NAME);

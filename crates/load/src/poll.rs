@@ -1,7 +1,7 @@
 //! The thinnest possible readiness loop: level-triggered epoll with a timeout in nanoseconds.
 //!
-//! The generator deliberately does not use the server's event loop: what it measures must not share
-//! a bottleneck or a bug with what measures it.
+//! The generator deliberately does not use the server's event loop: the generator and the measured
+//! server must not share a bottleneck or a defect.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -51,7 +51,7 @@ impl Poller {
         self.control(libc::EPOLL_CTL_ADD, socket, token, read, write)
     }
 
-    /// Changes what `socket` is watched for.
+    /// Changes the events that `socket` is watched for.
     pub(crate) fn modify(&self, socket: RawFd, token: usize, read: bool, write: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, socket, token, read, write)
     }

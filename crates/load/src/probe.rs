@@ -1,4 +1,4 @@
-//! Looks at a process from outside: CPU, memory, threads, and its metrics page.
+//! Observation of a process from outside: CPU, memory, threads, and its metrics page.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::clock::CpuClock;
 
-/// Time limit of a metrics page. A slower server is busy; the sample goes without.
+/// Time limit of a metrics page. A slower server is busy, and the sample omits its metrics.
 const METRICS_TIMEOUT: Duration = Duration::from_millis(500);
 const METRICS_BYTES_MAX: u64 = 4 << 20;
 
@@ -60,8 +60,8 @@ impl Probe {
         Some(parse_status(&status))
     }
 
-    /// Bytes that the process gave to the disk so far, those still in the system's memory included;
-    /// `None` as for [`Self::cpu`].
+    /// Bytes that the process has written so far, including those in the page cache; `None` as for
+    /// [`Self::cpu`].
     #[must_use]
     pub fn disk_bytes(&self) -> Option<u64> {
         let io = std::fs::read_to_string(format!("/proc/{}/io", self.pid?)).ok()?;
@@ -172,7 +172,7 @@ impl Metrics {
         self.quantile_since(before, name, 1.0)
     }
 
-    /// The upper bound of the bucket below which this share of what has come since `before` lies.
+    /// Upper bound of the bucket of the given quantile of the observations since `before`.
     pub(crate) fn quantile_since(&self, before: &Self, name: &str, share: f64) -> Option<f64> {
         let bounds = |page: &Self| -> Vec<(f64, f64)> {
             let mut bounds: Vec<(f64, f64)> = page
@@ -224,7 +224,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Describes this machine as it is now.
+    /// Describes this machine.
     #[must_use]
     pub fn observe() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();

@@ -37,7 +37,7 @@ pub(crate) mod kind {
     pub(crate) const INPUT: u32 = 100;
     /// Message of the owner to one player.
     pub(crate) const NOTICE: u32 = 101;
-    /// An object comes into being (Unreal).
+    /// An object is created (Unreal).
     pub(crate) const SPAWN: u32 = 103;
     /// The login server asks the owner of a cell for a player's character.
     pub(crate) const ENTER: u32 = 120;
@@ -198,8 +198,8 @@ fn type_url(type_name: &str) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value<'a> {
     Number(u64),
-    /// Length-delimited. May be cut short when only a prefix of the message is at hand; `whole`
-    /// says so.
+    /// Length-delimited. May be truncated if only a prefix of the message is available; `whole` is
+    /// false then.
     Bytes {
         bytes: &'a [u8],
         whole: bool,
@@ -265,7 +265,7 @@ fn take_varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-/// Why a byte stream cannot be what a gateway sends.
+/// Defect of a byte stream that a gateway cannot have sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum ScanError {
     #[error("bytes {0:#04x} {1:#04x} at the start of a frame instead of 0x43 0x48")]
@@ -276,7 +276,7 @@ pub(crate) enum ScanError {
     BadPacket,
 }
 
-/// Receives what a [`Scanner`] finds.
+/// Receiver of the messages that a [`Scanner`] finds.
 pub(crate) trait Sink {
     /// A message. `body` is all of it when `whole`, else its beginning, with the rest still on the
     /// way.
@@ -290,7 +290,7 @@ pub(crate) trait Sink {
 pub(crate) struct Scanner {
     /// Bytes of the current packet that have not been scanned yet.
     packet_left: usize,
-    /// Bytes of the current entry that nobody needs to see.
+    /// Bytes of the current entry to skip.
     skip: usize,
     /// An incomplete tag or entry beginning; empty between packets.
     carry: Vec<u8>,
@@ -332,7 +332,7 @@ impl Scanner {
     /// Scans the next received bytes.
     ///
     /// # Errors
-    /// When they are not what the protocol allows; the connection is then of no more use.
+    /// If they violate the protocol; the connection is then unusable.
     pub(crate) fn feed(&mut self, input: &[u8], sink: &mut dyn Sink) -> Result<(), ScanError> {
         if self.carry.is_empty() {
             let used = self.scan(input, sink)?;

@@ -66,7 +66,7 @@ pub enum Verdict {
 }
 
 impl Row {
-    /// A row without anything to compare with.
+    /// Creates a row without a reference.
     #[must_use]
     pub fn new(what: impl Into<String>, unit: &'static str, better: Better, measured: f64) -> Self {
         Self {
@@ -202,7 +202,7 @@ pub struct Run {
     pub players: usize,
     /// Length of the measured window in seconds.
     pub window_s: f64,
-    /// State updates that should have arrived and those that did, each as a fan-out of its own.
+    /// State updates due, and those that arrived in a fan-out of their own.
     pub expected: u64,
     /// See `expected`.
     pub delivered: u64,
@@ -247,7 +247,7 @@ pub struct Run {
     pub checked: usize,
     /// Load of the generator itself.
     pub generator: Generator,
-    /// Looks around during the window.
+    /// Samples during the window.
     pub samples: Vec<Sample>,
     /// Additional figures of a world that is spread over channels.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -257,8 +257,8 @@ pub struct Run {
 /// Figures of a run in a world that is spread over channels.
 #[derive(Debug, Clone, Serialize)]
 pub struct WorldRun {
-    /// Channels at the end by type: those that the game servers made, or what the server's metrics
-    /// page says.
+    /// Channels at the end by type: those that the game servers created, or those on the server's
+    /// metrics page.
     pub channels: BTreeMap<String, u64>,
     /// Subscriptions of players to characters at the end.
     pub subscriptions: u64,
@@ -272,7 +272,8 @@ pub struct WorldRun {
     pub handovers_per_s: f64,
     /// See `handovers_per_s`.
     pub server_handovers_per_s: f64,
-    /// Update due that crosses a border to the new server's being told.
+    /// Time from the due time of an update that crosses a border until the new server receives the
+    /// handover.
     pub handover: TimesSummary,
     /// Inputs that reached a server without authority over the character.
     pub stray_inputs: u64,
@@ -289,8 +290,8 @@ pub struct WorldRun {
     pub joined_s: f64,
     /// To everyone's having the state of everyone.
     pub complete_s: Option<f64>,
-    /// Characters that players saw although elsewhere, did not see although in sight, or saw in an
-    /// old state, after the run had come to rest.
+    /// Errors in players' views after the run had come to rest: characters seen at a wrong
+    /// position, not seen although in sight, or seen in an old state.
     pub ghosts: u64,
     /// See `ghosts`.
     pub unseen: u64,
@@ -483,7 +484,7 @@ pub struct Report {
     /// True if the load was the one that the published figures and marks are for. Smaller tries are
     /// not judged.
     pub canonical: bool,
-    /// Figures beside what they are judged by.
+    /// Figures with their references.
     pub rows: Vec<Row>,
     /// Conditions for success.
     pub thresholds: Vec<Threshold>,
@@ -604,7 +605,7 @@ impl Report {
         self.passed = self.verdict == Judgement::Passed;
     }
 
-    /// Adds a run, with notes about whatever makes its figures doubtful.
+    /// Adds a run, with notes about conditions that make its figures doubtful.
     pub fn run(&mut self, run: Run) {
         if let Some(why) = &run.generator.saturated {
             self.note(format!("{}: the generator was the limit, not the server: {why}", run.name));

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::network::Fates;
 
-/// Latencies above a minute say nothing more than "a minute".
+/// Longest latency that is recorded exactly: one minute.
 const MICROSECONDS_MAX: u64 = 60_000_000;
 
 /// End of the first bucket of a distribution, and how much longer each is than the one before.
@@ -124,7 +124,7 @@ pub struct Bucket {
 /// Counters of one generator thread, or of all of them together.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
-    /// Connections that are ready for what the run wants of them.
+    /// Connections that are ready for the run.
     pub ready: u64,
     /// Connections that failed or ended before the run did.
     pub lost: u64,
@@ -138,7 +138,7 @@ pub struct Counts {
     pub messages_out: u64,
     /// Bytes sent.
     pub bytes_out: u64,
-    /// State updates received, of whatever age.
+    /// State updates received, of any age.
     pub updates_in: u64,
     /// State updates sent inside the measured window that arrived, newest per fan-out.
     pub delivered: u64,
@@ -156,7 +156,7 @@ pub struct Counts {
     pub notice: Times,
     /// Intended to actual send.
     pub lateness: Times,
-    /// State latencies since last asked, for a live display.
+    /// State latencies since the last display refresh.
     pub recent: Times,
     /// Malformed updates seen by the players that read everything.
     pub malformed: u64,
@@ -167,7 +167,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds what another thread saw.
+    /// Adds the counts of another thread.
     pub fn add(&mut self, other: &Self) {
         self.ready += other.ready;
         self.lost += other.lost;

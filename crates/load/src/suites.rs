@@ -1,4 +1,4 @@
-//! The tests by name: what each runs, and which figures it is judged by.
+//! The tests by name, with their loads and the figures that they are judged by.
 //!
 //! Without an address a test starts its own server as a child process, so one command reproduces a
 //! figure. With one it measures any server that speaks the protocol. Every test has one canonical
@@ -29,7 +29,7 @@ use crate::socket;
 pub struct Test {
     /// Two words: suite and test.
     pub name: &'static str,
-    /// One line: what it measures.
+    /// Summary of the measurement, one line.
     pub summary: &'static str,
     run: fn(&Context<'_>) -> Result<Report, BenchError>,
 }
@@ -182,7 +182,7 @@ impl Effort {
     }
 }
 
-/// A server that somebody else has started.
+/// A server that was started outside of the bench.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     /// Listener for players.
@@ -197,10 +197,9 @@ pub struct Target {
     pub console: Option<ConsoleToken>,
 }
 
-/// Told what goes on, for a display.
+/// Receiver of progress reports, for a display.
 pub trait Progress {
-    /// A run begins. Its samples come until `window` is over; `None` when nobody knows how long it
-    /// takes.
+    /// A run begins. It reports samples until `window` is over; `None` if its duration is unknown.
     fn begin(&mut self, what: &str, window: Option<Duration>);
     /// A sample was taken.
     fn sample(&mut self, sample: &Sample);
@@ -292,11 +291,13 @@ impl Context<'_> {
         let (own, target) = match options.target {
             Some(target) => (None, target),
             None => {
+                let mut flags = options.server_flags.clone();
+                flags.extend(options.console.then(|| "--console-token".to_owned()));
                 let own = OwnServer::start(&ServerOptions {
                     program: options.program.clone(),
                     shards: options.shards,
                     transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
-                    flags: options.server_flags.clone(),
+                    flags,
                     whole: options.whole,
                     default_ports: options.default_ports,
                     world,
@@ -314,7 +315,7 @@ impl Context<'_> {
         Ok(Server { own, target, probe })
     }
 
-    /// The published scenario with the options of this run; tests change what they need.
+    /// The published scenario with the options of this run; tests adapt it.
     fn plan(&self, server: &Server, players: usize) -> Plan {
         let options = self.options;
         let (warmup, duration) = options.effort.pick((3_000, 10_000), (1_500, 4_000), (300, 1_000));
@@ -364,8 +365,8 @@ impl Context<'_> {
         self.run(&format!("bare writer, {players} sockets"), &plan, &server)
     }
 
-    /// The size to run with: as asked, tiny for smoke, else canonical. Says whether it is the
-    /// canonical one.
+    /// Returns the size to run: the requested one, a tiny one for smoke, else the canonical one;
+    /// and true if it is the canonical one.
     fn size(&self, canonical: usize, smoke: usize) -> (usize, bool) {
         match self.options.players.first() {
             Some(&players) => (players, players == canonical),
@@ -374,7 +375,7 @@ impl Context<'_> {
         }
     }
 
-    /// The sizes to run in turn: as asked, or those of the effort.
+    /// Returns the sizes to run in turn: the requested ones, or those of the effort.
     fn sizes(&self, whole: &[usize], quick: &[usize], smoke: &[usize]) -> Vec<usize> {
         match self.options.players.as_slice() {
             [] => self.options.effort.pick(whole, quick, smoke).to_vec(),
@@ -395,7 +396,7 @@ const MIB: f64 = (1 << 20) as f64;
 /// Time that a running server has to answer the claim of GLOBAL before it counts as refused.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A server that runs on this machine with the default ports and says that it is ready, if there is
+/// Returns a server on the default ports of this machine that reports itself ready, if there is
 /// one.
 #[must_use]
 pub fn local_server() -> Option<Target> {
@@ -421,10 +422,10 @@ pub struct Swarm {
 }
 
 impl Swarm {
-    /// Runs the swarm. `on_start` hears where the server is, before the players come.
+    /// Runs the swarm. `on_start` receives the server's address before the players connect.
     ///
     /// # Errors
-    /// When the server does not start or the players do not get in.
+    /// If the server does not start or the players cannot join.
     pub fn run(
         &self,
         on_start: &mut dyn FnMut(&Target),
@@ -450,7 +451,7 @@ impl Swarm {
             owner_patience: if server.own.is_some() { Duration::from_secs(20) } else { CLAIM_PATIENCE },
             ..context.plan(&server, self.players)
         };
-        let name = "players come in";
+        let name = "players connect";
         let outcome = match context.run(name, &plan, &server) {
             // The protocol has no refusals: silence is the answer to a claim of GLOBAL when it has
             // an owner.

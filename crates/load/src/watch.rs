@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::probe::{self, Memory, Metrics, Probe};
 use crate::stats::{Counts, Times};
 
-/// Longest sleep without a look at whether somebody interrupts.
+/// Longest sleep without a check for an interruption.
 const NAP_NS: u64 = 100_000_000;
 
 /// Sum and number of the rounds that a server's threads made of their work, in seconds.
@@ -43,7 +43,7 @@ pub enum RunError {
         /// Idle channels wanted.
         wanted: usize,
     },
-    /// The grid did not come up.
+    /// The grid did not become ready.
     #[error(
         "only {cells} of {wanted} spatial channels were ready within {waited:?}; is the server configured with \
          the grid of this scenario, and free of other game servers?"
@@ -61,7 +61,7 @@ pub enum RunError {
     NotReady {
         /// Players that are in.
         ready: u64,
-        /// Players asked for.
+        /// Requested number of players.
         wanted: usize,
         /// Time given.
         waited: Duration,
@@ -76,7 +76,7 @@ pub enum RunError {
     Generator(#[from] std::io::Error),
 }
 
-/// One look at everything, for charts and live lines. Rates are since the sample before.
+/// One sample of all figures, for charts and live lines. Rates are relative to the previous sample.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Sample {
     /// Seconds since the measured window began.
@@ -131,7 +131,7 @@ pub(crate) trait Scenario {
     fn server_count(&self) -> usize;
     /// True if characters are handed over at all.
     fn hands_over(&self) -> bool;
-    /// The game servers cannot go on.
+    /// True if the game servers cannot continue.
     fn has_failed(&self) -> bool;
     /// Time passes, up to `at_ns` of the clock or an interrupt. The first call is for the window's
     /// beginning.
@@ -184,7 +184,7 @@ pub(crate) struct Window {
     first: Mark,
     last: Mark,
     pub(crate) samples: Vec<Sample>,
-    /// Before the players came, and at the end.
+    /// Memory before the players joined, and at the end.
     pub(crate) memory: Option<(Memory, Memory)>,
 }
 

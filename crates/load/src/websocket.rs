@@ -32,7 +32,7 @@ pub(crate) struct ClientSide {
     /// Bytes of an incomplete response, frame header or control frame.
     carry: Vec<u8>,
     open: bool,
-    /// Payload bytes of the current data frame still to come.
+    /// Remaining payload bytes of the current data frame.
     payload_left: usize,
     /// Frames to send in answer to control frames.
     reply: Vec<u8>,

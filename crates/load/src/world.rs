@@ -1,8 +1,8 @@
 //! The simulated world: characters that walk, turn and jump on a walled grid with obstacles.
 //!
-//! It does what a small game server does between two frames, no more: apply inputs, move, collide,
-//! and note who has moved. Everything follows from the seed and the inputs, so two runs of one seed
-//! agree to the bit.
+//! It does only the work of a small game server between two frames: apply inputs, move, collide,
+//! and record the characters that moved. Everything follows from the seed and the inputs, so two
+//! runs of one seed agree to the bit.
 
 use throng_stdx::Rng;
 
@@ -13,8 +13,8 @@ pub const CHARACTER_BYTES: usize = 58;
 
 /// Length of one frame in seconds.
 const FRAME_SECONDS: f32 = 1.0 / FRAMES_PER_SECOND as f32;
-/// Side of a grid cell in metres: larger than the way of one frame, so nobody tunnels through an
-/// obstacle.
+/// Side of a grid cell in metres: larger than the distance covered in one frame, so no character
+/// tunnels through an obstacle.
 const CELL_METRES: f32 = 2.0;
 /// Cells along one side of the map. 256 m is room for 1,000 characters at 8 m distance.
 const SIDE_CELLS: usize = 128;
@@ -103,8 +103,8 @@ impl World {
         character.input = input;
     }
 
-    /// Advances by one frame: everyone walks; whoever meets an obstacle stays and turns away at a
-    /// random angle.
+    /// Advances by one frame: all characters walk; one that meets an obstacle stops and turns away
+    /// at a random angle.
     pub fn step(&mut self) {
         self.frame += 1;
         for character in &mut self.characters {

@@ -1,4 +1,5 @@
-//! The matcher and its journal as one: what changes the state is logged before anybody hears of it.
+//! The matcher with its journal: every change is logged before its response or notification is
+//! sent.
 
 use std::io;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Frames that the service writes by itself, and deadlines that frames carry.
+//! Frames that the service writes itself, and deadlines in frames.
 
 use std::time::Duration;
 

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Either, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method as Verb, Request, Response, StatusCode, header};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use throng_admin::{Accepted, Beyond, Intake, Serving, Shutdown, Tls, is_loopback_name, is_same_site};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use throng_admin::{
+    Accepted, Framed, Guest, Intake, Metered, PacedBody, Serving, Shutdown, Tls, is_loopback_name,
+    is_same_site, no_exemptions, serve_http2, sniff,
+};
 use throng_matcher::{Scope, check_server_name, json};
 use throng_wire::matcher::{
     FRAME_BODY_BYTES_MAX, Method, REQUEST_KEY_FIELD, Reader, Status, Type, Writer, method_named, write_bytes,
@@ -31,8 +33,6 @@ use crate::tokens::Tokens;
 const PREFIX: &str = "/matcher/v1/";
 /// Time to send a complete request head; also ends idle kept-alive connections.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-/// Time to send a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the matcher's answer: longer than any that it takes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests of one HTTP/2 connection at a time.
@@ -45,7 +45,7 @@ pub(crate) type Answer = Response<Either<Full<Bytes>, Events>>;
 pub struct HttpOptions {
     /// Access tokens.
     pub tokens: Tokens,
-    /// Connections at a time; more wait in the kernel's queue.
+    /// Connections at a time. With more, those that make no progress yield.
     pub connections_max: usize,
     /// Requests whose bodies are in memory at a time, at most 1 MiB each; more are answered with
     /// `OVERLOADED`.
@@ -90,45 +90,60 @@ fn serve_until<'a>(
     let intake = Intake {
         owner: "the matcher's HTTP",
         connections_max: options.connections_max,
-        beyond: Beyond::Waits,
+        exempt: no_exemptions(),
+        is_for_strangers: true,
         tls: options.tls,
     };
-    let serve = move |accepted: Accepted| {
+    let serve = move |accepted: Accepted, guest| {
         let shared = Arc::clone(&shared);
         async move {
             // Without it, a reader that stopped reading keeps its slot.
             let _ = socket2::SockRef::from(accepted.socket()).set_tcp_user_timeout(Some(notify::STALL));
             match accepted {
-                Accepted::Plain(stream) => connection(stream, shared).await,
-                Accepted::Tls(stream) => connection(*stream, shared).await,
+                Accepted::Plain(stream) => connection(stream, shared, guest).await,
+                Accepted::Tls(stream) => connection(*stream, shared, guest).await,
             }
         }
     };
     Ok(intake.run(listener, shutdown, serve))
 }
 
-async fn connection<S>(stream: S, shared: Arc<Shared>)
+async fn connection<S>(stream: S, shared: Arc<Shared>, guest: Guest)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    let keep_alive = Some(Duration::from_secs(30));
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(keep_alive)
-        .max_concurrent_streams(STREAMS_MAX);
-    let service = service_fn(move |request| {
-        let shared = Arc::clone(&shared);
-        async move { Ok::<_, Infallible>(answer(&shared, request).await.unwrap_or_else(Refusal::answer)) }
+    let Some((is_http2, stream)) = sniff(stream).await else { return };
+    if is_http2 {
+        let answer = move |request| {
+            let shared = Arc::clone(&shared);
+            async move { answer(&shared, request).await.unwrap_or_else(Refusal::answer).map(Framed::new) }
+        };
+        serve_http2(stream, guest, STREAMS_MAX, answer).await;
+        return;
+    }
+    let stream = Metered::new(stream, guest.clone());
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (shared, guest) = (Arc::clone(&shared), guest.clone());
+        async move {
+            let mut request = request.map(|body| PacedBody::new(body, &guest));
+            request.extensions_mut().insert(guest.clone());
+            let answer = answer(&shared, request).await.unwrap_or_else(Refusal::answer);
+            guest.complete();
+            guest.rest();
+            Ok::<_, Infallible>(answer)
+        }
     });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     // The peer decides how a connection ends.
-    let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
+    let _ = builder.serve_connection(TokioIo::new(stream), service).with_upgrades().await;
 }
 
 /// The answer to a request, or the refusal of it.
-async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answer, Refusal> {
+async fn answer<B>(shared: &Shared, mut request: Request<B>) -> Result<Answer, Refusal>
+where
+    B: Body<Data = Bytes, Error = io::Error>,
+{
     refuse_strange_pages(shared, &request)?;
     let caller = named(request.headers(), "x-server-id")?.unwrap_or_default().to_owned();
     let Some(name) = request.uri().path().strip_prefix(PREFIX).map(str::to_owned) else {
@@ -179,7 +194,7 @@ async fn answer(shared: &Shared, mut request: Request<Incoming>) -> Result<Answe
 
 /// Pages of other sites reach a listener of this machine through the browser that runs them, and
 /// may point a name of their own at it.
-fn refuse_strange_pages(shared: &Shared, request: &Request<Incoming>) -> Result<(), Refusal> {
+fn refuse_strange_pages<B>(shared: &Shared, request: &Request<B>) -> Result<(), Refusal> {
     let headers = request.headers();
     // HTTP/2 names the host in the request's target.
     let authority = request.uri().authority().map(hyper::http::uri::Authority::as_str);
@@ -211,17 +226,24 @@ fn authorise(shared: &Shared, token: &str, srv: &str) -> Result<Scope, Refusal> 
     })
 }
 
-async fn read(request: Request<Incoming>) -> Result<Bytes, Refusal> {
-    let limited = Limited::new(request.into_body(), FRAME_BODY_BYTES_MAX).collect();
-    match tokio::time::timeout(BODY_TIMEOUT, limited).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => {
-            let why = format!("the body is longer than {FRAME_BODY_BYTES_MAX} bytes; send less at a time");
-            Err(refusal(Status::TooLarge, why))
-        }
-        Ok(Err(_)) => Err(refusal(Status::Invalid, "the body ended early")),
-        Err(_) => Err(refusal(Status::Timeout, "the body did not arrive in time; nothing was done")),
+async fn read<B>(request: Request<B>) -> Result<Bytes, Refusal>
+where
+    B: Body<Data = Bytes, Error = io::Error>,
+{
+    let error = match Limited::new(request.into_body(), FRAME_BODY_BYTES_MAX).collect().await {
+        Ok(body) => return Ok(body.to_bytes()),
+        Err(error) => error,
+    };
+    if error.is::<http_body_util::LengthLimitError>() {
+        let why = format!("the body is longer than {FRAME_BODY_BYTES_MAX} bytes; send less at a time");
+        return Err(refusal(Status::TooLarge, why));
     }
+    let is_late =
+        error.downcast_ref().is_some_and(|error: &io::Error| error.kind() == io::ErrorKind::TimedOut);
+    Err(match is_late {
+        true => refusal(Status::Timeout, "the body did not arrive in time; nothing was done"),
+        false => refusal(Status::Invalid, "the body ended early"),
+    })
 }
 
 /// Caller if no header says so: the server of the role that the request is about.

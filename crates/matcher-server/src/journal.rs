@@ -85,7 +85,7 @@ pub enum JournalError {
          begin with nothing{}",
         damaged.as_ref().map_or_else(|| "missing".to_owned(), |name| format!("damaged: {name}")),
         if *older {
-            ", or set `matcher.salvage` (`--salvage` for a replay) to go on from an older one"
+            ", or set `matcher.salvage` (`--salvage` for a replay) to continue from an older one"
         } else {
             ""
         }
@@ -442,7 +442,7 @@ impl Flusher {
             if let Some((sequence, bytes)) = snapshot
                 && let Err(error) = write_snapshot(fs, sequence, &bytes)
             {
-                tracing::error!(%error, "a snapshot of the matcher could not be written; the log goes on");
+                tracing::error!(%error, "a snapshot of the matcher could not be written; the log continues");
             }
             if stop {
                 return;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http_body_util::{Either, Full};
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::{Body, Frame};
 use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use throng_admin::{Guest, Work};
 use throng_matcher::json;
 use throng_wire::matcher::Status;
 use tokio_tungstenite::WebSocketStream;
@@ -31,7 +32,7 @@ pub(crate) const STALL: Duration = Duration::from_secs(30);
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// The server whose notifications are asked for, if the address says so.
-pub(crate) fn whose(request: &Request<Incoming>) -> Option<String> {
+pub(crate) fn whose<B>(request: &Request<B>) -> Option<String> {
     query(request, "srv")
 }
 
@@ -48,7 +49,7 @@ fn place(id: &[u8]) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// The refusal.
-pub(crate) fn answer(handle: &Handle, srv: &str, request: &mut Request<Incoming>) -> Result<Answer, Refusal> {
+pub(crate) fn answer<B>(handle: &Handle, srv: &str, request: &mut Request<B>) -> Result<Answer, Refusal> {
     if srv.is_empty() {
         return Err(refusal(Status::Invalid, "say whose notifications: ?srv=SRV_ID"));
     }
@@ -61,8 +62,10 @@ pub(crate) fn answer(handle: &Handle, srv: &str, request: &mut Request<Incoming>
     // Readers of events repeat the last id by themselves.
     let last = request.headers().get("last-event-id").map(|id| place(id.as_bytes()).unwrap_or(NOWHERE));
     let upgrade = text(request.headers(), "upgrade");
+    // A stream without notifications is not idle.
+    let work = request.extensions().get::<Guest>().map(Guest::work);
     if !upgrade.eq_ignore_ascii_case("websocket") {
-        return Ok(events(handle.watch(srv, last.or(after))));
+        return Ok(events(handle.watch(srv, last.or(after)), work));
     }
     let key = text(request.headers(), "sec-websocket-key");
     if key.is_empty() || text(request.headers(), "sec-websocket-version") != "13" {
@@ -74,6 +77,7 @@ pub(crate) fn answer(handle: &Handle, srv: &str, request: &mut Request<Incoming>
     tokio::spawn(async move {
         if let Ok(upgraded) = upgrade.await {
             send_messages(TokioIo::new(upgraded), watch).await;
+            drop(work);
         }
     });
     let mut response = Response::new(Either::Left(Full::default()));
@@ -114,9 +118,9 @@ async fn send_messages(stream: TokioIo<hyper::upgrade::Upgraded>, mut watch: Wat
     let _ = tokio::time::timeout(STALL, socket.close(None)).await;
 }
 
-fn events(watch: Watch) -> Answer {
+fn events(watch: Watch, work: Option<Work>) -> Answer {
     let next = Box::pin(next_batch(watch));
-    let events = Events { next: Some(next), alive: tokio::time::interval(KEEP_ALIVE) };
+    let events = Events { next: Some(next), alive: tokio::time::interval(KEEP_ALIVE), _work: work };
     let mut response = Response::new(Either::Right(events));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/event-stream"));
@@ -136,6 +140,7 @@ type Next = Pin<Box<dyn Future<Output = Option<(Batch, Watch)>> + Send>>;
 pub(crate) struct Events {
     next: Option<Next>,
     alive: tokio::time::Interval,
+    _work: Option<Work>,
 }
 
 impl Body for Events {
@@ -165,7 +170,7 @@ impl Body for Events {
 }
 
 /// A parameter of the query, with its escapes resolved.
-fn query(request: &Request<Incoming>, name: &str) -> Option<String> {
+fn query<B>(request: &Request<B>, name: &str) -> Option<String> {
     let mut pairs = request.uri().query()?.split('&').filter_map(|pair| pair.split_once('='));
     let value = pairs.find(|(key, _)| *key == name)?.1;
     let mut bytes = value.bytes();

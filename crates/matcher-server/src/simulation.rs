@@ -1,4 +1,4 @@
-//! Everything together, in virtual time and from a seed: the production hub, engine, journal and
+//! The whole service in virtual time, from a seed: the production hub, engine, journal and
 //! state machine, with servers that lose their connections, read slowly or not at all, a clock that
 //! jumps, and a process that is killed.
 

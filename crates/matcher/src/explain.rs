@@ -1,4 +1,4 @@
-//! Why a ticket is not matched: its nearest candidates and what stands between them.
+//! Explanation of an unmatched ticket: its nearest candidates and the rules that prevent a match.
 
 use std::collections::BTreeMap;
 

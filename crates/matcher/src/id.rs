@@ -1,4 +1,4 @@
-//! Names that nobody can guess and that lead to their object without a table.
+//! Unguessable ids that lead to their object without a table.
 
 use crate::schema::v1;
 

@@ -1,5 +1,4 @@
-//! Role infos and data maps as the bytes that go out again, so that nothing is decoded to be
-//! encoded.
+//! Role infos and data maps as encoded bytes, so that they need not be decoded and encoded again.
 
 use smallvec::SmallVec;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested};

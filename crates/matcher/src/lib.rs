@@ -1,10 +1,9 @@
-//! The matcher: players find each other.
+//! The matcher: teams, rooms and tickets of players.
 //!
 //! *Teams* form before a match, *rooms* gather or hold one, *tickets* wait in *queues* until a
 //! declared rule set finds a match among them, which becomes a room with reserved *seats*. All of
 //! it is one state machine, [`Matcher`].
-//!
-//! # Driving it
+//! # Driving contract
 //!
 //! Every input carries the wall time in ms and may have two kinds of output: the answer of a
 //! request, appended to the caller's buffer, and [`Notices`] for game servers, which the caller
@@ -12,10 +11,10 @@
 //!
 //! - [`Matcher::handle`]: a request. Bodies are those of [`throng_wire::matcher`].
 //! - [`Matcher::handle_session`]: a server's session began or was lost.
-//! - [`Matcher::handle_timeout`]: something is due, as [`Matcher::next_timeout`] said.
-//! - [`Matcher::handle_verdict`]: a policy answered a question of [`Matcher::poll_question`].
+//! - [`Matcher::handle_timeout`]: a timer is due, at the time of [`Matcher::next_timeout`].
+//! - [`Matcher::handle_verdict`]: a policy answered a request of [`Matcher::poll_question`].
 //!   Requests that waited for it are answered by [`Matcher::poll_answered`]. Without modes that
-//!   name a policy neither has anything.
+//!   name a policy, both return nothing.
 //!
 //! ```
 //! use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope};
@@ -46,10 +45,10 @@
 //!
 //! # Cost
 //!
-//! A request costs O(log n) of the rooms in its mode at most; lists cost what they list. Objects
-//! live in slabs and are found by the index in their id; names of roles and servers are interned.
-//! Role infos and data are kept as the bytes that came in, so that encoding a room is copying. A
-//! search for matches is cut into slices of a bounded number of steps.
+//! A request costs at most O(log n) of the rooms in its mode; the cost of a listing is proportional
+//! to its length. Objects live in slabs and are found by the index in their id; names of roles and
+//! servers are interned. Role infos and data are kept as received bytes, so that encoding a room is
+//! copying. A search for matches is cut into slices of a bounded number of steps.
 #![forbid(unsafe_code)]
 
 mod backfill;

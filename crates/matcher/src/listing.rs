@@ -1,4 +1,5 @@
-//! Lists of rooms: filtered, sorted, in pages; and what a role, or a server's roles, are in.
+//! Listings of rooms, filtered, sorted and in pages; and the rooms, teams and tickets of a role or
+//! of a server's roles.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

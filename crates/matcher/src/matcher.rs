@@ -232,8 +232,9 @@ impl Matcher {
             && let Some(known) = self.keys.find(server, key)
         {
             if known.request != (method.number, digest_of(body)) {
-                let problem =
-                    invalid("the request key was used for another request; give each request its own");
+                let problem = invalid(
+                    "the idempotency key was used for another request; use a new key for each request",
+                );
                 self.people.release_server(server);
                 return Handled::Done(refuse(&problem, turn.answer, start));
             }
@@ -634,7 +635,7 @@ pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
         let field = field?;
         if field.number == REQUEST_KEY_FIELD {
             let bytes: [u8; 16] =
-                field.value.try_into().map_err(|_| invalid("a request key has 16 bytes"))?;
+                field.value.try_into().map_err(|_| invalid("an idempotency key has 16 bytes"))?;
             key = Some(u128::from_le_bytes(bytes));
         }
     }

@@ -1,4 +1,4 @@
-//! From what a search found to a match: proposals, answers, and what ends them.
+//! From the result of a search to a match: proposals, answers, and their ends.
 
 use smallvec::SmallVec;
 use throng_wire::fields;

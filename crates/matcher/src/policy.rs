@@ -1,4 +1,4 @@
-//! Hooks of room policies: questions out, verdicts in.
+//! Room policies: outgoing requests and incoming verdicts.
 //!
 //! A request that comes to a point where its mode's policy has a say stops before it has changed
 //! anything. Its question goes out, the request is kept, and when the verdict is there it is

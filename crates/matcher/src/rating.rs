@@ -1,4 +1,4 @@
-//! Ratings: pools of them, the results that change them, and who asks.
+//! Ratings: their pools, the results that change them, and the requests about them.
 
 mod systems;
 

@@ -442,7 +442,7 @@ impl Matcher {
         }
         let free = room.free(self.modes[room.mode].rules.capacity) as usize;
         if room.full || free < size {
-            return Err(Problem::new(Status::RoomFull, "the room has no place"));
+            return Err(Problem::new(Status::RoomFull, "the room is full"));
         }
         Ok(())
     }
@@ -453,7 +453,7 @@ impl Matcher {
             if size > 1 {
                 return Err(Problem::new(Status::TeamTooLarge, "the team exceeds the mode's capacity"));
             }
-            return Err(Problem::new(Status::Refused, "the mode's rooms have no place for anybody"));
+            return Err(Problem::new(Status::Refused, "the mode's rooms have no capacity"));
         }
         Ok(())
     }

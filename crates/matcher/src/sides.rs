@@ -1,4 +1,4 @@
-//! Sides of a match's room and who is on them.
+//! Sides of a match's room, with their roles.
 
 use smallvec::SmallVec;
 use throng_wire::matcher::{write_bytes, write_nested};

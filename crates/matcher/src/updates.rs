@@ -1,4 +1,4 @@
-//! Telling tickets how they stand, from time to time: their waits, estimates and positions.
+//! Periodic updates of waiting tickets: waiting times, estimates and positions.
 
 use std::collections::BTreeSet;
 

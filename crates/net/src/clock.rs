@@ -1,4 +1,4 @@
-//! The real clock. Everything else is told the time.
+//! The real clock. Cores receive the time as an argument.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

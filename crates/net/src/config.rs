@@ -42,6 +42,9 @@ pub struct ListenerSpec {
     pub enet_gate: Option<GateConfig>,
     /// WebSocket rules; ignored by other transports.
     pub ws: Arc<WsPolicy>,
+    /// Every connection comes from a [trusted proxy](crate::Handler::is_proxy) and begins with a
+    /// header of the PROXY protocol, version 2. TCP and WebSocket only.
+    pub proxy_protocol: bool,
     /// Bounds and time limits.
     pub limits: Limits,
 }
@@ -49,7 +52,15 @@ pub struct ListenerSpec {
 impl ListenerSpec {
     /// A listener without TLS and with default rules and limits.
     pub fn new(addr: SocketAddr, transport: Transport) -> Self {
-        Self { addr, transport, tls: None, enet_gate: None, ws: Arc::default(), limits: Limits::default() }
+        Self {
+            addr,
+            transport,
+            tls: None,
+            enet_gate: None,
+            ws: Arc::default(),
+            proxy_protocol: false,
+            limits: Limits::default(),
+        }
     }
 }
 
@@ -61,6 +72,10 @@ pub struct Limits {
     pub connections_max: usize,
     /// Open connections of this listener from one address (one /64 for IPv6); `None` for no limit.
     pub connections_per_ip_max: Option<usize>,
+    /// Descriptors of the process that connections of this listener leave free. When fewer are
+    /// free, the oldest connection that may give way does so for a newcomer; with half of them gone
+    /// newcomers are closed. TCP only.
+    pub descriptors_spared: u64,
     /// Time for the TLS and WebSocket handshakes together, and for a KCP peer to acknowledge
     /// something.
     pub handshake_timeout: Duration,
@@ -91,6 +106,7 @@ impl Default for Limits {
         Self {
             connections_max: 100_000,
             connections_per_ip_max: None,
+            descriptors_spared: 0,
             handshake_timeout: Duration::from_secs(10),
             idle_timeout: None,
             flush_timeout: Duration::from_secs(5),

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use conn::{Conn, get_mut};
 pub use key::{ConnKey, ListenerKey};
-use key::{ENET, LISTENER_BIT, SESSION, WAKER_TOKEN};
+use key::{LISTENER_BIT, SESSION, WAKER_TOKEN};
 use rustls::ClientConnection;
 use slab::Slab;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -94,7 +94,8 @@ pub(crate) enum Timer {
 pub struct EventLoop {
     epoll: Epoll,
     events: Events,
-    /// The connections that are served while others wait, once more.
+    /// The connections that are served while others wait, once more, and those of which much output
+    /// waits for room.
     urgent: Epoll,
     urgent_events: Events,
     waker: Waker,
@@ -115,6 +116,9 @@ pub struct EventLoop {
     catch_up_until: Option<Instant>,
     /// Connections that say goodbye, the oldest first; those that have ended since are skipped.
     lingering: VecDeque<ConnKey>,
+    /// Connections that may give way to newcomers during their handshakes, the oldest first; those
+    /// that have ended or are ready since are skipped.
+    strangers: VecDeque<(Instant, ConnKey)>,
     scratch: Box<[u8]>,
     plain: Box<[u8]>,
     /// Time of the current or last poll.
@@ -128,17 +132,19 @@ impl EventLoop {
     /// Makes a loop without sockets.
     ///
     /// # Errors
-    /// When the process is out of file descriptors; it takes four.
+    /// The process is out of file descriptors; a loop takes five.
     pub fn new() -> io::Result<Self> {
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
         let sessions = Sessions::new(waker.clone());
         let enets = Enets::new(waker.clone());
         epoll.add(waker.fd(), WAKER_TOKEN, sys::READABLE)?;
+        let urgent = Epoll::new()?;
+        urgent.add(waker.urgent_fd(), WAKER_TOKEN, sys::READABLE)?;
         Ok(Self {
             epoll,
             events: Events::with_capacity(EVENTS_PER_POLL),
-            urgent: Epoll::new()?,
+            urgent,
             urgent_events: Events::with_capacity(URGENT_PER_POLL),
             waker,
             reserve: ReservedDescriptor::new()?,
@@ -152,6 +158,7 @@ impl EventLoop {
             urgent_backlog: VecDeque::new(),
             catch_up_until: None,
             lingering: VecDeque::new(),
+            strangers: VecDeque::new(),
             scratch: vec![0; READ_BYTES].into(),
             plain: vec![0; READ_BYTES].into(),
             now: Instant::ZERO,
@@ -171,16 +178,36 @@ impl EventLoop {
     /// The address is in use or not ours, or the specification asks for a combination that does not
     /// exist ([`io::ErrorKind::InvalidInput`]).
     pub fn listen(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
+        Self::listen_on(std::slice::from_mut(self), spec)
+    }
+
+    /// Opens a listener on the first of `loops`, which accepts all its connections. An ENet
+    /// listener has a socket on each of them, so that they share the work of the protocol: the
+    /// kernel spreads the peers, and a peer stays with its socket even if another loop serves its
+    /// connection.
+    ///
+    /// # Errors
+    /// As for [`listen`](Self::listen); also when there is no loop.
+    pub fn listen_on(loops: &mut [Self], spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
+        if spec.transport == Transport::Enet {
+            let mut enets: Vec<_> = loops.iter_mut().map(|one| (&mut one.enets, one.now)).collect();
+            let (slots, addr) = Enets::listen(&mut enets, &spec)?;
+            let first = slots.first().map(|slot| ListenerKey::enet(*slot));
+            for (one, slot) in loops.iter().zip(slots) {
+                let key = ListenerKey::enet(slot);
+                one.epoll.add(one.enets.port_fd(slot), key.token(), sys::READABLE)?;
+            }
+            return first.map(|key| (key, addr)).ok_or(io::ErrorKind::InvalidInput.into());
+        }
+        let first = loops.first_mut().ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
+        first.listen_alone(spec)
+    }
+
+    fn listen_alone(&mut self, spec: ListenerSpec) -> io::Result<(ListenerKey, SocketAddr)> {
         if let Transport::Kcp(profile) = spec.transport {
             let (slot, addr) = self.sessions.listen(spec, profile)?;
             let key = ListenerKey::new(slot, SESSION);
             self.epoll.add(self.sessions.port_fd(slot), key.token(), sys::READABLE)?;
-            return Ok((key, addr));
-        }
-        if spec.transport == Transport::Enet {
-            let (slot, addr) = self.enets.listen(spec, self.now)?;
-            let key = ListenerKey::new(slot, ENET);
-            self.epoll.add(self.enets.port_fd(slot), key.token(), sys::READABLE)?;
             return Ok((key, addr));
         }
         let (listener, addr) = Listener::bind(spec)?;
@@ -425,14 +452,35 @@ impl EventLoop {
             return Ok(());
         }
         let Some(conn) = get_mut(&mut self.conns, key).filter(|conn| !conn.urgent) else { return Ok(()) };
-        self.urgent.add(conn.stream.fd(), key.token(), sys::READABLE | sys::EDGE)?;
+        if std::mem::take(&mut conn.room_awaited) {
+            self.urgent.remove(conn.stream.fd())?;
+        }
+        self.urgent.add(conn.stream.fd(), key.token(), sys::READABLE | sys::WRITABLE | sys::EDGE)?;
         conn.urgent = true;
         Ok(())
     }
 
-    /// Waits for input of [prioritised](EventLoop::prioritise) connections, `timeout` at most; all
-    /// other events gather. Returns whether there is any. It is told by [`EventLoop::serve_urgent`]
-    /// before the next wait of this kind, or with everything else by [`EventLoop::poll`].
+    /// [`EventLoop::wait_urgent`] ends once when this connection has room for output, which without
+    /// it is told by the next [`EventLoop::poll`] only. For connections to which more is written
+    /// meanwhile than a kernel holds. Streams only; other keys are ignored.
+    pub fn await_room(&mut self, key: ConnKey) {
+        if !key.is_stream() {
+            return;
+        }
+        if let Some(conn) = get_mut(&mut self.conns, key)
+            && !conn.urgent
+            && !conn.room_awaited
+        {
+            // Without memory for it, room is noticed a little later.
+            let added = self.urgent.add(conn.stream.fd(), key.token(), sys::WRITABLE | sys::EDGE);
+            conn.room_awaited = added.is_ok();
+        }
+    }
+
+    /// Waits for input of [prioritised](EventLoop::prioritise) connections,
+    /// [room](EventLoop::await_room) or [`Waker::wake_urgent`], `timeout` at most; all other events
+    /// gather. Returns whether there is any. It is told by [`EventLoop::serve_urgent`] before the
+    /// next wait of this kind, or with everything else by [`EventLoop::poll`].
     ///
     /// # Errors
     /// Waiting itself failed, which a working system does not do.
@@ -448,8 +496,7 @@ impl EventLoop {
         !self.urgent_backlog.is_empty()
     }
 
-    /// Tells `handler` about the input that [`EventLoop::wait_urgent`] has found, and about nothing
-    /// else.
+    /// Tells `handler` about what [`EventLoop::wait_urgent`] has found, and about nothing else.
     pub fn serve_urgent(&mut self, clock: &Clock, handler: &mut impl Handler) {
         self.now = clock.now();
         self.stats.polls += 1;
@@ -457,7 +504,18 @@ impl EventLoop {
         let mut index = 0;
         while let Some((token, conditions)) = self.urgent_events.get(index) {
             index += 1;
-            self.handle_event(ConnKey::from_token(token), conditions, handler);
+            if token == WAKER_TOKEN {
+                self.waker.clear_urgent();
+                handler.woken();
+                continue;
+            }
+            let key = ConnKey::from_token(token);
+            if let Some(conn) = get_mut(&mut self.conns, key)
+                && std::mem::take(&mut conn.room_awaited)
+            {
+                drop(self.urgent.remove(conn.stream.fd()));
+            }
+            self.handle_event(key, conditions, handler);
         }
         self.serve_urgent_backlog(handler);
     }
@@ -715,6 +773,7 @@ impl EventLoop {
             timer: None,
             queued: false,
             urgent: false,
+            room_awaited: false,
             stream,
         });
         Ok(key)
@@ -728,7 +787,7 @@ impl EventLoop {
         }
         // A detached connection must not raise events here; for others closing would do.
         drop(self.epoll.remove(conn.stream.fd()));
-        if std::mem::take(&mut conn.urgent) {
+        if std::mem::take(&mut conn.urgent) || std::mem::take(&mut conn.room_awaited) {
             drop(self.urgent.remove(conn.stream.fd()));
         }
         Some(conn)

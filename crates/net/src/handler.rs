@@ -1,12 +1,13 @@
 //! Interface between a loop and its driver.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use throng_stdx::Instant;
 
 use crate::event_loop::{ConnKey, ListenerKey};
+use crate::proxy::ProxyError;
 use crate::ws;
 
 /// Receives what happens on a loop's sockets.
@@ -29,14 +30,29 @@ pub trait Handler {
         let _ = gap;
     }
 
-    /// A connection was taken off a listener's queue, before any handshake. `false` closes it at
-    /// once, at the price of one system call: the place for bans.
+    /// A connection was taken off a listener's queue, before any handshake, or a proxy has reported
+    /// its address. `false` closes it at once, at the price of one system call: the place for bans.
     fn admit(&mut self, listener: ListenerKey, peer: SocketAddr) -> bool {
         let _ = (listener, peer);
         true
     }
 
-    /// A connection is ready for use: all handshakes are complete.
+    /// An address belongs to a proxy that is trusted: the addresses that it reports count as those
+    /// of peers.
+    fn is_proxy(&mut self, addr: IpAddr) -> bool {
+        let _ = addr;
+        false
+    }
+
+    /// Few descriptors are left: closes the oldest connection whose peer may give way, if it was
+    /// accepted before `older_than`. Returns whether there was one.
+    fn make_room(&mut self, older_than: Option<Instant>) -> bool {
+        let _ = older_than;
+        false
+    }
+
+    /// A connection is ready for use: all handshakes are complete. Behind a trusted proxy, `peer`
+    /// is the address that it reports.
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept;
 
     /// The peer of an accepted connection owns its address. Only KCP needs that said: its
@@ -131,6 +147,8 @@ pub enum CloseCause {
     TimedOut(TimedOut),
     /// The TLS peer broke the protocol, or one end does not trust the other.
     Tls(rustls::Error),
+    /// The stream does not begin with a proxy's header that is served.
+    Proxy(ProxyError),
     /// The WebSocket peer said goodbye, with a code if it gave one.
     WsClosed {
         /// Spec: RFC 6455 §7.4
@@ -168,6 +186,7 @@ impl CloseCause {
             Self::TimedOut(TimedOut::Idle) => "idle_timeout",
             Self::TimedOut(TimedOut::Ping) => "ping_timeout",
             Self::Tls(_) => "tls_error",
+            Self::Proxy(_) => "proxy_header",
             Self::WsClosed { .. } => "ws_closed",
             Self::WsProtocol(ws::ProtocolError::Text) => "ws_text",
             Self::WsProtocol(ws::ProtocolError::BareFrames { .. }) => "ws_bare_frames",

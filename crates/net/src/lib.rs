@@ -1,13 +1,12 @@
 //! Sockets: one event loop per thread for TCP, TLS, WebSocket and KCP connections, and the real
 //! clock.
 //!
-//! An [`EventLoop`] owns sockets and turns what happens on them into calls of a [`Handler`]: a
-//! connection was accepted, bytes arrived, there is room to write again, the connection ended.
-//! Whatever the transport is, a connection is an ordered stream of bytes to the handler;
-//! handshakes, WebSocket control frames, TLS records and KCP acknowledgements stay in here.
-//! Connections can move to another thread's loop ([`EventLoop::detach`], [`EventLoop::attach`]).
-//!
-//! # Driving it
+//! An [`EventLoop`] owns sockets and reports their events to a [`Handler`]: a connection was
+//! accepted, bytes arrived, there is room to write again, the connection ended. On every transport,
+//! the handler sees a connection as an ordered stream of bytes; handshakes, WebSocket control
+//! frames, TLS records and KCP acknowledgements are handled inside this crate. Connections can move
+//! to another thread's loop ([`EventLoop::detach`], [`EventLoop::attach`]).
+//! # Driving contract
 //! ```no_run
 //! use std::io::IoSlice;
 //! use std::net::SocketAddr;
@@ -41,13 +40,12 @@
 //! }
 //! # }
 //! ```
-//! The handler has no access to the loop while it is called: it records what happened, and the
-//! driver acts on it (write, close, hand over) after [`EventLoop::poll`] returned.
+//! The handler has no access to the loop while it is called: it records events, and the driver acts
+//! on them (write, close, move) after [`EventLoop::poll`] has returned.
 //!
 //! Two modules stand beside the loop: [`udp`] sends and receives datagrams in batches, and [`enet`]
 //! puts ENet hosts on such sockets, with threads of their own.
-//!
-//! # What costs what
+//! # Cost
 //! An idle TCP connection costs its table entry (under 300 bytes) and no timer; reads go through
 //! one buffer that all connections share. A batch of events costs one wait and one clock read, each
 //! readable connection one read of at most 64 KiB per batch, so that a busy peer cannot starve the
@@ -63,6 +61,7 @@ mod handler;
 mod inbox;
 pub mod kcp;
 mod listener;
+mod proxy;
 mod shared_file;
 mod stats;
 mod stream;
@@ -75,6 +74,7 @@ pub use clock::Clock;
 pub use config::{ConnectSpec, Limits, ListenerSpec, Transport, WsPolicy};
 pub use event_loop::{ConnKey, DetachedConn, EventLoop, ListenerKey, Waker};
 pub use handler::{Accept, CloseCause, CloseMode, Flow, Handler, TimedOut, WriteOutcome};
+pub use proxy::ProxyError;
 pub use shared_file::SharedFile;
 pub use stats::LoopStats;
 pub use sys::{descriptor_limit, raise_descriptor_limit};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +28,10 @@ pub(crate) struct Listener {
     /// Shared with its connections.
     pub(crate) rules: Arc<Rules>,
     websocket: bool,
+    pub(crate) proxy_protocol: bool,
+    /// Descriptors from this number on are beyond the listener's share: the system gives out the
+    /// lowest that is free.
+    descriptors_end: u64,
     tls: Option<TlsAcceptor>,
     /// Not registered with epoll because descriptors ran out; a timer brings it back.
     pub(crate) resting: bool,
@@ -54,11 +58,18 @@ impl Listener {
         let admission = Arc::new(Admission::new(&spec.limits));
         let rules = Rules::of(&spec);
         let websocket = spec.transport == Transport::WebSocket;
-        let tls = spec.tls;
-        Ok((
-            Self { socket: socket.into(), path: None, admission, rules, websocket, tls, resting: false },
-            addr,
-        ))
+        let listener = Self {
+            socket: socket.into(),
+            path: None,
+            admission,
+            descriptors_end: descriptors_end(&spec.limits),
+            rules,
+            websocket,
+            proxy_protocol: spec.proxy_protocol,
+            tls: spec.tls,
+            resting: false,
+        };
+        Ok((listener, addr))
     }
 
     /// Listens on a Unix socket, without layers. A file that a server left which is gone is
@@ -78,6 +89,7 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let path = Some(path.to_owned());
         let admission = Arc::new(Admission::new(&limits));
+        let descriptors_end = descriptors_end(&limits);
         let rules = Arc::new(Rules { limits, ws: Arc::default(), ping_interval: None });
         Ok(Self {
             socket: socket.into(),
@@ -85,6 +97,8 @@ impl Listener {
             admission,
             rules,
             websocket: false,
+            proxy_protocol: false,
+            descriptors_end,
             tls: None,
             resting: false,
         })
@@ -101,12 +115,24 @@ impl Listener {
             None => None,
         };
         let ws = self.websocket.then(|| ws::Endpoint::server(self.rules.ws.clone()));
-        Ok(Stream::accepted(fd, tls, ws))
+        Ok(Stream::accepted(fd, self.proxy_protocol, tls, ws))
+    }
+
+    /// Number of the spared descriptors that are taken, a new connection's included.
+    pub(crate) fn shortage(&self, fd: &OwnedFd) -> u64 {
+        u64::try_from(fd.as_raw_fd()).map_or(0, |number| (number + 1).saturating_sub(self.descriptors_end))
     }
 
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, SocketAddr)> {
         let (fd, peer) = sys::accept(self.socket.as_fd())?;
         Ok((fd, canonical(peer)))
+    }
+}
+
+fn descriptors_end(limits: &Limits) -> u64 {
+    match limits.descriptors_spared {
+        0 => u64::MAX,
+        spared => sys::descriptor_limit().saturating_sub(spared),
     }
 }
 
@@ -212,24 +238,43 @@ impl Admission {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).open >= self.connections_max
     }
 
-    /// Counts one more connection from `ip`, unless that would exceed a limit.
-    pub(crate) fn permit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
-        let ip = origin(ip);
+    /// Counts one more connection from `ip`, unless that would exceed a limit; `None` for that of a
+    /// proxy, which stands for many.
+    pub(crate) fn permit(self: &Arc<Self>, ip: Option<IpAddr>) -> Option<Permit> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.open >= self.connections_max {
             self.wanted.store(true, Ordering::Relaxed);
             return None;
         }
         self.wanted.store(false, Ordering::Relaxed);
-        if let Some(max) = self.per_ip_max {
-            let from_ip = counts.per_ip.entry(ip).or_default();
-            if *from_ip >= max {
-                return None;
-            }
-            *from_ip += 1;
+        let ip = ip.map(origin);
+        if !self.count_ip(&mut counts, ip) {
+            return None;
         }
         counts.open += 1;
         Some(Permit { admission: self.clone(), ip })
+    }
+
+    fn count_ip(&self, counts: &mut Counts, ip: Option<IpAddr>) -> bool {
+        let (Some(max), Some(ip)) = (self.per_ip_max, ip) else { return true };
+        let from_ip = counts.per_ip.entry(ip).or_default();
+        if *from_ip >= max {
+            return false;
+        }
+        *from_ip += 1;
+        true
+    }
+
+    fn uncount_ip(&self, counts: &mut Counts, ip: Option<IpAddr>) {
+        if self.per_ip_max.is_some()
+            && let Some(ip) = ip
+            && let Some(from_ip) = counts.per_ip.get_mut(&ip)
+        {
+            *from_ip -= 1;
+            if *from_ip == 0 {
+                counts.per_ip.remove(&ip);
+            }
+        }
     }
 }
 
@@ -237,7 +282,7 @@ impl Admission {
 #[derive(Debug)]
 pub(crate) struct Permit {
     admission: Arc<Admission>,
-    ip: IpAddr,
+    ip: Option<IpAddr>,
 }
 
 impl Permit {
@@ -245,20 +290,23 @@ impl Permit {
     pub(crate) fn is_wanted(&self) -> bool {
         self.admission.wanted.swap(false, Ordering::Relaxed)
     }
+
+    /// Counts the connection for the address that a proxy has reported. `false` if that has as many
+    /// as it may.
+    pub(crate) fn comes_from(&mut self, ip: IpAddr) -> bool {
+        let mut counts = self.admission.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.admission.uncount_ip(&mut counts, self.ip.take());
+        let counted = self.admission.count_ip(&mut counts, Some(origin(ip)));
+        self.ip = counted.then(|| origin(ip));
+        counted
+    }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = self.admission.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.open -= 1;
-        if self.admission.per_ip_max.is_some()
-            && let Some(from_ip) = counts.per_ip.get_mut(&self.ip)
-        {
-            *from_ip -= 1;
-            if *from_ip == 0 {
-                counts.per_ip.remove(&self.ip);
-            }
-        }
+        self.admission.uncount_ip(&mut counts, self.ip);
     }
 }
 
@@ -290,13 +338,16 @@ mod tests {
         let limits = Limits { connections_max: 3, connections_per_ip_max: Some(2), ..Limits::default() };
         let admission = Arc::new(Admission::new(&limits));
         let (a, b) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let first = admission.permit(a).unwrap();
-        let _second = admission.permit(a).unwrap();
-        assert!(admission.permit(a).is_none(), "third of one address");
-        let _third = admission.permit(b).unwrap();
-        assert!(admission.permit(b).is_none(), "fourth in total");
+        let first = admission.permit(Some(a)).unwrap();
+        let _second = admission.permit(Some(a)).unwrap();
+        assert!(admission.permit(Some(a)).is_none(), "third of one address");
+        let mut third = admission.permit(None).unwrap();
+        assert!(!third.comes_from(a), "third of one address, by a proxy");
+        assert!(third.comes_from(b));
+        assert!(admission.permit(Some(b)).is_none(), "fourth in total");
         drop(first);
-        assert!(admission.permit(a).is_some());
+        assert!(third.comes_from(a));
+        assert!(admission.permit(Some(a)).is_none(), "both places of the address are taken again");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Bytes that go to many sockets, given to the kernel once.
+//! Bytes for many sockets, passed to the kernel once.
 //!
 //! A write copies its bytes into the kernel, for each socket anew. Bytes that lie in a file are
 //! sent by reference to the file's pages, so with many readers of the same large frame the copies

@@ -13,6 +13,11 @@ pub struct LoopStats {
     pub refused_by_handler: u64,
     /// Connections closed at once because descriptors ran out.
     pub shed: u64,
+    /// Connections without a login that were closed for newcomers, because descriptors ran short.
+    pub gave_way: u64,
+    /// Connections to listeners for proxies that come from no trusted one, or whose header is
+    /// wrong.
+    pub proxy_errors: u64,
     /// Failed attempts to take a connection off a queue.
     pub accept_errors: u64,
     /// Handshakes that failed or took too long.

@@ -7,7 +7,7 @@
 //! ```
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustls::Connection as Tls;
@@ -15,6 +15,7 @@ use socket2::SockRef;
 use throng_stdx::Instant;
 
 use crate::handler::{Accept, CloseCause, Flow};
+use crate::proxy::{HeaderReader, Progress};
 use crate::shared_file::SharedFile;
 use crate::stats::LoopStats;
 use crate::{sys, ws};
@@ -41,6 +42,10 @@ pub(crate) enum Phase {
 
 /// Takes what a stream has to tell.
 pub(crate) trait Sink {
+    /// A proxy serves this address. `false` when it is not admitted.
+    fn comes_from(&mut self, addr: SocketAddr) -> bool;
+    /// The `X-Forwarded-For` of the peer's request. `false` when whom it names is not admitted.
+    fn forwarded_for(&mut self, list: &str) -> bool;
     /// All handshakes are complete.
     fn ready(&mut self) -> Accept;
     fn data(&mut self, bytes: &[u8]) -> Flow;
@@ -93,13 +98,22 @@ pub(crate) struct Stream {
     broken: Option<Box<io::Error>>,
     /// Decrypted input that was not delivered because of a pause; at most one read's worth.
     rest: Vec<u8>,
+    /// The header of a proxy, which comes before anything else.
+    proxy: Option<Box<HeaderReader>>,
     tls: Option<Box<Tls>>,
     ws: Option<Box<ws::Endpoint>>,
 }
 
 impl Stream {
-    pub(crate) fn accepted(fd: OwnedFd, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
-        Self::new(fd.into(), Phase::Handshaking, tls, ws)
+    pub(crate) fn accepted(
+        fd: OwnedFd,
+        proxy_protocol: bool,
+        tls: Option<Tls>,
+        ws: Option<ws::Endpoint>,
+    ) -> Self {
+        let mut stream = Self::new(fd.into(), Phase::Handshaking, tls, ws);
+        stream.proxy = proxy_protocol.then(Box::default);
+        stream
     }
 
     pub(crate) fn connecting(socket: TcpStream, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
@@ -122,6 +136,7 @@ impl Stream {
             shut: false,
             broken: None,
             rest: Vec::new(),
+            proxy: None,
             tls,
             ws: ws.map(Box::new),
         }
@@ -143,11 +158,40 @@ impl Stream {
             }
             self.phase = Phase::Handshaking;
         }
+        if self.proxy.is_some() {
+            return Ok(());
+        }
         if self.tls.is_some() {
             self.flush_tls(shared.stats);
             return Ok(());
         }
         self.transport_ready(shared, sink)
+    }
+
+    /// Takes a proxy's header off the first `count` bytes of the scratch buffer. Returns how many
+    /// of them it has.
+    fn receive_header(
+        &mut self,
+        count: usize,
+        shared: &mut Shared<'_>,
+        sink: &mut dyn Sink,
+    ) -> Result<usize, End> {
+        let Some(header) = &mut self.proxy else { return Ok(0) };
+        match header.feed(&shared.scratch[..count]) {
+            Ok(Progress::More) => Ok(count),
+            Ok(Progress::Done { used, source }) => {
+                self.proxy = None;
+                if source.is_some_and(|addr| !sink.comes_from(addr)) {
+                    return Err(End { cause: None, lingers: false });
+                }
+                self.start(shared, sink)?;
+                Ok(used)
+            }
+            Err(error) => {
+                shared.stats.proxy_errors += 1;
+                Err(End::cut(CloseCause::Proxy(error)))
+            }
+        }
     }
 
     /// TLS is ready, or there is none.
@@ -161,6 +205,10 @@ impl Stream {
     }
 
     fn ready(&mut self, sink: &mut dyn Sink) -> Result<(), End> {
+        let forwarded = self.ws.as_ref().and_then(|ws| ws.forwarded_for());
+        if forwarded.is_some_and(|list| !sink.forwarded_for(list)) {
+            return Err(End { cause: None, lingers: false });
+        }
         self.phase = Phase::Open;
         match sink.ready() {
             Accept::Keep => Ok(()),
@@ -244,15 +292,19 @@ impl Stream {
 
     /// Takes the first `count` bytes of the scratch buffer through the layers.
     fn receive(&mut self, count: usize, shared: &mut Shared<'_>, sink: &mut dyn Sink) -> Result<(), End> {
+        let start = self.receive_header(count, shared, sink)?;
+        if start == count {
+            return Ok(());
+        }
         let Shared { scratch, plain, stats, now } = shared;
         let now = *now;
         if self.phase == Phase::Lingering {
             return Ok(());
         }
         if self.tls.is_none() {
-            return self.deliver(&mut scratch[..count], now, stats, sink);
+            return self.deliver(&mut scratch[start..count], now, stats, sink);
         }
-        let mut input = &scratch[..count];
+        let mut input = &scratch[start..count];
         while !input.is_empty() {
             let Some(tls) = &mut self.tls else { break };
             let was_handshaking = tls.is_handshaking();

@@ -1,13 +1,13 @@
-//! Decodes blocks of Oodle for the derived-data cache, as a process of its own.
+//! Decoder of Oodle blocks for the derived-data cache, as a separate process.
 //!
 //! The decoder is `oozextract`: free, in Rust without `unsafe` as it is built here, and written
-//! without a specification. What it is given is what anybody uploaded, and it is not ready for
-//! that: it panics on some of it, and 40 kB of nested chunks make it recurse until the stack is
-//! full, which ends a process. So it decodes in a process that may end.
+//! without a specification. Its input is uploaded by untrusted clients, and it is not robust
+//! against that: it panics on some inputs, and 40 kB of nested chunks make it recurse until the
+//! stack overflows, which ends the process. The decoder therefore runs in a process that may end.
 //!
-//! The other side is `throng_ddc_server::OodleProgram`, which says what goes over the pipes; any
-//! program that does the same can take the place of this one, one around the licensed decoder of an
-//! engine for example.
+//! The other end is `throng_ddc_server::OodleProgram`, which documents the protocol on the pipes.
+//! Any program with the same protocol can replace this one, for example one around the licensed
+//! decoder of an engine.
 #![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
@@ -20,7 +20,7 @@ use oozextract::Extractor;
 const GREETING: &[u8] = b"oodle 1\n";
 /// Largest block, raw; compressed it may be a little larger.
 const BLOCK_BYTES_MAX: usize = 16 << 20;
-/// Blocks that were made by a compressor nest a few levels deep.
+/// Stack of the decoder. Blocks made by a compressor nest a few levels deep.
 const STACK_BYTES: usize = 1 << 20;
 
 /// Serves standard input and output until the input ends. Panics are not reported: there may be one
@@ -41,7 +41,7 @@ pub fn run() -> ExitCode {
 /// Decodes block after block.
 ///
 /// # Errors
-/// A pipe that broke, and a request that is larger than blocks are.
+/// If a pipe is broken, or a request exceeds the size of a block.
 pub fn serve(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     output.write_all(GREETING)?;
     output.flush()?;
@@ -70,8 +70,8 @@ pub fn serve(mut input: impl Read, mut output: impl Write) -> io::Result<()> {
     }
 }
 
-/// True if the block decoded to all of `raw`. Each block has a decoder of its own: none has a
-/// history, and a damaged one leaves nothing behind.
+/// True if the block decoded to all of `raw`. Each block has a decoder of its own, so no state of a
+/// damaged block remains.
 fn decode(block: &[u8], raw: &mut [u8]) -> bool {
     let wanted = raw.len();
     let decoded = std::panic::catch_unwind(AssertUnwindSafe(|| Extractor::new().read_from_slice(block, raw)));

@@ -1,5 +1,5 @@
-//! The file system as the store needs it: few operations, so that a simulated disk can stand in for
-//! the real one.
+//! Interface to a file system, with few operations, so that a simulated disk can replace the real
+//! one.
 
 use std::fmt;
 use std::io::{self, IoSlice, Seek as _, SeekFrom, Write as _};
@@ -9,39 +9,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// A folder. Paths are relative to it and have at most two parts.
 ///
-/// What a power failure may do: any write, truncation, creation or removal that was not made
-/// durable by [`File::sync`] (content and size) or [`Fs::sync_dir`] (names) may be lost, reordered
-/// with others or, for a write, happen in part.
+/// After a power failure, any write, truncation, creation or removal that [`File::sync`] (content
+/// and size) or [`Fs::sync_dir`] (names) has not made durable may be lost, reordered with others
+/// or, for a write, happen in part.
 pub trait Fs: fmt::Debug + Send + Sync + 'static {
-    /// Opens a file, making it if it does not exist and `create` says so.
+    /// Opens a file. If it does not exist and `create` is true, creates it.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>>;
     /// Removes a file.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn remove(&self, path: &str) -> io::Result<()>;
     /// Names in a folder, sorted.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn list(&self, folder: &str) -> io::Result<Vec<String>>;
     /// Makes a folder unless it exists.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn create_dir(&self, folder: &str) -> io::Result<()>;
     /// Makes creations and removals in a folder durable; the empty name is the store's own folder.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn sync_dir(&self, folder: &str) -> io::Result<()>;
-    /// Bytes that the disk has left for this process; `None` if it has no end.
+    /// Free bytes of the disk for this process; `None` if it is unlimited.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
 }
 
@@ -50,40 +50,39 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] past the end; else as the system says.
+    /// [`io::ErrorKind::UnexpectedEof`] past the end; else the error of the operating system.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
     /// Writes all of `parts`, one after the other, at `offset`. One writer at a time.
     ///
     /// # Errors
-    /// As the system says; any part of it may have been written then.
+    /// The error of the operating system; any part may have been written.
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()>;
     /// Size in bytes.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn len(&self) -> io::Result<u64>;
-    /// Cuts or extends with zeros.
+    /// Truncates the file, or extends it with zeros.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Sets space aside for what will be written to `offset..offset + len`, as zeros; the file
-    /// becomes that long. A hint: where it cannot be done nothing is lost but time, so it says
-    /// nothing.
+    /// Reserves space for later writes to `offset..offset + len`, as zeros; the file grows to that
+    /// length. It is a hint: a failure costs only time and is not reported.
     fn reserve(&self, offset: u64, len: u64);
     /// Makes content and size durable.
     ///
     /// # Errors
-    /// As the system says; the content of everything not yet synced is unknown then.
+    /// The error of the operating system; the content of all unsynced writes is then unknown.
     fn sync(&self) -> io::Result<()>;
-    /// The descriptor, where there is one: to send from it without copying.
+    /// The file descriptor, if there is one, for sending without copying.
     fn as_std(&self) -> Option<&std::fs::File> {
         None
     }
     /// True if the file is empty.
     ///
     /// # Errors
-    /// As the system says.
+    /// The error of the operating system.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -93,15 +92,16 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Locked as long as it is open.
+    /// Lock file, locked while it is open.
     _lock: Arc<std::fs::File>,
 }
 
 impl Folder {
-    /// Makes the folder if it does not exist.
+    /// Opens the folder, creating it if it does not exist.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if another process has it; else as the system says.
+    /// [`io::ErrorKind::WouldBlock`] if another process has it; else the error of the operating
+    /// system.
     pub fn new(path: impl Into<PathBuf>) -> io::Result<Folder> {
         let path = path.into();
         std::fs::create_dir_all(&path)?;
@@ -169,14 +169,14 @@ impl Fs for Folder {
     }
 }
 
-/// A folder of which nothing changes: new files and changes of existing ones are kept in memory.
+/// A folder that is never changed: new files and changes to existing ones are kept in memory.
 ///
-/// For command lines that look at what a server wrote. It refuses a folder that a server uses.
+/// For commands that inspect a server's data. It refuses a folder in use by a server.
 #[derive(Debug)]
 pub struct ReadOnlyFolder {
     path: PathBuf,
     written: crate::SimulatedDisk,
-    /// Locked, together with others that only read, as long as it is open.
+    /// Lock file, locked while it is open, shared with other readers.
     _lock: Option<std::fs::File>,
 }
 
@@ -184,7 +184,7 @@ impl ReadOnlyFolder {
     /// Opens the folder.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if a server uses it; else as the system says.
+    /// [`io::ErrorKind::WouldBlock`] if a server uses it; else the error of the operating system.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<ReadOnlyFolder> {
         let path = path.into();
         let lock = match std::fs::File::open(path.join("lock")) {
@@ -252,7 +252,7 @@ impl Fs for ReadOnlyFolder {
     }
 }
 
-/// A file whose changes go nowhere.
+/// A file whose changes are not written to disk.
 #[derive(Debug)]
 struct ReadOnlyFile(RealFile);
 
@@ -283,7 +283,7 @@ impl File for ReadOnlyFile {
 #[derive(Debug)]
 struct RealFile {
     file: std::fs::File,
-    /// The descriptor's own position, if known: gathered writes go there.
+    /// The descriptor's own position, if known; gathered writes use it.
     position: Mutex<u64>,
 }
 

@@ -15,8 +15,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 /// Idle connections kept for one server. Enough for the parallel reads of one editor; more would
 /// only hold descriptors.
 const IDLE_CONNECTIONS_MAX: usize = 64;
-/// Longest wait for a TCP handshake: a server that is up answers in milliseconds, and a retry after
-/// 3 s may succeed.
+/// Longest wait for a TCP handshake: a running server answers in milliseconds, and a retry after 3
+/// s may succeed.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Failure to get a response.
@@ -67,7 +67,7 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// A client that trusts the certificates that `tls` trusts.
+    /// Creates a client that trusts the same certificates as `tls`.
     #[must_use]
     pub fn new(tls: &rustls::ClientConfig) -> HttpClient<B> {
         let mut sockets = HttpConnector::new();
@@ -105,8 +105,8 @@ where
     }
 }
 
-/// Sends one GET over plain HTTP and waits for status and body, on the calling thread. For command
-/// lines.
+/// Sends one GET over plain HTTP and waits for status and body, on the calling thread. For
+/// command-line tools.
 ///
 /// # Errors
 /// The reason as a phrase: no connection, no response within `timeout`, or a body longer than

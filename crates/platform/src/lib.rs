@@ -1,4 +1,4 @@
-//! The operating system behind small interfaces, shared by the services that store and fetch.
+//! Small interfaces to the operating system, shared by the services that store and fetch data.
 //!
 //! - [`Fs`] and [`File`] are the few file operations that a log or a store needs. [`Folder`]
 //!   implements them on a real folder, [`SimulatedDisk`] in memory with power failures and flipped
@@ -6,7 +6,7 @@
 //! - [`HttpClient`] is the HTTP/1.1 client of the process: pooled connections, TLS, a deadline for
 //!   every response.
 //!
-//! Nothing here knows a product.
+//! The crate contains no rules of a product.
 #![forbid(unsafe_code)]
 
 mod fs;

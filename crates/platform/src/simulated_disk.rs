@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::fs::{File, Fs};
 use throng_stdx::Rng;
 
-/// Bytes that a disk writes or does not write, never in part.
+/// Unit of a disk's writes: written as a whole or not at all.
 const SECTOR: usize = 512;
 
-/// Contents and pending writes of a disk. Cheap to clone, so that the power can fail at every
-/// write.
+/// Contents and pending writes of a disk. Cheap to clone, so that a test can simulate a power
+/// failure at every write.
 #[derive(Clone, Default)]
 pub struct DiskState {
     names: BTreeMap<String, u64>,
@@ -21,8 +21,10 @@ pub struct DiskState {
     synced_names: BTreeMap<String, u64>,
     files: BTreeMap<u64, Content>,
     next_file: u64,
-    /// Bytes of all files at most; `None` for a disk without end.
+    /// Maximum number of bytes of all files; `None` for an unlimited disk.
     capacity: Option<u64>,
+    /// Syncs of files report success and do nothing.
+    lies: bool,
 }
 
 #[derive(Clone, Default)]
@@ -49,7 +51,7 @@ impl DiskState {
         self.capacity.map(|capacity| capacity.saturating_sub(used))
     }
 
-    /// The disk after a power failure now.
+    /// Returns the disk after a power failure at this point.
     pub fn after_power_failure(&self, rng: &mut Rng) -> DiskState {
         let mut names = self.synced_names.clone();
         for (name, file) in &self.unsynced_names {
@@ -89,10 +91,36 @@ impl DiskState {
             unsynced_names: Vec::new(),
             next_file: self.next_file,
             capacity: self.capacity,
+            lies: false,
         }
     }
 
-    /// Flips one bit of a file whose name begins with `prefix`. Gives the name.
+    /// Puts a sector of a file whose name begins with `prefix` where another one of such a file is,
+    /// and leaves its own place as if it had never been written. Returns the names of both files.
+    pub fn misdirect(&mut self, prefix: &str, rng: &mut Rng) -> Option<[String; 2]> {
+        let mut sectors: Vec<(&String, u64, usize)> = Vec::new();
+        for (name, file) in self.names.iter().filter(|(name, _)| name.starts_with(prefix)) {
+            let whole = self.files[file].now.len() / SECTOR;
+            sectors.extend((0..whole).map(|number| (name, *file, number * SECTOR)));
+        }
+        if sectors.len() < 2 {
+            return None;
+        }
+        let mut pick = || {
+            let (name, file, at) = sectors[rng.below(sectors.len() as u64) as usize];
+            (name.clone(), file, at)
+        };
+        let (from, to) = (pick(), pick());
+        let moved = self.files[&from.1].now[from.2..from.2 + SECTOR].to_vec();
+        for (file, at, bytes) in [(from.1, from.2, vec![0; SECTOR]), (to.1, to.2, moved)] {
+            let content = self.files.get_mut(&file).expect("the file exists");
+            put(Arc::make_mut(&mut content.now), at, &bytes);
+            content.synced = Arc::clone(&content.now);
+        }
+        Some([from.0, to.0])
+    }
+
+    /// Flips one bit of a file whose name begins with `prefix`. Returns the name of the file.
     pub fn flip_a_bit(&mut self, prefix: &str, rng: &mut Rng) -> Option<String> {
         let candidates: Vec<(String, u64)> = self
             .names
@@ -110,7 +138,7 @@ impl DiskState {
     }
 }
 
-/// The pieces of a write that reach the disk or not, each on its own.
+/// Splits a write into the pieces that reach the disk independently.
 fn sectors(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -133,7 +161,8 @@ type Hook = Box<dyn FnMut(&DiskState) -> io::Result<()> + Send>;
 
 struct Inner {
     state: DiskState,
-    /// Called after every operation that changes the disk. An error is what the operation gives.
+    /// Called after every operation that changes the disk; its error becomes the operation's
+    /// result.
     hook: Option<Hook>,
 }
 
@@ -148,7 +177,7 @@ impl fmt::Debug for SimulatedDisk {
 }
 
 impl SimulatedDisk {
-    /// A disk that begins with the contents of `state`.
+    /// Creates a disk with the contents of `state`.
     #[must_use]
     pub fn new(state: DiskState) -> SimulatedDisk {
         SimulatedDisk(Arc::new(Mutex::new(Inner { state, hook: None })))
@@ -163,6 +192,11 @@ impl SimulatedDisk {
     /// Limits the bytes of all files from now on.
     pub fn set_capacity(&self, capacity: Option<u64>) {
         self.with(|inner| inner.state.set_capacity(capacity));
+    }
+
+    /// From now on syncs of files report success and do nothing, or are honest again.
+    pub fn set_lies(&self, lies: bool) {
+        self.with(|inner| inner.state.lies = lies);
     }
 
     /// A copy of the state, cheap because file contents are shared.
@@ -314,9 +348,12 @@ impl File for Handle {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let lies = self.disk.with(|inner| inner.state.lies);
         self.change(|content| {
-            content.synced = Arc::clone(&content.now);
-            content.unsynced.clear();
+            if !lies {
+                content.synced = Arc::clone(&content.now);
+                content.unsynced.clear();
+            }
         })
     }
 }

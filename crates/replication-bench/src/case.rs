@@ -1,4 +1,4 @@
-//! One case of the benchmark: a group, a method, variants; and what was measured.
+//! One case of the benchmark: a group, a method and variants, with its results.
 
 use std::collections::VecDeque;
 

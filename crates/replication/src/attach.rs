@@ -30,6 +30,10 @@ const LAST: u8 = 4;
 /// in vain.
 const OLDEST: u8 = 8;
 
+/// Objects of which every call was refused so far, and of which it is remembered how far they were:
+/// a right that comes while calls are in flight is rare.
+const REFUSED_MAX: usize = 16;
+
 /// Bytes that a reliable attachment counts beside its arguments, so that calls without arguments
 /// are bounded too.
 const CALL_BYTES: usize = 64;
@@ -59,7 +63,7 @@ pub enum AttachError {
     )]
     NoRight,
     /// The call goes the other way, or its class does not describe it.
-    #[error("the call goes the other way, or the object's class does not name it")]
+    #[error("the call has the opposite direction, or the object's class does not declare it")]
     Direction,
     /// An argument does not fit.
     #[error("argument: {0}")]
@@ -150,6 +154,8 @@ pub(crate) struct Attachments {
     reliable_bytes: usize,
     /// Bytes of arguments that fit a packet beside its header.
     item_bytes: usize,
+    /// Progress of the latest objects of which nothing was taken yet.
+    refused: VecDeque<(Handle, Inbox)>,
     pub(crate) dropped_total: u64,
 }
 
@@ -157,7 +163,14 @@ impl Attachments {
     /// For packets of so many bytes.
     pub(crate) fn new(packet_bytes_max: usize) -> Self {
         let item_bytes = packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1);
-        Self { queues: BTreeMap::new(), waiting: 0, reliable_bytes: 0, item_bytes, dropped_total: 0 }
+        Self {
+            queues: BTreeMap::new(),
+            waiting: 0,
+            reliable_bytes: 0,
+            item_bytes,
+            refused: VecDeque::new(),
+            dropped_total: 0,
+        }
     }
 
     /// Nothing waits to be written.
@@ -326,16 +339,34 @@ impl Attachments {
             deliver(Attachment { object, method: item.method, bytes, reliable: false });
             return;
         }
-        queue_of(&mut self.queues, object).inbox.receive(object, item, true, deliver);
+        let refused = self.take_refused(object);
+        let inbox = &mut queue_of(&mut self.queues, object).inbox;
+        *inbox = refused.unwrap_or_else(|| core::mem::take(inbox));
+        inbox.receive(object, item, true, deliver);
     }
 
     /// Passes over an item that its sender had no right to send: later ones do not wait for it.
-    /// Nothing is kept for an object of which nothing was taken before.
-    pub(crate) fn refuse(&mut self, item: &ItemView<'_>) {
-        if let Some(queue) = self.queues.get_mut(&item.object) {
+    /// Keeps nothing for an object of which nothing was taken before, but how far the latest few
+    /// are; nothing at all without a generation.
+    pub(crate) fn refuse(&mut self, generation: Option<u32>, item: &ItemView<'_>) {
+        let known = self.queues.get_mut(&item.object).filter(|queue| !queue.inbox.is_new());
+        if let Some(queue) = known {
             let object = Handle::from_parts(item.object, queue.generation);
             queue.inbox.receive(object, item, false, &mut |_| {});
+        } else if let Some(generation) = generation {
+            let object = Handle::from_parts(item.object, generation);
+            let mut inbox = self.take_refused(object).unwrap_or_default();
+            inbox.receive(object, item, false, &mut |_| {});
+            if self.refused.len() == REFUSED_MAX {
+                self.refused.pop_front();
+            }
+            self.refused.push_back((object, inbox));
         }
+    }
+
+    fn take_refused(&mut self, object: Handle) -> Option<Inbox> {
+        let at = self.refused.iter().position(|(of, _)| *of == object)?;
+        self.refused.remove(at).map(|(_, inbox)| inbox)
     }
 
     /// The receiver has an object of this generation from now on: what belongs to another one is
@@ -407,6 +438,10 @@ struct Inbox {
 }
 
 impl Inbox {
+    fn is_new(&self) -> bool {
+        self.expected.is_none() && self.parked.is_empty()
+    }
+
     fn receive(
         &mut self,
         object: Handle,

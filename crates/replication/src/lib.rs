@@ -3,15 +3,14 @@
 //!
 //! Everything that does not depend on the connection is done once a frame (the *shared stage*):
 //! values that were set are quantised, compared, and written as records. Then each connection (the
-//! *connection stage*) finds what it may see and copies records. An object that did not change
-//! costs neither stage more than a bit; one that changed and that nobody sees is not even written.
+//! *connection stage*) determines its visible objects and copies records. An unchanged object costs
+//! each stage at most a bit; a changed object without viewers is not written.
 //!
-//! - [`Class`] describes a type: its properties, how many bits each takes, who gets it.
+//! - [`Class`] describes a type: its properties, their sizes in bits, and their receivers.
 //! - [`Server`] holds objects and connections and writes packets.
 //! - [`Client`] takes packets and holds replicas.
 //!
-//! None of them touches a socket or a clock: packets go in and out as bytes, time comes in as a
-//! value.
+//! None of them uses a socket or a clock: packets are byte slices, and time is an argument.
 //!
 //! # Replicate your first object
 //!
@@ -58,19 +57,21 @@
 //!
 //! A struct can describe itself instead: see [`Replicate`].
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! An object that stops changing ends up bit for bit the same on every receiver that has it in
-//! scope, whatever is lost, doubled or reordered, as long as something arrives at all. Nothing is
-//! sent twice unless it was lost, and then the value of that moment goes out, not the old one.
-//! Intermediate values may be skipped, and two properties that changed together may arrive apart
-//! when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
+//! An object that stops changing becomes bit for bit identical on every receiver that has it in
+//! scope, despite loss, duplication and reordering, as long as some packets arrive. Properties that
+//! a condition, a band of detail, dormancy, a hidden reference or a temporary class withholds are
+//! excepted. A value is resent only after a loss, and then the current value is sent, not the old
+//! one: a replica never goes back. Intermediate values may be skipped, and two properties that
+//! changed together may arrive apart when a packet between them is lost, unless the class is
+//! [atomic](ClassBuilder::atomic).
 //!
-//! # Who sees what
+//! # Scope
 //!
-//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of everybody, or of
-//! nobody. Owners, lists of connections and groups decide before that, and [`Condition`]s decide
-//! property by property. What belongs to an object comes and goes with it:
+//! Objects are in scope of views within their cull distance ([`Filter::Grid`]), of all connections,
+//! or of none. Owners, lists of connections and groups decide before that, and [`Condition`]s
+//! decide property by property. Parts enter and leave the scope with their object:
 //!
 //! ```
 //! # use throng_replication::*;

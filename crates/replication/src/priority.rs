@@ -1,4 +1,4 @@
-//! Prioritisers: how fast an object's claim to be sent grows (spec §13).
+//! Prioritisers: the rate at which an object's priority grows (spec §13).
 
 use std::sync::Arc;
 

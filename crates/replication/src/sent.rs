@@ -1,4 +1,4 @@
-//! Packets on their way: written here, remembered until their fate is known.
+//! Packets in flight, kept until each is acknowledged or lost.
 //!
 //! Fates are decided in the order of sending: an acknowledgement of packet n settles everything
 //! before n, because a receiver never applies an older packet after a newer one. So memory of what

@@ -1,5 +1,5 @@
-//! Tokens (spec §7.5): strings that a receiver is told once and that are named by a number from
-//! then on.
+//! Tokens (spec §7.5): strings that a receiver gets once and that are named by a number from then
+//! on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

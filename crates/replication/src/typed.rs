@@ -12,7 +12,7 @@ use crate::field::{Field, FieldReader};
 use crate::handle::Handle;
 use crate::keyed::Keyed;
 use crate::quantise::{Quantiser, Value};
-use crate::server::{ConnId, ObjectError, Server};
+use crate::server::{ConnId, DestroyReason, ObjectError, Server};
 
 /// A struct whose fields are the properties of a class; `#[derive(Replicate)]` implements it.
 ///
@@ -249,7 +249,11 @@ impl<T: Replicate> Creation for &T {
     fn create(self, server: &mut Server, root: Option<Handle>) -> Result<Handle<T>, ObjectError> {
         let class = server.class_of::<T>().ok_or(ObjectError::UnknownClass)?;
         let handle = class.create(server, root)?;
-        self.write(server, handle)?;
+        if let Err(error) = self.write(server, handle) {
+            // An object without a handle must not stay.
+            server.destroy(handle, DestroyReason::Destroyed, false)?;
+            return Err(error);
+        }
         Ok(Handle::assume(handle))
     }
 }

@@ -80,10 +80,10 @@ pub enum DecodeError {
     #[error("an update names an unknown object")]
     UnknownObject,
     /// An acknowledgement of a packet that was never sent.
-    #[error("a packet was acknowledged that was never sent")]
+    #[error("a packet that was never sent was acknowledged")]
     AckUnsent,
     /// Something that this side of the protocol must not send.
-    #[error("the peer sent what its side must not send")]
+    #[error("the peer sent a section that its side must not send")]
     Forbidden,
 }
 

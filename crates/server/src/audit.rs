@@ -1,9 +1,9 @@
 //! Audit log of changes over the admin listener: JSON lines in the data folder.
 //!
-//! `audit.jsonl` is appended to; at its bound it becomes `audit.1.jsonl` and the one before that is
-//! forgotten, so there is always at least one file's worth to look back on. A record that cannot be
-//! written is an error in the log, and what it tells of is done all the same: who looks after a
-//! full disk needs the console.
+//! `audit.jsonl` is appended to; at its size limit it becomes `audit.1.jsonl`, which replaces the
+//! previous one, so at least one full file is always kept. If a record cannot be written, the
+//! process logs an error and executes the call anyway, because the operator of a full disk needs
+//! the console.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};

@@ -1,4 +1,4 @@
-//! Watching one connection's messages: a bounded record that the shard writes while somebody looks.
+//! Packet capture of one connection: a bounded record that the shard writes while a capture runs.
 //!
 //! Without a capture a shard pays one comparison per read and per write. With one, the captured
 //! connection's bytes are parsed a second time by readers of the capture's own, so that nothing

@@ -5,11 +5,12 @@ use std::fmt;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hyper::header::HeaderValue;
 use serde_json::Value;
+use throng_admin::Pages;
 use throng_ddc::Namespace;
 use throng_ddc::compressed::OodleDecoder;
 use throng_ddc::gc::RefPolicy;
@@ -24,6 +25,7 @@ use tokio::sync::Notify;
 
 use crate::auth::{Authenticator as _, CREDENTIAL_BYTES_MAX, Jwt, fetch};
 use crate::config::{Auth, Ddc, Settings, resolve_addr};
+use crate::gateway_config::ranges;
 use crate::start::{Address, Service, StartError, bind_error};
 use crate::{services, tls};
 
@@ -46,6 +48,7 @@ pub(crate) struct Cache {
     addresses: Vec<Address>,
     keys: Keys,
     tls: Option<Tls>,
+    pages: Arc<OnceLock<Pages>>,
 }
 
 /// The keys that tokens are verified with, and the settings that they are for: those stay over a
@@ -70,6 +73,14 @@ impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cache").field("node", &self.node).finish_non_exhaustive()
     }
+}
+
+/// Reports whether metrics and console are served at `ddc.addr`: as the settings say, or because
+/// the process is nothing but a cache.
+pub(crate) fn has_pages(settings: &Settings) -> bool {
+    let (ddc, http, only) = (&settings.ddc.addr, &settings.http.addr, &settings.server.only);
+    let is_alone = http.is_empty() && only.iter().eq([services::DDC]);
+    services::is_selected(only, services::DDC) && !ddc.is_empty() && (ddc == http || is_alone)
 }
 
 /// Starts the cache if the settings give it an address. `side` fetches keys.
@@ -118,21 +129,37 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         })
         .map_err(StartError::File)?;
     let end = Arc::new(Notify::new());
+    let pages: Arc<OnceLock<Pages>> = Arc::default();
+    let exempt: Arc<[_]> =
+        ranges("ddc.trusted_proxies", &ddc.trusted_proxies).map_err(StartError::File)?.into();
     for (listener, kind) in listeners {
-        let options = ServeOptions { listener: kind, connections_max: ddc.connections_max, tls: tls.clone() };
+        let exempt = Arc::clone(&exempt);
+        let options = ServeOptions {
+            connections_max: ddc.connections_max,
+            exempt: Arc::new(move |address| exempt.iter().any(|range| range.contains(address))),
+            tls: tls.clone(),
+            pages: if kind == Listener::Public { Arc::clone(&pages) } else { Arc::default() },
+            ..ServeOptions::new(kind)
+        };
         let (service, end) = (Arc::clone(node.service()), Arc::clone(&end));
         runtime.spawn(async move {
             let stopped = async move { end.notified().await };
             throng_ddc_server::serve(listener, service, options, stopped).await;
         });
     }
-    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys, tls }))
+    Ok(Some(Cache { runtime: Some(runtime), node, end, addresses, keys, tls, pages }))
 }
 
 impl Cache {
     /// Service that answers its requests.
     pub(crate) fn service(&self) -> Arc<throng_ddc_server::Service> {
         Arc::clone(self.node.service())
+    }
+
+    /// Serves metrics and console on the public listener as well.
+    pub(crate) fn set_pages(&self, pages: Pages) {
+        // They are set once, at start.
+        let _ = self.pages.set(pages);
     }
 
     /// Addresses on which it listens.

@@ -5,14 +5,20 @@ use std::io::{BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
-use throng_ddc::Namespace;
 use throng_ddc::gc::RefPolicy;
+use throng_ddc::{Bucket, IoHash, Namespace, Style, Timestamp, Value as CbValue};
 use throng_ddc_server::{NamespaceRules, Node, Rules, Transferred};
-use throng_ddc_store::{Options, Store};
+use throng_ddc_store::{Durability, Options, PutRef, RefValue, Store};
 use throng_platform::{Folder, ReadOnlyFolder};
 
 use crate::ddc::FOLDER;
+
+/// Entries that are made before they are written.
+const FILL_STEP: usize = 8192;
+/// Time at which they were put: before any collection that could spare them as new.
+const FILL_TIME_MS: u64 = 1_700_000_000_000;
 
 /// Operation on the folder.
 #[derive(Clone, Debug)]
@@ -29,6 +35,11 @@ pub enum Work {
     Collect {
         /// Days.
         unused_days: u32,
+    },
+    /// Put made-up blobs and refs, for measurements of a large store.
+    Fill {
+        /// Number of them.
+        entries: u64,
     },
     /// Write everything, or one namespace, to a file.
     Export {
@@ -50,7 +61,7 @@ pub enum Work {
 /// A folder that is missing, in use or damaged; a file that cannot be read or written.
 pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
     let folder = data.join(FOLDER);
-    if !folder.is_dir() && !matches!(work, Work::Import { .. }) {
+    if !folder.is_dir() && !matches!(work, Work::Import { .. } | Work::Fill { .. }) {
         return Err(format!("`{}` holds no cache: it has no folder `{FOLDER}`", data.display()));
     }
     let refs = match work {
@@ -75,11 +86,56 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             let damaged = store.stats().damaged;
             Ok((json!({ "log_gaps": damaged, "index_bytes": store.index_bytes() }), damaged == 0))
         }
+        Work::Fill { entries } => fill(&folder, *entries).map_err(|error| name(&error)),
         Work::Scrub | Work::Collect { .. } | Work::Import { .. } => {
             let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
             work_on(&node, work)
         }
     }
+}
+
+/// Puts two blobs for each ref that attaches one of them.
+fn fill(folder: &Path, entries: u64) -> Result<(Value, bool), Box<dyn std::error::Error>> {
+    let options = Options {
+        durability: Durability::Cache,
+        // Fewer runs to merge on the way.
+        checkpoint_bytes: 256 << 20,
+        ..Options::default()
+    };
+    let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
+    let (namespace, bucket): (Namespace, Bucket) = ("test.benchmark".parse()?, "default".parse()?);
+    let now = Timestamp::from_unix_ms(FILL_TIME_MS);
+    for first in (0..entries).step_by(FILL_STEP) {
+        for number in first..entries.min(first + FILL_STEP as u64) {
+            let bytes = Bytes::copy_from_slice(&number.to_le_bytes());
+            let hash = IoHash::of(&bytes);
+            if number % 3 < 2 {
+                store.put_blob(&namespace, hash, bytes, now, Box::new(|_| {}));
+                continue;
+            }
+            let attached = IoHash::of(&(number - 1).to_le_bytes());
+            let object = CbValue::object([("data", CbValue::BinaryAttachment(attached))]);
+            let object = Bytes::from(object.encode(Style::Plain));
+            let value = RefValue {
+                object: IoHash::of(&object),
+                finalised: true,
+                put: now,
+                inline: Some(object),
+                adopted: false,
+            };
+            let key = format!("{hash}").parse()?;
+            let relies_on = vec![attached];
+            let (namespace, bucket) = (namespace.clone(), bucket.clone());
+            let put = PutRef { namespace, bucket, key, value, overwrite: true, relies_on };
+            store.put_ref(put, Box::new(|_| {}));
+        }
+        store.commit();
+        store.checkpoint_if_due()?;
+    }
+    store.checkpoint()?;
+    store.merge()?;
+    let failures = store.stats().failures;
+    Ok((json!({ "entries": entries, "failures": failures, "bytes": store.disk_bytes() }), failures == 0))
 }
 
 /// Work that changes nothing.

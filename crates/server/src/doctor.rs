@@ -1,5 +1,5 @@
-//! Looks at a machine with the eyes of a configuration: what would stop a start, and what would
-//! make it slow or unsafe.
+//! Checks of a machine against a configuration: problems that would prevent a start, make it slow
+//! or unsafe.
 //!
 //! Nothing is changed. Addresses are bound for a moment to see whether they are free.
 

@@ -1,5 +1,4 @@
-//! Faults on purpose, inside a running process: what a shard does when its core panics, stands
-//! still or is flooded.
+//! Fault injection into a running process: a shard whose core panics, stalls or is flooded.
 //!
 //! Posted like anything else that a shard is to do, so production code has no part in it but the
 //! places to strike.

@@ -254,9 +254,16 @@ pub(crate) fn build(
 /// # Errors
 /// A phrase that names what is no range.
 pub(crate) fn proxies(gateway: &Gateway) -> Result<Vec<core::AddressRange>, String> {
-    let ranges = gateway.trusted_proxies.iter().map(|text| text.parse());
-    let ranges: Result<_, String> = ranges.collect();
-    ranges.map_err(|why| format!("`gateway.trusted_proxies`: {why}"))
+    ranges("gateway.trusted_proxies", &gateway.trusted_proxies)
+}
+
+/// The ranges of a key.
+///
+/// # Errors
+/// A phrase that names what is no range.
+pub(crate) fn ranges(key: &str, texts: &[String]) -> Result<Vec<core::AddressRange>, String> {
+    let ranges: Result<_, String> = texts.iter().map(|text| text.parse()).collect();
+    ranges.map_err(|why| format!("`{key}`: {why}"))
 }
 
 /// 0 means "no limit" in the settings.

@@ -1,7 +1,7 @@
 //! Answers to the admin API beyond plain lists: one connection, one channel, the world, a capture.
 //!
-//! What a shard must say is asked for by mail that runs on the shard between two rounds and answers
-//! with plain values; a shard that nobody asks pays nothing.
+//! Requests travel to a shard as mail, run on the shard between two rounds and answer with plain
+//! values; without requests a shard pays nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;

@@ -1,6 +1,6 @@
 //! A Throng process: configuration, shards, wiring, supervision, shutdown.
 //!
-//! [`config::Loader`] puts the layers of a configuration together, [`start`] turns it into a
+//! [`config::Loader`] merges the layers of a configuration, [`start`] turns it into a
 //! [`Running`] process with every listener open, [`Signals`] waits for the end and shuts down in
 //! order. Tests and load tools start processes inside their own on free ports:
 //!
@@ -19,7 +19,7 @@
 //!
 //! # Threads
 //! One per shard (`worker/`): its event loop, its part of the core and its mailbox, nothing shared.
-//! One side runtime for what may wait: authentication, the admin listener. Writers for logs and
+//! One side runtime for blocking work: authentication, the admin listener. Writers for logs and
 //! recordings.
 
 mod audit;

@@ -72,6 +72,10 @@ pub(crate) struct Taken {
     pub(crate) awaited: bool,
 }
 
+/// From so many bytes on mail is not left lying until a pause of its owner is over: one turn of a
+/// game server, which may be for one client.
+const URGENT_BYTES: usize = 256 << 10;
+
 /// The queue of one shard.
 pub(crate) struct Mailbox {
     queue: Mutex<VecDeque<Post>>,
@@ -104,15 +108,16 @@ impl Mailbox {
             return;
         }
         let bytes = posts.iter().map(Post::bytes).sum();
-        let was_empty = {
+        let (was_empty, before) = {
             let mut queue = self.lock();
             let was_empty = queue.is_empty();
             queue.append(posts);
-            self.bytes.fetch_add(bytes, Ordering::Relaxed);
-            was_empty
+            (was_empty, self.bytes.fetch_add(bytes, Ordering::Relaxed))
         };
         // The owner takes everything at once, so one wake-up a batch is enough.
-        if was_empty {
+        if before < URGENT_BYTES && before + bytes >= URGENT_BYTES {
+            self.waker.wake_urgent();
+        } else if was_empty {
             self.waker.wake();
         }
     }
@@ -148,9 +153,9 @@ impl Mailbox {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Interrupts the owner's wait.
+    /// Interrupts the owner's wait, and a pause.
     pub(crate) fn wake(&self) {
-        self.waker.wake();
+        self.waker.wake_urgent();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<Post>> {

@@ -1,4 +1,4 @@
-//! Every metric: name, help, labels, and where its number comes from.
+//! Every metric: name, help, labels, and the source of its value.
 //!
 //! `docs/reference/metrics.md` is generated from these tables; a test keeps it fresh.
 
@@ -77,8 +77,12 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
 fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
     let process = &figures.process;
     vec![
-        gauge("throng_ready", "1 when players should be sent here.", f64::from(u8::from(figures.ready))),
-        gauge("throng_auth_pending", "Logins that wait for a verdict.", figures.logins_pending as f64),
+        gauge("throng_ready", "1 if the process accepts players.", f64::from(u8::from(figures.ready))),
+        gauge(
+            "throng_auth_pending",
+            "Logins waiting for the result of authentication.",
+            figures.logins_pending as f64,
+        ),
         family(
             "throng_build_info",
             "Always 1; the version is the label.",
@@ -94,7 +98,7 @@ fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
         gauge("process_resident_memory_bytes", "Memory in use.", process.resident_bytes as f64),
         gauge("process_virtual_memory_bytes", "Address space in use.", process.virtual_bytes as f64),
         gauge("process_open_fds", "Open file descriptors.", process.open_fds as f64),
-        gauge("process_max_fds", "Most file descriptors the process may open.", process.max_fds as f64),
+        gauge("process_max_fds", "Limit of open file descriptors.", process.max_fds as f64),
         gauge("process_threads", "Threads of the process.", process.threads as f64),
         gauge("process_start_time_seconds", "Start of the process, Unix time.", figures.started_unix_s),
     ]

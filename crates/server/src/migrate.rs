@@ -1,6 +1,6 @@
-//! Reading a file of a channeld deployment for what Throng makes of it: what it takes as it is,
-//! what differs, what it refuses. The readers are those that load such files at a start; what
-//! differs in behaviour is known here.
+//! Review of a file of a channeld deployment: the entries that Throng accepts unchanged, those that
+//! differ and those that it refuses. It uses the readers that load such files at a start; the
+//! differences in behaviour are listed here.
 
 use serde_json::{Map, Value};
 use throng_gateway::{ChannelSettings, StateMachine, parse_controller};

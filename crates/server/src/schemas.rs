@@ -1,4 +1,4 @@
-//! Reads the schema files that the settings name, with what they import.
+//! Reader of the configured schema files and their imports.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Services of a process, and the selection that runs.
 //!
-//! A new service is a row in [`SERVICES`] and, in `start.rs`, what it opens when it is selected.
+//! A new service needs a row in [`SERVICES`], and code in `start.rs` that opens its listeners.
 
 /// Game servers and players, in the protocol of channeld.
 pub(crate) const GATEWAY: &str = "gateway";

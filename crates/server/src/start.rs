@@ -213,7 +213,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
         let acceptor = &mut acceptors;
-        open_listeners(settings, section, &mut loops[0], &mut addresses, acceptor, &mut roles)?;
+        open_listeners(settings, section, &mut loops, &mut addresses, acceptor, &mut roles)?;
     }
     let admin = bind_admin(settings, runtime.handle())?;
     if let Some((_, addr)) = &admin {
@@ -229,6 +229,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     });
     let (cache, matcher) = (cache?, matcher?);
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
+    let pages_at = addresses.iter().find(|address| address.service == Service::Cache);
+    let pages_at = pages_at.filter(|_| ddc::has_pages(settings)).map(|cache| (cache.scheme, cache.addr));
+    addresses.extend(pages_at.map(|(scheme, addr)| Address { service: Service::Admin, scheme, addr }));
     addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
     let matchmaking = matchmaking::plan(settings, link.clone(), &addresses)?;
 
@@ -276,6 +279,11 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         config: Mutex::new(config),
     };
     running.serve_admin(admin);
+    if let (Some(cache), Some((_, addr))) = (&running.cache, pages_at) {
+        let monitor: Arc<dyn throng_admin::Monitor> =
+            Arc::clone(&running.watch) as Arc<dyn throng_admin::Monitor>;
+        cache.set_pages(throng_admin::Pages::new(monitor, Arc::clone(&running.access), addr));
+    }
     if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
         let (up, is_up) = oneshot::channel();
         runtime.spawn(matchmaking::run(plan, up));
@@ -525,7 +533,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             event_loop,
             shard,
             seed: plan.seed.wrapping_add(index as u64),
-            // Listeners are open on the first loop only.
+            // The first loop accepts the connections of all listeners.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
             logins: Arc::clone(&plan.logins),
@@ -547,7 +555,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
 fn open_listeners(
     settings: &Settings,
     section: Section,
-    event_loop: &mut EventLoop,
+    loops: &mut [EventLoop],
     addresses: &mut Vec<Address>,
     acceptors: &mut Vec<(Section, TlsAcceptor)>,
     roles: &mut HashMap<ListenerKey, ListenerRole>,
@@ -565,11 +573,14 @@ fn open_listeners(
     };
     for plan in plans {
         let mut spec = listener_spec(settings, listener, &plan, tls.as_ref());
+        if section == Section::Clients {
+            spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
+        }
         if plan.transport == Transport::Enet {
             spec.enet_gate = crate::enet_gate::gate(listener)
                 .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
         }
-        let (key, addr) = event_loop.listen(spec).map_err(|source| {
+        let (key, addr) = EventLoop::listen_on(loops, spec).map_err(|source| {
             let flag =
                 format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
             bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)
@@ -580,7 +591,9 @@ fn open_listeners(
             Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
         };
         let unproven = plan.transport == Transport::Kcp;
-        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven });
+        let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
+        let may_give_way = stream && section == Section::Clients;
+        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven, may_give_way });
         let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
         addresses.push(Address { service, scheme: plan.scheme(), addr });
     }
@@ -605,6 +618,7 @@ fn listener_spec(
     };
     let mut spec = ListenerSpec::new(plan.addr, transport);
     spec.tls = tls.filter(|_| plan.tls).cloned();
+    spec.proxy_protocol = listener.proxy_protocol;
     let any_origin = listener.origins.iter().any(|origin| origin == "*");
     spec.ws = Arc::new(WsPolicy {
         origins: if any_origin { Vec::new() } else { listener.origins.clone() },
@@ -637,7 +651,7 @@ fn bind_admin(
     settings: &Settings,
     runtime: &tokio::runtime::Handle,
 ) -> Result<Option<(tokio::net::TcpListener, SocketAddr)>, StartError> {
-    if settings.http.addr.is_empty() {
+    if settings.http.addr.is_empty() || ddc::has_pages(settings) {
         return Ok(None);
     }
     let addr = crate::config::resolve_addr(&settings.http.addr).map_err(StartError::File)?;
@@ -670,6 +684,9 @@ fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: 
     };
     StartError::Bind { key, addr, source, hint }
 }
+
+/// Descriptors that clients leave to health, the admin API, game servers and files.
+const DESCRIPTORS_SPARED: u64 = 64;
 
 /// Shorter tokens can be guessed.
 const HTTP_TOKEN_BYTES_MIN: usize = 16;

@@ -1,5 +1,5 @@
-//! "Why did this client not get this update?" as one answer: what the cores know, put in the order
-//! in which an update passes it. The first step that holds something back is the verdict.
+//! Diagnosis of a missing update: the state of the cores, in the order in which an update passes
+//! it. The first step that blocks the update is the verdict.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Checkers: what the gateway promises, held against what every peer saw.
+//! Checkers: the gateway's guarantees, compared with the observations of every peer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,10 +33,11 @@ pub struct SubscriptionLog {
     pub since: Instant,
     /// The longest interval that may ever have been in force.
     pub interval: Duration,
-    /// The peer's link was slow at some time, so a full state may have come again.
+    /// True if the peer's link was slow at some time, so that it may have received a full state
+    /// again.
     pub slow: bool,
-    /// Numbers of updates before which access was taken away and given back: a full state comes,
-    /// with what was removed meanwhile.
+    /// Numbers of updates before which access was revoked and granted again, so that a full state
+    /// follows with the removals in between.
     pub resets: Vec<usize>,
 }
 
@@ -118,7 +119,7 @@ impl SubscriptionLog {
         Ok(())
     }
 
-    /// Checks that merging what came gives the channel's map.
+    /// Checks that merging the received updates gives the channel's map.
     ///
     /// # Errors
     /// A wrong value, a missing entry, or an entry that should be gone.

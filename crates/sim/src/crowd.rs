@@ -30,9 +30,9 @@ use crate::check::Violation;
 /// Movement of a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Motion {
-    /// It stands in the region of one server.
+    /// The crowd stands in the region of one server.
     Stands,
-    /// It gathers in the middle of the world and goes home, twice a minute.
+    /// The crowd gathers in the middle of the world and disperses, twice a minute.
     Gathers,
     /// It walks round the world in two minutes.
     Circles,
@@ -50,7 +50,7 @@ pub struct CrowdOutcome {
     pub moved: u64,
     /// See `moved`.
     pub moved_late: u64,
-    /// Cells that went back to the server that they had come from, within four cooldowns.
+    /// Cells that moved back to their previous server within four cooldowns.
     pub returned: u64,
     /// Handovers of entities.
     pub handovers: u64,
@@ -71,7 +71,7 @@ const STEP: Duration = Duration::from_millis(100);
 const STEPS: u32 = 1_200;
 /// Steps between checks of everything.
 const CHECK_STEPS: u32 = 10;
-/// Steps until a start that nobody balanced is behind.
+/// Steps of warm-up, excluded from the figures because the start is not balanced.
 const WARM_UP: u32 = 100;
 const SPATIAL: u32 = 0x1_0000;
 const ENTITY: u32 = 0x8_0000;
@@ -100,7 +100,7 @@ struct Crowd {
     grid: Grid,
     now: Instant,
     servers: Vec<ConnId>,
-    /// Of each entity its home and its place in the crowd, both from -1 to 1 along each axis.
+    /// For each entity, its home and its position in the crowd, both from -1 to 1 along each axis.
     places: Vec<[f64; 4]>,
     motion: Motion,
     moves: Moves,

@@ -20,8 +20,8 @@ message SimData {
 /// Full name of [`SimData`].
 pub const TYPE_NAME: &str = "simpb.SimData";
 
-/// Channel data. Every item is written once, so that a list shows exactly what was merged and in
-/// which order.
+/// Channel data. Every item is written once, so a list shows exactly the merged updates and their
+/// order.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct SimData {
     /// Appended to; see [`item`].
@@ -58,8 +58,8 @@ pub fn writer_of(item: u64) -> usize {
     (item >> 32) as usize
 }
 
-/// Keys that a writer writes. No two writers share one, so that the last value does not depend on
-/// who was first.
+/// Keys of a writer. No two writers share a key, so the last value does not depend on the order of
+/// writers.
 #[must_use]
 pub fn keys_of(writer: usize) -> std::ops::Range<u32> {
     let first = writer as u32 * 8;

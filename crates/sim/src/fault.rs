@@ -23,7 +23,7 @@ pub enum FaultKind {
     StalledWriter,
     /// Nothing gets through in either direction.
     Partition,
-    /// Several peers at once are cut off, and come back in another order.
+    /// Several peers are disconnected at once and return in another order.
     Swizzle,
     /// The connection is reset.
     Reset,
@@ -39,9 +39,9 @@ pub enum FaultKind {
     SlowMail,
     /// The authentication provider is slow and fails.
     ProviderDown,
-    /// Somebody sends bytes that are no frames.
+    /// A peer sends bytes that are not frames.
     Garbage,
-    /// Somebody breaks off inside a frame.
+    /// A peer disconnects inside a frame.
     TornFrame,
     /// Connections that never authenticate.
     IdleConnections,

@@ -40,8 +40,8 @@ struct Wire {
     stalled_until: Instant,
 }
 
-/// Segments that wait for their first transmission before an end takes no more: what the driver
-/// allows per session.
+/// Segments waiting for their first transmission above which an end accepts no more: the driver's
+/// limit per session.
 const UNSENT_SEGMENTS_MAX: usize = 64;
 
 impl KcpLink {
@@ -98,7 +98,7 @@ impl KcpLink {
         self.transmit(now, rng, Direction::Down);
     }
 
-    /// Takes what has arrived.
+    /// Takes the bytes that have arrived.
     pub(crate) fn take_arrived(&mut self, direction: Direction) -> Vec<u8> {
         std::mem::take(&mut self.arrived[direction as usize])
     }
@@ -131,7 +131,7 @@ impl KcpLink {
         wire.stalled_until = wire.stalled_until.max(until);
     }
 
-    /// Ends all stalls; what is on the way arrives as soon as the profile allows.
+    /// Ends all stalls; bytes in transit arrive as soon as the profile allows.
     pub(crate) fn heal(&mut self, now: Instant) {
         let latest = now + self.profile.delay + self.profile.jitter;
         for wire in &mut self.wires {

@@ -1,4 +1,4 @@
-//! Virtual stream links: what a TCP or WebSocket connection does to bytes.
+//! Virtual stream links: the effect of a TCP or WebSocket connection on bytes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -172,7 +172,7 @@ impl Link {
         self.stalled_until = self.stalled_until.max(until);
     }
 
-    /// Ends a stall; what is on the way arrives as soon as the profile allows.
+    /// Ends a stall; bytes in transit arrive as soon as the profile allows.
     pub fn heal(&mut self, now: Instant) {
         self.stalled_until = self.stalled_until.min(now);
         let latest = now + self.profile.delay + self.profile.jitter;
@@ -183,7 +183,7 @@ impl Link {
         self.line_free = self.line_free.min(now);
     }
 
-    /// Throws away what is on the way.
+    /// Discards the bytes in transit.
     pub fn cut(&mut self) {
         self.chunks.clear();
         self.in_flight_bytes = 0;

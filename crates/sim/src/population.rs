@@ -1,4 +1,4 @@
-//! Populations that queue for matches, in virtual time: what waiting buys, and for whom.
+//! Populations that queue for matches, in virtual time: match quality by waiting time and group.
 //!
 //! Players arrive at a steady rate, alone or in parties, with skills around a middle and latencies
 //! by where they live, and queue for a ranked five against five whose rules relax with the waiting
@@ -30,7 +30,7 @@ const STEP_MS: u64 = 250;
 /// Wall time at the start; any will do.
 const EPOCH_MS: u64 = 1_700_000_000_000;
 const MIDDLE: f64 = 25.0;
-/// Of one game, and of what is known of a player: as ratings begin, after some games.
+/// Deviation of one game, and of a player's rating: initially, and after some games.
 const BETA: f64 = 25.0 / 6.0;
 const SIGMA: f64 = 2.0;
 
@@ -39,11 +39,11 @@ const SIGMA: f64 = 2.0;
 pub struct Population {
     /// Its name in reports.
     pub name: &'static str,
-    /// Players who arrive per second.
+    /// Arriving players per second.
     pub arrivals: f64,
     /// Standard deviation of skill around 25.
     pub spread: f64,
-    /// Share of players who come in parties of two to five.
+    /// Share of players in parties of two to five.
     pub in_parties: f64,
     /// Share of players who live far from the one region with servers, at 70 to 110 ms instead of
     /// 10 to 50.
@@ -97,8 +97,8 @@ impl PopulationReport {
         all
     }
 
-    /// Share of the players to whom something was promised and who waited no longer than 1.5 times
-    /// that.
+    /// Share of players who waited at most 1.5 times the announced time, among those with an
+    /// announcement.
     #[must_use]
     pub fn promises_kept(&self) -> f64 {
         let promised = || self.matched.iter().filter_map(|one| Some((one.waited_s, one.promised_s?)));
@@ -123,14 +123,14 @@ struct Play {
     next: u64,
     waiting: BTreeMap<String, Player>,
     outcome: PopulationReport,
-    /// Sides of matches of which not all sides were told yet.
+    /// Sides of matches of which not all sides have been notified yet.
     told: BTreeMap<Vec<u8>, Vec<Vec<String>>>,
 }
 
-/// Lets a population queue for some seconds. The same seed gives the same outcome.
+/// Lets a population queue for some seconds. The same seed gives the same result.
 ///
 /// # Panics
-/// When the matcher refuses a request: that is a defect of it.
+/// If the matcher refuses a request, which is a defect.
 #[must_use]
 pub fn play(population: Population, seconds: u64, seed: u64) -> PopulationReport {
     let mut play = Play {
@@ -171,7 +171,7 @@ impl Play {
         answer
     }
 
-    /// A party comes; gives its size.
+    /// Adds a party and returns its size.
     fn arrive(&mut self) -> usize {
         let population = self.outcome.population;
         // Parties arrive less often than players.

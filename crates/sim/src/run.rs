@@ -1,5 +1,5 @@
-//! One run: many peers do at random what peers do, faults come and go, then everything is healed
-//! and has to come out right.
+//! One run: many peers perform random operations under faults; then all faults are healed, and the
+//! final state must be correct.
 
 mod actor;
 mod events;
@@ -62,7 +62,7 @@ pub fn run(seed: u64) -> Result<RunReport, Violation> {
 
 /// Time of faults.
 const FAULT_PHASE: Duration = Duration::from_millis(2500);
-/// Time for everything to come right afterwards.
+/// Time for the repair after the faults.
 const HEAL_PHASE: Duration = Duration::from_millis(4000);
 /// Game servers, the master among them.
 const SERVERS: usize = 2;
@@ -99,11 +99,11 @@ struct Simulation {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// Peers operate, faults come and go.
+    /// Peers operate under faults.
     Faults,
-    /// Faults are over; everybody returns.
+    /// Faults are over, and all peers return.
     Heal,
-    /// Everybody has said its last; the rest arrives.
+    /// All final messages are sent; the rest arrives.
     Settle,
 }
 
@@ -114,13 +114,13 @@ type Truth = (Vec<u64>, BTreeMap<u32, u64>);
 #[derive(Debug, Default)]
 struct Channel {
     owner: ActorIndex,
-    /// The observer was told that it is gone.
+    /// The observer has been notified of its removal.
     removed: bool,
     /// Has no owner any more, as far as anybody can know.
     orphaned: bool,
 }
 
-/// Tokens of `World::wake`: what in the upper half, whom in the lower.
+/// Tokens of `World::wake`: the action in the upper half, the actor in the lower.
 const OPERATE: u64 = 1;
 const TIMER: u64 = 2;
 const RECONNECT: u64 = 3;
@@ -131,8 +131,8 @@ fn token(what: u64, whom: usize) -> u64 {
     (what << 32) | whom as u64
 }
 
-/// The observer: a server with a perfect link that is subscribed to every channel and gets
-/// everything at every tick. What it sees is the order in which channels handled updates.
+/// The observer: a server with a perfect link that is subscribed to every channel and receives
+/// every update at every tick. Its view defines the order in which channels handled updates.
 const OBSERVER: ActorIndex = 0;
 /// The server that claims GLOBAL.
 const MASTER: ActorIndex = 1;
@@ -319,7 +319,7 @@ impl Simulation {
         self.outcome.connections += 1;
     }
 
-    /// The actor's connection has ended, whoever ended it.
+    /// Handles the end of the actor's connection, by either end.
     fn lost(&mut self, index: ActorIndex) -> Result<(), Violation> {
         let now = self.world.now();
         let actor = &mut self.actors[index];
@@ -346,7 +346,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Takes what the session has to say and to send.
+    /// Drains the session's events and output.
     fn pump(&mut self, index: ActorIndex) -> Result<(), Violation> {
         self.take_events(index)?;
         let now = self.world.now();

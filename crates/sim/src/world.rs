@@ -43,9 +43,9 @@ pub enum Note {
 /// Ways in which a peer leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
-    /// Closes: what it sent arrives, then the end of the stream.
+    /// Closes the connection: its sent bytes arrive, then the end of the stream.
     Close,
-    /// Its connection is reset: what is on the way is lost, both sides notice soon.
+    /// Resets the connection: bytes in transit are lost, and both ends notice soon.
     Reset,
     /// It is gone, and the gateway notices only after the given time.
     Vanish(Duration),
@@ -72,7 +72,7 @@ impl Default for Conditions {
     }
 }
 
-/// Shards, links and the order of everything that happens. The same seed gives the same run.
+/// Shards, links and the order of all events. The same seed gives the same run.
 #[derive(Debug)]
 pub struct World {
     now: Instant,
@@ -145,7 +145,7 @@ struct PeerEnd {
     addr: IpAddr,
     up: Link,
     down: Link,
-    /// Takes the place of `up` and `down`.
+    /// Replaces `up` and `down`.
     kcp: Option<Box<KcpLink>>,
     kcp_scheduled: Option<Instant>,
     state: PeerState,
@@ -188,7 +188,7 @@ enum Due {
     Wake(u64),
 }
 
-/// KCP has no way to say goodbye: the other end notices after this time without a sign of life.
+/// KCP has no closing message: the other end notices the loss after this time without input.
 const KCP_SILENCE: Duration = Duration::from_millis(300);
 
 /// Unix time of `Instant::ZERO`: 14 November 2023, for no reason but to be a real time.
@@ -387,8 +387,8 @@ impl World {
         self.schedule(at.max(self.now), Due::Wake(token));
     }
 
-    /// Does the next thing unless it lies after `end`; returns what the peers notice. `None` when
-    /// time has come to `end`.
+    /// Runs the next event unless it is after `end`, and returns what the peers observe. `None`
+    /// once the time is `end`.
     pub fn step(&mut self, end: Instant) -> Option<Note> {
         loop {
             if let Some(note) = self.notes.pop_front() {
@@ -412,7 +412,7 @@ impl World {
         self.now
     }
 
-    /// The source of chance, for those who drive the world.
+    /// Returns the random generator, for drivers of the world.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }

@@ -10,7 +10,7 @@ use crate::interest::Interest;
 pub struct Spot {
     /// Position of the spot.
     pub at: Point,
-    /// The distance, in cells, that its cell gets.
+    /// Distance, in cells, assigned to its cell.
     pub distance: u32,
 }
 
@@ -45,8 +45,8 @@ pub struct Cone {
     pub radius: f64,
 }
 
-/// The shapes of one interest query. They are evaluated in the order of the fields; where two cover
-/// one cell, the later one's distance counts.
+/// The shapes of one interest query. They are evaluated in the order of the fields; if two cover
+/// the same cell, the distance of the later one counts.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct AreaQuery {
     /// Single positions.
@@ -72,20 +72,20 @@ pub enum Coverage {
     Sampled,
 }
 
-/// Why a query has no answer. The interest in force stays as it is.
+/// Defect of a query. The current interest is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum QueryError {
     /// A coordinate, extent, angle or radius is not a finite number.
     #[error("the {shape} has a coordinate, extent, angle or radius that is not a finite number")]
     NotFinite {
-        /// Which shape.
+        /// The shape.
         shape: &'static str,
     },
     /// An extent or radius of 0 or less.
     #[error("the {shape} has an extent or radius of {size}; it must be above 0")]
     Empty {
-        /// Which shape.
+        /// The shape.
         shape: &'static str,
         /// The offending size, world units.
         size: f64,
@@ -93,7 +93,7 @@ pub enum QueryError {
     /// The centre lies outside the world ([`Coverage::Sampled`] only).
     #[error("the centre {x}, {z} of the {shape} lies outside the world")]
     CentreOutside {
-        /// Which shape.
+        /// The shape.
         shape: &'static str,
         /// Its centre.
         x: f64,

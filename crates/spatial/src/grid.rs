@@ -27,8 +27,7 @@ pub struct Cell(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServerIndex(pub u32);
 
-/// The shape of a world: where it lies, how it is cut into cells, and how cells are dealt to
-/// servers.
+/// Shape of a world: its position, its division into cells, and the assignment of cells to servers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GridConfig {
     /// West edge, world units.
@@ -51,7 +50,7 @@ pub struct GridConfig {
     pub border_cells: u32,
 }
 
-/// Why a [`GridConfig`] describes no world.
+/// Defect of a [`GridConfig`].
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum GridError {

@@ -1,11 +1,11 @@
 //! Static 2D grid of a world, areas of interest over it, and interest as an
 //! incremental diff.
 //!
-//! The plane is X/Z (Y is up and ignored). A [`Grid`] maps positions to [`Cell`]s, knows which
-//! cells belong to which server and which cells a server watches across its border. An
+//! The plane is X/Z (Y is up and ignored). A [`Grid`] maps positions to [`Cell`]s, assigns cells to
+//! servers, and defines the cells that a server watches across its border. An
 //! [`AreaQuery`] names shapes; [`Grid::interest`] turns it into an [`Interest`]: the covered cells,
-//! each with a distance in cells. [`Interest::diff`] tells what changed since the last one, so that
-//! callers touch only those cells.
+//! each with a distance in cells. [`Interest::diff`] returns the differences between two interests,
+//! so that callers visit only those cells.
 //!
 //! Everything here is a pure function of its arguments: no clock, no I/O, no global state. No query
 //! costs more than one visit to each cell of the world.

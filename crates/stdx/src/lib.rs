@@ -1,7 +1,7 @@
 //! The few tools that every Throng core shares and that the standard library lacks.
 //!
-//! Cores are state machines without a clock, sockets, threads or global state, so time and chance
-//! come in as values:
+//! Cores are state machines without a clock, sockets, threads or global state, so time and
+//! randomness are values:
 //!
 //! - [`Instant`]: a point in time in nanoseconds since an origin that the caller chose. A test
 //!   starts at zero and can jump a week.

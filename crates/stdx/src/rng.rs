@@ -1,12 +1,12 @@
-//! Chance as a value.
+//! Randomness as a value.
 
 use core::ops::Range;
 
 /// A seeded generator of random numbers (xoshiro256++), the same on every machine for the same
 /// seed.
 ///
-/// Fast (about a nanosecond per word) and of good statistical quality. It is **not** for secrets:
-/// whoever sees a few outputs can compute the rest.
+/// Fast (about a nanosecond per word) and of good statistical quality. It is **not** for secrets: a
+/// few outputs suffice to compute the rest.
 ///
 /// ```
 /// use throng_stdx::Rng;
@@ -90,9 +90,10 @@ impl Rng {
         }
     }
 
-    /// A second generator whose sequence is independent of what this one gives from now on.
+    /// Returns a second generator whose sequence is independent of the further outputs of this one.
     ///
-    /// Give each simulated part its own: what one draws then leaves the others unchanged.
+    /// Give each simulated part its own generator, so that the draws of one part do not change
+    /// those of others.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self::new(self.next_u64())

@@ -1,4 +1,4 @@
-//! Many timers at a cost that follows the timers that fire, not those that wait.
+//! Timer wheel: its cost depends on the timers that fire, not on those that wait.
 //!
 //! ```text
 //! level 0   64 slots of 2^20 ns (about 1 ms)      the next  67 ms
@@ -45,8 +45,8 @@ pub struct TimerWheel<T> {
     slots: Vec<Slot>,
 }
 
-/// Names a pending timer. After the timer fired or was cancelled the key names nothing, also when
-/// its place is reused.
+/// Key of a pending timer. After the timer has fired or was cancelled, the key is void, even if its
+/// node is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TimerKey {
     index: u32,
@@ -89,8 +89,7 @@ impl<T> TimerWheel<T> {
         TimerKey { index, generation }
     }
 
-    /// Removes the timer and returns what it carried; `None` when it has fired or was cancelled
-    /// before.
+    /// Removes the timer and returns its value; `None` if it has fired or was cancelled before.
     pub fn cancel(&mut self, key: TimerKey) -> Option<T> {
         let node = self.nodes.get(key.index as usize)?;
         if node.generation != key.generation || node.value.is_none() {
@@ -178,7 +177,7 @@ impl<T> TimerWheel<T> {
         ((above << SLOT_BITS) | slot as u64) << shift
     }
 
-    /// Puts a node where its time belongs relative to the cursor.
+    /// Puts a node into the slot of its time relative to the cursor.
     fn place(&mut self, index: u32) {
         let Node { at, order, .. } = self.nodes[index as usize];
         let due = tick(at);
@@ -204,7 +203,7 @@ impl<T> TimerWheel<T> {
         node.next = head;
     }
 
-    /// Moves the timers of a slot that the cursor has reached to where they belong now.
+    /// Moves the timers of a slot that the cursor has reached to lower levels.
     fn spread(&mut self, level: usize, slot: usize) {
         let mut index = self.empty_slot(level * SLOTS + slot);
         while index != NONE {
@@ -229,7 +228,7 @@ impl<T> TimerWheel<T> {
         }
     }
 
-    /// Marks a slot empty and returns the head of the list it held.
+    /// Marks a slot empty and returns the head of its list.
     fn empty_slot(&mut self, place: usize) -> u32 {
         self.occupied[place / SLOTS] &= !(1 << (place % SLOTS));
         self.slots[place].earliest = Instant::MAX;
@@ -293,8 +292,8 @@ impl<T> Default for TimerWheel<T> {
 #[derive(Debug)]
 struct Node<T> {
     at: Instant,
-    /// Number of the insertion, unique: the tie-break, and the proof that an entry of `near` still
-    /// means this timer.
+    /// Unique number of the insertion: the tie-break, and the check that an entry of `near` still
+    /// refers to this timer.
     order: u64,
     /// Next node of the slot or, in an unused node, of the free list.
     next: u32,

@@ -1,8 +1,8 @@
 //! The rules: a state machine without sockets and clock.
 //!
-//! One player is *it* and a little faster than the others. Whom it touches is it from then on. A
-//! second of freedom is a point, a catch five. After a round the best is shown for a moment, then
-//! the next begins.
+//! One player is *it* and slightly faster than the others. A player whom it touches becomes it. A
+//! second without being it scores one point, a catch five. After a round, the winner is shown for a
+//! few seconds before the next round begins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::messages::{ArenaData, Body, Caught, PlayerData, Round, Rules};
 
 const WIDTH: f32 = 1600.0;
 const HEIGHT: f32 = 900.0;
-/// Of every player.
+/// Radius of a player, in units.
 pub(crate) const RADIUS: f32 = 20.0;
-/// Middle and radius.
+/// Pillars: middle and radius.
 pub(crate) const PILLARS: [(f32, f32, f32); 7] = [
     (800.0, 450.0, 90.0),
     (360.0, 250.0, 60.0),
@@ -25,13 +25,14 @@ pub(crate) const PILLARS: [(f32, f32, f32); 7] = [
     (800.0, 140.0, 40.0),
     (800.0, 760.0, 40.0),
 ];
-/// Units per second.
+/// Speed of a player, units per second.
 const SPEED: f32 = 270.0;
-/// Of who is it: enough to catch somebody who runs straight on, not somebody who turns well.
+/// Speed of the player who is it: enough to catch a player who runs straight, but not one who turns
+/// well.
 const SPEED_IT: f32 = 315.0;
 /// Time in which the difference between wanted and actual velocity falls to a third.
 const RESPONSE: f32 = 0.09;
-/// For that long nobody can be caught who has just been it, or has just come.
+/// Time in seconds for which a player cannot be caught after having been it, or after entering.
 const IMMUNE: f32 = 1.5;
 const POINTS_PER_CATCH: u32 = 5;
 /// Duration for which a result is shown.
@@ -47,11 +48,11 @@ pub(crate) const STEPS_PER_SECOND: u32 = 30;
 pub struct Arena {
     players: BTreeMap<u32, Player>,
     round: Round,
-    /// Of the phase.
+    /// Remaining seconds of the phase.
     left: f32,
     length: Duration,
     rng: Rng,
-    /// State that everyone knows already; updates are the difference to it.
+    /// State sent so far; updates are differences to it.
     told: ArenaData,
 }
 
@@ -60,7 +61,7 @@ struct Player {
     name: String,
     hue: u32,
     simulated: bool,
-    /// Whole points are shown.
+    /// Points; the integer part is shown.
     score: f32,
     place: (f32, f32),
     speed: (f32, f32),
@@ -85,7 +86,7 @@ impl Arena {
         arena
     }
 
-    /// Everything, for the creation of the channel.
+    /// Returns the full state, for the creation of the channel.
     #[must_use]
     pub fn snapshot(&mut self) -> ArenaData {
         let pillars = PILLARS.iter().flat_map(|&(x, y, r)| [x as u32, y as u32, r as u32]).collect();
@@ -131,7 +132,7 @@ impl Arena {
         self.players.contains_key(&id)
     }
 
-    /// A player enters, or gives another name.
+    /// Adds a player, or changes its name.
     pub fn enter(&mut self, id: u32, name: &str, simulated: bool) {
         let shown: String = name.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect();
         let shown = shown.trim().to_owned();
@@ -159,7 +160,7 @@ impl Arena {
         }
     }
 
-    /// A player leaves. Who was it passes it on by chance.
+    /// Removes a player. If it was it, a random player becomes it.
     pub fn leave(&mut self, id: u32) {
         self.players.remove(&id);
         if self.round.it == id {
@@ -167,7 +168,7 @@ impl Arena {
         }
     }
 
-    /// A player wants to go somewhere: at most 1 long.
+    /// Sets the requested direction of a player, a vector of length 1 at most.
     pub fn steer(&mut self, id: u32, wish: (f32, f32)) {
         let Some(player) = self.players.get_mut(&id) else { return };
         let length = wish.0.hypot(wish.1);
@@ -175,7 +176,7 @@ impl Arena {
         player.wish = (wish.0 * scale, wish.1 * scale);
     }
 
-    /// One step of the simulation; what was caught in it.
+    /// Runs one step of the simulation and returns the catch in it, if there was one.
     pub fn step(&mut self) -> Option<Caught> {
         let dt = 1.0 / STEPS_PER_SECOND as f32;
         let playing = self.round.phase == 1;
@@ -263,7 +264,8 @@ impl Arena {
         self.round.seconds_left = (self.left.ceil() as u32).max(1);
     }
 
-    /// Clear of walls and pillars, and of others as far as a few attempts find such a place.
+    /// Returns a position clear of walls and pillars and, if a few attempts find one, of other
+    /// players.
     fn free_place(&mut self) -> (f32, f32) {
         let mut place = (WIDTH / 4.0, HEIGHT / 2.0);
         for _ in 0..32 {
@@ -302,7 +304,7 @@ impl Arena {
 }
 
 impl Player {
-    /// Pushed out of pillars and walls; what is left of the speed slides along them.
+    /// Pushes the player out of pillars and walls; the remaining velocity slides along them.
     fn keep_inside(&mut self) {
         for (x, y, radius) in PILLARS {
             let (dx, dy) = (self.place.0 - x, self.place.1 - y);

@@ -1,14 +1,15 @@
-//! Tag: a small game that shows what a game on Throng is made of.
+//! Tag: a small game that shows the parts of a game on Throng.
 //!
-//! - `tag.proto` is the channel data, which the gateway merges and fans out, and the messages,
-//!   which it passes on.
+//! - `tag.proto` defines the channel data, which the gateway merges and fans out, and the messages,
+//!   which it forwards.
 //! - [`Arena`] is the game itself, without sockets and clock.
-//! - The game server asks the matcher for a room for whoever logs in, owns a channel per room, and
-//!   sends what changes.
+//! - The game server requests a room from the matcher for each player who logs in, owns a channel
+//!   per room, and sends the changes.
 //! - Simulated players are connections like any other.
-//! - `web/` is the page for people, on the TypeScript client; its built form is part of this crate.
+//! - `web/` is the page for human players, on the TypeScript client; its built form is part of this
+//!   crate.
 //!
-//! [`Tag::start`] connects all of that to a gateway that runs already.
+//! [`Tag::start`] connects these parts to a running gateway.
 
 mod arena;
 pub mod messages;
@@ -32,10 +33,10 @@ use tokio::task::JoinSet;
 
 pub use arena::Arena;
 
-/// `tag.proto`, which the gateway has to be given as a schema.
+/// `tag.proto`, which the gateway needs as a schema.
 pub const SCHEMA: &str = include_str!("../tag.proto");
 
-/// The modes that the matcher has to be given: rooms that one can join while there is a place.
+/// The match modes that the matcher needs: rooms that players can join while a seat is free.
 pub const MODES: &str = include_str!("../modes.toml");
 
 /// Options of the game.
@@ -45,7 +46,7 @@ pub struct Options {
     pub servers: SocketAddr,
     /// Its listener for players, WebSocket.
     pub players: SocketAddr,
-    /// The matcher, which decides who plays with whom; it has the modes [`MODES`].
+    /// The matcher, which assigns players to rooms; it needs the modes [`MODES`].
     pub matcher: SocketAddr,
     /// Address of the page.
     pub page: SocketAddr,
@@ -53,11 +54,11 @@ pub struct Options {
     pub simulated: usize,
     /// Length of a round.
     pub round: Duration,
-    /// Of the simulated players' moods.
+    /// Seed of the simulated players' behaviour.
     pub seed: u64,
 }
 
-/// A game that is being played, on a thread of its own. Dropping it ends it.
+/// A running game, on a thread of its own. Dropping it ends the game.
 #[derive(Debug)]
 pub struct Tag {
     /// Address of the page.
@@ -66,17 +67,17 @@ pub struct Tag {
     _stop: oneshot::Sender<()>,
 }
 
-/// Why there is no game.
+/// Failure to start the game.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The system gives no thread.
+    /// The thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// The players' address is none.
+    /// The players' address is invalid.
     #[error(transparent)]
     Endpoint(#[from] EndpointError),
-    /// The page's address is taken, most likely.
+    /// The page's listener could not be opened; its address is probably in use.
     #[error("cannot serve the page on {addr}: {source}")]
     Page {
         /// The address.
@@ -84,13 +85,13 @@ pub enum StartError {
         /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The gateway is not there, or refuses the game server.
+    /// The gateway is not reachable, or refuses the game server.
     #[error("cannot connect the game server: {0}")]
     Connect(#[from] ConnectError),
-    /// The matcher is not there, or refuses the game server.
+    /// The matcher is not reachable, or refuses the game server.
     #[error("cannot connect to the matcher: {0}")]
     Matcher(#[from] MatcherConnectError),
-    /// The gateway has a game server already.
+    /// The gateway refused the claim of GLOBAL, probably because another game server owns it.
     #[error("cannot open the game: {0}; does another game server own GLOBAL on this gateway?")]
     Open(#[from] RequestError),
 }
@@ -156,7 +157,7 @@ async fn start(options: Options) -> Result<(SocketAddr, JoinSet<()>), StartError
     Ok((page, tasks))
 }
 
-/// The page, and where it finds the gateway.
+/// The files of the page, and the address of the gateway for it.
 fn files(gateway: &str) -> Vec<File> {
     const SCRIPT: &str = "text/javascript; charset=utf-8";
     macro_rules! built {

@@ -12,7 +12,7 @@ pub const STEER: u32 = 101;
 /// See [`Caught`].
 pub const CAUGHT: u32 = 110;
 
-/// Layout of a room.
+/// Channel data of a room.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ArenaData {
     /// By connection.
@@ -29,19 +29,19 @@ pub struct ArenaData {
     pub rules: Option<Rules>,
 }
 
-/// A player but for the place.
+/// A player, without the position.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PlayerData {
-    /// Has left.
+    /// True if the player has left.
     #[prost(bool, tag = "1")]
     pub removed: bool,
-    /// As shown.
+    /// Displayed name.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// Of the colour, in degrees.
+    /// Hue of the colour, in degrees.
     #[prost(uint32, tag = "3")]
     pub hue: u32,
-    /// Played by a program.
+    /// True if a program plays.
     #[prost(bool, tag = "4")]
     pub simulated: bool,
     /// Points of this round.
@@ -49,16 +49,16 @@ pub struct PlayerData {
     pub score: u32,
 }
 
-/// A player's place, in quarters of a unit.
+/// A player's position and velocity, in quarters of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Body {
-    /// Has left.
+    /// True if the player has left.
     #[prost(bool, tag = "1")]
     pub removed: bool,
-    /// Across.
+    /// Horizontal position.
     #[prost(sint32, tag = "2")]
     pub x: i32,
-    /// Down.
+    /// Vertical position.
     #[prost(sint32, tag = "3")]
     pub y: i32,
     /// Per second.
@@ -78,10 +78,10 @@ pub struct Round {
     /// 1 played, 2 over.
     #[prost(uint32, tag = "2")]
     pub phase: u32,
-    /// Until the phase ends.
+    /// Seconds until the phase ends.
     #[prost(uint32, tag = "3")]
     pub seconds_left: u32,
-    /// Player who has to catch the others.
+    /// Player who is it and has to catch the others.
     #[prost(uint32, tag = "4")]
     pub it: u32,
     /// Winner of the previous round.
@@ -101,7 +101,7 @@ pub struct Rules {
     /// Of every player.
     #[prost(uint32, tag = "3")]
     pub radius: u32,
-    /// Three numbers each.
+    /// Pillars, three numbers each: middle and radius.
     #[prost(uint32, repeated, tag = "4")]
     pub pillars: Vec<u32>,
 }
@@ -109,32 +109,32 @@ pub struct Rules {
 /// Identity of a player.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Hello {
-    /// As typed; the server cuts it.
+    /// Name as typed; the server truncates it.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// Played by a program.
+    /// True if a program plays.
     #[prost(bool, tag = "2")]
     pub simulated: bool,
 }
 
-/// Direction that a player wants to go.
+/// Requested direction of a player.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Steer {
-    /// Percent, across.
+    /// Horizontal component, in percent.
     #[prost(sint32, tag = "1")]
     pub x: i32,
-    /// Percent, down.
+    /// Vertical component, in percent.
     #[prost(sint32, tag = "2")]
     pub y: i32,
 }
 
-/// One has caught another.
+/// Event: one player has caught another.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Caught {
-    /// Was it.
+    /// Player who was it.
     #[prost(uint32, tag = "1")]
     pub by: u32,
-    /// Is it now.
+    /// Player who is it now.
     #[prost(uint32, tag = "2")]
     pub who: u32,
 }

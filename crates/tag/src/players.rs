@@ -1,4 +1,4 @@
-//! Simulated players: connections like any other, that see what people see and steer by it.
+//! Simulated players: ordinary connections that see the same data as human players and steer by it.
 
 use std::time::Duration;
 
@@ -29,13 +29,13 @@ const NAMES: [&str; 16] = [
     "Tim",
 ];
 
-/// Decisions per second: about as often as people change their minds in a chase.
+/// Decisions per second, about as many as a person makes in a chase.
 const DECISIONS_PER_SECOND: u32 = 10;
 
 /// Plays until the connection ends.
 ///
 /// # Errors
-/// When the connection does not come about.
+/// If the connection fails.
 pub(crate) async fn play(endpoint: Endpoint, index: usize, seed: u64) -> Result<(), ConnectError> {
     let name = NAMES[index % NAMES.len()];
     let (client, mut events) =

@@ -1,5 +1,5 @@
-//! The game server: asks the matcher for a room for every player, owns a channel per room, brings
-//! the players into it, and lets the rules run in it.
+//! The game server: requests a room from the matcher for every player, owns a channel per room,
+//! subscribes its players, and runs the rules in it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 use crate::arena::{Arena, STEPS_PER_SECOND};
 use crate::messages::{ARENA_TYPE, CAUGHT, HELLO, Hello, STEER, Steer};
 
-/// The matcher's mode; `modes.toml` says how many a room takes.
+/// Match mode; `modes.toml` sets the size of a room.
 const MODE: &str = "tag";
 /// Placed players who wait for this loop.
 const PLACED_MAX: usize = 64;
@@ -25,7 +25,7 @@ pub(crate) struct GameServer {
     client: Client,
     matcher: Matcher,
     rooms: BTreeMap<ChannelId, Room>,
-    /// Players whom the matcher has found a room for, with its id.
+    /// Players for whom the matcher has found a room, with its id.
     placed: mpsc::Sender<(ConnId, String)>,
     arrivals: mpsc::Receiver<(ConnId, String)>,
     round: Duration,
@@ -34,23 +34,23 @@ pub(crate) struct GameServer {
 }
 
 struct Room {
-    /// The matcher's id.
+    /// The matcher's id of the room.
     id: String,
     arena: Arena,
-    /// Brought here, in the game or not yet.
+    /// Players assigned to the room, in the game or not yet.
     visitors: usize,
 }
 
-/// By what name the matcher knows a player.
+/// Role id of a player at the matcher.
 fn role(conn: ConnId) -> String {
     format!("player-{}", conn.0)
 }
 
 impl GameServer {
-    /// Claims GLOBAL, so that every login is told to it.
+    /// Claims GLOBAL, so that the gateway notifies it of every login.
     ///
     /// # Errors
-    /// When the gateway refuses: another server owns GLOBAL.
+    /// If the gateway refuses because another server owns GLOBAL.
     pub(crate) async fn open(
         client: Client,
         matcher: Matcher,
@@ -64,7 +64,7 @@ impl GameServer {
     /// Runs until the connection ends for good.
     ///
     /// # Errors
-    /// When something cannot be sent.
+    /// If a message cannot be sent.
     pub(crate) async fn run(mut self, mut events: Events, mut notices: Notices) -> Result<(), RequestError> {
         let mut steps = tokio::time::interval(Duration::from_secs(1) / STEPS_PER_SECOND);
         // A step that comes late is not made up for: the game slows down instead of jumping.
@@ -132,7 +132,7 @@ impl GameServer {
         Ok(())
     }
 
-    /// Asks the matcher for a room with a place for a player, while the game goes on.
+    /// Requests a room with a free seat from the matcher, without blocking the game.
     fn place(&self, conn: ConnId) {
         let (matcher, placed) = (self.matcher.clone(), self.placed.clone());
         tokio::spawn(async move {
@@ -144,7 +144,7 @@ impl GameServer {
         });
     }
 
-    /// Subscribes a player to the channel of its room, which is made for the first of it.
+    /// Subscribes a player to the channel of its room, which the first player creates.
     async fn bring(&mut self, conn: ConnId, room: &str) -> Result<(), RequestError> {
         let known = self.rooms.iter().find(|(_, known)| known.id == room);
         let channel = match known {
@@ -155,7 +155,7 @@ impl GameServer {
         self.client.tell(move |session| session.change_subscription(channel, Some(conn), &options)).await
     }
 
-    /// A player has gone: its place is free, and a room without players ends.
+    /// Removes a player: its seat becomes free, and a room without players ends.
     async fn leave(&mut self, channel: ChannelId, conn: ConnId) -> Result<(), RequestError> {
         let Some(room) = self.rooms.get_mut(&channel) else { return Ok(()) };
         room.visitors = room.visitors.saturating_sub(1);

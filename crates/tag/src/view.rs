@@ -5,7 +5,7 @@ use throng_stdx::Rng;
 use crate::arena::{PILLARS, RADIUS};
 use crate::messages::ArenaData;
 
-/// Merges an update as the gateway does: entries replace entries, removed ones go.
+/// Merges an update as the gateway does: entries replace entries, and `removed` deletes them.
 pub(crate) fn merge(data: &mut ArenaData, update: ArenaData) {
     for (id, player) in update.players {
         match player.removed {
@@ -23,11 +23,11 @@ pub(crate) fn merge(data: &mut ArenaData, update: ArenaData) {
     data.rules = update.rules.or(data.rules.take());
 }
 
-/// From how far a simulated player notices who is it.
+/// Distance at which a simulated player notices the one who is it.
 const SIGHT: f32 = 380.0;
 
-/// Direction of the player `me`: after the nearest player if it is it, otherwise away from the one
-/// who is, and around. `mood` is a direction of its own that changes now and then.
+/// Returns the direction of player `me`: towards the nearest player if `me` is it, otherwise away
+/// from the player who is. `mood` is a random direction that changes occasionally.
 pub(crate) fn steer(data: &ArenaData, me: u32, mood: &mut f32, rng: &mut Rng) -> (f32, f32) {
     let place = |id: u32| {
         data.bodies.get(&id).map(|body| {

@@ -1,5 +1,5 @@
-//! `throng bench channel balance`: how much the busiest game server of a world has to do, with and
-//! without the load balancer.
+//! `throng bench channel balance`: load of the busiest game server of a world, with and without the
+//! load balancer.
 //!
 //! The crowds are simulated: the production gateway core under virtual time, so the figures are the
 //! same on every machine. What a cell costs a real game server is the game's affair; load here is

@@ -195,7 +195,7 @@ Examples:
 Verdicts: passed, missed, or not judged (another load than the canonical one, or nothing was measured).
 Exit codes: 0 passed or not judged, 99 missed, 2 no result.";
 
-/// Runs what the flags ask for.
+/// Runs the cases that the flags select.
 pub(crate) fn run(args: BenchArgs) -> ExitCode {
     match run_inner(args) {
         Ok(true) => ExitCode::SUCCESS,
@@ -383,8 +383,8 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
 }
 
 impl BenchArgs {
-    /// Longest time of one case: some thirty times what the longest takes on two idle cores, and
-    /// its windows, of which a case has fifty at most.
+    /// Time limit of one case: about thirty times the longest case on two idle cores, plus its
+    /// windows, of which a case has fifty at most.
     fn limit(&self) -> Duration {
         let window = self.duration.unwrap_or_default() + self.warmup.unwrap_or_default();
         let minutes = self.effort().pick(180, 60, 20);
@@ -589,7 +589,7 @@ pub(crate) fn sample_line(sample: &Sample) -> String {
     )
 }
 
-/// Writes data to standard output; a closed pipe is the reader's way of having seen enough.
+/// Writes data to standard output. A closed pipe counts as success.
 pub(crate) fn print(text: &str) -> Result<(), AnyError> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),

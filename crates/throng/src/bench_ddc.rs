@@ -17,6 +17,8 @@ use crate::bench::{print, say, write_report};
 const NAMESPACE: &str = "test.benchmark";
 /// Longest time of a run without its windows.
 const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
+/// Entries of a cache of 5 TB at 170 KB for each.
+const ENTRIES: u64 = 30_000_000;
 const QUICK_WINDOW: Duration = Duration::from_secs(2);
 
 /// Measure a derived-data cache: the published tests, and the cost of a request at saturation
@@ -69,6 +71,9 @@ struct Args {
     /// Skip nginx and s3s-fs in `saturation`
     #[arg(long)]
     no_peers: bool,
+    /// Made-up entries of the folder that `start` and `memory` measure besides; 0 leaves it out
+    #[arg(long, value_name = "COUNT", default_value_t = ENTRIES, conflicts_with = "url")]
+    entries: u64,
     /// Write target lists for load tools (`METHOD URL`, headers, `@FILE`) into this folder instead
     /// of measuring
     #[arg(long, value_name = "DIR")]
@@ -152,6 +157,7 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         durability: args.durability,
         data: args.data,
         without_peers: args.no_peers,
+        entries: args.entries,
         targets: args.targets,
     };
     let limit = LIMIT + options.duration.unwrap_or_default().saturating_mul(50);

@@ -18,13 +18,13 @@ use crate::{keys, up};
 /// Effect of a flag of the reference.
 #[derive(Clone, Copy)]
 enum Does {
-    /// Sets a key; the value stands for itself.
+    /// Sets a key to the flag's value.
     Key(&'static str),
     /// Sets a key after a translation.
     Translated(&'static str, fn(&str) -> Result<String, String>),
     /// Is checked to be a number and has no counterpart.
     Ignored,
-    /// Takes a profile of the whole run.
+    /// Profiles the whole run.
     Profile,
     /// Target key.
     ProfileDir,
@@ -156,7 +156,7 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
         Ok(mut config) => {
             config.warnings.extend(parsed.remarks);
             let profile = parsed.profile.then(|| Path::new(&parsed.profile_dir).join("cpu.pprof"));
-            up::serve(config, None, profile.as_deref())
+            up::serve(config, None, profile.as_deref(), false)
         }
         Err(problems) => {
             complain(&problems.to_string());
@@ -165,7 +165,7 @@ pub(crate) fn run(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// A command line of the reference, looked at for what becomes of it here.
+/// Result of reviewing a command line of channeld.
 pub(crate) struct Reviewed {
     pub(crate) findings: Vec<Finding>,
     /// The files that it names, by the flag.
@@ -176,7 +176,7 @@ pub(crate) struct Reviewed {
     pub(crate) config: Option<Config>,
 }
 
-/// Flags that name a file, and what must stand in it.
+/// Flags that name a file, and the kind of the file.
 pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
     ("sfsm", FileKind::StateMachine),
     ("cfsm", FileKind::StateMachine),
@@ -187,7 +187,7 @@ pub(crate) const FILE_FLAGS: [(&str, FileKind); 4] = [
 /// Position of a finding that belongs to no single flag.
 pub(crate) const ALL_FLAGS: &str = "all flags together";
 
-/// Says of every flag whether it means the same, something else or nothing here.
+/// Reports for every flag whether it has the same effect, another effect or none.
 pub(crate) fn review(words: &[&str]) -> Reviewed {
     let mut parsed = Parsed { profile_dir: "profiles".to_owned(), ..Parsed::default() };
     let (mut findings, mut files) = (Vec::new(), Vec::new());

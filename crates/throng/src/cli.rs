@@ -229,7 +229,7 @@ fn group_abouts(command: &Command) -> String {
     groups.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The flags of `throng up`, shared with what starts a gateway by the way.
+/// The flags of `throng up`, shared with other commands that start a gateway.
 pub(crate) fn up_flags(command: Command) -> Command {
     let common = |arg: Arg| arg.help_heading("Common");
     let command = command
@@ -269,7 +269,14 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .value_name("TIME")
                 .value_parser(parse_duration)
                 .help("Stop after this time: 500ms, 20s, 5m"),
-        ));
+        ))
+        .arg(
+            Arg::new("console-token")
+                .long("console-token")
+                .action(ArgAction::SetTrue)
+                .hide(true)
+                .help("Print a one-time token of the console even without a terminal"),
+        );
     with_keys(command)
 }
 

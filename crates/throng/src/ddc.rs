@@ -39,6 +39,12 @@ enum WorkArgs {
         #[arg(long, value_name = "DAYS", default_value_t = 0)]
         unused_days: u32,
     },
+    /// Put made-up blobs and refs, for `throng bench ddc start` and `memory`
+    #[command(hide = true)]
+    Fill {
+        /// Blobs and refs
+        entries: u64,
+    },
     /// Export everything to one file
     Export {
         /// The file
@@ -65,6 +71,7 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
         WorkArgs::Reindex => Work::Reindex,
         WorkArgs::Scrub => Work::Scrub,
         WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
+        WorkArgs::Fill { entries } => Work::Fill { entries },
         WorkArgs::Export { file, namespace } => Work::Export { file, namespace },
         #[cfg(feature = "oodle")]
         WorkArgs::DecodeOodle => return throng_oodle::run(),

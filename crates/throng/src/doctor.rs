@@ -1,4 +1,5 @@
-//! `throng doctor`: what on this machine would stop a start, make it slow, or leave it open.
+//! `throng doctor`: checks of this machine for problems that would prevent a start, slow it down,
+//! or leave it open to others.
 
 use std::process::ExitCode;
 

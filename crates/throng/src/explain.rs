@@ -1,4 +1,4 @@
-//! `throng explain CODE`: what an error code or the name of a reason means and what to do, offline.
+//! `throng explain CODE`: offline explanation of an error code or a reason, with its remedy.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

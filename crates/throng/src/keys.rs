@@ -1,4 +1,4 @@
-//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, made from the key
+//! Configuration keys as flags: `--gateway.clients.addr ADDR`, one per key, generated from the key
 //! table.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};

@@ -10,7 +10,7 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// This program as the user called it, quoted for a shell: what a printed command begins with.
+/// This program as the user called it, quoted for a shell, for the start of printed commands.
 pub(crate) fn program() -> String {
     let called = std::env::args().next().filter(|word| !word.is_empty());
     shell_word(called.as_deref().unwrap_or("throng"))

@@ -111,8 +111,8 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     ExitCode::from(u8::from(!found.is_empty()))
 }
 
-/// Differences between the answers of two gateways. The number of updates that a state was merged
-/// into depends on the times of both, so only whether there were any counts.
+/// Differences between the answers of two gateways. The number of updates depends on the timing of
+/// both, so only the presence of updates is compared.
 fn differences(one: &Report, other: &Report) -> Vec<String> {
     let mut found = Vec::new();
     let mut compare = |what: String, one: String, other: String| {

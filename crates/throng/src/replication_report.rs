@@ -28,7 +28,7 @@ const LEGACY: &[(u8, &str, f64)] = &[
 ];
 const SOURCE: &str = "published for another engine, on another machine";
 
-/// The figures of whatever cases ran, judged where the legacy method ran beside them.
+/// Report of the cases that ran, judged if the legacy method ran as well.
 pub(crate) fn report(outcomes: &[CaseReport]) -> Report {
     let mut report = Report::new("replication");
     let find = |group: u8, chests: &str, mode: &str| {
@@ -82,8 +82,8 @@ pub(crate) fn report(outcomes: &[CaseReport]) -> Report {
     report
 }
 
-/// Marks for this machine: those of the design's, times how much longer the legacy method takes
-/// here.
+/// Thresholds for this machine: those of the design's machine, scaled by the time of the legacy
+/// method.
 fn judge(row: Row, outcome: &CaseReport, legacy: &CaseReport) -> Row {
     let of = (outcome.group, outcome.chests);
     let marks = MARKS.iter().find(|(group, chests, ..)| (*group, *chests) == of);

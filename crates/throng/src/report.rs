@@ -1,4 +1,4 @@
-//! `throng report` and `throng compare`: what benches saved, shown and compared.
+//! `throng report` and `throng compare`: display and comparison of saved results.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -10,8 +10,8 @@ use throng_server::config::{KEYS, nearest};
 /// Keys that are named at most when several end alike.
 const KEYS_MAX: usize = 3;
 
-/// Replaces the suggestion of clap in `error`, which looks at one command only and measures
-/// likeness, not edits.
+/// Replaces clap's suggestion in `error`, which considers one command only and measures similarity
+/// instead of edit distance.
 pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
     if error.kind() != ErrorKind::UnknownArgument {
         return;

@@ -260,8 +260,9 @@ Ctrl-C ends it.
     }
 }
 
-/// Introduces the demo with its first sample: what it offers to try works when everyone is in, not
-/// before. Who joins a world whose game server is not there yet is never noticed by it.
+/// Prints the demo's introduction with the first sample, because the commands in it work only after
+/// all players have joined. A player who joins before the game server is ready is never noticed by
+/// it.
 struct Introduced<'a> {
     text: &'a RefCell<Option<String>>,
     live: Live,
@@ -289,7 +290,7 @@ fn start_demo_players(services: &[(String, String)]) -> Option<DemoPlayers> {
     DemoPlayers::start(address("matcherhttp")?, address("cache")?, 1).ok()
 }
 
-/// Services beside the gateway, a line each.
+/// Lines for the other services, one each.
 fn beside(services: &[(String, String)]) -> String {
     let lines = services.iter().filter(|(name, _)| name == "cache" || name == "matcher");
     lines.map(|(name, url)| format!("\n  {name:<14} {url}")).collect()

@@ -1,5 +1,5 @@
-//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` plays it
-//! by the way.
+//! `throng tag`: a game to play in the browser, with a gateway of its own. `throng demo` includes
+//! it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -61,7 +61,7 @@ struct Look {
     limits: Value,
 }
 
-/// Connections that one look asks for; of more, those with the lowest ids are seen.
+/// Connections in one request; above this, those with the lowest ids are shown.
 const CONNECTIONS_MAX: usize = 5_000;
 /// Clears the terminal and begins at its top.
 const CLEAR: &str = "\x1b[H\x1b[2J";

@@ -1,5 +1,6 @@
 //! `throng up`: start, say where, run until stopped.
 
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,7 +26,10 @@ const WRONG: u8 = 2;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     match config(matches) {
-        Ok(config) => serve(config, matches.get_one::<Duration>("for").copied(), None),
+        Ok(config) => {
+            let invite = matches.get_flag("console-token");
+            serve(config, matches.get_one::<Duration>("for").copied(), None, invite)
+        }
         Err(code) => code,
     }
 }
@@ -41,10 +45,11 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
         matches.get_many::<String>("only").into_iter().flatten().map(String::as_str).collect();
     let cache_only = only == ["ddc"];
     if cache_only {
-        // Nothing but the cache listens, and `--http` is its address.
+        // One listener for everything, which `--http` and `--ddc.addr` name; with both, two.
         loader = loader.command_default("up --only ddc", "http.addr", Value::Text(String::new()));
         if let Some(addr) = text("http") {
-            loader = loader.flag("--http", "ddc.addr", addr.as_str());
+            let key = if text("ddc.addr").is_some() { "http.addr" } else { "ddc.addr" };
+            loader = loader.flag("--http", key, addr.as_str());
         }
     }
     if only.contains(&"ddc") {
@@ -79,8 +84,8 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
     })
 }
 
-/// Defaults with which every service listens on loopback. They apply without a configuration file:
-/// a file says itself which services it wants.
+/// Defaults with which every service listens on loopback. They apply without a configuration file
+/// only, because a file selects its services itself.
 fn everything(loader: Loader) -> Loader {
     let text = |text: &str| Value::Text(text.to_owned());
     [
@@ -94,8 +99,15 @@ fn everything(loader: Loader) -> Loader {
 }
 
 /// Starts `config`, prints where it listens and runs until it is stopped. `profile` is a file for a
-/// CPU profile of the whole run.
-pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&Path>) -> ExitCode {
+/// CPU profile of the whole run. With `invite`, a token for the console is printed even if that
+/// goes to no terminal: output that is kept is no place for a credential, unless the reader is a
+/// program that wants it.
+pub(crate) fn serve(
+    config: Config,
+    run_for: Option<Duration>,
+    profile: Option<&Path>,
+    invite: bool,
+) -> ExitCode {
     let began = Instant::now();
     let sampling = match profile.map(|file| begin_profile(file).map(|sampling| (file, sampling))).transpose()
     {
@@ -124,7 +136,14 @@ pub(crate) fn serve(config: Config, run_for: Option<Duration>, profile: Option<&
         Ok(signals) => signals,
         Err(error) => return failed(&format!("cannot receive signals: {error}")),
     };
-    print(&ready_block(&running, began.elapsed(), &data));
+    let invite = invite || std::io::stdout().is_terminal();
+    if !invite && running.address(Service::Admin).is_some() && running.settings().http.tokens_file.is_empty()
+    {
+        tracing::info!(
+            "no terminal, so no token for the console; `http.tokens_file` names a file with tokens"
+        );
+    }
+    print(&ready_block(&running, began.elapsed(), &data, invite));
     let end = signals.run_until_stopped(running, run_for, Some(&log));
     if let Some((file, sampling)) = sampling
         && let Err(why) = end_profile(file, sampling)
@@ -164,7 +183,7 @@ fn tcp(running: &Running, service: Service) -> Option<SocketAddr> {
 }
 
 /// One aligned block with every address, for people.
-fn ready_block(running: &Running, took: Duration, data: &str) -> String {
+fn ready_block(running: &Running, took: Duration, data: &str, invite: bool) -> String {
     let line = |what: &str, value: &str| format!("  {what:<15} {value}\n");
     let of = |service: Service| -> String {
         let all = running.addresses().iter().filter(|address| address.service == service);
@@ -192,7 +211,7 @@ fn ready_block(running: &Running, took: Duration, data: &str) -> String {
     out.push_str(&line("data", data));
     out.push('\n');
     if let Some(admin) = running.address(Service::Admin) {
-        if let Some(token) = running.invite() {
+        if let Some(token) = invite.then(|| running.invite()).flatten() {
             // Behind the #, so that no server, log or proxy ever sees it.
             out.push_str(&line("console", &format!("http://{}/console/#token={token}", from_here(admin))));
         }

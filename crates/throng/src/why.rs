@@ -93,7 +93,7 @@ fn ask_matcher(admin: &AdminArgs, ticket: &str) -> Result<Value, String> {
     admin.get(&format!("matcher?method=ExplainTicket&request={request}"))
 }
 
-/// A table of what an update passes, and the verdict above it.
+/// Renders the verdict, and a table of the steps of an update.
 fn update_text(answer: &Value) -> String {
     let kind = answer["type"].as_str().map(|kind| format!(" ({kind})")).unwrap_or_default();
     let mut text = format!(

@@ -12,7 +12,7 @@ use crate::{
 /// A `channeldpb.ServerForwardMessage`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forward<'a> {
-    /// The client the payload came from or goes to; 0 for none.
+    /// The sending or receiving client; 0 for none.
     pub client_conn_id: u32,
     /// The client's message body.
     pub payload: &'a [u8],
@@ -90,7 +90,7 @@ pub fn forward_entry_len(head: &MessagePack<'_>, client_conn_id: u32, payload_le
 /// A `google.protobuf.Any`, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AnyRef<'a> {
-    /// The type URL as it stands in the message.
+    /// The type URL as encoded in the message.
     pub type_url: &'a str,
     /// The serialized message.
     pub value: &'a [u8],
@@ -136,7 +136,7 @@ pub struct DataUpdate<'a> {
     pub value: &'a [u8],
     /// The client that caused an update a server sends; 0 for none.
     pub context_conn_id: u32,
-    /// The version of the entity that the sender has been told; 0 if it does not say.
+    /// Latest version of the entity that the sender received; 0 if unspecified.
     pub version: u64,
 }
 

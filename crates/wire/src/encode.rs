@@ -29,9 +29,8 @@ impl Compressor {
         Compressor { encoder: snap::raw::Encoder::new(), block: Vec::new() }
     }
 
-    /// Compresses `packet` if that is worth it: `None` if the block is not smaller than the packet
-    /// or does not fit a frame, in which case the packet is to be sent as it is (each frame says
-    /// whether it is compressed).
+    /// Compresses `packet`. `None` if the block is not smaller than the packet or does not fit a
+    /// frame; the packet is then sent uncompressed (each frame has a flag for compression).
     #[must_use]
     pub fn compress(&mut self, packet: &[u8]) -> Option<&[u8]> {
         let len_max = snap::raw::max_compress_len(packet.len());
@@ -45,7 +44,7 @@ impl Compressor {
 
 /// Appends one frame that holds `packet` (a sequence of entries) to `out`.
 ///
-/// With a `compressor` the packet is compressed where that makes it smaller. `reader_form` is the
+/// With a `compressor`, the packet is compressed if that makes it smaller. `reader_form` is the
 /// form of the peer that will read the frame: unless it is known to be current it gets no frame
 /// that a legacy reader would misread (compression is dropped or the packet padded, if need be).
 ///

@@ -59,7 +59,7 @@ pub struct Field<'a> {
     /// The content of a `Len` field (without its length) or of a `Group` (without its end), else
     /// the bytes of the value.
     pub value: &'a [u8],
-    /// The whole field as it stands in the message, tag included.
+    /// The whole encoded field, tag included.
     pub raw: &'a [u8],
 }
 
@@ -89,7 +89,7 @@ impl<'a> Field<'a> {
 /// ```
 ///
 /// # Errors
-/// Whatever is wrong with the next field; see [`WireError`].
+/// The defect of the next field; see [`WireError`].
 #[inline]
 pub fn read_field<'a>(input: &mut &'a [u8]) -> Result<Option<Field<'a>>, WireError> {
     if input.is_empty() {

@@ -7,8 +7,8 @@
 //!           43 size>>16 size>>8 size compression | size bytes   65536 ..
 //! ```
 //!
-//! The two forms are told apart per connection by [`FrameReader`]. Towards every peer the current
-//! tag is written: legacy readers understand it, except in the range of
+//! The two forms are told apart per connection by [`FrameReader`]. The current tag is written to
+//! every peer, because legacy readers understand it, except in the range of
 //! [`is_ambiguous_for_legacy`].
 
 use std::{mem, ops::ControlFlow};
@@ -43,7 +43,7 @@ pub enum Form {
     /// Nothing so far was written differently by the two.
     #[default]
     Undecided,
-    /// Two bytes of size, always.
+    /// Always two bytes of size.
     Current,
     /// One to three bytes of size, as up to v0.5.1: the Go client, the JavaScript client, the Unity
     /// transport.
@@ -280,8 +280,8 @@ impl FrameReader {
 
     /// Takes received bytes and calls `on_packet` for every packet that is now complete, in order.
     ///
-    /// After `Break` the rest is kept, and handed out by the next call, for instance with an empty
-    /// input. Whoever keeps feeding without letting packets out decides how much is kept.
+    /// After `Break` the rest is kept and delivered by the next call, for instance with an empty
+    /// input. A caller that keeps feeding without consuming packets determines how much is kept.
     ///
     /// # Errors
     /// The first defect of the stream, now and at every later call. Packets before it were handed
@@ -514,8 +514,8 @@ fn is_legacy_packet(scratch: &mut Scratch, payload: &[u8], compression: Compress
     }
 }
 
-/// Appends to a buffer that will hold `needed` bytes in the end. Memory follows what has arrived,
-/// not what was announced, so that a tag alone pins none.
+/// Appends to a buffer that will hold `needed` bytes in the end. Memory grows with the received
+/// bytes, not with the announced size, so a tag alone reserves none.
 fn append(buffer: &mut Vec<u8>, bytes: &[u8], needed: usize) {
     let len = buffer.len() + bytes.len();
     if buffer.capacity() < len {

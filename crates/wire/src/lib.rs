@@ -1,43 +1,41 @@
 //! The wire format of the channel gateway: frames, packets, messages and recordings, without I/O.
 //!
 //! A connection is a stream of **frames**, each a 5-byte tag and a **packet**; a packet holds
-//! **messages**; a message names a channel and a type and carries a body. Byte by byte this is laid
-//! out in `docs/wire-format.md`.
+//! **messages**; a message names a channel and a type and carries a body. `docs/wire-format.md`
+//! specifies the layout.
 //!
 //! # Reading
 //!
-//! Give every connection a [`FrameReader`] and feed it what the transport delivers, whatever the
-//! pieces; it calls back with each [`Packet`], whose [`MessagePack`]s borrow from the input. Frames
-//! that arrive whole are never copied, and a reader in the middle of none owns no memory. A
-//! [`FrameError`] ends the connection: nobody knows where the next frame begins. Readers of many
-//! connections share one [`frame::Scratch`] for decompression.
+//! Give every connection a [`FrameReader`] and feed it the bytes of the transport, in pieces of any
+//! size; it calls back with each [`Packet`], whose [`MessagePack`]s borrow from the input. Frames
+//! that arrive whole are never copied, and a reader owns no memory between frames. A [`FrameError`]
+//! ends the connection, because the start of the next frame is unknown. Readers of many connections
+//! share one [`frame::Scratch`] for decompression.
 //!
 //! Bodies are read according to [`MessagePack::msg_type`]: [`Forward`] and [`DataUpdate`] in place,
-//! for they are nearly all traffic, and everything else through the structs of [`channeldpb`] and
-//! [`unrealpb`]. [`fields`] walks messages whose schema is not known.
+//! because they are nearly all traffic, and everything else through the structs of [`channeldpb`]
+//! and [`unrealpb`]. [`fields`] iterates over messages without a schema.
 //!
 //! # Writing
 //!
 //! [`write_entry`] and its relatives append messages to a packet, with bodies copied or produced in
-//! place, and the `*_len` functions tell beforehand how many bytes that takes. [`FrameWriter`]
-//! packs messages into frames of the right size; [`frame::tag`] and [`frame::legacy_padding`] serve
-//! those who gather a frame from pieces.
+//! place, and the `*_len` functions return the size in advance. [`FrameWriter`] packs messages into
+//! frames of the right size; [`frame::tag`] and [`frame::legacy_padding`] are for callers that
+//! assemble a frame from pieces.
 //!
 //! Towards a peer these rules hold: no compressed frame before [`FrameReader::peer_compresses`], no
 //! packet over [`frame::PACKET_BYTES_SEND_MAX`], and while [`FrameReader::form`] is not
 //! [`frame::Form::Current`] none of a size that [`frame::is_ambiguous_for_legacy`]. [`FrameWriter`]
-//! keeps them when it is told about the peer.
-//!
-//! # What it costs
+//! obeys them once the caller has set the state of the peer.
+//! # Cost
 //!
 //! Reading a frame of 8 messages and 608 bytes takes about 100 ns, writing its messages 85 ns, and
 //! both allocate nothing (`cargo bench -p throng-wire`, one core of an AMD EPYC). Every decoder is
 //! total: any bytes give a value or an error, in time and memory proportional to the input. A
-//! Snappy block's declared length is checked before memory is taken.
+//! Snappy block's declared length is checked before memory is allocated.
+//! # Not covered
 //!
-//! # What it does not do
-//!
-//! It does not look into bodies: a message whose body is nonsense reaches the caller. Encodings are
+//! Bodies are not checked: a message with an invalid body reaches the caller. Encodings are
 //! not canonical, so compare decoded messages, never bytes. There is no checksum: the transport is
 //! trusted to deliver what was sent.
 //!

@@ -5,7 +5,7 @@ use crate::{
     varint::{Prefix, read_varint_at, varint_len},
 };
 
-/// One message of a packet; the body is borrowed from wherever it stands.
+/// One message of a packet; the body is borrowed from the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MessagePack<'a> {
     /// Target channel towards the gateway, source channel from it; 0 is GLOBAL.
@@ -54,7 +54,7 @@ impl<'a> MessagePack<'a> {
         Some(message)
     }
 
-    /// Reads any message, and finds out what is wrong with it.
+    /// Reads any message, and determines its defect if it has one.
     #[cold]
     fn parse_any(bytes: &'a [u8]) -> Result<MessagePack<'a>, WireError> {
         let mut message = MessagePack::default();

@@ -33,7 +33,7 @@ pub fn any(type_url: &str, value: Vec<u8>) -> Any {
     Any { type_url: type_url.to_owned(), value }
 }
 
-/// Source of `channeld.proto`, for those who compile schemas that import it.
+/// Source of `channeld.proto`, for compiling schemas that import it.
 pub const CHANNELD_PROTO: &str = include_str!("../proto/channeld.proto");
 /// Source of `unity_common.proto`.
 pub const UNITY_COMMON_PROTO: &str = include_str!("../proto/unity_common.proto");

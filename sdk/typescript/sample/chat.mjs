@@ -1,5 +1,5 @@
-// Joins a room of a mode; when it is full the match begins: says one line in its channel and prints what is said there
-// until somebody says "bye". docs/how-to/connect-a-client.md starts the gateway.
+// Joins a room of a mode, writes one line to the channel when the match begins, and prints the lines of the others
+// until one of them says "bye". docs/how-to/connect-a-client.md starts the gateway.
 //
 //     node chat.mjs ws://127.0.0.1:12108 alice party "hello"
 import { Access, ProtoReader, ProtoWriter, Throng } from "@throng/client";

@@ -20,44 +20,44 @@ export interface WebSocketLike {
   close(code?: number): void;
 }
 
-/** When and how often a lost connection is tried again. */
+/** Policy for reconnecting after a loss. */
 export interface Backoff {
   /** Pause before the first attempt in milliseconds; 100 by default. Every failure doubles it. */
   firstMs?: number;
   /** Longest pause in milliseconds; 10,000 by default. */
   longestMs?: number;
-  /** Attempts before giving up; for ever by default. */
+  /** Maximum number of attempts; unlimited by default. */
   attempts?: number;
 }
 
 /** Settings of a connection. */
 export interface ThrongOptions {
-  /** Who this is: the player identifier token. */
+  /** Identity: the player identifier token. */
   pit?: string;
-  /** The proof, checked by the gateway's authentication provider. */
+  /** Proof of identity, checked by the gateway's authentication provider. */
   loginToken?: string;
-  /** Which listener the address belongs to; decides how user-space messages are wrapped. Players by default. */
+  /** Kind of the address's listener; determines the wrapping of user-space messages. Players by default. */
   kind?: "client" | "server";
-  /** How to reconnect; `false` for not at all. */
+  /** Policy for reconnecting; `false` never reconnects. */
   reconnect?: Backoff | false;
   /** Longest time for connecting and logging in; 5,000 by default. */
   authTimeoutMs?: number;
-  /** Longest time for an answer; 5,000 by default. */
+  /** Longest time for a response; 5,000 by default. */
   requestTimeoutMs?: number;
-  /** Bytes that may wait to be sent; 1 MiB by default. Sending more fails with `queue_full`. */
+  /** Maximum number of bytes in the send queue; 1 MiB by default. Sending above it fails with `queue_full`. */
   queueBytesMax?: number;
-  /** Constructor to use where there is no global WebSocket: `import { WebSocket } from "ws"` in Node before 22. */
+  /** Constructor to use without a global WebSocket: `import { WebSocket } from "ws"` in Node before 22. */
   webSocket?: new (url: string) => WebSocketLike;
 }
 
-/** Events of a {@link Throng.stream} that nobody has taken; more end it. */
+/** Maximum number of unread events of a {@link Throng.stream}; above it the stream ends. */
 const STREAM_EVENTS_MAX = 1024;
 
-/** Close code of a player who leaves and does not mean to come back. */
+/** Close code of a player who leaves for good. */
 const LEAVING = 1000;
-/** Close codes after which the gateway does not want the connection back ... */
+/** Close codes after which the gateway refuses the connection for good ... */
 const UNWANTED: number[] = [CloseCode.KICKED, CloseCode.BANNED, CloseCode.SUPERSEDED];
-/** ... or later only. */
+/** ... or for a while. */
 const OVERLOADED: number[] = [CloseCode.FULL, CloseCode.RATE];
 
 type State = "connecting" | "authenticating" | "recovering" | "open" | "waiting" | "closed";
@@ -72,8 +72,8 @@ interface Request {
 }
 
 /**
- * A connection to a gateway. It logs in, answers requests with promises, tells the rest as events, and after a
- * loss returns with growing pauses and takes up its session where it was.
+* A connection to a gateway. It logs in, answers requests with promises, reports everything else as events, and after a
+* loss reconnects with growing pauses and resumes its session.
  *
  * ```ts
  * const throng = await Throng.connect("ws://127.0.0.1:12108", { pit: "alice" });
@@ -81,7 +81,7 @@ interface Request {
  * throng.send(0, 100, new TextEncoder().encode("hello"));
  * ```
  *
- * Channel data is state: a slow reader may get several updates merged into one, or everything again.
+ * Channel data is state: a slow reader may receive several updates merged into one, or a full state again.
  */
 export class Throng extends Emitter<ThrongEvents> {
   readonly #url: string;
@@ -121,7 +121,7 @@ export class Throng extends Emitter<ThrongEvents> {
   /**
    * Connects and logs in.
    *
-   * @throws ThrongError `closed` when nobody answers, `refused` when the login is, `timeout` when it takes too long.
+   * @throws ThrongError `closed` without an answer, `refused` if the login is refused, `timeout` if it takes too long.
    */
   static async connect(url: string, options: ThrongOptions = {}): Promise<Throng> {
     const throng = new Throng(url, options);
@@ -137,7 +137,7 @@ export class Throng extends Emitter<ThrongEvents> {
     return this.#conn;
   }
 
-  /** Whether what is sent now goes out now. */
+  /** True if messages are sent at once. */
   get isOpen(): boolean {
     return this.#state === "open";
   }
@@ -163,7 +163,7 @@ export class Throng extends Emitter<ThrongEvents> {
     return decode.list(await this.#request(0, MessageType.LIST_CHANNEL, body));
   }
 
-  /** Subscribes this connection, or for servers another one, to a channel; gives the options in force. */
+  /** Subscribes this connection, or for servers another one, to a channel; returns the options in force. */
   async subscribe(channel: number, options?: SubscribeOptions, conn?: number): Promise<SubscribeOptions> {
     const body = encode.subscribe(conn ?? this.#conn, options);
     return decode.subscribed(await this.#request(channel, MessageType.SUB_TO_CHANNEL, body)).options;
@@ -174,7 +174,7 @@ export class Throng extends Emitter<ThrongEvents> {
     this.sendRaw(channel, MessageType.SUB_TO_CHANNEL, encode.subscribe(conn ?? this.#conn, options));
   }
 
-  /** Ends a subscription: of this connection, or for servers of another one. Nothing of the channel follows. */
+  /** Ends a subscription: of this connection, or for servers of another one. No data of the channel follows. */
   async unsubscribe(channel: number, conn?: number): Promise<void> {
     await this.#request(channel, MessageType.UNSUB_FROM_CHANNEL, encode.id(conn ?? this.#conn));
   }
@@ -190,13 +190,13 @@ export class Throng extends Emitter<ThrongEvents> {
     else this.sendRaw(channel, type, payload);
   }
 
-  /** As a server, sends a user-space message to those whom `broadcast` selects. Not answered. */
+  /** As a server, sends a user-space message to the receivers that `broadcast` selects. Not answered. */
   forward(channel: number, type: number, payload: Uint8Array, broadcast: number = Broadcast.NONE, client = 0): void {
     this.sendRaw(channel, type, encode.forward(client, payload), broadcast);
   }
 
   /**
-   * As a player, joins a room of a mode that has a place, or opens one. When it is full the match begins: the event
+   * As a player, joins a room of a mode with a free seat, or opens one. When it is full the match begins: the event
    * `matched` names its channel, to which this player is then subscribed.
    *
    * @throws ThrongError `refused` with the matcher's reason.
@@ -205,12 +205,12 @@ export class Throng extends Emitter<ThrongEvents> {
     await this.matchmake(MatchMethod.ROLE_JOIN_RANDOM_ROOM, encodeJoinRoom(mode));
   }
 
-  /** As a player, waits in a queue for a match by its rules; `matched` follows. Gives the ticket. */
+  /** As a player, queues for a match by the rules of a queue; `matched` follows. Returns the ticket. */
   async joinQueue(queue: string): Promise<string> {
     return firstText(await this.matchmake(MatchMethod.CREATE_TICKET, encodeJoinQueue(queue)), true);
   }
 
-  /** As a player, calls a method of the matcher ({@link MatchMethod}); gives the body of the answer. */
+  /** As a player, calls a method of the matcher ({@link MatchMethod}); returns the body of the response. */
   async matchmake(method: number, body: Uint8Array): Promise<Uint8Array> {
     const answer = decodeMatchEvent(await this.#request(0, MessageType.MATCHMAKING, encodeCall(method, body)));
     if (answer.kind !== "answer") throw new ThrongError("malformed", "the answer is none");
@@ -303,8 +303,8 @@ export class Throng extends Emitter<ThrongEvents> {
   }
 
   /**
-   * Ends the connection for good; a player leaves with it, so that places in rooms, queues and channels are free at once.
-   * What was sent before still goes out.
+   * Ends the connection for good. The player leaves: its seats in rooms, queues and channels are freed at once.
+   * Messages sent before are still delivered.
    */
   close(): void {
     if (this.#state === "open") this.#flush();
@@ -543,7 +543,7 @@ export class Throng extends Emitter<ThrongEvents> {
     this.#queuedBytes = 0;
   }
 
-  /** This connection is over; another one may follow. */
+  /** Ends this connection; another one may follow. */
   #lost(reason: string, error: ThrongError, code = 0): void {
     const { reconnect } = this.#options;
     // A first connection that fails is reported by `connect`, not tried again behind its back.
@@ -573,7 +573,7 @@ export class Throng extends Emitter<ThrongEvents> {
     this.emit("closed", { reason, code });
   }
 
-  /** Forgets what belongs to one connection. Only a close code of 1000 tells the gateway that the player leaves. */
+  /** Resets the state of one connection. Only a close code of 1000 tells the gateway that the player leaves. */
   #drop(leaving = false): void {
     const socket = this.#socket;
     this.#socket = undefined;

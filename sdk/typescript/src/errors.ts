@@ -1,8 +1,8 @@
-/** What went wrong, for code to act on. The text of the error says it to people. */
+/** Kind of an error, for programs; the message is for people. */
 export type ErrorCode =
-  /** No answer in time. The protocol has no negative answers, so a refused request looks like this too. */
+  /** No response in time. The protocol has no negative responses, so a refused request looks the same. */
   | "timeout"
-  /** The connection ended before the answer, or for good. */
+  /** The connection ended before the response, or for good. */
   | "closed"
   /** There is no connection at the moment, or no longer. */
   | "not_connected"
@@ -10,16 +10,16 @@ export type ErrorCode =
   | "refused"
   /** No packet can hold the message. */
   | "too_large"
-  /** More is waiting to be sent, or to be read, than the limit allows. */
+  /** The limit of bytes to send, or of events to read, is exceeded. */
   | "queue_full"
-  /** The bytes are not what the protocol says. */
+  /** The bytes violate the protocol. */
   | "malformed"
   /** There is no WebSocket in this environment and none was given. */
   | "no_websocket";
 
 /** Every error of this package. */
 export class ThrongError extends Error {
-  /** What went wrong, for code to act on. */
+  /** Kind of the error, for programs. */
   readonly code: ErrorCode;
 
   /** @internal */

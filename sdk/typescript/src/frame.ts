@@ -3,18 +3,18 @@ import { ProtoReader, ProtoWriter } from "./proto.js";
 
 /** Bytes of the tag in front of a packet. */
 const TAG_BYTES = 5;
-/** Longest packet that peers take. */
+/** Longest packet that peers accept. */
 export const PACKET_BYTES_MAX = 65_530;
 /** Longest packet that a tag can announce. */
 const PACKET_BYTES_RECEIVED_MAX = 65_535;
 
-/** One message, as it stands in a packet. */
+/** One message of a packet. */
 export interface Message {
   /** Target channel to the gateway, source channel from it. */
   channel: number;
-  /** Who receives a user-space message; see {@link Broadcast}. */
+  /** Receivers of a user-space message; see {@link Broadcast}. */
   broadcast: number;
-  /** Repeated in the answer to this message; 0 for none. */
+  /** Repeated in the response to this message; 0 for none. */
   stub: number;
   /** Below 100 the gateway's, from 100 on the game's. */
   type: number;

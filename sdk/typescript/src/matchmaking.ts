@@ -11,23 +11,23 @@ export const MatchMethod = {
   GET_QUEUE_STATS: 65,
 } as const;
 
-/** What the matcher tells a player; answers aside. */
+/** Notifications of the matcher to a player. */
 export type MatchEvent =
   | { kind: "answer"; status: number; body: Uint8Array }
   | { kind: "notice"; type: number; body: Uint8Array }
   | { kind: "matched" | "unmatched"; room: string; channel: number };
 
-/** A call. The gateway fills in who asks. @internal */
+/** A call. The gateway adds the player's role. @internal */
 export function encodeCall(method: number, body: Uint8Array): Uint8Array {
   return new ProtoWriter().uint32(1, method).bytes(2, body).finish();
 }
 
-/** To join a room of a mode that has a place, or to open one. @internal */
+/** Request to join a room of a mode with a free seat, or to open one. @internal */
 export function encodeJoinRoom(mode: string): Uint8Array {
   return new ProtoWriter().message(1, () => undefined).message(2, (create) => create.string(1, mode)).finish();
 }
 
-/** To wait in a queue, alone and without attributes. @internal */
+/** Request to queue alone and without attributes. @internal */
 export function encodeJoinQueue(queue: string): Uint8Array {
   return new ProtoWriter().string(1, queue).message(2, () => undefined).finish();
 }

@@ -22,10 +22,10 @@ export const MessageType = {
 /** Types of channels; games may use others. */
 export const ChannelType = { GLOBAL: 1, PRIVATE: 2, SUBWORLD: 3, SPATIAL: 4, ENTITY: 5 } as const;
 
-/** What a subscriber may do with a channel's data. */
+/** Access of a subscriber to a channel's data. */
 export const Access = { NONE: 0, READ: 1, WRITE: 2 } as const;
 
-/** Who receives a server's user-space message; combine with `|`. */
+/** Receivers of a server's user-space message; combine with `|`. */
 export const Broadcast = {
   NONE: 0,
   SINGLE_CONNECTION: 1,
@@ -37,7 +37,7 @@ export const Broadcast = {
   ADJACENT_CHANNELS: 64,
 } as const;
 
-/** Options of a subscription; what is absent takes the default of the channel's type. */
+/** Options of a subscription; absent options have the default of the channel's type. */
 export interface SubscribeOptions {
   /** One of {@link Access}; read by default. */
   access?: number;
@@ -47,9 +47,9 @@ export interface SubscribeOptions {
   intervalMs?: number;
   /** Extra delay of the first update in milliseconds; may be negative. */
   delayMs?: number;
-  /** Leave out the updates that the subscriber itself sent; yes by default. */
+  /** Omits the subscriber's own updates; true by default. */
   skipSelf?: boolean;
-  /** Do not send the full state first; no by default. */
+  /** Omits the initial full state; false by default. */
   skipFirst?: boolean;
 }
 
@@ -60,13 +60,13 @@ export interface Payload {
   value: Uint8Array;
 }
 
-/** How updates merge into a channel's data. */
+/** Options for merging updates into a channel's data. */
 export interface MergeOptions {
   /** A list in an update replaces the list instead of being appended. */
   replaceList?: boolean;
   /** Longest list kept; 0 = unlimited. */
   listSizeLimit?: number;
-  /** Of a list that is too long drop the front, not the end. */
+  /** Lists that are too long lose their first elements instead of their last. */
   truncateTop?: boolean;
   /** Entries of maps whose value has `removed` = true are deleted. */
   checkRemovable?: boolean;
@@ -76,13 +76,13 @@ export interface MergeOptions {
 export interface CreateOptions {
   /** One of {@link ChannelType}, or a game's own. */
   type: number;
-  /** Free text by which lists are filtered. */
+  /** String that list requests filter by. */
   metadata?: string;
   /** Options of the creator's own subscription. */
   options?: SubscribeOptions;
-  /** Its first data. */
+  /** Its initial data. */
   data?: Payload;
-  /** How updates merge. */
+  /** Merge options. */
   merge?: MergeOptions;
 }
 
@@ -98,7 +98,7 @@ export interface ChannelInfo {
 export interface RecoveredChannel extends ChannelInfo {
   /** Connection that owns it; 0 for none. */
   owner: number;
-  /** When the lost subscription was made, in nanoseconds since 1970. */
+  /** Time of the lost subscription, in nanoseconds since 1970. */
   subscribedAtUnixNs: bigint;
   options: SubscribeOptions;
   /** The channel's data as it is now; updates follow. */
@@ -166,7 +166,7 @@ function readOptions(body: Uint8Array): SubscribeOptions {
   return options;
 }
 
-/** Bodies of what is sent. */
+/** Bodies of sent messages. */
 export const encode = {
   auth(pit: string, loginToken: string, resumeToken: Uint8Array | undefined): Uint8Array {
     return new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true).finish();
@@ -216,7 +216,7 @@ export const encode = {
   },
 };
 
-/** Bodies of what is received. */
+/** Bodies of received messages. */
 export const decode = {
   auth(body: Uint8Array) {
     const result = { result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() as Uint8Array };

@@ -57,7 +57,7 @@ export class ProtoWriter {
     return this.uint32(field, value === undefined ? undefined : ((value << 1) ^ (value >> 31)) >>> 0, explicit);
   }
 
-  /** A truth value. */
+  /** A boolean. */
   bool(field: number, value: boolean | undefined, explicit = false): this {
     return this.uint32(field, value === undefined ? undefined : Number(value), explicit);
   }
@@ -82,7 +82,7 @@ export class ProtoWriter {
     return this;
   }
 
-  /** Text. */
+  /** A string. */
   string(field: number, value: string | undefined, explicit = false): this {
     return this.bytes(field, value === undefined ? undefined : UTF8.encode(value), explicit);
   }
@@ -106,7 +106,7 @@ export class ProtoWriter {
     return this.bytes(field, inner.finish(), true);
   }
 
-  /** What was written. */
+  /** The written bytes. */
   finish(): Uint8Array<ArrayBuffer> {
     return this.#bytes.slice(0, this.#length);
   }

@@ -2,7 +2,7 @@
 
 use super::ProfileError;
 
-/// There is no value of it.
+/// Uninhabited: no profiler can be created.
 pub(super) enum Sampler {}
 
 impl Sampler {

@@ -11,30 +11,30 @@ use super::session::{CallError, CallId, MatcherConfig, MatcherEvent, MatcherSess
 use crate::driver::Backoff;
 use crate::transport::{self, Endpoint, OpenError, Pipe};
 
-/// Calls of all handles that wait for the task; callers wait beyond it.
+/// Calls of all handles that may wait for the task; above this, callers wait.
 const COMMANDS_WAITING_MAX: usize = 1_024;
-/// Notifications that wait for [`Notices::next`] before the connection is not read any more.
-/// Answers wait behind them; the matcher keeps what it cannot send, up to its own bound, and then
-/// begins a new stream: a [`Notification::Gap`].
+/// Notifications that may wait for [`Notices::next`]; above this, the driver stops reading the
+/// connection, and responses wait as well. The matcher queues notifications up to its own bound and
+/// then starts a new stream, which is reported as [`Notification::Gap`].
 pub const NOTICES_WAITING_MAX: usize = 4_096;
 
-/// Why there is no session.
+/// Failure to establish a session.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MatcherConnectError {
-    /// The transport did not come up.
+    /// The transport could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The matcher does not admit this server.
     #[error("the matcher refused the session: {}: {message}", status.name())]
     Refused {
-        /// Why.
+        /// Reason.
         status: Status,
-        /// In words.
+        /// Message for people.
         message: String,
     },
     /// The connection ended before the hello.
-    #[error("the connection ended before the matcher said hello")]
+    #[error("the connection ended before the matcher's hello")]
     Closed,
 }
 
@@ -44,14 +44,14 @@ pub enum MatcherConnectError {
 pub enum Notification {
     /// A notification.
     Notice(Notice),
-    /// Some are missing; fetch what concerns this server with [`Matcher::mine`].
+    /// Notifications are missing; call [`Matcher::mine`] for the current state.
     Gap,
-    /// The matcher ended the session for good, for instance because another one of the same `SrvID`
-    /// began.
+    /// The matcher ended the session for good, for example because another session with the same
+    /// `SrvID` began.
     Ended {
-        /// Why.
+        /// Reason.
         status: Status,
-        /// In words.
+        /// Message for people.
         message: String,
     },
 }
@@ -59,8 +59,9 @@ pub enum Notification {
 /// Handle of a session with a matcher; clones share it. The session ends when the last one is
 /// dropped.
 ///
-/// Lost connections are opened again, and calls that were not answered are made again, with the
-/// same request key: an answer, or a refusal, means that the call had its effect once, or none.
+/// The task reopens lost connections and repeats unanswered calls with the same idempotency key. A
+/// response therefore means that the call had its effect exactly once, and a refusal that it had
+/// none.
 ///
 /// ```no_run
 /// use throng_client::{Matcher, MatcherConfig, Notification, Role};
@@ -87,7 +88,7 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// The next one; `None` after the end of the session.
+    /// Waits for the next notification; `None` after the end of the session.
     pub async fn next(&mut self) -> Option<Notification> {
         self.events.recv().await
     }
@@ -103,10 +104,10 @@ struct Command {
 }
 
 impl Matcher {
-    /// Connects, says hello and starts the task.
+    /// Connects, sends the hello and starts the task.
     ///
     /// # Errors
-    /// When the first connection does not come about; see [`MatcherConnectError`].
+    /// If the first connection fails; see [`MatcherConnectError`].
     pub async fn connect(
         endpoint: Endpoint,
         config: MatcherConfig,
@@ -114,10 +115,10 @@ impl Matcher {
         Matcher::connect_with(endpoint, config, Backoff::default()).await
     }
 
-    /// The same with other rules for reconnecting.
+    /// Like `connect`, with another policy for reconnecting.
     ///
     /// # Errors
-    /// When the first connection does not come about; see [`MatcherConnectError`].
+    /// If the first connection fails; see [`MatcherConnectError`].
     pub async fn connect_with(
         endpoint: Endpoint,
         config: MatcherConfig,
@@ -148,7 +149,7 @@ impl Matcher {
         }
     }
 
-    /// Calls a method of the catalogue with a body as it says, and gives the answer's body.
+    /// Calls a method of the catalogue with its request body, and returns the response body.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -189,7 +190,7 @@ impl Task {
         }
     }
 
-    /// Serves one connection. `false` when nobody is interested in the session any more.
+    /// Serves one connection. Returns `false` if all handles are dropped.
     async fn serve(&mut self, mut pipe: Pipe) -> bool {
         loop {
             let mut bytes = Vec::new();
@@ -219,8 +220,8 @@ impl Task {
         }
     }
 
-    /// Opens another connection, while calls may time out. `None` when attempts or interest are
-    /// used up.
+    /// Opens another connection, while calls may time out. `None` if the attempts are used up or
+    /// all handles are dropped.
     async fn reopen(&mut self) -> Option<Pipe> {
         for attempt in 0.. {
             if self.backoff.attempts.is_some_and(|most| attempt >= most) {
@@ -252,8 +253,7 @@ impl Task {
         }
     }
 
-    /// Hands out what happened. Whether the connection was lost; `None` when nobody is interested
-    /// any more.
+    /// Delivers events. Returns whether the connection was lost; `None` if all handles are dropped.
     async fn deliver(&mut self) -> Option<bool> {
         let mut is_lost = false;
         while let Some(event) = self.session.poll_event() {
@@ -287,7 +287,7 @@ impl Task {
         Some(is_lost)
     }
 
-    /// Waits for room, unless nobody reads notifications at all: then they are dropped.
+    /// Queues a notification, waiting for room. Without a reader it is dropped.
     async fn tell(&self, notification: Notification) {
         let _ = self.notices.send(notification).await;
     }

@@ -1,5 +1,4 @@
-//! The matcher's client: [`Matcher`] for most, [`MatcherSession`] for those with a loop of their
-//! own.
+//! The matcher's client: [`Matcher`] on tokio, and [`MatcherSession`] for a loop of your own.
 
 mod driver;
 mod player;

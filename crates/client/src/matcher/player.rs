@@ -1,8 +1,8 @@
 //! Requests of players to a matcher through the gateway: messages of type [`MATCHMAKING`] on
 //! GLOBAL.
 //!
-//! A player asks with `{1: method, 2: body}` and a stub of its choice, which comes back with the
-//! answer. The gateway fills in who asks, and lets players call what concerns themselves only.
+//! A player sends `{1: method, 2: body}` with a stub of its choice, which the response repeats. The
+//! gateway adds the player's role, and permits only methods that concern the player itself.
 
 use bytes::Bytes;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
@@ -23,27 +23,27 @@ pub struct MatchmakingRequest {
 }
 
 impl MatchmakingRequest {
-    /// A call of a method with a body as the catalogue says; ids of the player itself may be left
-    /// out.
+    /// Creates a call of a method with a body as in the catalogue; the player's own ids may be
+    /// omitted.
     #[must_use]
     pub fn new(method: u16, body: Writer) -> Self {
         MatchmakingRequest { method, body: body.into_bytes().into() }
     }
 
-    /// To join a room of a mode that has a place, or to open one.
+    /// Request to join a room of a mode with a free seat, or to open one.
     #[must_use]
     pub fn join_random_room(mode: &str) -> Self {
         let body = Writer::new().nested(1, Writer::new()).nested(2, Writer::new().str(1, mode));
         Self::new(Method::ROLE_JOIN_RANDOM_ROOM, body)
     }
 
-    /// To wait in a queue, alone and without attributes.
+    /// Request to wait in a queue, alone and without attributes.
     #[must_use]
     pub fn join_queue(queue: &str) -> Self {
         Self::new(Method::CREATE_TICKET, Writer::new().str(1, queue).nested(2, Writer::new()))
     }
 
-    /// Its bytes, to be sent to GLOBAL.
+    /// Encodes the request, for a message to GLOBAL.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         Writer::new().u64(1, self.method.into()).bytes(2, &self.body).into_bytes()
@@ -62,16 +62,16 @@ impl MatchmakingRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatchmakingEvent {
-    /// The answer to a request.
+    /// The response to a request.
     Answered {
         /// The method that was called.
         method: u16,
-        /// The answer's body.
+        /// Body of the response.
         result: Result<Bytes, CallError>,
     },
     /// A notification that names the player.
     Notice(Notice),
-    /// The player has a place in a match and is subscribed to its channel.
+    /// The player has joined a match and is subscribed to its channel.
     Entered {
         /// The match.
         room: String,
@@ -88,8 +88,8 @@ pub enum MatchmakingEvent {
 }
 
 impl MatchmakingEvent {
-    /// Its bytes. Layout: {1: method, 2: status, 3: body} for an answer, {4: entry} for a
-    /// notification, {5: room, 6: channel, 7: whether the player is in it} for a match.
+    /// Encodes the event: {1: method, 2: status, 3: body} for a response, {4: entry} for a
+    /// notification, {5: room, 6: channel, 7: 1 if the player is in it} for a match.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let place = |room: &str, channel: ChannelId, is_in| {
@@ -110,7 +110,7 @@ impl MatchmakingEvent {
         body.into_bytes()
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote. `None` for what a later gateway may send.
+    /// Decodes the output of [`to_bytes`](Self::to_bytes). `None` for events of later versions.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let body = Reader::new(bytes).ok()?;
@@ -129,7 +129,7 @@ impl MatchmakingEvent {
     }
 }
 
-/// A refusal as the matcher would write it.
+/// Encodes a refusal like the matcher does.
 fn refusal(error: &CallError) -> (Status, Vec<u8>) {
     let (status, detail) = match error {
         CallError::Refused { status, detail, .. } => (*status, &detail[..]),

@@ -13,26 +13,26 @@ use throng_wire::matcher::{
 /// Identity of the caller, and its limits.
 #[derive(Debug, Clone)]
 pub struct MatcherConfig {
-    /// `SrvID` of this program: answers and notifications for its roles come here. One live session
-    /// each.
+    /// `SrvID` of this program, which receives the notifications for its roles. It has at most one
+    /// live session.
     pub srv: String,
     /// Area that the matcher must serve; empty: any.
     pub area: String,
-    /// Access token; empty where the matcher asks for none.
+    /// Access token; empty if the matcher requires none.
     pub token: String,
-    /// Longest time of a call, lost connections included.
+    /// Longest time of a call, including reconnects.
     pub call_timeout: Duration,
     /// Longest wait for the matcher's hello.
     pub hello_timeout: Duration,
-    /// Calls that wait for an answer; further ones fail at once.
+    /// Maximum number of calls waiting for a response; further calls fail at once.
     pub calls_max: usize,
-    /// Seed of the request keys. Must differ between runs of a program: fill it from the operating
-    /// system.
+    /// Seed of the idempotency keys. It must differ between runs of a program: take it from the
+    /// operating system.
     pub key_seed: u64,
 }
 
 impl MatcherConfig {
-    /// Settings of the server `srv`: calls of 10 s, 65,536 at a time.
+    /// Settings of the server `srv`: a timeout of 10 s, and at most 65,536 calls at a time.
     #[must_use]
     pub fn new(srv: impl Into<String>) -> Self {
         use std::hash::{BuildHasher as _, RandomState};
@@ -47,18 +47,18 @@ impl MatcherConfig {
         }
     }
 
-    /// With an access token.
+    /// Sets the access token.
     #[must_use]
     pub fn token(self, token: impl Into<String>) -> Self {
         MatcherConfig { token: token.into(), ..self }
     }
 }
 
-/// A call that was made.
+/// Id of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(u64);
 
-/// Why a call has no result.
+/// Failure of a call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -67,16 +67,16 @@ pub enum CallError {
     Refused {
         /// The reason.
         status: Status,
-        /// In words.
+        /// Message for people.
         message: String,
-        /// Names and JSON values, as the reference of the status says.
+        /// Names and JSON values, as documented for the status.
         detail: Vec<(String, String)>,
     },
-    /// No answer in time. A call that changes something may have been executed.
+    /// No response in time. A call that changes something may have been executed.
     #[error("no answer in time")]
     Timeout,
-    /// Too many calls wait already; this one was not sent.
-    #[error("{0} calls wait for answers already")]
+    /// Too many calls are waiting; this one was not sent.
+    #[error("{0} calls already wait for responses")]
     TooMany(usize),
     /// The request is longer than a frame; it was not sent.
     #[error("a request of {0} bytes is longer than a frame")]
@@ -84,15 +84,15 @@ pub enum CallError {
     /// The session is over.
     #[error("the session is over")]
     Closed,
-    /// The answer is not what the catalogue says.
-    #[error("the answer cannot be read")]
+    /// The response does not conform to the catalogue.
+    #[error("the response cannot be decoded")]
     BadAnswer,
 }
 
 /// Notification with its addressees.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
-    /// Roles of this server that it is for.
+    /// Roles of this server that it is addressed to.
     pub roles: Vec<String>,
     /// Number of the kind, one of [`EVENTS`](throng_wire::matcher::EVENTS); a later matcher may
     /// send others.
@@ -102,13 +102,13 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// Its name in JSON, like `rolesJoinRoomMsg`; empty for one that this version does not know.
+    /// Its name in JSON, like `rolesJoinRoomMsg`; empty for a kind that this version does not know.
     #[must_use]
     pub fn name(&self) -> &'static str {
         event(self.kind).map_or("", |event| event.name)
     }
 
-    /// The entry of a batch that it was, or is to be.
+    /// Encodes it as an entry of a batch.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let body = self.roles.iter().fold(Writer::new(), |body, role| body.str(1, role));
         body.bytes(self.kind, &self.body).into_bytes()
@@ -132,31 +132,31 @@ impl Notice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MatcherEvent {
-    /// The matcher said hello.
+    /// The matcher has accepted the hello.
     Connected {
-        /// Notifications go on where they were. On the first connection there is nothing to go on
-        /// from.
+        /// True if the stream of notifications continues without a gap; false on the first
+        /// connection.
         resumed: bool,
     },
     /// A call ended.
     Answered {
-        /// Which.
+        /// The call.
         call: CallId,
-        /// The answer's body.
+        /// Body of the response.
         result: Result<Bytes, CallError>,
     },
-    /// A notification. Each comes once, in order; see [`MatcherEvent::Gap`].
+    /// A notification. Each is delivered once, in order; see [`MatcherEvent::Gap`].
     Notice(Notice),
-    /// Notifications are missing: fetch what concerns this server with `ListMine`. What comes from
-    /// here on is newer.
+    /// Notifications are missing: call `ListMine` for the current state. Later notifications are
+    /// newer.
     Gap,
     /// The connection was lost or refused; connect again.
     Lost,
-    /// The matcher will not have this session; the session is over.
+    /// The matcher refused the session; it is over.
     Refused {
-        /// Why.
+        /// Reason.
         status: Status,
-        /// In words.
+        /// Message for people.
         message: String,
     },
 }
@@ -180,8 +180,8 @@ enum State {
 
 /// A conversation with a matcher; one input, then drain the outputs.
 ///
-/// Calls outlive connections: what was not answered is sent again after the next hello. Calls that
-/// change something carry a request key, so that being sent twice has one effect.
+/// Calls outlive connections: unanswered calls are sent again after the next hello. Calls that
+/// change something carry an idempotency key, so a call that is sent twice has one effect.
 ///
 /// ```
 /// use throng_client::{Instant, MatcherConfig, MatcherSession};
@@ -210,13 +210,13 @@ pub struct MatcherSession {
     seq: u64,
     /// Number to acknowledge behind the events before it.
     acks: VecDeque<(usize, u64)>,
-    /// Events that were taken since the session began, and that were queued.
+    /// Numbers of events taken and queued since the session began.
     taken: usize,
     queued: usize,
 }
 
 impl MatcherSession {
-    /// A session that is not connected yet.
+    /// Creates a session that is not connected yet.
     #[must_use]
     pub fn new(config: MatcherConfig) -> Self {
         MatcherSession {
@@ -236,7 +236,7 @@ impl MatcherSession {
         }
     }
 
-    /// A transport is up: says hello.
+    /// Reports that the transport is connected, and queues the hello.
     pub fn handle_connected(&mut self, now: Instant) {
         if self.state == State::Over {
             return;
@@ -280,12 +280,12 @@ impl MatcherSession {
         }
     }
 
-    /// The transport is gone, or did not come up.
+    /// Reports that the transport ended or could not be opened.
     pub fn handle_closed(&mut self) {
         self.lose();
     }
 
-    /// Ends what is due.
+    /// Fails calls whose deadline has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         if matches!(self.state, State::Greeting { until } if until <= now) {
             self.lose();
@@ -298,11 +298,11 @@ impl MatcherSession {
         }
     }
 
-    /// Calls a method. Its [`MatcherEvent::Answered`] comes exactly once.
+    /// Calls a method. [`MatcherEvent::Answered`] reports its result exactly once.
     ///
     /// # Errors
-    /// [`CallError::TooMany`], [`CallError::TooLarge`] and [`CallError::Closed`]; nothing was sent
-    /// then.
+    /// [`CallError::TooMany`], [`CallError::TooLarge`] and [`CallError::Closed`]; in each case
+    /// nothing was sent.
     pub fn call(&mut self, now: Instant, number: u16, body: Writer) -> Result<CallId, CallError> {
         if self.state == State::Over {
             return Err(CallError::Closed);
@@ -330,7 +330,7 @@ impl MatcherSession {
         Ok(CallId(id))
     }
 
-    /// Moves what is to be sent to the end of `buf`. Says whether there was anything.
+    /// Appends the bytes to send to `buf`. Returns false if there were none.
     pub fn poll_transmit(&mut self, buf: &mut Vec<u8>) -> bool {
         while let Some((_, seq)) = self.acks.front().copied().filter(|(at, _)| *at <= self.taken) {
             self.acks.pop_front();
@@ -380,7 +380,7 @@ impl MatcherSession {
         self.push(MatcherEvent::Lost);
     }
 
-    /// `None` for nonsense.
+    /// Handles a frame; `None` if it violates the protocol.
     fn frame(&mut self, header: Header, body: &[u8]) -> Option<()> {
         match header.kind {
             Kind::HelloAck => self.hello_ack(body)?,

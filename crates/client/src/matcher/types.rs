@@ -1,4 +1,4 @@
-//! Roles, rooms and teams as values, and the calls about them.
+//! Plain values for roles, rooms and teams, and the calls about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use super::session::{CallError, Notice};
 pub struct Role {
     /// Identity, chosen by the caller.
     pub id: String,
-    /// Server that its notifications go to; filled in by the matcher.
+    /// Server that receives its notifications; set by the matcher.
     pub srv: String,
-    /// The team it came with; empty without one.
+    /// The team that it joined with; empty without one.
     pub team: String,
-    /// Values for matching: level, score.
+    /// Numbers for matching: level, score.
     pub floats: BTreeMap<String, f64>,
-    /// Name, picture, packed extras.
+    /// Strings: name, picture, packed extras.
     pub strings: BTreeMap<String, String>,
     /// Tags.
     pub tags: BTreeSet<String>,
@@ -32,21 +32,21 @@ impl Role {
         Role { id: id.into(), ..Role::default() }
     }
 
-    /// With a value for matching.
+    /// Adds a number for matching.
     #[must_use]
     pub fn float(mut self, key: impl Into<String>, value: f64) -> Role {
         self.floats.insert(key.into(), value);
         self
     }
 
-    /// With a text.
+    /// Adds a string.
     #[must_use]
     pub fn string(mut self, key: impl Into<String>, value: impl Into<String>) -> Role {
         self.strings.insert(key.into(), value.into());
         self
     }
 
-    /// With a tag.
+    /// Adds a tag.
     #[must_use]
     pub fn tag(mut self, tag: impl Into<String>) -> Role {
         self.tags.insert(tag.into());
@@ -87,30 +87,31 @@ impl Role {
     }
 }
 
-/// One match, being gathered or in play.
+/// A room: a match that is filling up or in play.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Room {
     /// Assigned by the matcher.
     pub id: String,
-    /// Its mode.
+    /// Name of its match mode.
     pub mode: String,
-    /// Members in the order of joining; not all of them where `is_partial` says so.
+    /// Members in the order of joining; not all of them if `is_partial`.
     pub roles: Vec<Role>,
-    /// Number of members.
+    /// Number of members, also if `is_partial`.
     pub members: u64,
-    /// Not listed.
+    /// True if listings omit it.
     pub is_hidden: bool,
-    /// Accepts nobody.
+    /// True if it accepts no more players.
     pub is_full: bool,
-    /// Being removed.
+    /// True if it is being removed.
     pub is_deleting: bool,
-    /// Only what changed is listed: the room has more members than a snapshot takes.
+    /// True if `roles` has only the members that an event concerns, because the room exceeds the
+    /// size of a snapshot.
     pub is_partial: bool,
     /// Free-form values, as JSON text.
     pub data: BTreeMap<String, String>,
-    /// Grows by one with every change.
+    /// Revision, incremented by every change.
     pub rev: u64,
-    /// Sides of a match: name and roles.
+    /// Sides of a match: name and ids of the roles.
     pub sides: Vec<(String, Vec<String>)>,
 }
 
@@ -142,20 +143,20 @@ impl Room {
     }
 }
 
-/// Roles that want to be matched together.
+/// A team: roles that join rooms and queues together.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Team {
     /// Assigned by the matcher.
     pub id: String,
-    /// The leader.
+    /// Id of the leader's role.
     pub leader: String,
-    /// Capacity.
+    /// Capacity, in roles.
     pub role_max: u64,
     /// True if joining needs a password.
     pub has_password: bool,
-    /// Members, longest-standing first.
+    /// Members in the order of joining.
     pub roles: Vec<Role>,
-    /// Grows by one with every change.
+    /// Revision, incremented by every change.
     pub rev: u64,
 }
 
@@ -173,24 +174,24 @@ impl Team {
     }
 }
 
-/// Everything that concerns the roles of a server: what to fetch after a gap.
+/// Rooms and teams of a server's roles, for a caller that missed notifications.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Mine {
-    /// Rooms that they are in.
+    /// Rooms with a member or a reserved seat of these roles.
     pub rooms: Vec<Room>,
-    /// Teams that they are in.
+    /// Teams with a member of these roles.
     pub teams: Vec<Team>,
 }
 
 impl Notice {
-    /// The room as it was before or after the change, if the notification shows one.
+    /// The room before (departures) or after (joins) the change, if the notification contains it.
     #[must_use]
     pub fn room(&self) -> Option<Room> {
         let shows = [Event::ROLES_JOIN_ROOM, Event::ROLE_LEAVE_ROOM].contains(&self.kind);
         shows.then(|| self.nested(1, Room::read)).flatten()
     }
 
-    /// Id of the room it is about; empty if it is about none.
+    /// Id of the room that it concerns; empty if it concerns none.
     #[must_use]
     pub fn room_id(&self) -> &str {
         let is_team = [
@@ -204,13 +205,13 @@ impl Notice {
         if is_team { "" } else { self.text(20) }
     }
 
-    /// Text in a field of its content; empty when there is none.
+    /// The string in a field of its content; empty without one.
     #[must_use]
     pub fn text(&self, number: u32) -> &str {
         Reader::new(&self.body).and_then(|body| body.str(number)).unwrap_or_default()
     }
 
-    /// Every text in a field of its content.
+    /// All strings in a repeated field of its content.
     pub fn texts(&self, number: u32) -> impl Iterator<Item = &str> {
         let body = Reader::new(&self.body).ok();
         let all = body.into_iter().flat_map(move |body| body.all(number));
@@ -223,23 +224,23 @@ impl Notice {
     }
 }
 
-/// Calls about rooms and teams. For everything else, and for what these leave out, there is
-/// [`Matcher::call`]. All fail as [`CallError`] says.
-#[allow(clippy::missing_errors_doc, reason = "the same for all, and said above")]
+/// Calls about rooms and teams. [`Matcher::call`] makes all other calls, and those with optional
+/// fields. Every call fails with a [`CallError`].
+#[allow(clippy::missing_errors_doc, reason = "the same for all, and documented above")]
 impl Matcher {
-    /// Joins an open room of a mode, or makes one.
+    /// Joins an open room of a mode, or creates one.
     pub async fn join_random_room(&self, role: &Role, mode: &str) -> Result<Room, CallError> {
         let body = Writer::new().nested(1, role.write()).nested(2, Writer::new().str(1, mode));
         self.room_call(Method::ROLE_JOIN_RANDOM_ROOM, body).await
     }
 
-    /// Makes a room with its first member.
+    /// Creates a room with its first member.
     pub async fn create_room(&self, role: &Role, mode: &str) -> Result<Room, CallError> {
         let body = Writer::new().nested(1, role.write()).nested(2, Writer::new().str(1, mode));
         self.room_call(Method::ROLE_CREATE_ROOM, body).await
     }
 
-    /// Joins a room; takes a reserved seat.
+    /// Joins a room, using the role's reserved seat if it has one.
     pub async fn join_room(&self, role: &Role, room: &str) -> Result<Room, CallError> {
         self.room_call(Method::ROLE_JOIN_ROOM, Writer::new().nested(1, role.write()).str(2, room)).await
     }
@@ -254,12 +255,12 @@ impl Matcher {
         self.room_call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role)).await
     }
 
-    /// Shows a room.
+    /// Returns a room.
     pub async fn room(&self, room: &str) -> Result<Room, CallError> {
         self.room_call(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await
     }
 
-    /// Removes a room. Whether there was one.
+    /// Removes a room. Returns true if it existed.
     pub async fn delete_room(&self, room: &str) -> Result<bool, CallError> {
         let answer = self.call(Method::DELETE_ROOM, Writer::new().str(1, room)).await?;
         Ok(Reader::new(&answer).map_err(|_| CallError::BadAnswer)?.u64(1) != 0)
@@ -271,13 +272,13 @@ impl Matcher {
         self.call(Method::BROADCAST_ROOM, body).await.map(drop)
     }
 
-    /// Sets one of a room's free-form values, a JSON text.
+    /// Sets one of a room's free-form values to JSON text.
     pub async fn set_room_data(&self, room: &str, key: &str, json: &str) -> Result<(), CallError> {
         let body = Writer::new().str(1, room).str(2, key).str(3, json);
         self.call(Method::SET_ROOM_DATA, body).await.map(drop)
     }
 
-    /// Makes a team for `role_max` roles, with a password unless it is empty.
+    /// Creates a team for `role_max` roles; an empty password means none.
     pub async fn create_team(&self, role: &Role, role_max: u32, password: &str) -> Result<Team, CallError> {
         let team = Writer::new().u64(3, u64::from(role_max) << 1).str(8, password);
         self.team_call(Method::CREATE_TEAM, Writer::new().nested(1, role.write()).nested(2, team)).await
@@ -294,13 +295,13 @@ impl Matcher {
         self.call(Method::LEAVE_TEAM, Writer::new().str(1, role).str(2, team)).await.map(drop)
     }
 
-    /// All members of a team join an open room of a mode, or one is made for them.
+    /// Moves all members of a team into an open room of a mode, or into a new one.
     pub async fn team_join_random_room(&self, team: &str, mode: &str) -> Result<Room, CallError> {
         let body = Writer::new().str(1, team).nested(2, Writer::new().str(1, mode));
         self.room_call(Method::TEAM_JOIN_RANDOM_ROOM, body).await
     }
 
-    /// Rooms and teams of this server's roles.
+    /// Returns the rooms and teams of this server's roles.
     pub async fn mine(&self) -> Result<Mine, CallError> {
         let (mut mine, mut from) = (Mine { rooms: Vec::new(), teams: Vec::new() }, String::new());
         loop {

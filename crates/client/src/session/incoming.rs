@@ -1,4 +1,4 @@
-//! Received messages: they become events, and responses find their requests.
+//! Received messages: conversion to events, and matching of responses to requests.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ impl Session {
         }
     }
 
-    /// Own result, or as owner of GLOBAL somebody else's: the latter carries stub 0.
+    /// Handles the session's own result or, at the owner of GLOBAL, that of another connection,
+    /// which has stub 0.
     fn handle_auth_result(&mut self, _now: Instant, message: &MessagePack<'_>) -> Option<()> {
         let body = pb::AuthResultMessage::decode(message.body).ok()?;
         let outcome = match body.result {

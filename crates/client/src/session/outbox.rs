@@ -25,7 +25,7 @@ impl Outbox {
         self.lens.push_back(u32::try_from(len).expect("an entry is at most one packet long"));
     }
 
-    /// Moves entries into `packet` up to the largest size; returns how many.
+    /// Moves entries into `packet` up to the largest size; returns their number.
     pub(super) fn take_packet(&mut self, packet: &mut Vec<u8>) -> usize {
         let (mut size, mut count) = (0, 0);
         while let Some(&len) = self.lens.front()

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
-use super::{Connection, STALL_TIMEOUT, Wire};
+use super::{Connection, Wire};
 use crate::upload::{SMALL_BYTES_MAX, Source};
 
 /// Bytes of a large body that are handed on together: enough for hashing at full speed, little
@@ -103,11 +103,24 @@ impl<S: Wire> Connection<S> {
             }
             self.left.awaited = false;
         }
-        self.watchdog.within(STALL_TIMEOUT);
-        match self.left.framing {
+        let polled = match self.left.framing {
             Framing::Length(left) => self.poll_length(context, left),
             _ => self.poll_chunked(context),
+        };
+        if self.pace.is_some() {
+            match polled {
+                Poll::Ready(_) if self.work.is_none() => self.work = Some(self.guest.work()),
+                Poll::Ready(_) => {}
+                Poll::Pending => self.work = None,
+            }
         }
+        polled
+    }
+
+    /// Waits for the client, as long as the pace of the body allows.
+    fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        self.watchdog.keep(&self.pace);
+        self.watchdog.poll(context)
     }
 
     /// Tells the client to send.
@@ -119,7 +132,7 @@ impl<S: Wire> Connection<S> {
             match Pin::new(&mut self.stream).poll_write(context, &self.out)? {
                 Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(count) => drop(self.out.drain(..count)),
-                Poll::Pending => return self.watchdog.poll(context),
+                Poll::Pending => return self.poll_patience(context),
             }
         }
         Pin::new(&mut self.stream).poll_flush(context)
@@ -142,9 +155,9 @@ impl<S: Wire> Connection<S> {
             let read = pin!(self.stream.read_buf(&mut space)).poll(context);
             match read {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
-                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Ok(count)) => self.moved(count),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => return self.watchdog.poll(context),
+                Poll::Pending => return self.poll_patience(context),
             }
         }
         self.left.framing = Framing::Length(left - wanted as u64);
@@ -156,6 +169,8 @@ impl<S: Wire> Connection<S> {
             match step(self.left.framing, &mut self.buf)? {
                 Step::Piece(piece, next) => {
                     self.left.framing = next;
+                    // Sizes, extensions and trailers are no progress.
+                    self.moved(piece.len());
                     return Poll::Ready(Ok(Some(piece)));
                 }
                 Step::Next(next) => {
@@ -170,7 +185,7 @@ impl<S: Wire> Connection<S> {
                         Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
                         Poll::Ready(Ok(_)) => {}
                         Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                        Poll::Pending => return self.watchdog.poll(context),
+                        Poll::Pending => return self.poll_patience(context),
                     }
                 }
             }
@@ -197,18 +212,22 @@ fn step(framing: Framing, buf: &mut BytesMut) -> io::Result<Step> {
             let next = if rest == 0 { Framing::ChunkEnd } else { Framing::Chunk(rest) };
             Step::Piece(buf.split_to(count).freeze(), next)
         }
-        Framing::ChunkEnd => match buf.get(..2) {
-            None => Step::More,
-            Some(b"\r\n") => {
+        Framing::ChunkEnd => match buf[..] {
+            [] | [b'\r'] => Step::More,
+            [b'\r', b'\n', ..] => {
                 let _ = buf.split_to(2);
                 Step::Next(Framing::ChunkSize)
             }
-            Some(_) => return Err(malformed()),
+            _ => return Err(malformed()),
         },
         Framing::ChunkSize => {
             let Some(line) = take_line(buf, malformed)? else { return Ok(Step::More) };
-            // What follows the size means nothing to us.
-            let digits = line[..].split(|byte| *byte == b';').next().unwrap_or_default();
+            let size = line.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t')).unwrap_or(line.len());
+            let (digits, extensions) = line.split_at(size);
+            // They mean nothing here, but another reader may find the end of a line in them.
+            if !are_extensions(extensions) {
+                return Err(malformed());
+            }
             let valid = (1..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit);
             let text = std::str::from_utf8(digits).ok().filter(|_| valid).ok_or_else(malformed)?;
             match u64::from_str_radix(text, 16).map_err(|_| malformed())? {
@@ -219,11 +238,71 @@ fn step(framing: Framing, buf: &mut BytesMut) -> io::Result<Step> {
         Framing::Trailers(read) => match take_line(buf, malformed)? {
             None => Step::More,
             Some(line) if line.is_empty() => Step::Next(Framing::Length(0)),
-            Some(line) if read + line.len() > LINE_BYTES_MAX => return Err(malformed()),
+            Some(line) if read + line.len() > LINE_BYTES_MAX || !is_trailer(&line) => return Err(malformed()),
             Some(line) => Step::Next(Framing::Trailers(read + line.len() + 2)),
         },
         Framing::Length(_) => Step::Next(framing),
     })
+}
+
+/// Reports whether `bytes` are chunk extensions: RFC 9112, section 7.1.1.
+fn are_extensions(mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        let Some(name) = skip_blanks(bytes).strip_prefix(b";") else { return false };
+        let Some(rest) = take_token(skip_blanks(name)) else { return false };
+        bytes = match skip_blanks(rest).strip_prefix(b"=").map(skip_blanks) {
+            None => rest,
+            Some(value) => match take_quoted(value).or_else(|| take_token(value)) {
+                Some(rest) => rest,
+                None => return false,
+            },
+        };
+    }
+    true
+}
+
+fn skip_blanks(bytes: &[u8]) -> &[u8] {
+    let end = bytes.iter().position(|byte| !matches!(byte, b' ' | b'\t')).unwrap_or(bytes.len());
+    &bytes[end..]
+}
+
+/// Bytes behind a token; `None` if there is none.
+fn take_token(bytes: &[u8]) -> Option<&[u8]> {
+    let end = bytes.iter().position(|byte| !is_token(*byte)).unwrap_or(bytes.len());
+    (end > 0).then(|| &bytes[end..])
+}
+
+/// Bytes behind a quoted string; `None` if there is none.
+fn take_quoted(bytes: &[u8]) -> Option<&[u8]> {
+    let mut rest = bytes.strip_prefix(b"\"")?;
+    loop {
+        match rest {
+            [b'"', behind @ ..] => return Some(behind),
+            [b'\\', escaped, behind @ ..] if is_text(*escaped) => rest = behind,
+            [byte, behind @ ..] if *byte != b'\\' && is_text(*byte) => rest = behind,
+            _ => return None,
+        }
+    }
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+fn is_text(byte: u8) -> bool {
+    byte == b'\t' || byte >= b' ' && byte != 0x7F
+}
+
+/// Fields that may not follow a body, because they change how the message is read.
+const NO_TRAILERS: [&str; 4] = ["content-length", "transfer-encoding", "host", "te"];
+
+/// Reports whether a line is a field that may follow a body.
+fn is_trailer(line: &[u8]) -> bool {
+    let Some(colon) = line.iter().position(|byte| *byte == b':') else { return false };
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    take_token(name) == Some(&[])
+        && value.iter().all(|byte| is_text(*byte))
+        && !NO_TRAILERS.iter().any(|forbidden| name.eq_ignore_ascii_case(forbidden.as_bytes()))
 }
 
 /// A line without its end, which must be a carriage return and a line feed.
@@ -268,6 +347,14 @@ mod tests {
         let text = b"3\r\nabc\r\n0a;x=y\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\nGET";
         assert_eq!(read(text), Some((b"abc0123456789".to_vec(), text.len() - 3)));
         assert_eq!(read(b"0\r\n\r\n"), Some((Vec::new(), 5)));
+        for text in [
+            &b"1;a\r\nx\r\n0\r\n\r\n"[..],
+            b"1 ; a = \"b;\\\"c\" ;d=e\r\nx\r\n0;z\r\n\r\n",
+            b"1\r\nx\r\n0\r\nA-b: c\td\r\nE:\r\n\r\n",
+        ] {
+            let (content, len) = read(text).unwrap_or_default();
+            assert_eq!((&content[..], len), (&b"x"[..], text.len()), "{}", String::from_utf8_lossy(text));
+        }
     }
 
     #[test]
@@ -283,6 +370,29 @@ mod tests {
             b"11111111111111111\r\n",
             b"3\r\nabc\r\n0\r\nx: y\n\r\n",
             b"3\r\r\nabc\r\n0\r\n\r\n",
+            b"3;\r\nabc\r\n0\r\n\r\n",
+            b"3;a\x01\r\nabc\r\n0\r\n\r\n",
+            b"3;a=\r\nabc\r\n0\r\n\r\n",
+            b"3;a=\"b\r\nabc\r\n0\r\n\r\n",
+            b"3;a=\"b\"c\r\nabc\r\n0\r\n\r\n",
+            b"3;a=b c\r\nabc\r\n0\r\n\r\n",
+            b"3;a[]=b\r\nabc\r\n0\r\n\r\n",
+            b"3 \r\nabc\r\n0\r\n\r\n",
+            b"3 a\r\nabc\r\n0\r\n\r\n",
+            b"3\r\nabc\rX0\r\n\r\n",
+            b"3\r\nabc\n\n0\r\n\r\n",
+            b"0\r\nno colon\r\n\r\n",
+            b"0\r\n: x\r\n\r\n",
+            b"0\r\na : x\r\n\r\n",
+            b"0\r\n a: x\r\n\r\n",
+            b"0\r\na: x\r\n b\r\n\r\n",
+            b"0\r\na: \x00\r\n\r\n",
+            b"0\r\na: \x7f\r\n\r\n",
+            b"0\r\n\xff: x\r\n\r\n",
+            b"0\r\nContent-Length: 5\r\n\r\n",
+            b"0\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"0\r\nHost: x\r\n\r\n",
+            b"0\r\nGET / HTTP/1.1\r\n\r\n",
         ] {
             assert_eq!(read(text), None, "{}", String::from_utf8_lossy(text));
         }

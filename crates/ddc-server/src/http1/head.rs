@@ -9,8 +9,6 @@ use super::body::Left;
 pub(super) const BYTES_MAX: usize = 16 << 10;
 /// Most headers.
 const HEADERS_MAX: usize = 64;
-/// What a client sends first that speaks HTTP/2.
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A request's head.
 #[derive(Debug)]
@@ -60,11 +58,18 @@ impl Head {
             let value = HeaderValue::from_bytes(field.value).map_err(|_| bad("a header has a bad value"))?;
             headers.append(name, value);
         }
-        let (path, query) = split_target(target)?;
         let left = framing(&headers, minor)?;
-        let hosts = headers.get_all(header::HOST).iter().count();
-        if hosts > 1 || hosts == 0 && minor == 1 {
-            return Err(bad("a request names one host"));
+        let mut hosts = headers.get_all(header::HOST).iter();
+        match (hosts.next(), hosts.next()) {
+            (None, None) if minor == 0 => {}
+            (Some(host), None) if host.is_empty() || is_authority(host.as_bytes()) => {}
+            _ => return Err(bad("a request names one host, with a port or without")),
+        }
+        let Target { authority, path, query } = split_target(target)?;
+        if let Some(authority) = authority {
+            // It counts instead of the header.
+            let host = HeaderValue::from_str(authority).map_err(|_| bad("the target names no host"))?;
+            headers.insert(header::HOST, host);
         }
         let connection = headers.get_all(header::CONNECTION).iter();
         let mut tokens = connection.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
@@ -85,16 +90,68 @@ fn has_lone_feed(bytes: &[u8]) -> bool {
     bytes.iter().enumerate().any(|(at, byte)| *byte == b'\n' && (at == 0 || bytes[at - 1] != b'\r'))
 }
 
-/// Path and query of a target, which may name the host again.
-fn split_target(target: &str) -> Result<(&str, &str), Refusal> {
-    let target = target.split_once('#').map_or(target, |(target, _)| target);
-    if target.starts_with('/') {
-        return Ok(target.split_once('?').unwrap_or((target, "")));
+/// A target, taken apart.
+struct Target<'t> {
+    /// Host, if the target names it again.
+    authority: Option<&'t str>,
+    path: &'t str,
+    query: &'t str,
+}
+
+fn split_target(target: &str) -> Result<Target<'_>, Refusal> {
+    let scheme = ["http://", "https://"]
+        .into_iter()
+        .find(|scheme| target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)));
+    let (authority, rest) = match scheme {
+        None if target.starts_with('/') => (None, target),
+        None => return Err(bad("the target is no path")),
+        Some(scheme) => {
+            let rest = &target[scheme.len()..];
+            let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+            if !is_authority(authority.as_bytes()) {
+                return Err(bad("the target names no host"));
+            }
+            (Some(authority), rest)
+        }
+    };
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    if !are_target_bytes(path.as_bytes(), b"/:@") || !are_target_bytes(query.as_bytes(), b"/:@?") {
+        return Err(bad("the target holds a byte that must be percent-encoded, or a fragment"));
     }
-    let rest = target.strip_prefix("http://").or_else(|| target.strip_prefix("https://"));
-    let rest = rest.ok_or_else(|| bad("the target is no path"))?;
-    let target = rest.find(['/', '?']).map_or("/", |at| &rest[at..]);
-    Ok(target.split_once('?').unwrap_or((target, "")))
+    Ok(Target { authority, path: if path.is_empty() { "/" } else { path }, query })
+}
+
+/// Reports whether `bytes` are what RFC 3986 allows in a part of a target: unreserved characters,
+/// sub-delimiters, encoded bytes, and `more`.
+fn are_target_bytes(mut bytes: &[u8], more: &[u8]) -> bool {
+    loop {
+        match bytes {
+            [] => return true,
+            [b'%', a, b, rest @ ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => bytes = rest,
+            [byte, rest @ ..]
+                if byte.is_ascii_alphanumeric()
+                    || b"-._~!$&'()*+,;=".contains(byte)
+                    || more.contains(byte) =>
+            {
+                bytes = rest;
+            }
+            _ => return false,
+        }
+    }
+}
+
+/// Reports whether `bytes` are a host with a port or without: RFC 3986, section 3.2, without user.
+fn is_authority(bytes: &[u8]) -> bool {
+    let port = bytes.iter().rposition(|byte| *byte == b':').filter(|at| !bytes[*at..].contains(&b']'));
+    let (host, port) = bytes.split_at(port.unwrap_or(bytes.len()));
+    let is_host = match host {
+        [b'[', address @ .., b']'] => {
+            std::str::from_utf8(address).is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
+        }
+        name => !name.is_empty() && are_target_bytes(name, b""),
+    };
+    let digits = port.strip_prefix(b":").unwrap_or_default();
+    is_host && digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit)
 }
 
 /// How the body ends. Whatever two readers could understand differently is refused.
@@ -150,6 +207,12 @@ mod tests {
         let head =
             parse("GET http://h:1/p?q HTTP/1.1\r\nHost: h\r\nConnection: a, Close\r\n\r\n").expect("valid");
         assert_eq!((&*head.path, &*head.query, head.keep_alive), ("/p", "q", false));
+        assert_eq!(head.headers[header::HOST], "h:1", "the target's host counts");
+        for host in ["h", "H.example:80", "h:", "127.0.0.1:1", "[::1]", "[2001:db8::1]:443", "a_b", "%41"] {
+            let text = format!("GET /a%2Fb;c=d,e@f:g HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            assert_eq!(parse(&text).map(|head| head.path), Ok("/a%2Fb;c=d,e@f:g".to_owned()), "{host}");
+        }
+        assert_eq!(parse("GET HTTP://h?q HTTP/1.1\r\nHost: x\r\n\r\n").expect("valid").path, "/");
         assert!(!parse("GET / HTTP/1.0\r\n\r\n").expect("valid").keep_alive);
         assert!(parse("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").expect("valid").keep_alive);
         assert!(matches!(Head::parse(b"GET / HTTP/1.1\r\nHost: x\r\n"), Ok(None)));
@@ -174,6 +237,7 @@ mod tests {
             ("Expect: 200-ok\r\n", 417),
             ("Host: y\r\n", 400),
             (" folded: 1\r\n", 400),
+            ("Host: \r\n", 400),
             ("a\0b: 1\r\n", 400),
         ] {
             let text = format!("PUT / HTTP/1.1\r\nHost: x\r\n{fields}\r\n");
@@ -186,10 +250,33 @@ mod tests {
             ("GET  / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
             ("GET / HTTP/3.0\r\nHost: x\r\n\r\n", 505),
             ("GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET /?a#b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET http://x#/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET http:// HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET http://u@x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET http:/a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+            ("GET a/b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
             ("G\u{1}T / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
             ("PUT / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         ] {
             assert_eq!(parse(text).map(|_| ()), Err(status), "{text:?}");
+        }
+        for byte in "\"<>[]\\^`{|}\u{80}\u{e9}%".chars() {
+            for target in [format!("/a{byte}b"), format!("/a?b={byte}"), format!("http://x{byte}/")] {
+                let text = format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+                assert_eq!(parse(&text).map(|_| ()), Err(400), "{text:?}");
+            }
+        }
+        for host in [
+            "a b", "a,b", "a/b", "a/", "a?b", "a#b", "u@a", "a:b", "a:1:2", "a:123456", "a:-1", ":80",
+            "[::1", "::1", "[::1]x", "[x]", "[]", "a\\b", "a\"", "<a>", "a%", "a%4", "a%zz", "http://a",
+            "\u{e9}", "a\t.b",
+        ] {
+            // A comma is a sub-delimiter of names.
+            let expected = if host == "a,b" { Ok(()) } else { Err(400) };
+            let text = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            assert_eq!(parse(&text).map(|_| ()), expected, "{text:?}");
         }
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(65));
         assert_eq!(parse(&many).map(|_| ()), Err(431));

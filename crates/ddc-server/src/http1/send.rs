@@ -12,8 +12,11 @@ use hyper::{Response, StatusCode, header};
 use rustix::net::SendFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
-use super::{Connection, STALL_TIMEOUT, Wire};
+use throng_admin::Pace;
+
+use super::{Connection, SOURCE_TIMEOUT, Wire};
 use crate::body::{Body, FilePart};
 
 /// Bytes that are copied behind the head, to go out with it, rather than sent by themselves.
@@ -25,6 +28,9 @@ const SENDFILE_BYTES: u64 = 2 << 20;
 impl<S: Wire> Connection<S> {
     pub(super) async fn send(&mut self, answer: Response<Body>, keep: bool, old: bool) -> io::Result<()> {
         let (parts, mut body) = answer.into_parts();
+        let pace = Pace::begin();
+        self.watchdog.until(pace.due());
+        self.pace = Some(pace);
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);
         // Writing to a Vec cannot fail.
@@ -48,18 +54,19 @@ impl<S: Wire> Connection<S> {
         out.extend_from_slice(b"\r\n");
         while body.len() > 0 {
             if body.must_wait() {
-                let watchdog = &mut self.watchdog;
-                watchdog.within(STALL_TIMEOUT);
+                let (watchdog, since) = (&mut self.watchdog, Instant::now());
+                watchdog.within(SOURCE_TIMEOUT);
                 poll_fn(|context| match body.poll_ready(context) {
                     Poll::Ready(ready) => Poll::Ready(ready),
                     Poll::Pending => watchdog.poll(context),
                 })
                 .await?;
+                self.pace.iter_mut().for_each(|pace| pace.excuse(since));
             }
             match body.take_file() {
                 Some(part) => self.send_file(part, body.len() > 0).await?,
                 None => {
-                    let Some(bytes) = body.step() else { break };
+                    let Some(bytes) = body.step(usize::MAX) else { break };
                     self.send_bytes(bytes?, body.len() > 0).await?;
                 }
             }
@@ -133,13 +140,15 @@ impl<S: Wire> Connection<S> {
                 let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
                 self.with_socket(|socket| Ok(rustix::net::send(socket, bytes, flags)?)).await?
             } else {
-                let Connection { stream, watchdog, .. } = self;
-                watchdog.within(STALL_TIMEOUT);
-                poll_fn(|context| match Pin::new(&mut *stream).poll_write(context, bytes) {
+                let Connection { stream, watchdog, pace, .. } = self;
+                watchdog.keep(pace);
+                let count = poll_fn(|context| match Pin::new(&mut *stream).poll_write(context, bytes) {
                     Poll::Ready(written) => Poll::Ready(written),
                     Poll::Pending => watchdog.poll(context),
                 })
-                .await?
+                .await?;
+                self.moved(count);
+                count
             };
             if count == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -154,18 +163,18 @@ impl<S: Wire> Connection<S> {
         &mut self,
         mut send: impl FnMut(&TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let Connection { stream, watchdog, .. } = self;
+        let Connection { stream, watchdog, pace, .. } = self;
         let socket = stream.tcp().ok_or(io::ErrorKind::Unsupported)?;
-        let mut waited = false;
+        watchdog.keep(pace);
         loop {
             match socket.try_io(Interest::WRITABLE, || send(socket)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                other => return other,
-            }
-            if !waited {
-                watchdog.within(STALL_TIMEOUT);
-                waited = true;
+                Err(error) => return Err(error),
+                Ok(count) => {
+                    self.moved(count);
+                    return Ok(count);
+                }
             }
             poll_fn(|context| match socket.poll_write_ready(context) {
                 Poll::Ready(ready) => Poll::Ready(ready),

@@ -1,12 +1,12 @@
-//! Streams, and how long they may be waited for.
+//! Streams with timeouts.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use throng_admin::Pace;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_rustls::server::TlsStream;
@@ -44,9 +44,21 @@ impl Watchdog {
 
     /// From now on there is this much time.
     pub(crate) fn within(&mut self, time: Duration) {
-        self.due = Instant::now() + time;
+        self.until(Instant::now() + time);
+    }
+
+    /// There is time until `due`.
+    pub(crate) fn until(&mut self, due: Instant) {
+        self.due = due;
         if self.due < self.sleep.deadline() {
             self.sleep.as_mut().reset(self.due);
+        }
+    }
+
+    /// There is as much time as a transfer has.
+    pub(crate) fn keep(&mut self, pace: &Option<Pace>) {
+        if let Some(pace) = pace {
+            self.until(pace.due());
         }
     }
 
@@ -61,63 +73,5 @@ impl Watchdog {
             }
             self.sleep.as_mut().reset(self.due);
         }
-    }
-}
-
-/// A stream of which something was read already.
-pub(crate) struct Rewound<S> {
-    first: Bytes,
-    stream: S,
-}
-
-impl<S> Rewound<S> {
-    pub(super) fn new(first: Bytes, stream: S) -> Rewound<S> {
-        Rewound { first, stream }
-    }
-}
-
-impl<S: Wire> AsyncRead for Rewound<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.first.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(context, buf);
-        }
-        let count = self.first.len().min(buf.remaining());
-        buf.put_slice(&self.first[..count]);
-        self.first.advance(count);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: Wire> AsyncWrite for Rewound<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -179,6 +179,56 @@ async fn many_keys_are_asked_for_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operations_of_a_batch_share_flushes_and_those_on_one_key_keep_their_order() {
+    const KEYS: u64 = 500;
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let object = |n: u64| Value::object([("n", Value::Integer(n))]).encode(Style::Plain);
+    let op = |id: u64, name: &str, of: &str, payload: Option<Vec<u8>>| {
+        let mut fields = vec![
+            ("opId", Value::Integer(id)),
+            ("op", Value::string(name)),
+            ("bucket", Value::string("b")),
+            ("key", Value::string(&key(of))),
+        ];
+        if let Some(payload) = payload {
+            fields.push(("payloadHash", Value::Hash(IoHash::of(&payload))));
+            fields.push(("payload", Value::Document(payload)));
+        }
+        Value::object(fields)
+    };
+    let mut ops = Vec::new();
+    for id in 0..KEYS {
+        ops.push(op(2 * id, "PUT", &format!("own {id}"), Some(object(id))));
+        // One key in turn: each GET sees the PUT before it.
+        let turn = if id % 2 == 0 { Some(object(id)) } else { None };
+        ops.push(op(2 * id + 1, if id % 2 == 0 { "PUT" } else { "GET" }, "shared", turn));
+    }
+    let before = server.service().store().stats().commits;
+    let request = Value::object([("ops", Value::Array(ops))]).encode(Style::Plain);
+    let headers = ["Content-Type: application/x-ue-cb", "Accept: application/x-ue-cb"];
+    let reply = client.send("POST", "/api/v1/refs/n", &headers, request).await;
+    let commits = server.service().store().stats().commits - before;
+    let document = Document::parse(&reply.body).expect("a document");
+    let results = document.get("results").expect("results");
+    let mut seen = 0;
+    for (place, result) in results.iter().enumerate() {
+        let number = |name: &str| result.get(name).and_then(|field| field.integer());
+        assert_eq!(number("statusCode"), Some(200), "{place}");
+        assert_eq!(number("opId"), Some(place as i128), "results keep the order of the operations");
+        let id = place as u64 / 2;
+        if place % 2 == 1 && id % 2 == 1 {
+            let response = result.get("response").expect("a response");
+            assert_eq!(response.to_document_bytes(), Some(object(id - 1)), "{place}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 2 * KEYS);
+    // The shared key has 250 changes, one after the other. Serial, all 750 would need a flush each.
+    assert!(commits < KEYS / 2 + 100, "{commits} commits");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_upload_of_the_published_example_has_its_hash() {
     let server = Server::start(Rules::default(), Listener::Public).await;
     let client = server.client().await;

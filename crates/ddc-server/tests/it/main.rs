@@ -1,5 +1,7 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
+mod build_cache;
+mod build_clients;
 mod common;
 mod editor;
 mod fallback;
@@ -10,9 +12,12 @@ mod hosts;
 #[path = "common/linear.rs"]
 mod linear;
 mod maintenance;
+#[path = "../../../throng/tests/it/support/peers.rs"]
+mod peers;
 mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]
 mod s3;
+mod strangers;
 mod tier;
 mod tls;

@@ -36,7 +36,7 @@ async fn serving(tls: Tls) -> (Node, tempfile::TempDir, SocketAddr) {
     let node = Node::open(folder.path(), Options::default(), Rules::default()).expect("it opens");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("it is bound");
-    let options = ServeOptions { listener: Listener::Public, connections_max: 10, tls: Some(tls) };
+    let options = ServeOptions { tls: Some(tls), ..ServeOptions::new(Listener::Public) };
     let service = Arc::clone(node.service());
     tokio::spawn(async move { serve(listener, service, options, std::future::pending()).await });
     (node, folder, addr)

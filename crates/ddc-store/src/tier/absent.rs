@@ -1,5 +1,5 @@
-//! [`Tier`] of a build without the feature `object-storage`: there is no value of it, so nothing
-//! can be asked of one.
+//! [`Tier`] of a build without the feature `object-storage`: uninhabited, so its methods cannot be
+//! called.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The storage's objects: one request for each look and each change.
+//! Objects of the storage: one request for each read and each change.
 
 use std::time::Duration;
 

@@ -67,6 +67,34 @@ fn a_bit_in_the_log_takes_one_key_and_brings_no_older_version_back() {
 }
 
 #[test]
+fn damage_that_takes_a_record_with_its_commit_brings_no_older_version_back() {
+    let (disk, blobs) = written();
+    let mut taken = 0;
+    for seed in 0..150 {
+        let state = SimulatedDisk::new(disk.state());
+        let mut rng = Rng::new(seed);
+        let names = state.list("segments").expect("listed");
+        let name = &names[rng.below(names.len() as u64) as usize];
+        let file = state.open(&format!("segments/{name}"), false).expect("it exists");
+        let mut all = vec![0; file.len().expect("known") as usize];
+        file.read_at(&mut all, 0).expect("readable");
+        // The last record is the directory.
+        let Some(len) = all.windows(4).rposition(|bytes| bytes == b"TDC2").filter(|len| *len > 4_000) else {
+            continue;
+        };
+        // A part of the segment holds what was in another part of it, or nothing.
+        let bytes = 200 + rng.below(1_500) as usize;
+        let mut place = || rng.below((len - bytes) as u64) as usize;
+        let (from, to) = (place(), place() as u64);
+        let part = if seed % 3 == 0 { vec![0; bytes] } else { all[from..from + bytes].to_vec() };
+        file.write_at(&[std::io::IoSlice::new(&part)], to).expect("the disk works");
+        let store = Store::reindex(Arc::new(state), options()).expect("it opens");
+        taken += missing(&store, &blobs);
+    }
+    assert!(taken > 50, "only {taken} keys were taken");
+}
+
+#[test]
 fn a_damaged_index_is_built_again_and_nothing_is_missing() {
     let (disk, blobs) = written();
     for seed in 0..150 {
@@ -97,6 +125,33 @@ fn a_torn_end_is_cut_and_no_damage() {
     assert_eq!(missing(&store, &blobs), 0);
     // The record is whole, its commit is not.
     assert_eq!(store.read_blob(&namespace(), &hash).expect("sound"), Some(bytes));
+}
+
+#[test]
+fn damage_at_the_end_of_the_log_is_no_torn_end_if_the_index_knows_more_of_it() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let kept = put_blob(&store, &[5; 900]);
+    let taken = put_blob(&store, &[6; 900]);
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    let last = disk.list("segments").expect("listed").pop().expect("a segment");
+    let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+    // Record, commit and directory are gone.
+    let len = file.len().expect("known");
+    file.write_at(&[std::io::IoSlice::new(&[0; 600])], len - 600).expect("the disk works");
+    let damaged = disk.state();
+    for cut in [false, true] {
+        let disk = SimulatedDisk::new(damaged.clone());
+        if cut {
+            let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+            file.set_len(len - 600).expect("the disk works");
+        }
+        let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+        assert!(store.stats().damaged > 0, "cut: {cut}");
+        assert!(store.has_blob(&namespace(), &kept).expect("sound"));
+        assert!(!store.has_blob(&namespace(), &taken).expect("sound"));
+    }
 }
 
 #[test]
@@ -193,8 +248,8 @@ fn version_1_refuses_this_format_by_its_name() {
     assert_eq!(disk.list("log").expect("listed"), ["ffffffffffffffff.seg"]);
 }
 
-#[test]
-fn a_store_of_version_1_is_converted_with_what_only_its_index_holds() {
+/// A disk with a store of version 1, and the bytes of its large blob.
+fn version_1() -> (SimulatedDisk, Vec<u8>) {
     let disk = disk();
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/ddc/store-v1");
     let large: Vec<u8> = (0..=255).cycle().take(256 * 4097).collect();
@@ -213,29 +268,72 @@ fn a_store_of_version_1_is_converted_with_what_only_its_index_holds() {
     for folder in ["", "log", "large"] {
         disk.sync_dir(folder).expect("the disk works");
     }
+    (disk, large)
+}
+
+/// Compares a converted store with what the fixture holds.
+fn check_converted(store: &Store, large: &[u8]) {
+    for n in 0..8_u64 {
+        let value = store.reference(&namespace(), &bucket(), &key(n)).expect("readable");
+        assert_eq!(value.is_some(), n != 1, "ref {n}");
+        let bytes = format!("value {} ", if n == 0 { 100 } else { n }).repeat(20);
+        let blob = store.read_blob(&namespace(), &IoHash::of(bytes.as_bytes())).expect("readable");
+        assert!(n == 1 || blob.as_deref() == Some(bytes.as_bytes()), "blob of ref {n}");
+    }
+    for n in 0..5 {
+        let loose = format!("loose {n}");
+        let found = store.read_blob(&namespace(), &IoHash::of(loose.as_bytes())).expect("readable");
+        assert_eq!(found.as_deref(), Some(loose.as_bytes()));
+    }
+    let blob = store.blob(&namespace(), &IoHash::of(large)).expect("readable").expect("stored");
+    assert_eq!(blob.hash().expect("readable"), IoHash::of(large));
+}
+
+#[test]
+fn a_store_of_version_1_is_converted_with_what_only_its_index_holds() {
+    let (disk, large) = version_1();
     let refused = Store::open_read_only(Arc::new(disk.clone()), options()).expect_err("it must be converted");
     assert!(matches!(refused, StoreError::OldFormat), "{refused}");
-    let check = |store: &Store| {
-        for n in 0..8_u64 {
-            let value = store.reference(&namespace(), &bucket(), &key(n)).expect("readable");
-            assert_eq!(value.is_some(), n != 1, "ref {n}");
-            let bytes = format!("value {} ", if n == 0 { 100 } else { n }).repeat(20);
-            let blob = store.read_blob(&namespace(), &IoHash::of(bytes.as_bytes())).expect("readable");
-            assert!(n == 1 || blob.as_deref() == Some(bytes.as_bytes()), "blob of ref {n}");
-        }
-        for n in 0..5 {
-            let loose = format!("loose {n}");
-            let found = store.read_blob(&namespace(), &IoHash::of(loose.as_bytes())).expect("readable");
-            assert_eq!(found.as_deref(), Some(loose.as_bytes()));
-        }
-        let blob = store.blob(&namespace(), &IoHash::of(&large)).expect("readable").expect("stored");
-        assert_eq!(blob.hash().expect("readable"), IoHash::of(&large));
-    };
     let store = open(disk.clone());
-    check(&store);
+    check_converted(&store, &large);
     drop(store);
-    check(&open(disk.clone()));
+    check_converted(&open(disk.clone()), &large);
     assert_eq!(disk.list("log").expect("listed"), ["ffffffffffffffff.seg"]);
+}
+
+/// Opens the store in `state` and gives the disk as it was after each change.
+fn states_of_a_start(state: DiskState) -> Vec<DiskState> {
+    let states = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let disk = SimulatedDisk::new(state);
+    let slot = Arc::clone(&states);
+    disk.set_hook(Some(Box::new(move |state| {
+        slot.lock().expect("no panic").push(state.clone());
+        Ok(())
+    })));
+    drop(open(disk.clone()));
+    disk.set_hook(None);
+    std::mem::take(&mut *states.lock().expect("no panic"))
+}
+
+#[test]
+fn a_conversion_that_power_failures_interrupt_again_and_again_loses_nothing() {
+    let (disk, large) = version_1();
+    let first = states_of_a_start(disk.state());
+    for (number, state) in first.iter().enumerate() {
+        let mut rng = Rng::new(number as u64);
+        let mut state = state.after_power_failure(&mut rng);
+        for _ in 0..2 {
+            let next = states_of_a_start(state.clone());
+            let failed = next.get(rng.below(next.len() as u64 + 1) as usize).unwrap_or(&state);
+            state = failed.after_power_failure(&mut rng);
+        }
+        let disk = SimulatedDisk::new(state);
+        let store = open(disk.clone());
+        check_converted(&store, &large);
+        drop(store);
+        let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+        check_converted(&store, &large);
+    }
 }
 
 #[test]
@@ -295,4 +393,33 @@ fn the_part_of_a_failed_append_is_not_found_behind_the_next_one() {
     assert!(!store.has_blob(&namespace(), &IoHash::of(&bytes)).expect("readable"));
     let all: &Namespace = &namespace();
     assert!([kept, small].iter().all(|hash| store.has_blob(all, hash).expect("readable")));
+}
+
+#[test]
+fn a_merge_after_a_checkpoint_that_failed_keeps_what_that_did_not_write() {
+    for failing in 0.. {
+        let disk = disk();
+        let store = open(disk.clone());
+        let put = |minutes: u64| put_ref(&store, 1, &[put_blob(&store, &[minutes as u8])], minutes);
+        for minutes in 0..3 {
+            put(minutes);
+            store.checkpoint().expect("the disk works");
+        }
+        put(3);
+        let mut left = failing;
+        disk.set_hook(Some(Box::new(move |_| {
+            left -= 1;
+            if left == -1 { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) }
+        })));
+        let checkpoint = store.checkpoint();
+        disk.set_hook(None);
+        store.merge().expect("the disk works");
+        drop(store);
+        let found = open(disk).reference(&namespace(), &bucket(), &key(1)).expect("sound");
+        assert_eq!(found.map(|value| value.put), Some(at(3)), "write or sync {failing} failed");
+        if checkpoint.is_ok() {
+            assert!(failing > 3, "a run and a manifest are written and synced");
+            return;
+        }
+    }
 }

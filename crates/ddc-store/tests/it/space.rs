@@ -114,6 +114,85 @@ fn nothing_of_a_namespace_that_is_kept_goes() {
 }
 
 #[test]
+fn a_namespace_that_is_kept_takes_no_uploads_while_the_folder_holds_too_much() {
+    let disk = disk();
+    let store = open(disk.clone());
+    for n in 0..60_u64 {
+        let own = put_blob(&store, &[n as u8; 900]);
+        put_ref(&store, n, &[own], n);
+    }
+    let kept = namespace();
+    evict(&store, 10_000, 300, Some(&kept));
+    let put = |namespace: &Namespace, byte: u8| {
+        let bytes = Bytes::from(vec![byte; 100]);
+        result(&store, |done| store.put_blob(namespace, IoHash::of(&bytes), bytes.clone(), at(0), done))
+    };
+    assert!(matches!(put(&kept, 201), Err(StoreError::Full)));
+    let mut writer = store.begin_large().expect("other namespaces take uploads");
+    writer.write(&[9; 5_000]).expect("the disk works");
+    let large = result(&store, |done| store.put_large(&kept, writer, at(0), done).expect("the disk works"));
+    assert!(matches!(large, Err(StoreError::Full)));
+    assert!(disk.list("large").expect("listed").is_empty(), "a refused upload leaves no file");
+    assert_eq!(put(&"other".parse().expect("a name"), 201).expect("it is not kept"), ChangeResult::Done);
+    for gone in 0..60 {
+        done(&store, |done| store.delete_ref(&kept, &bucket(), &key(gone), done));
+    }
+    collect(&store, 600).expect("the disk works");
+    evict(&store, 100_000, 601, Some(&kept));
+    assert_eq!(put(&kept, 202).expect("there is space"), ChangeResult::Done);
+}
+
+#[test]
+fn a_delete_in_one_batch_with_uploads_succeeds_on_a_full_disk() {
+    let disk = disk();
+    disk.set_capacity(Some(1 << 30));
+    let options = Options { disk_reserve_bytes: 20_000, ..options() };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
+    put_ref(&store, 1, &[], 0);
+    let used = (1 << 30) - disk.free_bytes().expect("known").expect("it has an end");
+    disk.set_capacity(Some(used));
+    let answers = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let note = || -> throng_ddc_store::Done {
+        let answers = Arc::clone(&answers);
+        Box::new(move |answer| answers.lock().expect("no panic").push(answer))
+    };
+    let bytes = Bytes::from(vec![1; 4_000]);
+    store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(0), note());
+    store.delete_ref(&namespace(), &bucket(), &key(1), note());
+    store.commit();
+    let answers = answers.lock().expect("no panic");
+    assert!(matches!(answers[..], [Err(StoreError::Full), Ok(ChangeResult::Done)]), "{answers:?}");
+    assert!(store.reference(&namespace(), &bucket(), &key(1)).expect("readable").is_none());
+    assert!(!store.has_blob(&namespace(), &IoHash::of(&bytes)).expect("readable"));
+}
+
+#[test]
+fn a_collection_on_a_full_disk_moves_no_more_at_a_time_than_there_is_space_for() {
+    let disk = disk();
+    disk.set_capacity(Some(1 << 30));
+    let options = Options { disk_reserve_bytes: 200_000, free_bytes_min: 5_000, ..options() };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
+    let mut garbage = Vec::new();
+    for n in 0..600_u64 {
+        let bytes = [n.to_le_bytes().as_slice(), &[1; 6_000]].concat();
+        let hash = put_blob(&store, &bytes);
+        match n % 5 {
+            0 => put_ref(&store, n, &[hash], 0),
+            _ => garbage.push(hash),
+        }
+    }
+    store.checkpoint().expect("the disk works");
+    let used = (1 << 30) - disk.free_bytes().expect("known").expect("it has an end");
+    disk.set_capacity(Some(used));
+    store.look_at_disk();
+    // The blobs that stay take several times the reserve.
+    let report = collect(&store, 600).expect("a collection has space of its own");
+    assert_eq!(report.blobs, garbage.len() as u64);
+    let bytes = store.disk_bytes();
+    assert!(bytes < 1_500_000, "{bytes} bytes are still used: {report:?}");
+}
+
+#[test]
 fn refs_count_in_the_quota_of_a_namespace() {
     let store = open(disk());
     store.set_quotas(Quotas { default: Some(100_000), ..Quotas::default() });

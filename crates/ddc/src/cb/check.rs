@@ -1,4 +1,4 @@
-//! What can be wrong with compact binary.
+//! Defects of compact binary.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The host's tables and lists, and how they follow what happens to a peer.
+//! The host's tables and lists, and their updates with the state of a peer.
 
 use alloc::boxed::Box;
 use core::net::{IpAddr, SocketAddr};

@@ -297,12 +297,19 @@ impl Host {
                     let (transmit, envelope) = (peer.transmit(), peer.envelope());
                     let sent_time = needs_time.then_some(self.ctx.now_ms as u16);
                     self.seal(envelope, sent_time, &body, buf);
+                    let mut has_more = false;
                     if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
                         peer.traffic.datagrams_out += 1;
                         peer.traffic.bytes_out += buf.len() as u64;
+                        has_more = peer.has_output(self.ctx.now_ms);
+                        peer.in_dirty = has_more;
                     }
                     self.burst += 1;
-                    if self.burst >= BURST_MAX {
+                    if !has_more {
+                        // Most peers of a round have one datagram: no second look finds that out.
+                        self.burst = 0;
+                        self.dirty.pop_front();
+                    } else if self.burst >= BURST_MAX {
                         self.burst = 0;
                         self.dirty.rotate_left(1);
                     }

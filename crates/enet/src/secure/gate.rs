@@ -1,4 +1,4 @@
-//! The server's side: who gets in.
+//! The server's side: admission.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

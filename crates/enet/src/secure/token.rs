@@ -1,4 +1,4 @@
-//! Connect tokens: what a backend gives to a client that may come.
+//! Connect tokens, which a backend issues to clients for admission.
 
 use alloc::vec::Vec;
 use core::fmt;

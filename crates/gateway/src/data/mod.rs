@@ -57,6 +57,7 @@ pub use mask::{FieldMask, filter};
 pub use mosaic::{Mosaic, Others};
 pub use plan::{DataLimits, MergeOptions, Plan, Profile};
 pub use removal::removals;
+pub(crate) use removal::replaced;
 pub use rule::FieldRule;
 pub use schema::{SchemaError, Schemas, SchemasBuilder};
 pub use split::{Joint, Oversize, split};

@@ -1,4 +1,4 @@
-//! Merge plans: what a schema says about each field, compiled for walking wire bytes.
+//! Merge plans: the schema of each field, compiled for processing wire bytes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Rules of single fields: what a game's own merge function does that no profile does.
+//! Merge rules of single fields, for merge functions of games that no profile covers.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! The end of a window: what leaves, in what form.
+//! The end of a window: the merged update and its encoding.
 
 use core::mem;
 use std::sync::Arc;

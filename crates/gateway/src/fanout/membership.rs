@@ -8,7 +8,7 @@ use super::{
     Cohort, FanOut, FanoutPosition, Joiner, Made, Member, Position, Removals, compile_mask, same_mask,
 };
 use crate::channel::{Channel, Options, RateBy};
-use crate::data::FieldMask;
+use crate::data::{ChannelData, FieldMask, replaced};
 use crate::failpoint::failpoint;
 use crate::ids::ConnId;
 use crate::mail::State;
@@ -107,8 +107,8 @@ impl Channel {
     }
 
     /// The data was replaced: nobody's deltas lead to it, so everybody with access gets it in full
-    ///
-    pub(crate) fn data_replaced(&mut self, board: &mut Switchboard) {
+    /// behind the removal of what it lacks.
+    pub(crate) fn data_replaced(&mut self, board: &mut Switchboard, mut old: ChannelData) {
         let keys: Vec<u32> = self.subs.iter().map(|(key, _)| key as u32).collect();
         failpoint!();
         for key in keys {
@@ -118,7 +118,14 @@ impl Channel {
         failpoint!();
         self.fan.ring.clear();
         self.fan.bytes = 0;
-        self.fan.removals = Removals::default();
+        if let Some(new) = self.data.as_ref().filter(|new| Arc::ptr_eq(new.content.plan(), old.plan())) {
+            old.settle();
+            for update in replaced(&old, &new.content) {
+                self.fan.removals.keep(update);
+            }
+        } else {
+            self.fan.removals = Removals::default();
+        }
         self.arm(board);
     }
 

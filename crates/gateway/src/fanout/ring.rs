@@ -1,4 +1,4 @@
-//! Updates that somebody has not had, and what is kept of removals.
+//! Updates that some subscriber has not received, and the removals to keep.
 
 use std::sync::Arc;
 
@@ -174,9 +174,13 @@ impl Removals {
     fn note(&mut self, plan: &Plan, update: &Update) {
         let mut removed = Vec::new();
         removals(plan, update, &mut removed);
-        if removed.is_empty() {
-            return;
+        if !removed.is_empty() {
+            self.keep(removed);
         }
+    }
+
+    /// Keeps an update that removes; the oldest give way.
+    pub(super) fn keep(&mut self, removed: Vec<u8>) {
         self.bytes += removed.len();
         self.updates.push_back(removed);
         while self.bytes > REMOVALS_BYTES_MAX

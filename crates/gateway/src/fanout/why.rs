@@ -1,4 +1,4 @@
-//! What one subscriber has not had, and when it gets that.
+//! Pending updates of one subscriber, and the time at which they are sent.
 
 use core::time::Duration;
 

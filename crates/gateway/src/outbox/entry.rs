@@ -1,4 +1,4 @@
-//! What several outboxes share.
+//! Entries shared between outboxes.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,4 @@
-//! Mail from other shards, and what it asks for.
+//! Handlers of mail from other shards.
 
 use super::Shard;
 use crate::ids::{ChannelId, ConnId};

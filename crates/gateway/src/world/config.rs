@@ -1,5 +1,4 @@
-//! What the gateway is told about the world: the grid, rates by distance, where entities say where
-//! they are.
+//! Configuration of the world: the grid, rates by distance, the position fields of entities.
 
 use serde_json::{Map, Value};
 use throng_spatial::{Coverage, Grid, GridConfig};

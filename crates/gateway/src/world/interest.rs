@@ -1,5 +1,5 @@
-//! UPDATE_SPATIAL_INTEREST: which cells a connection is subscribed to, and at what rate. Spec §8.6
-//! and §8.7.
+//! UPDATE_SPATIAL_INTEREST: the cells that a connection is subscribed to, and their rates. Spec
+//! §8.6 and §8.7.
 //!
 //! Only cells that differ are touched: the new area is compared with the connection's spatial
 //! subscriptions, two sorted lists, and with the distances of the previous area.

@@ -1,4 +1,4 @@
-//! The data of cells: which objects and entities lie in each. Spec §9.2 and §9.3.
+//! The data of cells: the objects and entities in each. Spec §9.2 and §9.3.
 //!
 //! What belongs to a cell is listed in that cell's data and in no other's, whatever peers say and
 //! in whatever order. An entity is listed where it belongs. Of an object that is no entity, or one

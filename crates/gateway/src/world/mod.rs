@@ -1,4 +1,4 @@
-//! The world: cells of a grid, entities that move over them, and who cares. Spec §8 and §9.
+//! The world: cells of a grid, entities that move over them, and interest in both. Spec §8 and §9.
 //!
 //! Every spatial and every entity channel lives on shard 0, so that whatever concerns several of
 //! them (a handover, a change of interest, a server that takes a slot) is one function call that

@@ -1,4 +1,4 @@
-//! What the world has to say about who sees what: cells, distances, bands.
+//! Diagnosis of visibility in the world: cells, distances, bands.
 
 use crate::ids::{ChannelId, ConnId};
 use crate::shard::Shard;

@@ -163,6 +163,36 @@ fn a16_subscribers_get_the_full_state_of_a_reclaimed_global() {
     }
 }
 
+#[test]
+fn a16_what_a_reclaimed_global_lacks_is_removed_from_those_who_have_it() {
+    // kv[KEY] = {content "x"} and kv[KEY] = {removed}.
+    let kept = |key: u8| vec![0x12, 7, 0x08, key, 0x12, 3, 0x12, 1, b'x'];
+    let removed = |key: u8| vec![0x12, 6, 0x08, key, 0x12, 2, 0x08, 1];
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let first = world.join(ConnKind::Server, "m1");
+        let data = [kept(1), kept(2)].concat();
+        let request = CreateChannelMessage { data: any(TEST, &data), ..create(1) };
+        assert_eq!(send_create(&mut world, first, &request), Some(0));
+        let client = world.join(ConnKind::Client, "c");
+        subscribe(&mut world, client, 0, 1);
+        world.run_ms(100);
+        assert_eq!(data_of(&world.take(client)), [data]);
+
+        world.close(first);
+        let second = world.join(ConnKind::Server, "m2");
+        let data = [kept(2), kept(3)].concat();
+        let request = CreateChannelMessage { data: any(TEST, &data), ..create(1) };
+        assert_eq!(send_create(&mut world, second, &request), Some(0));
+        // One who never had the old state gets the new one alone.
+        let late = world.join(ConnKind::Client, "late");
+        subscribe(&mut world, late, 0, 1);
+        world.run_ms(100);
+        assert_eq!(data_of(&world.take(client)), [removed(1), data.clone()]);
+        assert_eq!(data_of(&world.take(late)), [data]);
+    }
+}
+
 // in the reference the first full state to a masked subscriber erases the other fields for
 // everybody. A-6: the first update becomes the data and changes afterwards.
 #[test]

@@ -480,3 +480,47 @@ fn the_owner_of_global_is_its_owner_again_after_its_return_on_every_shard() {
         assert_eq!(world.refused(Refusal::AlreadyOwned), 1);
     }
 }
+
+#[test]
+fn a_returning_server_owns_what_it_owned_unless_another_owns_it_now() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner_of = |world: &World, channel: u32| {
+            let view = world.shards.iter().flat_map(|shard| shard.channels()).find(|it| it.id.0 == channel);
+            view.expect("the channel is there").owner.map(|owner| owner.0)
+        };
+        let (owner, guest) = (world.join(ConnKind::Server, "owner"), world.join(ConnKind::Server, "guest"));
+        let channel = create(&mut world, owner, 3, None);
+        let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
+        world.send(owner, [Send::new(MessageType::CreateChannel, &claim)]);
+        subscribe(&mut world, guest, channel);
+        let (owner_id, guest_id) = (world.conn(owner), world.conn(guest));
+        assert_eq!((owner_of(&world, channel), owner_of(&world, 0)), (Some(owner_id), Some(owner_id)));
+        world.close(owner);
+        world.close(guest);
+
+        // A guest stays a guest, although nobody owns the channel.
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "guest");
+        assert_eq!(auth_result(&world.take(back)).conn_id, guest_id);
+        assert_eq!(owner_of(&world, channel), None, "{shards} shards");
+        // GLOBAL has no owner and is claimed by another, which keeps it.
+        let rival = world.join(ConnKind::Server, "rival");
+        world.send(rival, [Send::new(MessageType::CreateChannel, &claim)]);
+        let rival_id = Some(world.conn(rival));
+        assert_eq!(owner_of(&world, 0), rival_id, "{shards} shards");
+
+        let back = world.connect(ConnKind::Server);
+        world.auth(back, "owner");
+        assert_eq!(auth_result(&world.take(back)).conn_id, owner_id);
+        assert_eq!(owner_of(&world, channel), Some(owner_id), "{shards} shards");
+        assert_eq!(owner_of(&world, 0), rival_id, "{shards} shards");
+        // The rival is still the one that hears of logins.
+        world.run_ms(1_500);
+        world.take(rival);
+        world.take(back);
+        world.join(ConnKind::Client, "c");
+        assert_eq!(world.take_types(rival), [1]);
+        assert!(world.take_types(back).is_empty());
+    }
+}

@@ -18,7 +18,7 @@ use crate::stats::Times;
 
 /// A request without an answer for this long has failed.
 const TIMEOUT_NS: u64 = 30_000_000_000;
-/// Interval of the search for requests without an answer.
+/// Interval of the search for requests without a response.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
@@ -30,8 +30,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Schedule of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Pace {
-    /// So many a second, whatever becomes of them; latency counts from the time at which each was
-    /// due.
+    /// A fixed rate, independent of the responses; latency counts from the due time of each
+    /// request.
     Open {
         /// Requests a second.
         rate: f64,
@@ -54,8 +54,7 @@ pub(crate) struct Plan {
     pub(crate) count: u64,
 }
 
-/// A request as it goes out: head and first bytes of the body, then the rest of it, as often as it
-/// says.
+/// Encoded request: the head and the first bytes of the body, then a repeated block for the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     pub(crate) head: Vec<u8>,
@@ -106,7 +105,7 @@ pub(crate) struct Seen {
     pub(crate) lateness: Times,
     /// Answers with status 200 to 399.
     pub(crate) succeeded: u64,
-    /// Other outcomes: a status, or 0 for a connection that broke or said nothing for 30 s.
+    /// Failed requests by status; 0 for a connection that broke or was silent for 30 s.
     pub(crate) failed: BTreeMap<u16, u64>,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
@@ -207,7 +206,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Sends what is due; tells when the next is, if there is any.
+    /// Sends the due requests; returns the due time of the next one, if there is one.
     fn launch(&mut self, start: u64, end: u64, now: u64) -> io::Result<Option<u64>> {
         let Plan { pace, count, .. } = self.plan;
         let more = |launched: u64| launched < count && !interrupt::requested();
@@ -326,7 +325,7 @@ struct Connection {
     /// Time of the last progress.
     moved: u64,
     head: Vec<u8>,
-    /// Bytes of the body that are still to come, once the head is there.
+    /// Remaining bytes of the body, once the head has arrived.
     left: Option<u64>,
     status: u16,
     bytes: u64,

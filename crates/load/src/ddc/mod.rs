@@ -13,6 +13,9 @@
 //! - `memory`: 32 large uploads at a time.
 //! - `start`: how long a folder of many blobs and refs takes to open, after a clean end and after a
 //!   kill.
+//!
+//! `start` and `memory` also measure a folder with made-up entries, 30 million by default: the time
+//! to open it, memory and open segments while they are looked up, and the memory of a collection.
 
 mod data;
 mod engine;
@@ -22,13 +25,15 @@ mod saturation;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use throng_ddc::IoHash;
 
-use crate::child::Folder;
+use crate::child::{Folder, Owned};
+use crate::probe::Probe;
 use crate::report::{Better, Report, Row};
 use crate::suites::BenchError;
 use data::{Item, Set};
@@ -119,6 +124,8 @@ pub struct Options {
     pub data: Option<PathBuf>,
     /// Leave nginx and the S3 server out of it.
     pub without_peers: bool,
+    /// Made-up entries of the large folder that `start` and `memory` measure; 0 for none.
+    pub entries: u64,
     /// Write target lists for other load tools into this folder, and do nothing else.
     pub targets: Option<PathBuf>,
 }
@@ -136,10 +143,10 @@ pub fn list() -> Vec<(&'static str, String)> {
     tests.chain(GROUPS.iter().map(|(name, about)| (*name, (*about).to_owned()))).collect()
 }
 
-/// Runs what the options name.
+/// Runs the tests that the options select.
 ///
 /// # Errors
-/// Unknown names, a server that does not start or does not take the data.
+/// If a name is unknown, or a server does not start or does not accept the data.
 pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, BenchError> {
     let mut bench = Bench::new(options)?;
     if let Some(folder) = &options.targets {
@@ -175,6 +182,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, 
     if bench.is_named("start") && !options.seed_only {
         progress("start");
         bench.start()?;
+    }
+    let is_large = bench.is_named("memory") || bench.is_named("start");
+    if is_large && options.entries > 0 && options.url.is_none() {
+        bench.large_folder(progress)?;
     }
     Ok(bench.report)
 }
@@ -554,6 +565,62 @@ impl<'o> Bench<'o> {
         self.record("start, blobs", &blobs);
         self.record("start, refs", &refs);
         Ok(())
+    }
+
+    /// A folder that the program filled itself: HTTP would take hours.
+    fn large_folder(&mut self, progress: &mut dyn FnMut(&str)) -> Result<(), BenchError> {
+        let entries = if self.options.smoke { 30_000 } else { self.options.entries };
+        let what = format!("{entries} made-up entries");
+        let data = self.folder.path("large");
+        progress(&format!("making {what}"));
+        self.run_tool(&data, &["fill", &entries.to_string()])?;
+        progress("starting a server with them");
+        let peer = Peer::throng(&self.options.program, &data, &self.options.durability)?;
+        let start = Row::new(format!("start with {what}"), "s", Better::Lower, peer.start.as_secs_f64());
+        self.report.row(start.marks(10.0, 2.0));
+        progress("looking them up");
+        // A prime step reaches every part of the store.
+        let number = |request: u64| request.wrapping_mul(7_368_787) % entries / 3 * 3;
+        let plan = Plan {
+            addr: peer.addr,
+            pace: Pace::Closed { connections: CONNECTIONS },
+            window: Duration::from_secs(60),
+            count: entries.min(200_000),
+        };
+        let seen = engine::run(&plan, &peer.probe, &mut |request, out| {
+            let blob = IoHash::of(&number(request).to_le_bytes());
+            out.set_head(&self.head("GET", &self.blob_path(&blob), "", None));
+        })?;
+        self.report.threshold("made-up entries found = 100 %", seen.success(), seen.success() >= 1.0);
+        self.record("made-up entries", &seen);
+        self.resident(&format!("resident memory with {what}"), &peer, [512.0, 256.0]);
+        let open = peer.open_files("/segments/") as f64;
+        self.report.threshold("open segments at most 1,024", open, open <= 1024.0);
+        drop(peer);
+        progress("collecting what no ref reaches of them");
+        let peak = self.run_tool(&data, &["gc"])? as f64 / f64::from(1 << 20);
+        let row = Row::new(format!("memory of a collection of {what}"), "MiB", Better::Lower, peak);
+        self.report.row(row.marks(768.0, 384.0));
+        Ok(())
+    }
+
+    /// Runs `throng ddc` on a folder and gives its largest resident memory in bytes.
+    fn run_tool(&self, data: &Path, words: &[&str]) -> Result<u64, BenchError> {
+        let mut command = Command::new(&self.options.program);
+        command.args(["ddc", "--data"]).arg(data).args(words).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = Owned::spawn(&mut command)?;
+        let probe = Probe::new(Some(child.id()), None)?;
+        let mut peak = 0;
+        loop {
+            peak = peak.max(probe.memory().map_or(0, |memory| memory.peak_bytes));
+            match child.try_wait()? {
+                None => std::thread::sleep(Duration::from_millis(5)),
+                Some(status) if status.success() => return Ok(peak),
+                Some(status) => {
+                    return Err(BenchError::Unfit(format!("`throng ddc {}`: {status}", words.join(" "))));
+                }
+            }
+        }
     }
 
     // --- Targets of other load tools

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Owned, StartError};
 use crate::probe::{self, Probe};
 
-/// Time that a server has to become ready. Opening a million entries takes a while.
+/// Time that a server has to become ready. Opening millions of entries takes a while.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server under load.
@@ -90,7 +90,7 @@ impl Peer {
         Self::start(command, addr, program, &log)
     }
 
-    /// Starts an S3 server of files below `folder`, which asks nobody for a signature. The first
+    /// Starts an S3 server of files below `folder` that requires no signatures. The first
     /// part of a path is a bucket.
     pub(crate) fn s3(program: &str, folder: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: program.to_owned(), source };
@@ -131,6 +131,14 @@ impl Peer {
             }
             std::thread::sleep(Duration::from_micros(500));
         }
+    }
+
+    /// Files that it has open whose paths contain `part`.
+    pub(crate) fn open_files(&self, part: &str) -> usize {
+        let Some(child) = &self.child else { return 0 };
+        let files = std::fs::read_dir(format!("/proc/{}/fd", child.id()));
+        let paths = files.into_iter().flatten().flatten().filter_map(|file| file.path().read_link().ok());
+        paths.filter(|path| path.to_string_lossy().contains(part)).count()
     }
 
     /// Ends a server that was started here as a power cut of the process would.

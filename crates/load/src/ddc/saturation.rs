@@ -1,4 +1,4 @@
-//! Closed loops: what a server does when nothing else bounds it, beside others under the same load.
+//! Closed loops: the maximum throughput of a server, beside other servers under the same load.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Bench<'_> {
         self.disk()
     }
 
-    /// Starts the others that are installed and gives them the same files.
+    /// Starts the other servers that are installed, with the same files.
     fn peers(&mut self, progress: &mut dyn FnMut(&str)) -> Result<Peers, BenchError> {
         let mut peers = Peers { nginx: None, s3: None };
         if self.options.without_peers {

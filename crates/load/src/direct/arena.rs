@@ -1,4 +1,5 @@
-//! The game's rules: who is where, what an input does, what is replicated. No sockets and no clock.
+//! The game's rules: positions, the effect of inputs, and the replicated state. No sockets and no
+//! clock.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use super::character::{Character, HALF_SIDE, SIGHT, read_inputs, stepped};
 /// Inputs of one player that a frame applies: more would be faster than others.
 const INPUTS_PER_FRAME: u32 = 3;
 
-/// A player's place in the game.
+/// A player's state in the game.
 struct Seat {
     handle: Handle,
     body: Character,
@@ -76,7 +77,8 @@ impl Arena {
         self.seats.len()
     }
 
-    /// Applies the inputs that arrived since the last frame. What a packet repeats is applied once.
+    /// Applies the inputs that arrived since the last frame. Inputs that packets repeat are applied
+    /// once.
     pub(super) fn step(&mut self) {
         for seat in self.seats.values_mut() {
             seat.credit = INPUTS_PER_FRAME;

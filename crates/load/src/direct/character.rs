@@ -45,7 +45,7 @@ pub(super) fn write_input(out: &mut Vec<u8>, number: u32, heading: f32) {
     out.extend_from_slice(&heading.to_le_bytes());
 }
 
-/// Inputs in the order of their numbers; what is no number, or no whole input, is passed over.
+/// Inputs in the order of their numbers; invalid numbers and incomplete inputs are skipped.
 pub(super) fn read_inputs(bytes: &[u8]) -> impl Iterator<Item = (u32, f32)> {
     bytes.as_chunks::<INPUT_BYTES>().0.iter().filter_map(|[a, b, c, d, rest @ ..]| {
         let heading = f32::from_le_bytes(*rest);

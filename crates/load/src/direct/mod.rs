@@ -34,7 +34,8 @@ use character::HZ;
 use player::Player;
 
 const FRAME: Duration = Duration::from_nanos(1_000_000_000 / HZ as u64);
-/// Everything goes over this lane, unreliably: the library orders packets and mends losses itself.
+/// Everything goes over this lane, unreliably: the library orders packets and repairs losses
+/// itself.
 const LANE: Lane = Lane(0);
 /// Players that join in one frame: 1,500 a second.
 const JOINS_PER_FRAME: usize = 50;

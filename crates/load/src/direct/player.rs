@@ -1,4 +1,4 @@
-//! A simulated player: moves at once, and goes back when the server disagrees. No sockets and no
+//! A simulated player: moves at once, and is corrected if the server disagrees. No sockets and no
 //! clock.
 
 use throng_replication::{Classes, Client, ClientConfig, ClientEvent, Prediction, Replica, Replicate as _};
@@ -32,7 +32,7 @@ impl Player {
         }
     }
 
-    /// Looks at what changed; returns whether the server disagreed with the prediction.
+    /// Processes the changes; returns true if the server disagreed with the prediction.
     pub(super) fn reconcile(&mut self) -> bool {
         let mut changed = false;
         while let Some(event) = self.client.poll_event() {

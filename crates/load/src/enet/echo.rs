@@ -1,5 +1,5 @@
-//! Echo servers and real clients as processes of their own, so that their CPU time can be told from
-//! ours.
+//! Echo servers and real clients as separate processes, so that their CPU time is measured
+//! separately.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ const PEER_SOURCE: &str = include_str!("../../../../bench/peers/libenet/peer.c")
 
 /// Real clients in one process, each with a descriptor of its own: below a common limit of 20,000.
 const CLIENTS_PER_PROCESS: usize = 15_000;
-/// Longest wait for a line of theirs without a look at whether the run is to end.
+/// Longest wait for a line of a process without a check for the end of the run.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Loopback addresses that a process may use.
 const ADDRESSES_PER_PROCESS: usize = 2;
@@ -157,8 +157,8 @@ impl Peer {
         }
     }
 
-    /// Lets real clients play against `server`; `at` is called with the words "connected", "window"
-    /// and "end" when all processes have said them.
+    /// Runs real clients against `server`; `at` is called with "connected", "window" and "end" when
+    /// all processes have reported them.
     pub(crate) fn swarm(
         &self,
         server: SocketAddr,

@@ -1,4 +1,4 @@
-//! The groups that measure what one peer can do to the others.
+//! The groups that measure the effect of one peer on the others.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -88,7 +88,7 @@ impl Bench<'_> {
     }
 }
 
-/// Sends CONNECTs as a forger would, who never sees an answer: bytes sent and bytes that came back.
+/// Sends CONNECTs like a forger, who never sees an answer. Returns the bytes sent and received.
 fn unproven(server: SocketAddr, count: u16) -> std::io::Result<(u64, u64)> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_read_timeout(Some(Duration::from_millis(1_500)))?;

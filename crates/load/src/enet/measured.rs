@@ -1,4 +1,4 @@
-//! One window of one server: what its clients saw and what it cost.
+//! One window of one server: the results of its clients, and its cost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,17 @@ impl Measured {
         self.cpu.as_secs_f64() * 1e6 / pairs.max(1.0)
     }
 
-    /// Packets that did not come back although the server sent their echo.
+    /// Datagrams received for each packet that was delivered.
+    pub(super) fn in_per_echo(&self) -> f64 {
+        self.served.datagrams_in as f64 / self.served.packets_in.max(1) as f64
+    }
+
+    /// Datagrams sent for each packet that was delivered.
+    pub(super) fn out_per_echo(&self) -> f64 {
+        self.served.datagrams_out as f64 / self.served.packets_in.max(1) as f64
+    }
+
+    /// Packets whose echo the server sent and the client did not receive.
     pub(super) fn missing(&self) -> u64 {
         missing(self.seen.sent, self.seen.echoed, &self.served)
     }
@@ -70,7 +80,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// The same with real clients: what they saw, the share of a core that the server used, and its
+    /// The same with real clients: their results, the share of a core that the server used, and its
     /// counts.
     pub(super) fn measure_real(
         &mut self,
@@ -101,8 +111,8 @@ impl Bench<'_> {
         Ok(Some((seen, percent, served)))
     }
 
-    /// One window in peace and one beside `other`, which runs on a thread of its own until it is
-    /// told to stop.
+    /// One undisturbed window and one beside `other`, which runs on a thread of its own until it is
+    /// stopped.
     pub(super) fn beside<T: Send>(
         &mut self,
         name: &str,
@@ -186,7 +196,7 @@ pub(super) fn rise(before: &Measured, after: &Measured) -> f64 {
     (after / before.max(1e-9) - 1.0) * 100.0
 }
 
-/// Counts of a window; what is no count is taken from the end.
+/// Differences of counters over a window; gauges are taken from its end.
 fn difference(after: &Served, before: &Served) -> Served {
     Served {
         datagrams_in: after.datagrams_in.saturating_sub(before.datagrams_in),

@@ -60,12 +60,15 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// The groups and what they measure.
+/// The groups, with their measurements.
 pub const GROUPS: &[(&str, &str)] = &[
-    ("limit", "CPU per datagram pair beside a bare echo of the same datagrams; datagrams per echo"),
-    ("libenet", "4,000 real clients, 10 Hz: server CPU, round trips, losses; the library's server beside it"),
+    ("limit", "server CPU beside a bare echo of the same packets, five turns; datagrams per echo"),
+    (
+        "libenet",
+        "4,000 real clients, 10 Hz: server CPU, round trips, losses; the library beside it, five turns",
+    ),
     ("many", "real clients on one port, one packet a second each"),
-    ("lean", "increasing numbers of lean clients at 10 Hz"),
+    ("lean", "increasing numbers of lean clients at 10 Hz, with a socket each and with datagrams in runs"),
     ("idle", "CPU and memory by slots and idle peers"),
     ("connect", "500 clients at once while the game reads at 20 Hz"),
     ("tick", "4,000 clients at 10 Hz while the game reads at 20 Hz"),

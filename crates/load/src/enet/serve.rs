@@ -22,14 +22,14 @@ pub struct ServePlan {
     pub slots: usize,
     /// Threads.
     pub shards: u16,
-    /// Times per second at which the game's thread looks for events; zero echoes on the network
+    /// Times per second at which the game's thread polls events; zero echoes on the network
     /// threads.
     pub game_hz: u32,
     /// Shortest time between two rounds of a busy thread.
     pub interval: Duration,
     /// True if the kernel may segment and coalesce.
     pub segmentation: bool,
-    /// No ENet at all: datagrams go back as they come. The physical limit.
+    /// Without ENet: datagrams are returned unchanged, which is the physical limit.
     pub bare: bool,
 }
 

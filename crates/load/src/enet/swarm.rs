@@ -30,11 +30,11 @@ use crate::stats::Times;
 pub(crate) const LANES: u32 = 4;
 /// Every fifth packet is reliable.
 const RELIABLE_EVERY: u32 = 5;
-/// Distance of two looks at a client; it sends, resends and pings at these.
+/// Interval of a client's turns, at which it sends, resends and pings.
 const LOOK: Duration = Duration::from_millis(100);
 /// Looks are spread over as many slots, so that a slot is a millisecond.
 const SLOTS: usize = 100;
-/// Clients per local address: half of the ports that the system gives out by itself.
+/// Clients per local address: half of the ephemeral ports of the system.
 const CLIENTS_PER_ADDRESS: usize = 14_000;
 /// Descriptors left for everything that is no client.
 const DESCRIPTORS_KEPT: usize = 200;
@@ -51,9 +51,9 @@ const DATAGRAM_BYTES: usize = 4_096;
 const CLIENTS_PER_SOCKET: usize = PEER_ID_NONE as usize;
 /// Datagrams that wait for a shared socket before they are given to the kernel.
 const FLUSH_AT: usize = 64;
-/// Reads from one socket, of a datagram or a batch, before the clock has its turn again.
+/// Reads from one socket, each of a datagram or a batch, before the clock is read again.
 const READS_PER_STEP: usize = 4;
-/// The smallest packet that carries what is checked: client, number, time.
+/// The smallest packet with the checked fields: client, number, time.
 pub(crate) const PACKET_BYTES_MIN: usize = 16;
 
 /// Which clients share a socket.
@@ -61,8 +61,6 @@ pub(crate) const PACKET_BYTES_MIN: usize = 16;
 pub(crate) enum Sharing {
     /// None, as long as there are descriptors.
     None,
-    /// Thousands; each datagram goes its own way.
-    Single,
     /// Thousands; the kernel takes and gives their datagrams in runs.
     Runs,
 }
@@ -72,7 +70,7 @@ pub(crate) enum Sharing {
 pub(crate) struct SwarmPlan {
     pub(crate) server: SocketAddr,
     pub(crate) clients: usize,
-    /// Lanes asked for.
+    /// Requested number of lanes.
     pub(crate) lanes: u8,
     /// Bytes of a packet.
     pub(crate) bytes: usize,
@@ -97,14 +95,14 @@ pub(crate) struct Seen {
     pub(crate) failed: usize,
     /// From the first CONNECT of a batch to its last grant.
     pub(crate) batches: Vec<Duration>,
-    /// Packets sent in the window, and of these those that came back.
+    /// Packets sent in the window, and the number of them that were echoed.
     pub(crate) sent: u64,
     pub(crate) echoed: u64,
     /// Due time to arrival of the echo.
     pub(crate) rtt: Times,
     /// Due time to the time of sending.
     pub(crate) lateness: Times,
-    /// Packets that came back different, or to somebody else.
+    /// Packets that were echoed with changes, or to another client.
     pub(crate) wrong: u64,
     /// Packets that overtook another one of their lane.
     pub(crate) overtook: u64,
@@ -189,7 +187,7 @@ impl Swarm {
         let poller = Poller::new()?;
         let sockets = match plan.sockets {
             Sharing::None => Sockets::own(&plan)?,
-            Sharing::Single | Sharing::Runs => Sockets::shared(&plan)?,
+            Sharing::Runs => Sockets::shared(&plan)?,
         };
         let count = sockets.count();
         for index in 0..count {
@@ -229,7 +227,7 @@ impl Swarm {
         })
     }
 
-    /// Connects everybody, batch by batch.
+    /// Connects all clients, batch by batch.
     pub(crate) fn connect(&mut self) -> io::Result<()> {
         let step = self.plan.batch.max(1);
         let mut first = 0;
@@ -263,8 +261,8 @@ impl Swarm {
         Ok(())
     }
 
-    /// Lets the clients live for `time`. With `sends` they send; with `counts` what is due in this
-    /// time is counted.
+    /// Runs the clients for `time`. With `sends` they send; with `counts` the packets due in this
+    /// time are counted.
     pub(crate) fn live(&mut self, time: Duration, sends: bool, counts: bool) -> io::Result<()> {
         let now = clock::now_ns();
         let end = now + clock::nanoseconds(time);
@@ -329,7 +327,7 @@ impl Swarm {
         self.resend(index, now);
     }
 
-    /// Sends what is due again.
+    /// Resends packets whose timeout has passed.
     fn resend(&mut self, index: usize, now: u64) {
         let lanes = self.plan.lanes;
         let client = &mut self.clients[index];
@@ -481,7 +479,7 @@ impl Swarm {
         self.arrived = arrived;
     }
 
-    /// Gives a datagram to the client that it is for.
+    /// Passes a datagram to its client.
     fn sort(&mut self, socket: usize, datagram: &[u8], now: u64) {
         self.seen.datagrams_in += 1;
         self.seen.bytes_in += datagram.len() as u64;
@@ -568,7 +566,7 @@ impl Swarm {
         }
     }
 
-    /// Looks at a packet that came back.
+    /// Checks an echoed packet.
     fn check(&mut self, index: usize, lane: Option<u8>, packet: &[u8], now: u64) {
         let field = |at: usize| {
             packet.get(at..at + 4).and_then(|bytes| bytes.try_into().ok().map(u32::from_be_bytes))
@@ -627,8 +625,7 @@ impl Sockets {
     }
 
     fn shared(plan: &SwarmPlan) -> io::Result<Self> {
-        let segmentation = plan.sockets == Sharing::Runs;
-        let options = UdpOptions { segmentation, ..UdpOptions::default() };
+        let options = UdpOptions::default();
         let any = if plan.server.is_ipv4() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED)
         } else {
@@ -680,7 +677,7 @@ impl Sockets {
         }
     }
 
-    /// Takes what has arrived, one datagram or a batch; whether there may be more.
+    /// Reads one datagram or a batch. Returns true if there may be more.
     fn read(&mut self, index: usize, arrived: &mut Arrived) -> bool {
         arrived.ends.clear();
         match self {

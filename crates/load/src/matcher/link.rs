@@ -33,7 +33,7 @@ pub(crate) struct Link {
     frames: u64,
     notices: u64,
     bytes_in: u64,
-    /// Roles whose match is ready, and when that was heard, if somebody wants to know.
+    /// Roles whose match is ready with the time of the notification, if they are recorded.
     pub(super) matched: Option<Vec<(Vec<u8>, Instant)>>,
 }
 
@@ -151,7 +151,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads what comes for a time; nobody waits for an answer.
+    /// Reads incoming frames for a time, while no request is in flight.
     pub(super) fn read_for(&mut self, time: Duration) -> Result<(), RunError> {
         /// The kernel ends a wait up to an eighth of its length late.
         const STEP: Duration = Duration::from_millis(20);
@@ -178,7 +178,7 @@ impl Link {
         }
     }
 
-    /// Waits for bytes and gives every whole answer to `answer`; decodes notifications on the way.
+    /// Waits for bytes, passes every complete response to `answer`, and decodes notifications.
     pub(super) fn receive(&mut self, answer: &mut OnAnswer<'_>) -> Result<(), RunError> {
         if self.have == self.input.len() {
             self.input.resize(2 * self.have, 0);

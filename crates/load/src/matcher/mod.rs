@@ -242,7 +242,7 @@ pub fn run(plan: &Plan) -> Result<TestReport, RunError> {
 }
 
 impl TestReport {
-    /// The published line, and what the reference does not say.
+    /// The line in the published form, and lines with further figures.
     #[must_use]
     pub fn lines(&self) -> String {
         let mut out = format!(

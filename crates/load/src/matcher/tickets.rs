@@ -1,4 +1,4 @@
-//! The tickets suite: what a queue of many thousands costs, seen from outside.
+//! The tickets suite: the cost of a queue with many thousands of tickets, measured from outside.
 //!
 //! A queue with long ticks is filled between two of them; what the matcher's process uses around
 //! the tick is the tick's CPU time. The rules are those of a ranked five against five.
@@ -19,14 +19,14 @@ use crate::report::{Better, Row};
 const WINDOW: usize = 512;
 /// Longest tick that a rule set may have: a pool is filled between two.
 const LONG_TICK: Duration = Duration::from_secs(10);
-/// Ticks of which the median counts: what one takes varies with what else uses the machine's
-/// caches.
+/// Number of ticks whose median counts; the time of one varies with the use of the machine's caches
+/// by others.
 const ROUNDS: usize = 5;
 /// A queue is filled until so long before a tick,
 const FILL_ENDS: Duration = Duration::from_millis(500);
 /// in steps of this length.
 const FILL_STEP: Duration = Duration::from_millis(10);
-/// Time that a tick's work may take. Seats that nobody takes end after it and before the next.
+/// Time limit of a tick's work. Unclaimed seats expire after it and before the next tick.
 const TICK_WORK: Duration = Duration::from_secs(4);
 /// A process that uses less than [`REST_CPU`] of CPU in this time has done its work: a resting
 /// server uses some 0.1 ms.
@@ -35,7 +35,7 @@ const REST_CPU: Duration = Duration::from_millis(1);
 /// New tickets per second in the steady part.
 const ARRIVALS: u64 = 5_000;
 
-/// A row of which less is better.
+/// A row in which less is better.
 fn most(what: impl Into<String>, value: f64, unit: &'static str, floor: f64, aim: f64) -> Row {
     Row::new(what, unit, Better::Lower, value).marks(floor, aim)
 }
@@ -104,9 +104,10 @@ impl Refused {
 /// Why tickets cannot match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hopeless {
-    /// Parties of four: no two fit on a side of five, and nobody comes to fill it.
+    /// Parties of four: two do not fit on a side of five, and there are no single players to fill
+    /// it.
     Sizes,
-    /// Everybody deals damage, and a side needs a healer.
+    /// All players deal damage, and a side needs a healer.
     Role,
     /// Each is out of the range of all others.
     Range,
@@ -161,7 +162,7 @@ impl Suite {
         Err(RunError::Refused { test, step, status: reasons(&self.refused.by_status), message })
     }
 
-    /// A ticket's request: a party of a size, everybody near one region.
+    /// Encodes a ticket: a party of a given size, with all players near one region.
     fn create(&mut self, queue: &str, size: u64, hopeless: Option<Hopeless>) -> Vec<u8> {
         let skill = match hopeless {
             Some(Hopeless::Range) => self.next.to_string(),
@@ -195,7 +196,8 @@ impl Suite {
         (self.seed >> 33) as f64 / (1_u64 << 31) as f64
     }
 
-    /// Makes requests, at most a window of them in flight, and gives every answer to `answered`.
+    /// Sends requests, with at most a window of them in flight, and passes every response to
+    /// `answered`.
     fn each(
         &mut self,
         requests: impl Iterator<Item = (u16, Vec<u8>)>,
@@ -291,7 +293,7 @@ impl Suite {
         Ok((after - before).as_secs_f64() * 1e3)
     }
 
-    /// Reads what comes for a time.
+    /// Reads incoming frames for a time.
     fn idle(&mut self, time: Duration) -> Result<(), RunError> {
         self.link.read_for(time)
     }
@@ -450,12 +452,12 @@ impl Suite {
     }
 }
 
-/// A walk through memory in no order: what a tick over tickets that no cache holds is bound by, and
-/// what differs most from hour to hour on a machine that others share.
+/// A random walk through memory. It measures the latency that bounds a tick over uncached tickets,
+/// and that varies most from hour to hour on a shared machine.
 struct Walk(Vec<u32>);
 
 impl Walk {
-    /// Twice what a large cache of the last level holds.
+    /// Twice the size of a large last-level cache.
     const BYTES: usize = 64 << 20;
     const LOADS: u32 = 500_000;
 

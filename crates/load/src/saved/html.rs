@@ -1,4 +1,4 @@
-//! A report as one page that needs nothing else: no script, no font, no network.
+//! A report as one self-contained page: no script, no font, no network.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Small charts as SVG text, for pages that need nothing else.
+//! Small charts as SVG, for self-contained pages.
 
 use std::fmt::Write as _;
 

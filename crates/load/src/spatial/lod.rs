@@ -1,4 +1,4 @@
-//! Rates by distance: the published table, and what it promises for a world as it is.
+//! Rates by distance: the published table, and the deliveries that it promises for a world.
 
 use super::oracle::Oracle;
 
@@ -23,7 +23,7 @@ pub(crate) const TABLE: [Rate; BANDS] = [
 ];
 
 /// A pair counts for a band from this far inside it, in metres: rates follow positions, and
-/// positions come in steps.
+/// positions change in steps.
 const BORDER_METRES: f32 = 0.5;
 
 /// The band that two places are judged by.
@@ -32,8 +32,8 @@ pub(crate) fn band(one: (f32, f32), other: (f32, f32)) -> usize {
     TABLE.iter().position(|rate| distance < rate.metres).unwrap_or(BANDS - 1)
 }
 
-/// Adds what `seconds` of the world as it is now should deliver, by band, when everyone sees
-/// everyone.
+/// Adds the deliveries due in `seconds` of the current world, by band, if all players see each
+/// other.
 pub(crate) fn expect(oracle: &Oracle, seconds: f64, expected: &mut [f64; BANDS]) {
     let places: Vec<(f32, f32)> =
         oracle.entities[..oracle.count()].iter().map(super::oracle::Entity::place).collect();

@@ -1,8 +1,8 @@
-//! True state of the world: written by the thread of the game servers, read by players and by the
-//! judge.
+//! True state of the world, written by the thread of the game servers and read by players and by
+//! the judge.
 //!
-//! Only bookkeeping reads it. Nothing a player or server does depends on it, so it cannot hide what
-//! the gateway forgets.
+//! Only measurements read it. No action of a player or server depends on it, so it cannot hide a
+//! loss in the gateway.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -41,8 +41,8 @@ impl Entity {
         }
     }
 
-    /// A new server goes on from update `sequence`: what its predecessor sent after that came too
-    /// late to count.
+    /// A new server continues from update `sequence`; later updates of its predecessor do not
+    /// count.
     pub(crate) fn resume(&self, sequence: u32) {
         self.sent.fetch_min(sequence, Ordering::Relaxed);
         self.window_last.fetch_min(sequence, Ordering::Relaxed);

@@ -50,8 +50,8 @@ pub(crate) fn svg(outcome: &WorldReport) -> Option<String> {
     Some(picture.out)
 }
 
-/// The player whose interest is shown: whoever went through most cells, over a border between
-/// servers if possible.
+/// The player whose interest is shown: the one who crossed most cells, if possible with a border
+/// between servers.
 fn hero(tape: &Tape, people: usize) -> usize {
     let mut score = vec![0u32; people];
     for step in &tape.steps {

@@ -63,7 +63,7 @@ pub(crate) struct PlayersCounts {
     pub(crate) expected: u64,
     /// Deliveries by distance band.
     pub(crate) bands: [Band; lod::BANDS],
-    /// Updates that came twice.
+    /// Updates received twice.
     pub(crate) repeated: u64,
     /// Players that have had the state of everyone.
     pub(crate) complete: u64,
@@ -72,7 +72,7 @@ pub(crate) struct PlayersCounts {
     pub(crate) complete_ns: u64,
     /// Subscriptions to characters that are open.
     pub(crate) subscriptions: u64,
-    /// Handovers that players were told of.
+    /// Handovers that players were notified of.
     pub(crate) handovers: u64,
 }
 
@@ -108,8 +108,8 @@ pub(crate) struct Views {
     /// Players whose view is exactly the characters of their cells, each in its newest state.
     pub(crate) equal: usize,
     pub(crate) players: usize,
-    /// Characters seen that are elsewhere, characters in sight that are not seen, and those seen in
-    /// an old state.
+    /// Characters seen at a wrong position (ghosts), characters in sight that are not seen, and
+    /// characters seen in an old state.
     pub(crate) ghosts: u64,
     pub(crate) unseen: u64,
     pub(crate) stale: u64,
@@ -159,10 +159,10 @@ enum State {
 enum Tie {
     #[default]
     None,
-    /// Asked for.
+    /// Requested, and not yet confirmed.
     Asked,
     Subscribed,
-    /// Subscribed, and asked to end it.
+    /// Subscribed, with a pending unsubscription.
     Leaving,
 }
 
@@ -171,11 +171,11 @@ enum Tie {
 struct Seen {
     tie: Tie,
     band: u8,
-    /// The cell it was last said to be in.
+    /// Cell of the character, as last received.
     cell: u32,
     /// The first update that this subscription should bring; 0 until it is known.
     from: u32,
-    /// If nothing comes, updates are missing from this one on.
+    /// First missing update, if none arrives.
     at_latest: u32,
     /// The newest update seen.
     newest: u32,
@@ -293,7 +293,7 @@ impl<'a> Players<'a> {
         }
     }
 
-    /// Inputs go to the channel of the player's character, whoever owns it.
+    /// Sends an input to the channel of the player's character, regardless of its owner.
     fn send_input(&mut self, index: usize, due: u64) {
         let player = &mut self.players[index];
         let (State::Ready, Some(link), Some(own)) = (player.state, &mut player.link, player.own) else {
@@ -620,7 +620,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A character's state. Every update counts once, whatever else came with it.
+    /// Handles a character's state. Every update counts once, also if it arrives with others.
     fn update(&mut self, entity: u32, value: &[u8]) {
         self.counts.base.updates_in += 1;
         let Some(Glance { sent_ns, sequence, full }) = avatar::glance(value) else {

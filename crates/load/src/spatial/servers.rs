@@ -1,4 +1,4 @@
-//! The simulated game servers: one that lets players in, and those that own the cells.
+//! The simulated game servers: one that admits players, and those that own the cells.
 //!
 //! All of them live on one thread, each with its own connection, and each simulates 30 frames a
 //! second of the characters that it has authority over. Authority comes and goes only by messages
@@ -90,7 +90,7 @@ pub struct ServersCounts {
     pub lateness: Times,
     /// Characters that walked from one cell to another inside the window.
     pub crossings: u64,
-    /// Handovers inside the window, as the servers of the destination cells were told.
+    /// Handovers inside the window, as received by the servers of the destination cells.
     pub handovers: u64,
     /// Of these, how many went from one server to another.
     pub server_handovers: u64,
@@ -148,16 +148,16 @@ enum State {
     LoggingIn,
     /// The first server waits for GLOBAL, the others for their cells.
     Claiming,
-    /// Has what it wants and waits for the other servers.
+    /// Has its cells and waits for the other servers.
     Waiting,
     Running,
-    /// Returned, and being told what it had.
+    /// Returned, and receiving its recovery data.
     Recovering,
     /// Crashed; the connection is gone.
     Down,
 }
 
-/// One connection and what it is for.
+/// One connection and its purpose.
 struct Server {
     index: usize,
     link: Option<Link>,
@@ -183,7 +183,7 @@ struct Character {
     cell: u32,
     /// Index of the server with authority, plus one; 0 for none.
     authority: usize,
-    /// The same of a former server that has not been told yet that it has lost the character.
+    /// The same for a former server that has not yet been notified of the loss of the character.
     former: usize,
     /// Due time of the update that moved it out of its cell.
     crossed_ns: u64,
@@ -201,7 +201,7 @@ struct Servers<'a> {
     terrain: Terrain,
     rng: Rng,
     characters: Vec<Character>,
-    /// Characters asked for and not there yet.
+    /// Requested characters that do not exist yet.
     expected: HashMap<u32, Character>,
     /// Connections heard to log in, in order, and where they start.
     newcomers: Vec<(u32, f32, f32)>,

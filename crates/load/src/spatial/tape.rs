@@ -5,10 +5,10 @@ use super::terrain::Terrain;
 
 /// Snapshots per second. A browser fills in the rest.
 pub(crate) const SNAPSHOTS_PER_SECOND: u64 = 4;
-/// Longest record: a loop of this many seconds shows what there is to see.
+/// Longest recording, in snapshots; a loop of this length shows the world well enough.
 const SNAPSHOTS_MAX: usize = 8 * SNAPSHOTS_PER_SECOND as usize + 1;
 
-/// One look at everyone.
+/// Positions of all characters at one time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     /// Since the first one.

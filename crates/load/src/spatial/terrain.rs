@@ -1,4 +1,4 @@
-//! The ground that simulated game servers share: obstacles, and who stands where.
+//! Terrain shared by the simulated game servers: obstacles, and the positions of characters.
 //!
 //! Every character occupies one square metre. Walking into an obstacle, the edge of the map or
 //! somebody else turns it around, whichever server simulates the other one: a world without seams
@@ -9,7 +9,8 @@ use throng_stdx::Rng;
 /// Frames simulated per second, by every server.
 pub(crate) const FRAMES_PER_SECOND: u32 = 30;
 const FRAME_SECONDS: f32 = 1.0 / FRAMES_PER_SECOND as f32;
-/// Side of an obstacle in metres: larger than the way of one frame, so nobody tunnels through it.
+/// Side of an obstacle in metres: larger than the distance covered in one frame, so no character
+/// tunnels through it.
 pub(crate) const OBSTACLE_METRES: f32 = 2.0;
 /// Share of the squares inside the wall that are obstacles.
 const OBSTACLE_SHARE: f64 = 0.08;
@@ -24,7 +25,7 @@ pub(crate) struct Terrain {
     /// Obstacles along one side, and row by row; the border is one closed wall.
     side: usize,
     obstacles: Vec<bool>,
-    /// Square metres along one side, and who stands on each: index + 1, 0 for nobody.
+    /// Square metres along one side, and the character on each: index + 1, or 0 for none.
     places: usize,
     standing: Vec<u32>,
 }
@@ -89,7 +90,7 @@ impl Terrain {
         })
     }
 
-    /// True if an obstacle stands at a position; there is one everywhere off the map.
+    /// True if there is an obstacle at a position; everything off the map is one.
     pub(crate) fn blocked(&self, x: f32, z: f32) -> bool {
         let square = |metres: f32| {
             let square = (metres / OBSTACLE_METRES).floor();
@@ -101,7 +102,7 @@ impl Terrain {
         }
     }
 
-    /// A free place somewhere on the map.
+    /// Returns a free position on the map.
     pub(crate) fn free_place(&self, rng: &mut Rng) -> (f32, f32) {
         loop {
             let x = (rng.f64() * f64::from(self.side_metres)) as f32;
@@ -122,14 +123,16 @@ impl Terrain {
         self.place(x, z).map_or(0, |place| self.standing[place])
     }
 
-    /// Puts character `index` where `body` is. Two may share a place until one walks on.
+    /// Places character `index` at the position of `body`. Two may share a position until one
+    /// moves.
     pub(crate) fn enter(&mut self, index: u32, body: &Body) {
         if let Some(place) = self.place(body.x, body.z) {
             self.standing[place] = index + 1;
         }
     }
 
-    /// Moves `body` by one frame; whoever meets something stays and turns away at a random angle.
+    /// Moves `body` by one frame. A character that meets an obstacle or another character stops and
+    /// turns away at a random angle.
     pub(crate) fn step(&mut self, index: u32, body: &mut Body, rng: &mut Rng) {
         let [across, along] = body.velocity();
         let (x, z) = (body.x + across * FRAME_SECONDS, body.z + along * FRAME_SECONDS);

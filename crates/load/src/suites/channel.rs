@@ -78,8 +78,7 @@ pub(super) fn single(context: &Context<'_>) -> Result<Report, BenchError> {
 /// minutes.
 const CPU_PAIRS: usize = 3;
 
-/// The rows about CPU, from the run at 100 players (or whatever the first run was) and its
-/// repetitions.
+/// The rows about CPU, from the run at 100 players (or else the first run) and its repetitions.
 fn judge_cpu(context: &Context<'_>, report: &mut Report, outcome: &EngineReport) -> Result<(), BenchError> {
     let players = outcome.players;
     // CPU that was not spent because nothing was delivered is no achievement.

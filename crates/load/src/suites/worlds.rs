@@ -10,7 +10,7 @@ use crate::report::{Better, Report, Row, Run};
 use crate::spatial::{self, Grid, Layout, WorldReport, picture};
 
 const PUBLISHED: &str = "published by the reference, 8-core allowance";
-/// Players for which the publication gives a tick and a memory figure.
+/// Number of players of the published tick and memory figures.
 const TICK_PLAYERS: usize = 130;
 /// Players for which the memory mark is.
 const MEMORY_PLAYERS: usize = 1_000;
@@ -119,7 +119,7 @@ pub(super) fn entity_lod(context: &Context<'_>) -> Result<Report, BenchError> {
     Ok(report)
 }
 
-/// A small grid that everybody sees all of: every handover has every player as its audience.
+/// A small grid of which every player sees all, so every handover is sent to every player.
 const HANDOVER_GRID: Grid = Grid { columns: 4, server_columns: 2, cell_metres: 10.0 };
 
 pub(super) fn handover(context: &Context<'_>) -> Result<Report, BenchError> {
@@ -165,7 +165,7 @@ pub(super) fn swarm(
         sample_interval: Duration::from_secs(1),
         ..context.world_plan(&server, swarm.players, world)
     };
-    let name = "players come in";
+    let name = "players connect";
     context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
     let outcome = spatial::run(&plan, &server.probe, &mut |sample| {
         context.progress.borrow_mut().sample(sample);

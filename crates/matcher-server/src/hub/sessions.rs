@@ -1,4 +1,4 @@
-//! Sessions of the hub: who reads which stream, and how notices come to them.
+//! Sessions of the hub: their streams, and the delivery of notices.
 
 use throng_matcher::check_server_name;
 use throng_wire::matcher::{FrameSplit, PROTOCOL_VERSION, Reader as Body, Status, split};

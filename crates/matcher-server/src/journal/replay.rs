@@ -1,4 +1,4 @@
-//! Reading a journal back: what comes of it, and where it ends.
+//! Replay of a journal: its result and its end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The lease of the area, in a bucket of the bus.
 //!
-//! The rules are those of [`throng_cluster`]; here are the bucket behind them and the clock.
+//! The rules are those of [`throng_cluster`]; this module provides the bucket and the clock.
 
 use std::time::Duration;
 

@@ -94,7 +94,7 @@ pub enum NatsError {
     #[error("the bucket `{0}` cannot be used; it needs JetStream: {1}")]
     Bucket(String, String),
     /// Another matcher serves the area with a state of its own.
-    #[error("the area was taken over by {0}; the state of this matcher is history")]
+    #[error("the area was taken over by {0}; the state of this matcher is obsolete")]
     Replaced(String),
 }
 
@@ -342,7 +342,10 @@ impl Shared {
         };
         let srv = head(header::SERVER);
         if check_server_name(srv).is_err() || srv.contains(|c: char| c.is_whitespace() || "*>".contains(c)) {
-            return refusal(Status::Invalid, "the server's id is too long, or cannot stand in a subject");
+            return refusal(
+                Status::Invalid,
+                "the server's id is too long, or contains characters that a subject cannot have",
+            );
         }
         let Some(scope) = self.tokens.scope(head(header::TOKEN), srv) else {
             return refusal(Status::Unauthenticated, "no such token for this server; send Throng-Token");

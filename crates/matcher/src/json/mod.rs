@@ -1,4 +1,4 @@
-//! Bodies between JSON and protobuf, guided by the catalogue: a new method needs nothing here.
+//! Bodies between JSON and protobuf, guided by the catalogue: a new method needs no code here.
 //!
 //! Free-form values pass through as the text they were sent as, in both directions.
 

@@ -1,4 +1,4 @@
-//! Who is tried next.
+//! Order in which tickets are tried as anchors.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! When tickets of a queue relax or time out.
+//! Times at which tickets of a queue relax or time out.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};

@@ -1,4 +1,4 @@
-//! Tickets that search: ordered by the main number, so that a search looks at near ones only.
+//! Searching tickets, ordered by the main number, so that a search examines near ones only.
 
 use std::collections::{BTreeMap, VecDeque};
 

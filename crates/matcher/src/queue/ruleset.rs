@@ -1,4 +1,5 @@
-//! Rule sets as written: what a match of a queue must be, and how that relaxes while players wait.
+//! Rule sets as written: the conditions of a queue's matches, and their relaxation with the waiting
+//! time.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! A draft of a rule set tried on a copy of a queue's pool: what it and the rules in force would do
-//! with it.
+//! Trial of a draft of a rule set and of the active rules on a copy of a queue's pool.
 //!
 //! The copy is made on the matcher's thread, by steps, and changes nothing; what comes of it is
 //! worked out by two matchers of their own, wherever the caller likes. They do what the real one

@@ -1,4 +1,4 @@
-//! What is asked about tickets: they are made, cancelled and looked at.
+//! Requests about tickets: create, cancel, get, list.
 
 use smallvec::SmallVec;
 use throng_wire::matcher::{Status, write_bytes, write_nested};
@@ -128,7 +128,7 @@ impl Matcher {
         let Some(player) = self.people.player(role) else { return Ok(()) };
         let player = &self.people.players[player];
         if player.cooldown_until > self.now {
-            let message = "the player declined a match lately";
+            let message = "the player declined a match recently";
             let until = player.cooldown_until.to_string();
             return Err(Problem::new(Status::Cooldown, message).with("Until", until));
         }

@@ -130,7 +130,7 @@ impl Endpoint {
         pacing: Pacing,
         config: Config,
     ) -> Result<Self, OpenError> {
-        Self::guarded(clock, addr, udp, pacing, config, Guard::None)
+        Self::guarded(clock, bind(addr, udp)?, pacing, config, Guard::None)
     }
 
     /// A server's, behind a gate: who has no token gets no further, unless [`GateConfig::plain`]
@@ -148,7 +148,7 @@ impl Endpoint {
         gate: GateConfig,
     ) -> Result<Self, OpenError> {
         let gate = Gate::new(clock.now(), gate);
-        Self::guarded(clock, addr, udp, pacing, config, Guard::of(gate))
+        Self::guarded(clock, bind(addr, udp)?, pacing, config, Guard::of(gate))
     }
 
     /// A client's, on its way through the gate of `server` with a token; any address and port of
@@ -166,18 +166,16 @@ impl Endpoint {
         token: &ConnectToken,
     ) -> Result<Self, OpenError> {
         let guard = Guard::entry(clock.now(), Some(token), server, entropy()?);
-        Self::guarded(clock, crate::udp::any_address(server), udp, pacing, config, guard)
+        Self::guarded(clock, bind(crate::udp::any_address(server), udp)?, pacing, config, guard)
     }
 
     pub(super) fn guarded(
         clock: Clock,
-        addr: SocketAddr,
-        udp: &UdpOptions,
+        port: UdpPort,
         pacing: Pacing,
         config: Config,
         guard: Guard,
     ) -> Result<Self, OpenError> {
-        let port = UdpPort::bind(addr, udp).map_err(|source| OpenError::Socket { addr, source })?;
         let host = Host::new(clock.now(), guard.fit(config))?;
         let epoll = Epoll::new()?;
         let waker = Waker::new()?;
@@ -209,7 +207,7 @@ impl Endpoint {
     /// round.
     ///
     /// # Errors
-    /// When the socket itself failed, which a working system does not do.
+    /// The socket itself failed, which a working system does not do.
     pub fn turn(&mut self, deadline: Option<Instant>, on_round: impl FnOnce(&mut Host)) -> io::Result<()> {
         self.turn_guarded(deadline, |host, _| on_round(host))
     }
@@ -345,6 +343,10 @@ impl Endpoint {
         self.busy = self.port.stats().datagrams_in != before;
         Ok(())
     }
+}
+
+fn bind(addr: SocketAddr, udp: &UdpOptions) -> Result<UdpPort, OpenError> {
+    UdpPort::bind(addr, udp).map_err(|source| OpenError::Socket { addr, source })
 }
 
 impl std::fmt::Debug for Endpoint {

@@ -1,12 +1,18 @@
 //! The layer between a socket and a host: nothing, or the sealed layer of [`throng_enet::secure`].
 
+use std::io;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use throng_enet::secure::{ConnectToken, Entry, Gate, GateConfig, GateStats, Identity, Opened, SEAL_BYTES};
+use throng_enet::secure::{
+    Claim, ConnectToken, Entry, Gate, GateConfig, GateStats, Identity, Ledger, Opened, SEAL_BYTES,
+    UsedTokens, Verdict,
+};
 use throng_enet::{Config, Host, PeerId, Transmit};
 use throng_stdx::Instant;
 
+use super::entropy;
 use crate::udp::UdpPort;
 
 /// Datagrams kept while a client is not in yet: its CONNECT, and once more.
@@ -24,10 +30,6 @@ pub(super) enum Guard {
 }
 
 impl Guard {
-    pub(super) fn gate(now: Instant, config: Option<GateConfig>) -> Self {
-        config.map_or(Self::None, |config| Self::of(Gate::new(now, config)))
-    }
-
     pub(super) fn of(gate: Gate) -> Self {
         Self::Gate { gate: Box::new(gate), answers: Vec::new(), scratch: Vec::new() }
     }
@@ -162,5 +164,34 @@ impl Guard {
             Self::Gate { gate, .. } => *gate.stats(),
             _ => GateStats::default(),
         }
+    }
+}
+
+/// Makes the guards of all sockets of a port: without gates, or with one each that know the tokens
+/// which any of them has seen.
+pub(super) struct Gates(Option<(GateConfig, SharedTokens)>);
+
+/// Locked only when a client gets in.
+#[derive(Clone)]
+struct SharedTokens(Arc<Mutex<UsedTokens>>);
+
+impl Ledger for SharedTokens {
+    fn claim(&mut self, unix_s: u64, claim: &Claim) -> Verdict {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).claim(unix_s, claim)
+    }
+}
+
+impl Gates {
+    pub(super) fn new(config: Option<GateConfig>) -> io::Result<Self> {
+        let Some(config) = config else { return Ok(Self(None)) };
+        let used = UsedTokens::new(config.tokens_max, entropy()?);
+        Ok(Self(Some((config, SharedTokens(Arc::new(Mutex::new(used)))))))
+    }
+
+    pub(super) fn guard(&self, now: Instant) -> io::Result<Guard> {
+        let Some((config, used)) = &self.0 else { return Ok(Guard::None) };
+        // Two gates with one seed would seal different challenges under the same key and nonce.
+        let config = GateConfig { seed: entropy()?, ..config.clone() };
+        Ok(Guard::of(Gate::with_ledger(now, config, Box::new(used.clone()))))
     }
 }

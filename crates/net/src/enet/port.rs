@@ -1,8 +1,9 @@
-//! A listener's socket with its host, and where its peers are served.
+//! A listener's socket with its host, and the assignment of its peers.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use throng_enet::{Host, PeerId};
 use throng_stdx::Instant;
@@ -33,8 +34,21 @@ pub(super) struct Port {
     pub(super) watched: Vec<PeerId>,
     /// No new peers; the socket stays for those there are.
     pub(super) closing: bool,
+    /// The sockets of the listener, if it has several.
+    pub(super) group: Option<Arc<Group>>,
+    /// Loop that accepts the new peers, if it is another: its inbox, and the place of its port.
+    pub(super) front: Option<(Arc<Inbox>, usize)>,
     /// The kernel's send buffer is full.
     pub(super) blocked: bool,
+}
+
+/// Sockets of one listener on several loops.
+pub(super) struct Group {
+    /// The listener is closed.
+    pub(super) closing: AtomicBool,
+    /// Copies of the descriptors, so that no socket goes before the last loop does: the kernel
+    /// would give the peers of all of them to others.
+    pub(super) _sockets: Vec<OwnedFd>,
 }
 
 pub(super) struct Route {
@@ -60,6 +74,15 @@ pub(super) enum SocketLocation {
 }
 
 impl Port {
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing || self.group.as_ref().is_some_and(|group| group.closing.load(Ordering::Acquire))
+    }
+
+    /// Nothing needs the port any more. Sockets of a group stay.
+    pub(super) fn is_over(&self) -> bool {
+        self.closing && self.routes.is_empty() && self.group.is_none()
+    }
+
     pub(super) fn send(&mut self, now: Instant, buf: &mut Vec<u8>) {
         // A socket that has failed altogether sends nothing; its peers time out.
         self.blocked = !self.udp.flush().unwrap_or(true);

@@ -8,15 +8,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use throng_enet::secure::{Claim, Gate, GateConfig, Identity, Ledger, UsedTokens, Verdict};
+use throng_enet::secure::{GateConfig, Identity};
 use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError};
 use throng_stdx::Instant;
 
-use super::guard::Guard;
+use super::guard::Gates;
 use super::{Endpoint, HostCounters, OpenError, Pacing, TOO_SLOW, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
-use crate::udp::UdpOptions;
+use crate::udp::{UdpOptions, UdpPort};
 
 /// Requests of the application that are handed over without waiting for [`Server::flush`].
 const ORDERS_PER_POST: usize = 1_024;
@@ -183,16 +183,13 @@ impl Server {
         mut config: impl FnMut(u128) -> Config,
     ) -> Result<Self, OpenError> {
         let clock = Clock::start();
-        let count = options.shards.max(1);
-        let udp = UdpOptions { shared: count > 1 || options.udp.shared, ..options.udp.clone() };
-        let (mut addr, mut endpoints) = (addr, Vec::new());
-        let gates = options.gate.as_ref().map(|gate| Gates::new(gate.clone())).transpose()?;
-        // All sockets before the first datagram is read: their number decides where a peer goes.
-        for _ in 0..count {
-            let guard = gates.as_ref().map_or(Ok(Guard::None), |gates| gates.guard(clock.now()))?;
-            let endpoint = Endpoint::guarded(clock, addr, &udp, options.pacing, config(entropy()?), guard)?;
-            addr = endpoint.port().local_addr();
-            endpoints.push(endpoint);
+        let ports = UdpPort::bind_all(addr, &options.udp, usize::from(options.shards.max(1)))
+            .map_err(|source| OpenError::Socket { addr, source })?;
+        let (addr, mut endpoints) = (ports[0].local_addr(), Vec::new());
+        let gates = Gates::new(options.gate.clone())?;
+        for port in ports {
+            let guard = gates.guard(clock.now())?;
+            endpoints.push(Endpoint::guarded(clock, port, options.pacing, config(entropy()?), guard)?);
         }
         let arrivals = Arc::new(Arrivals::default());
         let mut server = Self { addr, shards: Vec::new(), turn: 0, identity: None, arrivals };
@@ -465,35 +462,6 @@ impl Worker {
             },
             Order::Configure(change) => change(host),
         }
-    }
-}
-
-/// The gates of a server's shards, with the tokens that any of them has seen.
-struct Gates {
-    config: GateConfig,
-    used: SharedTokens,
-}
-
-/// Asked only when somebody gets in.
-#[derive(Clone)]
-struct SharedTokens(Arc<Mutex<UsedTokens>>);
-
-impl Ledger for SharedTokens {
-    fn claim(&mut self, unix_s: u64, claim: &Claim) -> Verdict {
-        lock(&self.0).claim(unix_s, claim)
-    }
-}
-
-impl Gates {
-    fn new(config: GateConfig) -> io::Result<Self> {
-        let used = UsedTokens::new(config.tokens_max, entropy()?);
-        Ok(Self { config, used: SharedTokens(Arc::new(Mutex::new(used))) })
-    }
-
-    fn guard(&self, now: Instant) -> io::Result<Guard> {
-        // Two gates with one seed would seal different challenges under the same key and nonce.
-        let config = GateConfig { seed: entropy()?, ..self.config.clone() };
-        Ok(Guard::of(Gate::with_ledger(now, config, Box::new(self.used.clone()))))
     }
 }
 

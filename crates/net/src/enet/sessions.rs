@@ -1,8 +1,10 @@
 //! ENet peers as connections of an event loop.
 //!
-//! A listener is one [`Host`] on one socket, both of which stay with the loop that opened them: the
-//! port's owner. A connection that was handed to another loop is served there through letters:
+//! A listener is a [`Host`] and a socket on each of some loops, which stay there: the port's owner.
+//! The first of the loops accepts the peers of all. A connection that was handed to another loop is
+//! served there through letters:
 //! ```text
+//!   owner loop:  socket ─▶ Host ─▶ Letter::Newcomer ─▶ inbox of the loop that accepts
 //!   owner loop:  socket ─▶ Host ─▶ connection here, or ─▶ Letter::Data, Ended, Room ─▶ inbox of the loop that has it
 //!   other loop:  Letter::Write, Finish, Close, Moved ─▶ owner's inbox ─▶ Host ─▶ socket
 //! ```
@@ -14,7 +16,7 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slab::Slab;
@@ -22,8 +24,8 @@ use throng_enet::{Bytes, Config, Delivery, Event, Host, PeerId, Reason};
 use throng_stdx::Instant;
 
 use super::envelope::Envelope;
-use super::guard::Guard;
-use super::port::{Port, Progress, Route, SocketLocation};
+use super::guard::{Gates, Guard};
+use super::port::{Group, Port, Progress, Route, SocketLocation};
 use super::{HostCounters, entropy};
 use crate::config::{ConnectSpec, ListenerSpec};
 use crate::event_loop::{ConnKey, Waker};
@@ -54,12 +56,13 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(30);
 
 /// Letters between loops about connections.
 pub(super) enum Letter {
+    Newcomer { listener: usize, conn: Box<EnetConn> },
     Data { key: ConnKey, bytes: Bytes },
     Ended { key: ConnKey, cause: CloseCause },
     Room { key: ConnKey },
     Write { port: usize, peer: PeerId, bytes: Bytes, delivery: Delivery },
     Finish { port: usize, peer: PeerId, code: u32, until: Instant },
-    Close { port: usize, peer: PeerId },
+    Close { port: usize, peer: PeerId, code: u16 },
     Moved { port: usize, peer: PeerId, inbox: Arc<Inbox>, key: ConnKey },
 }
 
@@ -113,7 +116,7 @@ impl Drop for EnetConn {
     fn drop(&mut self) {
         // Lost between two loops, or its loop has ended.
         if let Some(owner) = self.owner.as_ref().filter(|_| !self.released) {
-            owner.post(Letter::Close { port: self.port, peer: self.id });
+            owner.post(Letter::Close { port: self.port, peer: self.id, code: 0 });
         }
     }
 }
@@ -163,7 +166,12 @@ impl Enets {
 
     // --- Sockets
 
-    pub(crate) fn listen(&mut self, spec: ListenerSpec, now: Instant) -> io::Result<(usize, SocketAddr)> {
+    /// Opens a listener with a socket for each of `loops`, the first of which accepts the peers.
+    /// Returns the places of the ports and their address.
+    pub(crate) fn listen(
+        loops: &mut [(&mut Self, Instant)],
+        spec: &ListenerSpec,
+    ) -> io::Result<(Vec<usize>, SocketAddr)> {
         if spec.tls.is_some() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "TLS does not exist for ENet"));
         }
@@ -174,30 +182,45 @@ impl Enets {
             send_buffer_bytes: limits.send_buffer_bytes.unwrap_or(defaults.send_buffer_bytes),
             ..defaults
         };
-        let udp = UdpPort::bind(spec.addr, &udp)?;
-        let config = Config {
-            peers_max: limits.connections_max,
-            packet_bytes_max: PACKET_BYTES_MAX,
-            peer_bytes_max: 4 * PACKET_BYTES_MAX,
-            send_bytes_max: SEND_BYTES_MAX,
-            half_open_timeout: limits.handshake_timeout,
-            ..Config::new(entropy()?)
+        let sockets = UdpPort::bind_all(spec.addr, &udp, loops.len())?;
+        let Some(addr) = sockets.first().map(UdpPort::local_addr) else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a listener needs a loop"));
         };
-        let guard = Guard::gate(now, spec.enet_gate.clone());
-        let host = Host::new(now, guard.fit(config)).map_err(io::Error::other)?;
-        let addr = udp.local_addr();
-        let slot = self.ports.insert(Port {
-            udp,
-            guard,
-            host,
-            routes: HashMap::new(),
-            admission: Arc::new(Admission::new(limits)),
-            rules: Rules::of(&spec),
-            watched: Vec::new(),
-            closing: false,
-            blocked: false,
-        });
-        Ok((slot, addr))
+        let copies: io::Result<Vec<_>> =
+            sockets.iter().map(|socket| socket.fd().try_clone_to_owned()).collect();
+        let group = Arc::new(Group { closing: AtomicBool::new(false), _sockets: copies? });
+        let group = (loops.len() > 1).then_some(group);
+        let gates = Gates::new(spec.enet_gate.clone())?;
+        let (admission, rules) = (Arc::new(Admission::new(limits)), Rules::of(spec));
+        let (mut slots, mut front) = (Vec::new(), None);
+        for ((enets, now), udp) in loops.iter_mut().zip(sockets) {
+            let config = Config {
+                peers_max: limits.connections_max,
+                packet_bytes_max: PACKET_BYTES_MAX,
+                peer_bytes_max: 4 * PACKET_BYTES_MAX,
+                send_bytes_max: SEND_BYTES_MAX,
+                half_open_timeout: limits.handshake_timeout,
+                ..Config::new(entropy()?)
+            };
+            let guard = gates.guard(*now)?;
+            let host = Host::new(*now, guard.fit(config)).map_err(io::Error::other)?;
+            let slot = enets.ports.insert(Port {
+                udp,
+                guard,
+                host,
+                routes: HashMap::new(),
+                admission: admission.clone(),
+                rules: rules.clone(),
+                watched: Vec::new(),
+                closing: false,
+                group: group.clone(),
+                front: front.clone(),
+                blocked: false,
+            });
+            front.get_or_insert_with(|| (enets.inbox.clone(), slot));
+            slots.push(slot);
+        }
+        Ok((slots, addr))
     }
 
     pub(crate) fn port_fd(&self, slot: usize) -> BorrowedFd<'_> {
@@ -207,7 +230,10 @@ impl Enets {
     pub(crate) fn close_port(&mut self, slot: usize) {
         if let Some(port) = self.ports.get_mut(slot) {
             port.closing = true;
-            if port.routes.is_empty() {
+            if let Some(group) = &port.group {
+                group.closing.store(true, Ordering::Release);
+            }
+            if port.is_over() {
                 self.ports.remove(slot);
             }
         }
@@ -251,6 +277,8 @@ impl Enets {
             rules,
             watched: Vec::new(),
             closing: true,
+            group: None,
+            front: None,
             blocked: false,
         });
         Ok((self.insert(slot, id, spec.addr, None, generation), slot))
@@ -295,7 +323,7 @@ impl Enets {
 
     pub(crate) fn close(&mut self, key: ConnKey) {
         let Some(conn) = self.get(key) else { return };
-        let letter = Letter::Close { port: conn.port, peer: conn.id };
+        let letter = Letter::Close { port: conn.port, peer: conn.id, code: 0 };
         self.post_to_owner(key, letter);
         self.forget(key);
     }
@@ -327,17 +355,50 @@ impl Enets {
         Some(conn)
     }
 
-    pub(crate) fn attach(&mut self, mut conn: EnetConn, generation: &mut u32) -> ConnKey {
+    pub(crate) fn attach(&mut self, conn: EnetConn, generation: &mut u32) -> ConnKey {
+        let key = self.take_over(conn, generation);
+        self.settle(key);
+        key
+    }
+
+    /// Gives a connection a key here. Its owner keeps what arrives for it until it is
+    /// [settled](Self::settle).
+    fn take_over(&mut self, mut conn: EnetConn, generation: &mut u32) -> ConnKey {
         *generation = ConnKey::next_generation(*generation);
         conn.generation = *generation;
         (conn.paused, conn.has_news) = (false, false);
-        let (port, peer, owner) = (conn.port, conn.id, conn.owner.clone());
-        let key = ConnKey::enet(self.conns.insert(conn), *generation);
-        if let Some(owner) = owner {
-            owner.post(Letter::Moved { port, peer, inbox: self.inbox.clone(), key });
+        ConnKey::enet(self.conns.insert(conn), *generation)
+    }
+
+    /// Has the owner of a connection's port send everything here.
+    fn settle(&mut self, key: ConnKey) {
+        let Some(conn) = self.conns.get_mut(key.slot()) else { return };
+        let (port, peer, inbox) = (conn.port, conn.id, self.inbox.clone());
+        match conn.owner.take_if(|owner| Arc::ptr_eq(owner, &inbox)) {
+            // Back where its socket is.
+            Some(_) => {
+                let route = self.ports.get_mut(port).and_then(|port| port.routes.get_mut(&peer));
+                let place = route.map(|route| std::mem::replace(&mut route.place, SocketLocation::Here(key)));
+                match place {
+                    None => conn.ended = Some(CloseCause::EndOfStream),
+                    Some(SocketLocation::Moving(letters)) => {
+                        for letter in letters {
+                            if let Letter::Data { bytes, .. } = letter {
+                                conn.held_bytes += bytes.len();
+                                conn.held.push_back(bytes);
+                            }
+                        }
+                    }
+                    Some(_) => {}
+                }
+            }
+            None => {
+                if let Some(owner) = &conn.owner {
+                    owner.post(Letter::Moved { port, peer, inbox, key });
+                }
+            }
         }
         self.note_news(key);
-        key
     }
 
     // --- Events
@@ -369,6 +430,9 @@ impl Enets {
     ) {
         for letter in self.inbox.take() {
             match letter {
+                Letter::Newcomer { listener, conn } => {
+                    self.welcome(listener, *conn, stats, generation, handler);
+                }
                 Letter::Data { key, bytes } => self.give(key, bytes, handler),
                 Letter::Ended { key, cause } => self.end(key, cause, handler),
                 Letter::Room { key } => self.tell_room(key, handler),
@@ -440,7 +504,7 @@ impl Enets {
                     Some(inbox) => drop(inbox.post(Letter::Room { key })),
                 }
             }
-            if self.ports[slot].closing && self.ports[slot].routes.is_empty() {
+            if self.ports[slot].is_over() {
                 self.ports.remove(slot);
             }
         }
@@ -459,7 +523,7 @@ impl Enets {
     // --- The owner's side
 
     fn port_slots(&self) -> Vec<usize> {
-        // One per ENet listener: none or one, usually.
+        // One per ENet listener, and one per outgoing connection.
         self.ports.iter().map(|(slot, _)| slot).collect()
     }
 
@@ -487,11 +551,18 @@ impl Enets {
         }
         stats.accepted += 1;
         let Some(peer) = port.host.peer(id).map(|info| info.address) else { return };
-        let permit = if port.closing { None } else { port.admission.permit(peer.ip()) };
+        let permit = if port.is_closing() { None } else { port.admission.permit(Some(peer.ip())) };
         let Some(permit) = permit else {
             stats.refused_by_limits += 1;
             return port.host.disconnect_now(id, 0);
         };
+        if let Some((front, listener)) = port.front.clone() {
+            let key = self.insert(slot, id, peer, Some(permit), generation);
+            if let Some(conn) = self.detach(key) {
+                front.post(Letter::Newcomer { listener, conn: Box::new(conn) });
+            }
+            return;
+        }
         let listener = crate::event_loop::ListenerKey::enet(slot);
         if !handler.admit(listener, peer) {
             stats.refused_by_handler += 1;
@@ -504,6 +575,38 @@ impl Enets {
             Accept::Refuse { code, .. } => {
                 stats.refused_by_handler += 1;
                 self.drop_peer(slot, id, code);
+                self.forget(key);
+            }
+        }
+    }
+
+    /// Accepts a peer of another loop's socket.
+    fn welcome(
+        &mut self,
+        listener: usize,
+        conn: EnetConn,
+        stats: &mut LoopStats,
+        generation: &mut u32,
+        handler: &mut dyn Handler,
+    ) {
+        // Dropping the connection ends it.
+        if self.ports.get(listener).is_none_or(Port::is_closing) {
+            stats.refused_by_limits += 1;
+            return;
+        }
+        let (listener, peer) = (crate::event_loop::ListenerKey::enet(listener), conn.peer);
+        if !handler.admit(listener, peer) {
+            stats.refused_by_handler += 1;
+            return;
+        }
+        let (port, id) = (conn.port, conn.id);
+        let key = self.take_over(conn, generation);
+        match handler.accepted(listener, key, peer) {
+            Accept::Keep => self.settle(key),
+            Accept::HandOff => self.pause(key),
+            Accept::Refuse { code, .. } => {
+                stats.refused_by_handler += 1;
+                self.post_to_owner(key, Letter::Close { port, peer: id, code });
                 self.forget(key);
             }
         }
@@ -600,7 +703,7 @@ impl Enets {
         }
     }
 
-    /// Host configuration of an outgoing connection.
+    /// Carries out what the loop that serves a connection wants of its peer.
     fn handle_request(&mut self, letter: Letter) {
         match letter {
             Letter::Write { port, peer, bytes, delivery } => {
@@ -627,7 +730,7 @@ impl Enets {
                 }
                 port.host.disconnect_later(peer, code);
             }
-            Letter::Close { port, peer } => self.drop_peer(port, peer, 0),
+            Letter::Close { port, peer, code } => self.drop_peer(port, peer, code),
             Letter::Moved { port, peer, inbox, key } => {
                 let route = self.ports.get_mut(port).and_then(|port| port.routes.get_mut(&peer));
                 let Some(route) = route else {
@@ -644,7 +747,7 @@ impl Enets {
                 route.place = SocketLocation::There(inbox, key);
             }
             // For connections, not for ports.
-            Letter::Data { .. } | Letter::Ended { .. } | Letter::Room { .. } => {}
+            Letter::Newcomer { .. } | Letter::Data { .. } | Letter::Ended { .. } | Letter::Room { .. } => {}
         }
     }
 
@@ -675,7 +778,7 @@ impl Enets {
             conn.held_bytes += bytes.len();
             conn.held.push_back(bytes);
             if conn.held_bytes > HELD_BYTES_MAX {
-                let letter = Letter::Close { port: conn.port, peer: conn.id };
+                let letter = Letter::Close { port: conn.port, peer: conn.id, code: 0 };
                 self.post_to_owner(key, letter);
                 self.forget(key);
                 handler.closed(key, CloseCause::Overrun);

@@ -1,4 +1,4 @@
-//! New connections, up to what the process and the limits allow.
+//! Accepting connections, within the limits of the process and the listener.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
+use super::conn::{Conn, get_mut};
 use super::key::ListenerKey;
 use super::{EventLoop, Timer};
 use crate::handler::{CloseCause, Handler};
@@ -28,16 +29,35 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
 impl EventLoop {
     pub(super) fn accept(&mut self, key: ListenerKey, handler: &mut impl Handler) {
+        let mut made = 0;
         for _ in 0..ACCEPTS_PER_POLL {
             let Some(listener) = self.listeners.get_mut(key.slot()) else { return };
             match listener.accept() {
                 Ok((fd, peer)) => {
                     self.stats.accepted += 1;
-                    let mut permit = listener.admission.permit(peer.ip());
+                    let is_proxy = handler.is_proxy(peer.ip());
+                    if listener.proxy_protocol && !is_proxy {
+                        self.stats.proxy_errors += 1;
+                        continue;
+                    }
+                    let (shortage, spared) =
+                        (listener.shortage(&fd), listener.rules.limits.descriptors_spared);
+                    // As many as are too many, not only one for this newcomer: others may have
+                    // taken lower numbers that became free.
+                    while made < shortage && self.make_room(handler) {
+                        made += 1;
+                    }
+                    if made < shortage || shortage > spared / 2 {
+                        self.stats.shed += 1;
+                        continue;
+                    }
+                    let ip = (!is_proxy).then(|| peer.ip());
+                    let Some(listener) = self.listeners.get(key.slot()) else { return };
+                    let mut permit = listener.admission.permit(ip);
                     if permit.is_none() {
                         self.end_lingering();
                         let Some(listener) = self.listeners.get(key.slot()) else { return };
-                        permit = listener.admission.permit(peer.ip());
+                        permit = listener.admission.permit(ip);
                     }
                     let Some(permit) = permit else {
                         self.stats.refused_by_limits += 1;
@@ -55,6 +75,10 @@ impl EventLoop {
                             self.stats.handshakes_failed += 1;
                             handler.handshake_failed(key, peer, CloseCause::Tls(error));
                         }
+                    }
+                    if shortage > spared / 4 {
+                        // Those that give way do so at the end of the round.
+                        return;
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -88,6 +112,7 @@ impl EventLoop {
         let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL);
         drop(SockRef::from(&stream.fd()).set_tcp_keepalive(&keepalive));
         let deadline = self.now + rules.limits.handshake_timeout;
+        let may_give_way = rules.limits.descriptors_spared > 0;
         let Ok(key) = self.insert(stream, peer, Some(permit), rules, Some(listener)) else {
             self.stats.accept_errors += 1;
             return;
@@ -95,7 +120,31 @@ impl EventLoop {
         self.drive(key, handler, |stream, shared, sink| stream.start(shared, sink).map(|()| 0));
         if self.conn_mut(key).is_some_and(|conn| conn.stream.phase == Phase::Handshaking) {
             self.set_timer(key, Some(deadline));
+            if may_give_way {
+                self.strangers.push_back((self.now, key));
+            }
         }
+    }
+
+    /// Closes a connection for a newcomer, or has the handler close one: one that only says
+    /// goodbye, else the oldest without a handshake or login.
+    fn make_room(&mut self, handler: &mut impl Handler) -> bool {
+        while let Some(key) = self.lingering.pop_front() {
+            if self.remove(key).is_some() {
+                return true;
+            }
+        }
+        let is_stranger = |conn: &Conn| conn.stream.phase == Phase::Handshaking;
+        while let Some(&(_, key)) = self.strangers.front()
+            && !get_mut(&mut self.conns, key).is_some_and(|conn| is_stranger(conn))
+        {
+            self.strangers.pop_front();
+        }
+        let oldest = self.strangers.front().copied();
+        let made = handler.make_room(oldest.map(|(accepted, _)| accepted))
+            || oldest.is_some_and(|(_, key)| self.remove(key).is_some());
+        self.stats.gave_way += u64::from(made);
+        made
     }
 
     fn rest_listener(&mut self, key: ListenerKey) {

@@ -1,4 +1,4 @@
-//! A connection that the loop serves itself, and how long it may be silent.
+//! A connection that the loop serves itself, with its idle timeout.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,6 +29,8 @@ pub(super) struct Conn {
     pub(super) queued: bool,
     /// It is served while others wait.
     pub(super) urgent: bool,
+    /// Room for its output ends a wait for urgent events.
+    pub(super) room_awaited: bool,
     pub(super) stream: Stream,
 }
 

@@ -8,7 +8,7 @@ use super::{EventLoop, URGENT_READS};
 use crate::handler::{Accept, CloseCause, Flow, Handler, TimedOut};
 use crate::listener::Permit;
 use crate::stream::{End, Phase, Shared, Sink, Stream};
-use crate::{sys, ws};
+use crate::{proxy, sys, ws};
 
 impl EventLoop {
     /// Lets a stream do something that may reach the handler, and acts on what comes of it.
@@ -20,7 +20,13 @@ impl EventLoop {
     ) {
         let Some(conn) = get_mut(&mut self.conns, key) else { return };
         let was_open = conn.stream.phase == Phase::Open;
-        let mut sink = ToHandler { handler, key, listener: &mut conn.unknown, peer: conn.peer };
+        let mut sink = ToHandler {
+            handler,
+            key,
+            listener: &mut conn.unknown,
+            peer: &mut conn.peer,
+            permit: &mut conn.permit,
+        };
         let mut shared = Shared {
             scratch: &mut self.scratch,
             plain: &mut self.plain,
@@ -171,13 +177,26 @@ struct ToHandler<'a, H> {
     key: ConnKey,
     /// Taken once the handler knows of the connection.
     listener: &'a mut Option<ListenerKey>,
-    peer: SocketAddr,
+    peer: &'a mut SocketAddr,
+    permit: &'a mut Option<Permit>,
 }
 
 impl<H: Handler> Sink for ToHandler<'_, H> {
+    fn comes_from(&mut self, addr: SocketAddr) -> bool {
+        *self.peer = addr;
+        let exempt = self.handler.is_proxy(addr.ip());
+        let permitted = exempt || self.permit.as_mut().is_none_or(|permit| permit.comes_from(addr.ip()));
+        permitted && self.listener.is_none_or(|listener| self.handler.admit(listener, addr))
+    }
+
+    fn forwarded_for(&mut self, list: &str) -> bool {
+        let addr = proxy::behind(*self.peer, list, |ip| self.handler.is_proxy(ip));
+        addr == *self.peer || self.comes_from(addr)
+    }
+
     fn ready(&mut self) -> Accept {
         match self.listener.take() {
-            Some(listener) => self.handler.accepted(listener, self.key, self.peer),
+            Some(listener) => self.handler.accepted(listener, self.key, *self.peer),
             None => {
                 self.handler.connected(self.key);
                 Accept::Keep

@@ -18,11 +18,19 @@ struct WakerState {
     /// Set from the first wake until the loop noticed, so that a busy sender makes one system call
     /// per poll.
     pending: AtomicBool,
+    /// The same for [`EventLoop::wait_urgent`](crate::EventLoop::wait_urgent).
+    urgent_counter: File,
+    urgent_pending: AtomicBool,
 }
 
 impl Waker {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(WakerState { counter: sys::eventfd()?.into(), pending: AtomicBool::new(false) })))
+        Ok(Self(Arc::new(WakerState {
+            counter: sys::eventfd()?.into(),
+            pending: AtomicBool::new(false),
+            urgent_counter: sys::eventfd()?.into(),
+            urgent_pending: AtomicBool::new(false),
+        })))
     }
 
     /// Makes the loop call [`Handler::woken`](crate::Handler::woken) soon. What was written to
@@ -35,8 +43,21 @@ impl Waker {
         }
     }
 
+    /// As [`wake`](Self::wake), and ends [`EventLoop::wait_urgent`](crate::EventLoop::wait_urgent)
+    /// as well.
+    pub fn wake_urgent(&self) {
+        self.wake();
+        if !self.0.urgent_pending.swap(true, Ordering::AcqRel) {
+            drop((&self.0.urgent_counter).write(&1u64.to_ne_bytes()));
+        }
+    }
+
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.counter.as_fd()
+    }
+
+    pub(crate) fn urgent_fd(&self) -> BorrowedFd<'_> {
+        self.0.urgent_counter.as_fd()
     }
 
     pub(crate) fn is_pending(&self) -> bool {
@@ -44,9 +65,16 @@ impl Waker {
     }
 
     pub(crate) fn clear(&self) {
-        let mut count = [0; 8];
-        drop((&self.0.counter).read(&mut count));
-        // Before the handler looks at what was announced: a wake from here on makes a new event.
-        self.0.pending.swap(false, Ordering::AcqRel);
+        clear(&self.0.counter, &self.0.pending);
     }
+
+    pub(crate) fn clear_urgent(&self) {
+        clear(&self.0.urgent_counter, &self.0.urgent_pending);
+    }
+}
+
+fn clear(mut counter: &File, pending: &AtomicBool) {
+    drop(counter.read(&mut [0; 8]));
+    // Before the handler looks at what was announced: a wake from here on makes a new event.
+    pending.swap(false, Ordering::AcqRel);
 }

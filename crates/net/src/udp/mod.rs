@@ -12,7 +12,7 @@
 //! Open the same address once per thread with [`UdpOptions::shared`] (`SO_REUSEPORT`). The kernel
 //! picks the socket by a hash of both addresses and ports, so a peer always meets the same thread,
 //! as long as the number of sockets stays the same: open all of them before the first peer comes,
-//! and close none while peers are there.
+//! as [`UdpPort::bind_all`] does, and close none while peers are there.
 
 mod batch;
 
@@ -181,6 +181,27 @@ impl UdpPort {
             locals: Vec::new(),
             stats: UdpStats::default(),
         })
+    }
+
+    /// Opens `count` sockets at one address, for as many threads.
+    ///
+    /// Unless `options` ask for sharing, an address that another process has open is refused even
+    /// if that process shares it: two servers on one port would split the peers.
+    ///
+    /// # Errors
+    /// As for [`bind`](Self::bind).
+    pub fn bind_all(mut addr: SocketAddr, options: &UdpOptions, count: usize) -> io::Result<Vec<Self>> {
+        if count > 1 && !options.shared && addr.port() != 0 {
+            drop(Self::bind(addr, options)?);
+        }
+        let options = UdpOptions { shared: count > 1 || options.shared, ..options.clone() };
+        let mut ports = Vec::with_capacity(count);
+        for _ in 0..count {
+            let port = Self::bind(addr, &options)?;
+            addr = port.local_addr();
+            ports.push(port);
+        }
+        Ok(ports)
     }
 
     /// Takes one batch of what has arrived and shows it to `on_datagram`, in order, empty datagrams
@@ -508,9 +529,12 @@ mod tests {
 
     #[test]
     fn a_sender_meets_the_same_socket_of_a_shared_port() {
-        let options = UdpOptions { shared: true, ..UdpOptions::default() };
-        let mut first = port("127.0.0.1:0", &options);
-        let mut second = UdpPort::bind(first.local_addr(), &options).unwrap();
+        let options = UdpOptions::default();
+        let ports = UdpPort::bind_all("127.0.0.1:0".parse().unwrap(), &options, 2).unwrap();
+        let addr = ports[0].local_addr();
+        let Ok([mut first, mut second]) = <[UdpPort; 2]>::try_from(ports) else { panic!("two") };
+        let taken = UdpPort::bind_all(addr, &options, 2).unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse, "another server's");
         let mut places = std::collections::HashMap::new();
         let senders: Vec<UdpPort> = (0..40).map(|_| port("127.0.0.1:0", &UdpOptions::default())).collect();
         for mut sender in senders {

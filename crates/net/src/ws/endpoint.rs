@@ -101,6 +101,14 @@ impl Endpoint {
         }
     }
 
+    /// The `X-Forwarded-For` of a request that the driver has not agreed to yet.
+    pub(crate) fn forwarded_for(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Requested(request) => request.forwarded_for.as_deref(),
+            _ => None,
+        }
+    }
+
     /// Takes bytes from the peer.
     pub(crate) fn feed(
         &mut self,

@@ -19,6 +19,8 @@ pub struct Request {
     pub path: String,
     /// The value that the response must prove to have seen.
     key: String,
+    /// `X-Forwarded-For`, all lines of it.
+    pub(super) forwarded_for: Option<Box<str>>,
 }
 
 /// Why a request is not served: an HTTP status with a line for people.
@@ -167,7 +169,10 @@ fn check_request(head: &[u8], policy: &WsPolicy) -> Result<Request, Rejection> {
             return Err(Rejection::ORIGIN);
         }
     }
-    Ok(Request { path: path.into(), key: key.into() })
+    let lines: Vec<&str> =
+        headers.get_all("x-forwarded-for").iter().filter_map(|value| value.to_str().ok()).collect();
+    let forwarded_for = (!lines.is_empty()).then(|| lines.join(",").into());
+    Ok(Request { path: path.into(), key: key.into(), forwarded_for })
 }
 
 /// The response that accepts `request`.

@@ -192,3 +192,99 @@ fn packets_of_any_lane_and_delivery_join_the_stream() {
     let key = server.accepted_one();
     assert_eq!(server.received(key), b"ababab");
 }
+
+/// A listener with a socket on each of two loops, and clients that have sent their number.
+struct Sharded {
+    first: Node,
+    second: Node,
+    clients: Node,
+    keys: Vec<ConnKey>,
+    /// Clients that have sent their number.
+    greeted: usize,
+}
+
+impl Sharded {
+    fn new(spec: ListenerSpec, accept: Accept, clients: usize) -> Self {
+        let mut loops = [EventLoop::new().unwrap(), EventLoop::new().unwrap()];
+        let (_, addr) = EventLoop::listen_on(&mut loops, spec).unwrap();
+        let [mut first, second] = loops.map(Node::of);
+        first.seen.accept = Some(accept);
+        let mut node = Node::new();
+        let connect = |_| node.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+        let keys = (0..clients).map(connect).collect();
+        Self { first, second, clients: node, keys, greeted: 0 }
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let started = std::time::Instant::now();
+        while !done(self) {
+            assert!(started.elapsed() < PATIENCE, "waited in vain until {what}");
+            for node in [&mut self.first, &mut self.second, &mut self.clients] {
+                node.step(1);
+            }
+            while let Some(&key) = self.clients.seen.connected.get(self.greeted) {
+                let number = self.keys.iter().position(|known| *known == key).unwrap();
+                self.clients.write_all(key, &[number as u8]);
+                self.greeted += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn sockets_on_two_loops_share_the_peers_that_the_first_loop_accepts() {
+    let spec = ListenerSpec::new(loopback(), Transport::Enet);
+    let mut all = Sharded::new(spec, Accept::HandOff, 32);
+    all.until("everybody is accepted", |all| all.first.seen.accepted.len() == 32);
+    assert!(all.second.seen.accepted.is_empty());
+    let shares = [&all.first, &all.second].map(|node| node.net.enet_figures().peers);
+    assert!(shares.iter().sum::<usize>() == 32 && !shares.contains(&0), "{shares:?}");
+    // Connections of each socket go to each of the loops, some with data that is there already.
+    for (index, (_, key)) in all.first.seen.accepted.clone().into_iter().enumerate() {
+        let conn = all.first.net.detach(key).unwrap();
+        let node = if index % 2 == 0 { &mut all.first } else { &mut all.second };
+        node.net.attach(conn).unwrap();
+    }
+    (all.first.seen.echo, all.second.seen.echo) = (true, true);
+    all.until("everybody is answered", |all| all.clients.seen.received.len() == 32);
+    for (number, key) in all.keys.clone().into_iter().enumerate() {
+        assert_eq!(all.clients.received(key), [number as u8]);
+        all.clients.net.close(key, CloseMode::Flush);
+    }
+    all.until("everybody has left", |all| [&all.first, &all.second].iter().all(|n| n.net.conn_count() == 0));
+    let closed = [&all.first, &all.second].map(|node| node.seen.closed.len());
+    assert_eq!(closed, [16, 16], "where they were served");
+}
+
+#[test]
+fn a_limit_and_a_refusal_hold_for_all_sockets_of_a_listener() {
+    let mut spec = ListenerSpec::new(loopback(), Transport::Enet);
+    spec.limits.connections_max = 16;
+    let mut all = Sharded::new(spec, Accept::Keep, 20);
+    all.until("four are refused", |all| all.clients.seen.closed.len() == 4);
+    assert_eq!(all.first.seen.accepted.len(), 16);
+
+    let spec = ListenerSpec::new(loopback(), Transport::Enet);
+    let refuse = Accept::Refuse { code: 4_242, reason: "full" };
+    let mut all = Sharded::new(spec, refuse, 20);
+    all.until("all are refused", |all| all.clients.seen.closed.len() == 20);
+    let coded = |cause: &CloseCause| matches!(cause, CloseCause::Disconnected { code: 4_242 });
+    assert!(all.clients.seen.closed.values().all(coded), "{:?}", all.clients.seen.closed);
+    assert!([&all.first, &all.second].iter().all(|node| node.net.conn_count() == 0));
+}
+
+#[test]
+fn a_listener_that_closes_keeps_the_peers_of_all_its_sockets_and_takes_no_more() {
+    let mut all = Sharded::new(ListenerSpec::new(loopback(), Transport::Enet), Accept::Keep, 16);
+    all.until("everybody has been heard", |all| all.first.seen.received.len() == 16);
+    let (listener, _) = all.first.seen.accepted[0];
+    all.first.net.close_listener(listener);
+    let server = all.clients.net.peer(all.keys[0]).unwrap();
+    let late: Vec<_> = (0..16)
+        .map(|_| all.clients.net.connect(ConnectSpec::new(server, Transport::Enet)).unwrap())
+        .collect();
+    all.keys.extend(&late);
+    all.until("the late are refused", |all| late.iter().all(|key| all.clients.seen.closed.contains_key(key)));
+    assert_eq!((all.first.seen.accepted.len(), all.clients.seen.closed.len()), (16, 16));
+}

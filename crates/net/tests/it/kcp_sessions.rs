@@ -407,6 +407,36 @@ fn peers_that_do_not_prove_themselves_make_room_for_others() {
 }
 
 #[test]
+fn unproven_peers_of_one_address_are_bounded() {
+    const UNPROVEN_PER_IP_MAX: usize = 512;
+    let mut node = Node::new();
+    let limits = Limits { handshake_timeout: Duration::from_secs(3600), ..Limits::default() };
+    let addr = node.listen_with(ListenerSpec { limits, ..ListenerSpec::new(loopback(), GAME) });
+    let begin = |from: &str| {
+        let raw = UdpSocket::bind((from, 0)).unwrap();
+        raw.connect(addr).unwrap();
+        raw.send(&push(1, 0, b"x")).unwrap();
+        raw
+    };
+    let mut open = Vec::new();
+    for count in 1..=UNPROVEN_PER_IP_MAX {
+        open.push(begin("127.0.0.1"));
+        node.until("it is accepted", |node| node.seen.accepted.len() == count);
+    }
+    open.push(begin("127.0.0.1"));
+    node.until("one more is refused", |node| node.net.stats().refused_by_limits == 1);
+    // Another address has a bound of its own.
+    open.push(begin("127.0.0.2"));
+    node.until("it is accepted", |node| node.seen.accepted.len() == UNPROVEN_PER_IP_MAX + 1);
+    // A session that ends gives its place back.
+    let first = node.seen.accepted[0].1;
+    node.net.close(first, CloseMode::Now);
+    open.push(begin("127.0.0.1"));
+    node.until("it is accepted", |node| node.seen.accepted.len() == UNPROVEN_PER_IP_MAX + 2);
+    assert_eq!(node.net.stats().refused_by_limits, 1);
+}
+
+#[test]
 fn tls_is_refused_where_it_does_not_exist() {
     let made = development_certificate(&["localhost".into()], Duration::from_secs(1_700_000_000)).unwrap();
     let config = tls_server_config(made.cert_pem.as_bytes(), made.key_pem.as_bytes()).unwrap();

@@ -9,12 +9,15 @@ mod enet_sessions;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;
+mod migration;
 mod pauses;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
+mod proxies;
 mod random_operations;
 #[path = "../../examples/godot_relay/relay.rs"]
 mod relay;
 mod tcp;
 mod tls;
+mod urgent;
 mod websocket;

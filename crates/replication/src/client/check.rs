@@ -1,5 +1,4 @@
-//! Reading a packet for the first time: every bit of it is looked at, and nothing of what is
-//! replicated changes.
+//! First pass over a packet: it validates every bit and changes no replica.
 
 use std::sync::Arc;
 
@@ -306,7 +305,9 @@ impl Client {
         let result = self.each_check(count, bytes, &mut |since, index, mask, hash| {
             let under_way = u32::from(seq.wrapping_sub(since));
             let whole = under_way <= 64 && applied.trailing_ones() >= under_way;
-            let Some(replica) = self.replica(index).filter(|_| whole) else { return };
+            // The contents of a difference to a forgotten state have been requested already.
+            let replica = self.replica(index).filter(|replica| whole && mask & replica.missing == 0);
+            let Some(replica) = replica else { return };
             if state_hash(&replica.class, &replica.words, mask) != hash {
                 wrong.push((index, mask, replica.words.clone()));
             }

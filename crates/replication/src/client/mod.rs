@@ -367,7 +367,7 @@ impl Client {
             _ => {
                 let item = ItemView::read(reader)?;
                 let Some(Some(replica)) = self.replicas.get_mut(item.object as usize) else {
-                    self.attachments.refuse(&item);
+                    self.attachments.refuse(None, &item);
                     return Ok(());
                 };
                 let events = &mut self.events;
@@ -510,6 +510,7 @@ impl Client {
                 archetype: None,
                 startup: false,
                 update_at: None,
+                missing: 0,
                 links: Vec::new(),
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
@@ -521,7 +522,7 @@ impl Client {
         if same {
             replica.reset();
         }
-        replica.update_at = None;
+        (replica.update_at, replica.missing) = (None, 0);
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
         replica.archetype = create.name.and_then(|id| self.texts.get(NAMES, id).cloned());
@@ -554,6 +555,7 @@ impl Client {
                     // The state that the record builds on is not there: ask for everything.
                     self.resets.insert(index);
                     self.ack_owed = true;
+                    replica.missing |= head.mask;
                     let mut sink = Vec::new();
                     let mut words = [0; WORDS_MAX];
                     for at in bits_of(head.mask) {
@@ -567,8 +569,12 @@ impl Client {
             let base = base.as_ref().map(|(state, age)| (&state[..], *age));
             read_property(replica, property, base, reader)?;
         }
+        replica.missing &= !head.mask;
         replica.frame = frame;
-        replica.remember(frame);
+        // A state with gaps is no base of differences.
+        if replica.missing == 0 {
+            replica.remember(frame);
+        }
         if let Some((wanted, _)) = self.suspects.get(&index)
             && head.mask & wanted == *wanted
             && let Some((wanted, held)) = self.suspects.remove(&index)
@@ -802,7 +808,7 @@ impl Client {
     }
 
     /// Forgets all states that differences build on, as a receiver short of memory may; the server
-    /// is asked for whole states when it uses one.
+    /// is asked for whole states when it uses one. Until they come, calls may overtake state.
     pub fn forget_history(&mut self) {
         for replica in self.replicas.iter_mut().flatten() {
             replica.history.clear();

@@ -29,6 +29,8 @@ pub struct Replica {
     pub(super) startup: bool,
     /// Number of the event that further changes join, if it was not taken yet.
     pub(super) update_at: Option<u64>,
+    /// Properties that were sent as differences to a state that is not there, and not again since.
+    pub(super) missing: u64,
     /// Objects that its references name, by property.
     pub(super) links: Vec<(usize, u32)>,
     /// Elements of the class' keyed arrays.

@@ -93,29 +93,33 @@ struct Entry {
     len: u32,
 }
 
-/// Entries of the cache: twice what a busy frame asks for, and small enough for the second-level
-/// cache.
+/// Entries of the cache at most: twice what a busy frame asks for, and small enough for the
+/// second-level cache.
 const CACHE_ENTRIES: usize = 4096;
+/// Bytes of records for each entry, where fewer entries will do.
+const ENTRY_BYTES: usize = 64;
 
 impl RecordCache {
-    pub(super) fn begin(&mut self, frame: u32) {
+    /// Begins a frame, whose records take up to `bytes_max`.
+    pub(super) fn begin(&mut self, frame: u32, bytes_max: usize) {
         if self.frame != frame {
             self.frame = frame;
             self.bytes.clear();
         }
         if self.entries.is_empty() {
-            self.entries.resize(CACHE_ENTRIES, Entry { frame: u32::MAX, ..Entry::default() });
+            let entries = (bytes_max / ENTRY_BYTES).clamp(1, CACHE_ENTRIES).next_power_of_two();
+            self.entries.resize(entries, Entry { frame: u32::MAX, ..Entry::default() });
         }
     }
 
-    fn slot(object: u32, mask: u64, base: u32) -> usize {
+    fn slot(&self, object: u32, mask: u64, base: u32) -> usize {
         let mixed = (u64::from(object) ^ u64::from(base) << 32 ^ mask.rotate_left(17))
             .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        (mixed >> 52) as usize
+        (mixed >> 52) as usize & (self.entries.len() - 1)
     }
 
     pub(super) fn find(&self, object: u32, mask: u64, base: u32) -> Option<&[u8]> {
-        let entry = &self.entries[Self::slot(object, mask, base)];
+        let entry = &self.entries[self.slot(object, mask, base)];
         let hit =
             entry.frame == self.frame && entry.object == object && entry.mask == mask && entry.base == base;
         hit.then(|| &self.bytes[entry.at as usize..][..entry.len as usize])
@@ -125,8 +129,8 @@ impl RecordCache {
         if self.bytes.len() + record.len() <= bytes_max {
             let (at, len) = (self.bytes.len() as u32, record.len() as u32);
             self.bytes.extend_from_slice(record);
-            self.entries[Self::slot(object, mask, base)] =
-                Entry { frame: self.frame, object, base, mask, at, len };
+            let slot = self.slot(object, mask, base);
+            self.entries[slot] = Entry { frame: self.frame, object, base, mask, at, len };
         }
     }
 }
@@ -220,5 +224,31 @@ impl Variants {
             list.bytes.resize(list.bytes.len() + SLACK, 0);
         }
         (&list.offsets[list.words[at] as usize..], &list.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_found_for_its_object_mask_base_and_frame_alone() {
+        // One entry: everything collides.
+        let mut cache = RecordCache::default();
+        cache.begin(7, ENTRY_BYTES);
+        cache.keep(1, 2, 3, b"record", 6);
+        assert_eq!(cache.find(1, 2, 3), Some(&b"record"[..]));
+        for (object, mask, base) in [(9, 2, 3), (1, 9, 3), (1, 2, 9)] {
+            assert_eq!(cache.find(object, mask, base), None);
+        }
+        // Beyond the limit nothing is kept, and nothing is forgotten.
+        cache.keep(4, 5, 6, b"!", 6);
+        assert_eq!((cache.find(4, 5, 6), cache.find(1, 2, 3)), (None, Some(&b"record"[..])));
+        cache.begin(7, ENTRY_BYTES);
+        assert_eq!(cache.find(1, 2, 3), Some(&b"record"[..]));
+        cache.begin(8, ENTRY_BYTES);
+        assert_eq!(cache.find(1, 2, 3), None);
+        cache.keep(4, 5, 6, b"!", 6);
+        assert_eq!(cache.find(4, 5, 6), Some(&b"!"[..]));
     }
 }

@@ -36,6 +36,10 @@ impl Stage<'_> {
                     continue;
                 }
                 let store = sh.store(object);
+                // Receivers hold the state of their creation.
+                if store.class.flags.temporary {
+                    continue;
+                }
                 let mut mask = conn.mask_for(sh, object, false) & !store.class.hide_mask;
                 // A far band withholds properties.
                 if let (band @ 1.., _) = conn.gathered(sh, object) {

@@ -1,11 +1,10 @@
-//! Beginnings and ends of replicas, and calls: what is written beside updates (spec §10 and §11).
+//! Creations and ends of replicas, and calls (spec §10 and §11).
 
 use super::transfer::Purpose;
 use super::write::hide;
 use super::{BURST_PACKETS, Count, Pair, Stage};
 use crate::attach::{Outgoing, Ready};
 use crate::bits::write_varint;
-use crate::class::Role;
 use crate::priority::View;
 use crate::sent::Item;
 use crate::tokens::NAMES;
@@ -97,7 +96,7 @@ impl Stage<'_> {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         scratch.record.clear();
         write_varint(&mut scratch.record, u64::from(object));
-        scratch.record.push(u8::from(conn.role(sh, object) == Role::Owner));
+        scratch.record.push(u8::from(conn.owns(sh, object)));
         if !scratch.out.reserve(&mut conn.log, kind::ROLE, scratch.record.len()) {
             return false;
         }
@@ -332,7 +331,7 @@ impl Stage<'_> {
         record.extend_from_slice(&sh.objects.generation[object as usize].to_le_bytes());
         write_varint(record, u64::from(sh.objects.class[object as usize]));
         let above = sh.objects.parent[object as usize];
-        let owner = conn.role(sh, object) == Role::Owner;
+        let owner = conn.owns(sh, object);
         let named = sh.named.get(&object);
         let flags = u8::from(above != 0)
             | u8::from(named.is_some()) << 1

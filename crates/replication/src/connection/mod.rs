@@ -1,4 +1,4 @@
-//! The connection stage: what one receiver gets in a frame (spec §5.2).
+//! The connection stage: the updates of one receiver in a frame (spec §5.2).
 //!
 //! A pair (connection, object) that is in scope, known to the receiver and up to date is two set
 //! bits and nothing else. Changed objects of such pairs take the fast way: runs of common records
@@ -285,10 +285,19 @@ impl Connection {
         self.live.iter().chain(unconfirmed).chain(self.retained.keys().copied())
     }
 
+    /// Objects that the receiver has or is to have: those in scope, and those that it kept.
+    pub(crate) fn replicas(&self) -> Vec<u32> {
+        self.scope.iter().chain(self.retained.keys().copied()).collect()
+    }
+
+    pub(crate) fn owns(&self, sh: &Shared, object: u32) -> bool {
+        sh.objects.owner[object as usize] == self.id.index()
+    }
+
     fn role(&self, sh: &Shared, object: u32) -> Role {
         if self.replay {
             Role::Replay
-        } else if sh.objects.owner[object as usize] == self.id.index() {
+        } else if self.owns(sh, object) {
             Role::Owner
         } else {
             Role::Other
@@ -333,9 +342,8 @@ impl Connection {
     /// True when a call of the client on the object counts: it owns the object, or sees a callable
     /// one.
     pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {
-        let owned = sh.objects.owner[object as usize] == self.id.index();
         let callable = sh.store(object).class.is_callable(method) && self.live.get(object);
-        sh.objects.alive.get(object) && (owned || callable)
+        sh.objects.alive.get(object) && (self.owns(sh, object) || callable)
     }
 
     /// Properties that became visible to this connection: they are sent with their present value.
@@ -560,6 +568,7 @@ impl Connection {
             self.pending.add(object, mask);
             self.bases.invalidate(object);
         }
+        self.reveal_retained(object, u64::MAX);
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {

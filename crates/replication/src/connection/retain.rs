@@ -30,8 +30,9 @@ impl Connection {
                 mask |= open;
             }
         }
-        if !sh.bands.is_empty() && sh.objects.lod.get(object) {
-            // Changes gathered in a band are older than any packet.
+        if !sh.bands.is_empty() && sh.store(object).class.position.is_some() {
+            // Changes gathered in a band are older than any packet, also if the object leaves the
+            // bands in this very frame.
             mask = u64::MAX;
         }
         let since = self.log.front().map_or(sh.frame, |packet| packet.frame);

@@ -1,5 +1,5 @@
-//! Which objects a connection has in scope (spec §12), at which level of detail (§14), and what
-//! enters and leaves.
+//! The objects in scope of a connection (spec §12), their levels of detail (§14), and the changes
+//! of both.
 
 use super::{Connection, Count, Pair, Stage};
 use crate::bitmap::{Sparse, members};

@@ -1,5 +1,5 @@
-//! Which tokens a receiver has been told, and telling it the others: in the packet that uses them,
-//! until one such packet is acknowledged (spec §7.5).
+//! Tokens known to a receiver. Others are sent in every packet that uses them until one such packet
+//! is acknowledged (spec §7.5).
 
 use super::{Map, Stage};
 use crate::Class;

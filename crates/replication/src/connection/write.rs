@@ -33,7 +33,7 @@ impl Stage<'_> {
             0
         };
         scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
-        scratch.cache.begin(sh.frame);
+        scratch.cache.begin(sh.frame, sh.config.record_cache_bytes);
 
         self.hold();
         self.write_destroys();

@@ -1,4 +1,4 @@
-//! Quantisers: how a game value becomes a few bits, and back.
+//! Quantisers: conversion of a game value to a few bits, and back.
 //!
 //! A quantised value of fixed width is kept exactly as it goes over the wire, packed into one to
 //! three 64-bit words. A comparison is then a comparison of words and writing a property is one

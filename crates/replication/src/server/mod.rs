@@ -1,4 +1,5 @@
-//! The sending side: objects and connections. A frame is in `frame`, what peers send in `receive`.
+//! The sending side: objects and connections. `frame` runs a frame, `receive` handles packets of
+//! peers.
 
 mod elements;
 mod filters;
@@ -456,13 +457,23 @@ impl Server {
         Some(self.connection(id)?.budget.as_ref()?.rate)
     }
 
-    /// Makes the connection a recording: it gets what [`Condition`]s give to replays.
+    /// Makes the connection a recording: it gets what [`Condition`]s give to replays. Properties
+    /// that become visible to it are sent with their present value.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
-        if let Some(conn) = self.conn(id) {
-            let objects: Vec<u32> = conn.scope.iter().collect();
-            objects.into_iter().for_each(|object| conn.recheck_arrays(object));
+        let shared = &self.shared;
+        let conn = named(&mut self.connections, id).filter(|conn| conn.replay != replay);
+        let Some(conn) = conn else { return };
+        for object in conn.replicas() {
+            let before = conn.mask_for(shared, object, false);
             conn.replay = replay;
+            let new = conn.mask_for(shared, object, false) & !before;
+            if new != 0 {
+                conn.reveal(shared, object, new);
+            }
+            conn.recheck_arrays(object);
+            conn.replay = !replay;
         }
+        conn.replay = replay;
     }
 
     /// Adds the connection to condition groups and removes it from others: bit g is group g.
@@ -472,8 +483,7 @@ impl Server {
         let Some(conn) = named(&mut self.connections, id) else { return };
         let new = groups & !conn.groups;
         conn.groups = groups;
-        let objects: Vec<u32> = conn.scope.iter().collect();
-        for object in objects {
+        for object in conn.replicas() {
             conn.recheck_arrays(object);
             let class = &shared.store(object).class;
             let mask = class.groups.iter().filter(|(group, _)| new >> group & 1 != 0);

@@ -159,7 +159,9 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
             conn.attachments.receive(generation, item, deliver);
         } else {
             conn.stats.calls_refused += 1;
-            conn.attachments.refuse(item);
+            let objects = &shared.objects;
+            let generation = objects.alive.get(item.object).then(|| objects.generation[item.object as usize]);
+            conn.attachments.refuse(generation, item);
         }
     }
     conn.events.extend(inputs.into_iter().map(|bytes| Event::Input(id, bytes.to_vec())));

@@ -252,7 +252,7 @@ pub enum ObjectError {
     Condition(usize),
     /// The name of a startup object is in use, or its object has ended; or a startup object cannot
     /// have an archetype.
-    #[error("the name is in use, or was, or the object has one already")]
+    #[error("the name is or was in use, or the object already has a name")]
     Name,
     /// The text gets no number.
     #[error(transparent)]
@@ -302,7 +302,7 @@ pub struct ConnectionStats {
     pub transfers: u64,
     /// Attempts to send what exceeds [`ServerConfig::transfer_bytes_max`].
     pub oversized: u64,
-    /// Texts of tokens written.
+    /// Strings of tokens written.
     pub tokens_sent: u64,
     /// Frames in which the budget did not suffice.
     pub budget_saturated_frames: u64,
@@ -327,7 +327,7 @@ pub struct ServerStats {
     pub properties_dirty: u64,
     /// Common records written.
     pub records_shared: u64,
-    /// Marks of objects that do not exist.
+    /// Change marks of objects that do not exist.
     pub stale_marks: u64,
     /// Changes that were never marked, with [`ServerConfig::verify_push`].
     pub unmarked_changes: u64,

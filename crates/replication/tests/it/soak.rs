@@ -10,10 +10,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use throng_replication::wire::{DecodeError, Header};
 use throng_replication::{
-    Axis, Band, Class, ClassId, Classes, Client, ClientConfig, ClientEvent, Condition, ConnId, DestroyReason,
-    Event, Filter, GroupKind, Handle, Hint, Keyed, LodProfile, Property, Quantiser, Replica, Server,
-    ServerConfig, Value, View,
+    Area, AttachError, Axis, Band, Class, ClassId, Classes, Client, ClientConfig, ClientEvent, Condition,
+    ConnId, CountLimiter, CustomFilter, DestroyReason, Event, Filter, FilterBatch, FilterId, GroupKind,
+    Handle, Hint, Keyed, LimitMode, LodProfile, ObjectError, Packets, Prioritiser, PrioritiserId, Property,
+    Quantiser, Received, Replica, Server, ServerConfig, Shape, Sphere, Value, View,
 };
 use throng_stdx::{Instant, Rng};
 
@@ -32,6 +34,11 @@ const SECRET: usize = 5;
 const GHOST: usize = 6;
 const CUSTOM: usize = 7;
 const TEAM: usize = 8;
+const TAPED: usize = 9;
+/// Has the condition that the object chose last.
+const CHOSEN: usize = 10;
+/// Set once, in the frame of the creation.
+const FIRST: usize = 11;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -44,9 +51,10 @@ enum Kind {
     Pawn,
     Bag,
     Large,
+    Brief,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind::Plain,
     Kind::Delta,
     Kind::Predicted,
@@ -56,10 +64,33 @@ const KINDS: [Kind; 9] = [
     Kind::Pawn,
     Kind::Bag,
     Kind::Large,
+    Kind::Brief,
 ];
 const CULL: f32 = 100.0;
+/// Properties of a pawn whose audience depends on the receiver.
+const AUDIENCES: usize = 6;
 
-fn classes() -> Classes {
+/// Conditions that an object may choose.
+const CHOICES: [Condition; 5] = [
+    Condition::Always,
+    Condition::OwnerOnly,
+    Condition::SkipOwner,
+    Condition::ReplayOnly,
+    Condition::Group(3),
+];
+
+/// Shows even objects to even connections, odd ones to odd ones.
+#[derive(Debug)]
+struct SameParity;
+
+impl CustomFilter for SameParity {
+    fn filter(&self, connection: ConnId, _: &[View], candidates: &FilterBatch<'_>) -> u64 {
+        let even = 0x5555_5555_5555_5555;
+        if connection.index().is_multiple_of(2) { candidates.bits & even } else { candidates.bits & !even }
+    }
+}
+
+fn classes(keeps_pawns: bool) -> Classes {
     let axis = Axis::new(-1024.0, 0.125, 14);
     let speed = Axis::new(-64.0, 0.5, 8);
     let mut classes = Classes::new();
@@ -72,9 +103,10 @@ fn classes() -> Classes {
             .property(Property::new("health", Quantiser::UInt(10)).default_value(100_u32))
             .property(Property::new("target", Quantiser::Handle { hide }))
             .cull_distance(CULL)
-            .delta(matches!(kind, Kind::Delta | Kind::Predicted))
+            .delta(matches!(kind, Kind::Delta | Kind::Predicted | Kind::Kept))
             .atomic(kind == Kind::Atomic)
-            .retain(kind == Kind::Kept)
+            .retain(kind == Kind::Kept || keeps_pawns && kind == Kind::Pawn)
+            .temporary(kind == Kind::Brief)
             .callable(kind == Kind::Callable);
         let number = |name: &str, condition| Property::new(name, Quantiser::UInt(16)).condition(condition);
         match kind {
@@ -87,9 +119,17 @@ fn classes() -> Classes {
                     .property(number("secret", Condition::OwnerOnly))
                     .property(number("ghost", Condition::SkipOwner))
                     .property(number("custom", Condition::Custom))
-                    .property(number("team", Condition::Group(3)));
+                    .property(number("team", Condition::Group(3)))
+                    .property(number("taped", Condition::ReplayOnly))
+                    .property(number("chosen", Condition::Dynamic))
+                    .property(number("first", Condition::InitialOnly))
+                    .keyed(
+                        Keyed::new("purse", 12)
+                            .field("item", Quantiser::UInt(9))
+                            .condition(Condition::OwnerOnly),
+                    );
             }
-            Kind::Bag => {
+            Kind::Bag | Kind::Kept => {
                 class = class.keyed(Keyed::new("bag", 12).field("item", Quantiser::UInt(9)));
             }
             Kind::Large => class = class.property(Property::new("bytes", Quantiser::Blob(900))),
@@ -125,8 +165,17 @@ struct Model {
     only_to_owner: bool,
     grouped: bool,
     dormant: bool,
-    extra: [u32; 4],
+    extra: [u32; AUDIENCES],
     custom_off: bool,
+    chosen: Condition,
+    cull: f32,
+    /// Connections admitted, or refused.
+    list: Option<(bool, Vec<ConnId>)>,
+    included: bool,
+    /// Name of a startup object, or archetype.
+    name: Option<(String, bool)>,
+    /// Frame in which it got its owner.
+    owned_since: u32,
     bytes: Vec<u8>,
     word: u32,
     bag: BTreeMap<u32, u32>,
@@ -136,20 +185,37 @@ struct Peer {
     id: ConnId,
     client: Client,
     silent: bool,
+    /// It forgot states that differences build on.
+    forgetful: bool,
     /// Something was sent to it.
     addressed: bool,
-    view: [f32; 3],
+    views: Vec<[f32; 3]>,
+    areas: Vec<Area>,
     open: bool,
+    included: bool,
     team: bool,
+    teams: u64,
+    replay: bool,
     down: VecDeque<(u32, Vec<u8>)>,
-    up: VecDeque<(u32, Vec<u8>)>,
+    /// Frame of arrival, bytes, and whether they acknowledge something new.
+    up: VecDeque<(u32, Vec<u8>, bool)>,
+    /// Something came that no packet has acknowledged.
+    owes: bool,
+    /// Frame of the last packet to it that was lost or came too late.
+    lost_at: u32,
+    /// Frame in which the last new acknowledgement arrived.
+    heard: u32,
     /// Count of each replica as last reported.
     reported: BTreeMap<Handle, u64>,
     /// Reliable calls to the client: sent, and how many have come.
     calls: BTreeMap<Handle, (Vec<u64>, usize)>,
     unreliable: BTreeSet<u64>,
-    /// Reliable calls of the client: those sent, and the last that came.
-    called: BTreeMap<Handle, (BTreeSet<u64>, u64)>,
+    /// Reliable calls of the client: those sent with their frames, and the last that came.
+    called: BTreeMap<Handle, (BTreeMap<u64, u32>, u64)>,
+    /// Inputs: the last sent, and the last that came.
+    inputs: (u64, u64),
+    /// Names of startup objects that have ended.
+    ended: BTreeSet<String>,
 }
 
 struct World {
@@ -170,6 +236,16 @@ struct World {
     duplicate: f64,
     partial: bool,
     lost: Vec<ConnId>,
+    /// Names of startup objects that have ended.
+    ended: BTreeSet<String>,
+    same_parity: FilterId,
+    prioritisers: Vec<PrioritiserId>,
+    /// Parts of connections that might run on threads.
+    lanes: usize,
+    /// Nothing is lost and nothing overtaken.
+    clean: bool,
+    /// Clients keep pawns that leave their scope.
+    keeps_pawns: bool,
 }
 
 impl World {
@@ -188,12 +264,27 @@ impl World {
             check_frames: if rng.chance(0.3) { 3 } else { 0 },
             creates_per_frame: if rng.chance(0.2) { 1 } else { 8192 },
             unresponsive_after: Duration::from_millis(1500),
+            // Room for all variants of a frame, for one, for none.
+            record_cache_bytes: [1 << 20, 700, 0][rng.below(3) as usize],
             lod,
             ..ServerConfig::default()
         };
-        let classes = classes();
+        let keeps_pawns = rng.chance(0.5);
+        let classes = classes(keeps_pawns);
         let mut server = Server::new(config.clone(), &classes);
         server.add_group(1, GroupKind::Exclusion);
+        server.add_group(2, GroupKind::Inclusion);
+        let same_parity = server.add_filter(Box::new(SameParity), 1 + rng.below(4) as u8).expect("the first");
+        let limiter =
+            |mode| Prioritiser::CountLimiter(CountLimiter { count: 2, mode, ..CountLimiter::default() });
+        let prioritisers = [
+            Prioritiser::Static(0.3),
+            Prioritiser::Sphere(Sphere { p_outside: 0.2, ..Sphere::default() }),
+            limiter(LimitMode::Fill),
+            limiter(LimitMode::RoundRobin),
+        ];
+        let prioritisers = prioritisers.map(|one| server.add_prioritiser(one).expect("few"));
+        let prioritisers = if rng.chance(0.3) { prioritisers.to_vec() } else { Vec::new() };
         let words = ["oak", "elm", "ash"].map(|word| server.intern(1, word).expect("few"));
         let (delay, reorder) = (1 + rng.below(3) as u32, rng.below(3));
         let mut world = Self {
@@ -212,6 +303,12 @@ impl World {
             duplicate: if rng.chance(0.5) { 0.1 } else { 0.0 },
             partial: partial && config.lod.is_some(),
             lost: Vec::new(),
+            ended: BTreeSet::new(),
+            same_parity,
+            prioritisers,
+            lanes: 1 + rng.below(2) as usize,
+            keeps_pawns,
+            clean: false,
             config,
             rng,
         };
@@ -233,16 +330,26 @@ impl World {
             id,
             client: Client::new(client, &self.classes),
             silent,
+            forgetful: false,
             addressed: false,
-            view: [0.0; 3],
+            views: vec![[0.0; 3]],
+            areas: Vec::new(),
             open: false,
+            included: false,
             team: false,
+            teams: 0,
+            replay: false,
             down: VecDeque::new(),
             up: VecDeque::new(),
+            owes: false,
+            lost_at: 0,
+            heard: self.frame,
             reported: BTreeMap::new(),
             calls: BTreeMap::new(),
             unreliable: BTreeSet::new(),
             called: BTreeMap::new(),
+            inputs: (0, 0),
+            ended: BTreeSet::new(),
         });
     }
 
@@ -250,12 +357,48 @@ impl World {
         let peer = self.peers.remove(at);
         self.server.disconnect(peer.id);
         self.disowned(peer.id);
+        self.lost.push(peer.id);
     }
 
     fn disowned(&mut self, id: ConnId) {
         for object in self.objects.iter_mut().filter(|object| object.owner == Some(id)) {
             object.owner = None;
         }
+    }
+
+    /// The id of a connection that has ended names nothing, whoever has its place now.
+    fn use_lost_id(&mut self, handle: Handle) {
+        let Some(id) = self.lost.last().copied() else { return };
+        self.server.disconnect(id);
+        self.server.set_views(id, &[]);
+        self.server.set_teams(id, u64::MAX);
+        self.server.open_group(2, id, true);
+        let called = self.server.attach(id, handle, 1, b"", true);
+        assert_eq!(called, Err(AttachError::UnknownConnection), "seed {}: {id:?}", self.seed);
+        let owned = self.server.set_owner(handle, Some(id));
+        assert_eq!(owned, Err(ObjectError::UnknownConnection), "seed {}: {id:?}", self.seed);
+    }
+
+    /// A connection whose calls without arguments nobody takes: they are bounded.
+    fn overflow(&mut self, handle: Handle) {
+        let id = self.server.connect().expect("few");
+        let pushed = (0..5000).find(|call| self.server.attach(id, handle, *call, b"", true).is_err());
+        assert!(pushed.is_some_and(|calls| calls > 1000), "seed {}: {pushed:?} calls wait", self.seed);
+        self.server.disconnect(id);
+        self.lost.push(id);
+    }
+
+    /// A datagram longer than the agreed packet, sound in every other way.
+    fn long_datagrams(&mut self, at: usize) {
+        let Some(peer) = self.peers.get_mut(at) else { return };
+        let length = self.config.packet_bytes_max;
+        let mut packet = Header { seq: 30_000, ack: u16::MAX, ack_bits: 0, frame: 1 }.to_bytes().to_vec();
+        packet.extend_from_slice(&[0x90, 1]);
+        packet.extend_from_slice(&(length as u16).to_le_bytes());
+        packet.resize(packet.len() + length, 0);
+        let seed = self.seed;
+        assert_eq!(self.server.receive(peer.id, &packet), Err(DecodeError::TooLong), "seed {seed}");
+        assert_eq!(peer.client.receive(&packet), Err(DecodeError::TooLong), "seed {seed}");
     }
 
     fn living(&self) -> Vec<usize> {
@@ -275,13 +418,21 @@ impl World {
     fn create(&mut self, root: Option<usize>) {
         let number = self.rng.below(KINDS.len() as u64) as usize;
         let class = ClassId(number as u16);
+        let named = (root.is_none() && self.rng.chance(0.15)).then(|| self.rng.chance(0.5));
+        let name = named.map(|startup| (format!("door {}", self.objects.len()), startup));
         let handle = match root {
             Some(root) => match self.server.create_part(self.objects[root].handle, class) {
                 Ok(handle) => handle,
                 Err(_) => return,
             },
-            None => self.server.create(class).expect("indices are left"),
+            None => match &name {
+                Some((name, true)) => self.server.create_startup(class, name).expect("a new name"),
+                _ => self.server.create(class).expect("indices are left"),
+            },
         };
+        if let Some((name, false)) = &name {
+            self.server.set_archetype(handle, name).expect("few");
+        }
         let at = self.objects.len();
         self.server.set(handle, ID, at as u32 + 1).expect("it exists");
         self.objects.push(Model {
@@ -303,14 +454,26 @@ impl World {
             only_to_owner: false,
             grouped: false,
             dormant: false,
-            extra: [0; 4],
+            extra: [0; AUDIENCES],
             custom_off: false,
+            chosen: Condition::Always,
+            cull: CULL,
+            list: None,
+            included: false,
+            name,
+            owned_since: self.frame,
             bytes: Vec::new(),
             word: 0,
             bag: BTreeMap::new(),
         });
         if root.is_none() {
             self.move_to(at);
+        }
+        if KINDS[number] == Kind::Pawn {
+            self.server.set(handle, FIRST, at as u32 + 1).expect("it exists");
+        }
+        if let Some(prioritiser) = self.prioritisers.get(self.rng.below(8) as usize) {
+            self.server.set_prioritiser(handle, *prioritiser).expect("both exist");
         }
         self.change(at);
     }
@@ -325,16 +488,31 @@ impl World {
         let (rng, server, object) = (&mut self.rng, &mut self.server, &mut self.objects[at]);
         object.count += 1;
         object.changed = self.frame;
-        server.set(object.handle, COUNT, object.count).expect("it exists");
+        // Set, or changed in place and marked, or found by comparing.
+        let (_, _, live) = server.class(object.handle).expect("it exists").layout(COUNT);
+        match rng.below(4) {
+            0 => {
+                server.live_mut(object.handle).expect("it exists")[live] = object.count;
+                server.force_update(object.handle).expect("it exists");
+            }
+            1 => {
+                let write = |words: &mut [u32]| words[live] = object.count;
+                server.write_live(object.handle, 1 << COUNT, write).expect("it exists");
+            }
+            _ => server.set(object.handle, COUNT, object.count).expect("it exists"),
+        }
         if rng.chance(0.5) {
             object.health = rng.below(1000) as u32;
             server.set(object.handle, HEALTH, object.health).expect("it exists");
         }
         match object.kind {
             Kind::Pawn => {
-                let which = rng.below(4) as usize;
+                let which = rng.below(AUDIENCES as u64) as usize;
                 object.extra[which] = rng.below(60_000) as u32;
                 server.set(object.handle, EXTRA + which, object.extra[which]).expect("it exists");
+                let (key, item) = (rng.below(12) as u32, rng.below(500) as u32);
+                object.bag.insert(key, item);
+                server.set_element(object.handle, 0, key, &[Value::from(item)]).expect("there is room");
             }
             Kind::Large if rng.chance(0.3) => {
                 object.bytes = vec![object.count as u8; rng.below(900) as usize];
@@ -348,7 +526,7 @@ impl World {
                 let speed = [rng.below(20) as f32, 0.0, 0.0];
                 server.set(object.handle, EXTRA, speed).expect("it exists");
             }
-            Kind::Bag => {
+            Kind::Bag | Kind::Kept => {
                 let key = rng.below(12) as u32;
                 if rng.chance(0.3) {
                     object.bag.remove(&key);
@@ -371,6 +549,9 @@ impl World {
             let ends = other == at || self.objects[other].root == Some(at);
             if ends && self.objects[other].alive {
                 (self.objects[other].alive, self.objects[other].flushed) = (false, flush);
+                if let Some((name, true)) = self.objects[other].name.take() {
+                    self.ended.insert(name);
+                }
             }
         }
         let dead: Vec<bool> = self.objects.iter().map(|object| object.alive).collect();
@@ -392,9 +573,9 @@ impl World {
         let is_part = self.objects[at].root.is_some();
         let peer = self.rng.below(self.peers.len().max(1) as u64) as usize;
         let someone = self.peers.get(peer).map(|peer| peer.id);
-        match self.rng.below(34) {
-            0..=1 if living.len() < 14 => self.create(None),
-            2 if living.len() < 16 => self.create(Some(at)),
+        match self.rng.below(46) {
+            0..=1 if living.len() < 12 => self.create(None),
+            2 if living.len() < 14 => self.create(Some(at)),
             3 => self.destroy(at),
             4..=5 if !is_part => self.move_to(at),
             6..=12 => self.change(at),
@@ -403,7 +584,9 @@ impl World {
                 self.server.set_owner(handle, owner).expect("it exists");
                 for object in 0..self.objects.len() {
                     if object == at || self.objects[object].alive && self.objects[object].root == Some(at) {
-                        self.objects[object].owner = owner;
+                        let object = &mut self.objects[object];
+                        let since = if object.owner == owner { object.owned_since } else { self.frame };
+                        (object.owner, object.owned_since) = (owner, since);
                     }
                 }
             }
@@ -432,7 +615,10 @@ impl World {
                 self.objects[at].target = target;
             }
             19 if !is_part => {
-                let filter = [Filter::Grid, Filter::Always, Filter::Never][self.rng.below(3) as usize];
+                let teams = Filter::Teams(1 << self.rng.below(2));
+                let custom = Filter::Custom(self.same_parity);
+                let filters = [Filter::Grid, Filter::Always, Filter::Never, teams, custom];
+                let filter = filters[self.rng.below(5) as usize];
                 self.server.set_filter(handle, filter).expect("it exists");
                 self.objects[at].filter = filter;
             }
@@ -442,14 +628,17 @@ impl World {
                 self.objects[at].only_to_owner = on;
             }
             21 => {
-                let on = self.rng.chance(0.5);
-                self.server.set_groups(handle, if on { &[1] } else { &[] }).expect("it exists");
-                self.objects[at].grouped = on;
+                let groups = [&[][..], &[1], &[2], &[1, 2]][self.rng.below(4) as usize];
+                self.server.set_groups(handle, groups).expect("it exists");
+                self.objects[at].grouped = groups.contains(&1);
+                self.objects[at].included = groups.contains(&2);
             }
             22 => {
                 if let Some(peer) = self.peers.get_mut(peer) {
                     peer.open = !peer.open;
                     self.server.open_group(1, peer.id, peer.open);
+                    peer.included ^= self.rng.chance(0.5);
+                    self.server.open_group(2, peer.id, peer.included);
                 }
             }
             23 => {
@@ -470,6 +659,9 @@ impl World {
                 let parent = self.rng.chance(0.6).then_some(parent);
                 let named = parent.map(|parent| self.objects[parent].handle);
                 if self.server.set_parent(handle, named).is_ok() {
+                    let own =
+                        parent.is_some_and(|parent| parent == at || self.objects[parent].root == Some(at));
+                    assert!(!own, "seed {}: {handle:?} waits for itself or its own part", self.seed);
                     self.objects[at].parent = parent;
                 }
             }
@@ -493,11 +685,69 @@ impl World {
             }
             30..=31 => self.call_up(peer),
             32 => {
-                let view = self.spot();
+                let spots = [self.spot(), self.spot()];
+                let count = [1, 1, 1, 2, 0][self.rng.below(5) as usize];
                 if let Some(peer) = self.peers.get_mut(peer) {
-                    peer.view = view;
-                    self.server.set_views(peer.id, &[View { position: view, ..View::default() }]);
+                    peer.views = spots[..count].to_vec();
+                    let views = peer.views.iter().map(|at| View { position: *at, ..View::default() });
+                    self.server.set_views(peer.id, &views.collect::<Vec<_>>());
                 }
+            }
+            33 => {
+                let (centre, min) = (self.spot(), self.spot());
+                let max = min.map(|corner| corner + 80.0);
+                let shapes = [Shape::Sphere { centre, radius: 50.0 }, Shape::Box { min, max }];
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    let shape = shapes[self.rng.below(2) as usize];
+                    peer.areas =
+                        if self.rng.chance(0.6) { vec![Area { shape, band: 0 }] } else { Vec::new() };
+                    self.server.set_areas(peer.id, &peer.areas);
+                }
+            }
+            34 => {
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    peer.teams = self.rng.below(4);
+                    self.server.set_teams(peer.id, peer.teams);
+                }
+            }
+            35 => {
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    peer.replay = self.rng.chance(0.4);
+                    self.server.set_replay(peer.id, peer.replay);
+                }
+            }
+            36 if self.objects[at].kind == Kind::Pawn => {
+                let chosen = CHOICES[self.rng.below(CHOICES.len() as u64) as usize];
+                self.server.set_condition(handle, CHOSEN, chosen).expect("it is dynamic");
+                self.objects[at].chosen = chosen;
+            }
+            37 if !is_part => {
+                let cull = [40.0, CULL, 300.0][self.rng.below(3) as usize];
+                self.server.set_cull_distance(handle, cull).expect("it exists");
+                self.objects[at].cull = cull;
+            }
+            38 if !is_part => {
+                let ids: Vec<ConnId> = someone.into_iter().collect();
+                let (allow, ids) = [(true, ids.clone()), (false, ids), (false, Vec::new())]
+                    [self.rng.below(3) as usize]
+                    .clone();
+                self.server.set_connection_filter(handle, allow, &ids).expect("it exists");
+                self.objects[at].list = Some((allow, ids));
+                self.objects[at].filter = Filter::Always;
+            }
+            39 => self.server.set_lod(handle, self.rng.chance(0.5)).expect("it exists"),
+            40 => {
+                if let Some(peer) = self.peers.get_mut(peer) {
+                    peer.client.forget_history();
+                    peer.forgetful = true;
+                }
+            }
+            41 => self.use_lost_id(handle),
+            42 if self.rng.chance(0.05) => self.overflow(handle),
+            43 => self.long_datagrams(peer),
+            44 => {
+                let period = self.rng.chance(0.5).then(|| 1 + self.rng.below(4) as u8);
+                self.server.set_poll(handle, period).expect("it exists");
             }
             _ => {
                 if let Some(id) = someone {
@@ -513,7 +763,9 @@ impl World {
         let object = &self.objects[at];
         // A call is not sent before the state of its frame. Sleepers, and what goes in parts, may
         // lie behind.
-        let waits = object.changed == self.frame && !object.dormant && object.kind != Kind::Large;
+        let waits = object.changed == self.frame
+            && !object.dormant
+            && !matches!(object.kind, Kind::Large | Kind::Brief);
         let count = if waits { object.count } else { 0 };
         let mut bytes = count.to_le_bytes().to_vec();
         if reliable && self.rng.chance(0.2) {
@@ -538,10 +790,15 @@ impl World {
             self.serial += 1;
             let bytes = vec![1; if self.rng.chance(0.2) { self.rng.below(1200) as usize } else { 0 }];
             if peer.client.attach(*handle, self.serial, &bytes, true).is_ok() {
-                peer.called.entry(*handle).or_default().0.insert(self.serial);
+                peer.called.entry(*handle).or_default().0.insert(self.serial, self.frame);
             }
         }
-        peer.client.send_input(&[at as u8]).expect("short");
+        peer.inputs.0 += 1;
+        peer.client.send_input(&peer.inputs.0.to_le_bytes()).expect("short");
+        if self.rng.chance(0.1) {
+            let refused = peer.client.send_input(&vec![0; self.config.packet_bytes_max - 19]);
+            assert!(refused.is_err(), "seed {}: no packet holds that input", self.seed);
+        }
     }
 
     fn step(&mut self) {
@@ -549,8 +806,9 @@ impl World {
         self.now += FRAME;
         let frame = self.frame;
         for peer in &mut self.peers {
-            while let Some(at) = peer.up.iter().position(|(due, _)| *due <= frame) {
-                let (_, packet) = peer.up.remove(at).expect("it is there");
+            while let Some(at) = peer.up.iter().position(|(due, ..)| *due <= frame) {
+                let (_, packet, new) = peer.up.remove(at).expect("it is there");
+                peer.heard = if new { frame } else { peer.heard };
                 if let Err(error) = self.server.receive(peer.id, &packet) {
                     panic!("seed {}, frame {frame}: an honest client is refused: {error}", self.seed);
                 }
@@ -558,11 +816,13 @@ impl World {
         }
         let (peers, rng) = (&mut self.peers, &mut self.rng);
         let (loss, delay, reorder, duplicate) = (self.loss, self.delay, self.reorder, self.duplicate);
-        self.server.tick(self.now, |packets| {
+        let mut sink = |packets: Packets<'_>| {
             let peer = peers.iter_mut().find(|peer| peer.id == packets.connection).expect("it exists");
             peer.addressed = true;
             for packet in packets.iter().filter(|_| !peer.silent) {
-                if !rng.chance(loss) {
+                if rng.chance(loss) {
+                    peer.lost_at = frame;
+                } else {
                     let due = frame + delay + rng.below(reorder + 1) as u32;
                     peer.down.push_back((due, packet.to_vec()));
                     if rng.chance(duplicate) {
@@ -570,15 +830,22 @@ impl World {
                     }
                 }
             }
-        });
+        };
+        self.server.begin_frame(self.now);
+        self.server.lanes(self.lanes).for_each(|mut lane| lane.run(&mut sink));
+        self.server.end_frame();
         while let Some(event) = self.server.poll_event() {
             self.take_server_event(event);
         }
         for at in 0..self.peers.len() {
             while let Some(place) = self.peers[at].down.iter().position(|(due, _)| *due <= frame) {
                 let (_, packet) = self.peers[at].down.remove(place).expect("it is there");
-                if let Err(error) = self.peers[at].client.receive(&packet) {
-                    panic!("seed {}, frame {frame}: the server's packet is refused: {error}", self.seed);
+                match self.peers[at].client.receive(&packet) {
+                    Ok(Received::Applied) => self.peers[at].owes = true,
+                    Ok(Received::Stale) => self.peers[at].lost_at = frame,
+                    Err(error) => {
+                        panic!("seed {}, frame {frame}: the server's packet is refused: {error}", self.seed)
+                    }
                 }
                 self.take_client_events(at);
             }
@@ -587,7 +854,8 @@ impl World {
                 && let Some(packet) = peer.client.poll_packet(self.now)
                 && !self.rng.chance(loss)
             {
-                peer.up.push_back((frame + delay, packet.to_vec()));
+                peer.up.push_back((frame + delay, packet.to_vec(), peer.owes));
+                peer.owes = false;
             }
         }
     }
@@ -598,16 +866,28 @@ impl World {
             Event::Attachment(id, call) => {
                 let peer = self.peers.iter_mut().find(|peer| peer.id == id).expect("it exists");
                 let (sent, last) = peer.called.get_mut(&call.object).expect("somebody called");
-                assert!(sent.contains(&call.method), "seed {seed}: {call:?} was never sent");
+                assert!(sent.contains_key(&call.method), "seed {seed}: {call:?} was never sent");
                 assert!(call.method > *last, "seed {seed}: {call:?} came after {last}");
                 *last = call.method;
             }
             Event::Unresponsive(id) => {
                 let at = self.peers.iter().position(|peer| peer.id == id).expect("it exists");
-                assert!(self.peers[at].silent, "seed {seed}: an honest client counts as silent");
+                // Of an honest one no acknowledgement came through all that time.
+                let peer = &self.peers[at];
+                let cut_off = FRAME * (self.frame - peer.heard) >= self.config.unresponsive_after;
+                assert!(peer.silent || cut_off, "seed {seed}: an honest client counts as silent");
                 self.peers.remove(at);
                 self.disowned(id);
                 self.lost.push(id);
+            }
+            Event::Input(id, bytes) => {
+                let peer = self.peers.iter_mut().find(|peer| peer.id == id).expect("it exists");
+                let input = u64::from_le_bytes(bytes.try_into().expect("a number"));
+                assert!(
+                    input > peer.inputs.1 && input <= peer.inputs.0,
+                    "seed {seed}: input {input} of {id:?}"
+                );
+                peer.inputs.1 = input;
             }
             _ => {}
         }
@@ -625,8 +905,10 @@ impl World {
                     peer.reported.insert(handle, count(handle).unwrap_or(0));
                 }
                 ClientEvent::Updated { handle, .. } => {
-                    let known = peer.reported.get_mut(&handle);
-                    *known.expect("changes come after the creation") = count(handle).unwrap_or(0);
+                    let known = peer.reported.get_mut(&handle).expect("changes come after the creation");
+                    let now = count(handle).unwrap_or(*known);
+                    assert!(now >= *known, "seed {seed}: {handle:?} went back from {known} to {now}");
+                    *known = now;
                 }
                 ClientEvent::Destroyed { handle, reason, last } => {
                     assert!(peer.reported.remove(&handle).is_some(), "seed {seed}: {handle:?} ended twice");
@@ -645,7 +927,10 @@ impl World {
                         "seed {seed}: a call came before the change of its packet"
                     );
                     let wanted = call.bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-                    assert!(known >= u64::from(wanted), "seed {seed}: {call:?} overtook its state: {known}");
+                    // A state that was lost may arrive after a call of a later frame.
+                    let lossy = peer.forgetful || self.frame - peer.lost_at < 12;
+                    let overtook = !lossy && known < u64::from(wanted);
+                    assert!(!overtook, "seed {seed}: {call:?} overtook its state: {known}");
                     if call.reliable {
                         let (sent, came) = peer.calls.get_mut(&call.object).expect("somebody called");
                         assert_eq!(
@@ -662,6 +947,10 @@ impl World {
                 ClientEvent::Diverged { handle, .. } => {
                     let object = self.objects.iter().find(|object| object.handle == handle);
                     panic!("seed {seed}, frame {}: {event:?}, {object:?}", self.frame);
+                }
+                ClientEvent::StartupDestroyed { name, .. } => {
+                    assert!(self.ended.contains(&*name), "seed {seed}: {name} has not ended");
+                    peer.ended.insert(name.to_string());
                 }
                 _ => {}
             }
@@ -681,18 +970,39 @@ impl World {
         }
     }
 
+    fn keeps(&self, object: &Model) -> bool {
+        object.kind == Kind::Kept || self.keeps_pawns && object.kind == Kind::Pawn
+    }
+
     /// Objects that a client must have.
     fn scope(&self, peer: &Peer) -> BTreeSet<usize> {
         let refused = |object: &Model| {
             !object.alive
                 || object.only_to_owner && object.owner != Some(peer.id)
                 || object.grouped && !peer.open
+                || object.list.as_ref().is_some_and(|(allow, ids)| ids.contains(&peer.id) != *allow)
+        };
+        let near = |object: &Model| {
+            let square =
+                |view: &[f32; 3]| (0..3).map(|i| (object.position[i] - view[i]).powi(2)).sum::<f32>();
+            peer.views.iter().any(|view| square(view) <= object.cull * object.cull)
+                || peer.areas.iter().any(|area| match area.shape {
+                    Shape::Sphere { centre, radius } => square(&centre) <= radius * radius,
+                    Shape::Box { min, max } => {
+                        (0..3).all(|i| (min[i]..=max[i]).contains(&object.position[i]))
+                    }
+                    Shape::Cone { .. } => false,
+                })
         };
         let seen = |object: &Model| {
-            let square = (0..3).map(|i| (object.position[i] - peer.view[i]).powi(2)).sum::<f32>();
-            object.owner == Some(peer.id)
-                || object.filter == Filter::Always
-                || object.filter == Filter::Grid && square <= CULL * CULL
+            let filtered = match object.filter {
+                Filter::Grid => near(object),
+                Filter::Always => true,
+                Filter::Teams(teams) => peer.teams & teams != 0,
+                Filter::Custom(_) => (object.handle.index() + peer.id.index()).is_multiple_of(2),
+                _ => false,
+            };
+            filtered || object.owner == Some(peer.id) || object.included && peer.included
         };
         let admitted = |at: &usize| !refused(&self.objects[*at]) && seen(&self.objects[*at]);
         let mut scope: BTreeSet<usize> = (0..self.objects.len()).filter(admitted).collect();
@@ -719,12 +1029,12 @@ impl World {
             for (at, object) in self.objects.iter().enumerate() {
                 let replica = peer.client.get(object.handle);
                 if !scope.contains(&at) {
-                    let stays = object.alive && object.kind == Kind::Kept;
+                    let stays = object.alive && self.keeps(object);
                     assert!(
                         replica.is_none() || stays,
-                        "{}: out of scope, and still there; view {:?}, scope {scope:?}, {}",
+                        "{}: out of scope, and still there; views {:?}, scope {scope:?}, {}",
                         what(at),
-                        peer.view,
+                        peer.views,
                         self.server.in_scope(peer.id, object.handle)
                     );
                     continue;
@@ -752,6 +1062,16 @@ impl World {
         if object.root.is_some() {
             assert_eq!(replica.parent(), root, "{what}: root");
         }
+        let name = object.name.as_ref().map(|(name, startup)| (name.as_str(), *startup));
+        let archetype = name.filter(|(_, startup)| !startup).map(|(name, _)| name);
+        let startup = name.filter(|(_, startup)| *startup).map(|(name, _)| name);
+        assert_eq!((replica.archetype(), replica.startup_name()), (archetype, startup), "{what}: name");
+        if object.kind == Kind::Brief {
+            // It has the state of its creation there.
+            let id = self.objects.iter().position(|other| other.handle == handle).expect("it is one") + 1;
+            assert_eq!(number(replica, ID), id as u64, "{what}: id");
+            return;
+        }
         if object.dormant {
             let (count, health) = object.shown.expect("it sleeps");
             let count = u64::from(count)..=u64::from(object.count);
@@ -770,22 +1090,40 @@ impl World {
         let Some(Value::Handle(reference)) = replica.value(TARGET) else { panic!("a reference") };
         let target = object.target.filter(|target| scope.contains(target));
         let target = target.map(|target| self.objects[target].handle);
-        let stays =
-            target.is_none() && object.target.is_some_and(|target| self.objects[target].kind == Kind::Kept);
+        let stays = target.is_none() && object.target.is_some_and(|target| self.keeps(&self.objects[target]));
         assert!(
             peer.client.resolve(reference) == target || stays,
             "{what}: target {reference:?}, not {target:?}"
         );
         match object.kind {
             Kind::Pawn => {
-                for (property, gets) in
-                    [(SECRET, owner), (GHOST, !owner), (CUSTOM, !object.custom_off), (TEAM, peer.team)]
-                {
+                let (owns, watches) = (owner && !peer.replay, !owner && !peer.replay);
+                let chosen = match object.chosen {
+                    Condition::OwnerOnly => owns,
+                    Condition::SkipOwner => !owns,
+                    Condition::ReplayOnly => peer.replay,
+                    Condition::Group(_) => peer.team,
+                    _ => true,
+                };
+                for (property, gets) in [
+                    (SECRET, owns),
+                    (GHOST, watches || peer.replay),
+                    (CUSTOM, !object.custom_off),
+                    (TEAM, peer.team),
+                    (TAPED, peer.replay),
+                    (CHOSEN, chosen),
+                ] {
                     let wanted = u64::from(object.extra[property - EXTRA]);
-                    assert!(!gets || number(replica, property) == wanted, "{what}: property {property}");
+                    let held = number(replica, property);
+                    assert!(!gets || held == wanted, "{what}: property {property}: {held}, not {wanted}");
+                }
+                let id = number(replica, ID);
+                assert_eq!(number(replica, FIRST), id, "{what}: what only creations carry");
+                for (key, item) in object.bag.iter().filter(|_| owns) {
+                    assert_eq!(replica.element(0, *key), Some(vec![Value::from(*item)]), "{what}: purse");
                 }
             }
-            Kind::Bag => {
+            Kind::Bag | Kind::Kept => {
                 let keys: Vec<u32> = replica.element_keys(0).collect();
                 assert!(keys.iter().eq(object.bag.keys()), "{what}: keys {keys:?}");
                 for (key, item) in &object.bag {
@@ -812,10 +1150,38 @@ impl World {
         }
     }
 
+    /// Checks that authorised calls and inputs of honest clients arrived, that round trips are
+    /// measured, and that clients know the ends of startup objects.
+    fn check_calls_and_inputs(&self) {
+        for peer in self.peers.iter().filter(|peer| !peer.silent) {
+            let (seed, id) = (self.seed, peer.id);
+            assert_eq!(peer.inputs.0, peer.inputs.1, "seed {seed}: inputs of {id:?} are missing");
+            assert_eq!(peer.ended, self.ended, "seed {seed}: ends that {id:?} heard of");
+            let stats = self.server.connection_stats(id).expect("it is there");
+            assert!(!self.clean || stats.properties_resent == 0, "seed {seed}: sent twice: {stats:?}");
+            let measured = (FRAME..FRAME * 60).contains(&stats.rtt);
+            assert!(measured || stats.packets_delivered == 0, "seed {seed}: a round trip of {:?}", stats.rtt);
+            let scope = self.scope(peer);
+            for at in scope {
+                let object = &self.objects[at];
+                let Some((sent, last)) = peer.called.get(&object.handle) else { continue };
+                let mine = object.owner == Some(id);
+                let mut rightful = sent.iter().filter(|(_, frame)| mine && **frame > object.owned_since);
+                if let Some((newest, _)) = rightful.next_back() {
+                    assert!(last >= newest, "seed {seed}: call {newest} of {id:?} on {object:?} is missing");
+                }
+            }
+        }
+    }
+
     fn quiet(&mut self, frames: u32) {
         (self.loss, self.reorder, self.duplicate) = (0.0, 0, 0.0);
-        for peer in &self.peers {
+        for peer in &mut self.peers {
             self.server.set_budget(peer.id, None);
+            if !peer.silent {
+                peer.inputs.0 += 1;
+                peer.client.send_input(&peer.inputs.0.to_le_bytes()).expect("short");
+            }
         }
         for _ in 0..frames {
             self.step();
@@ -836,6 +1202,7 @@ fn play(seed: u64) {
     let silent = world.rng.chance(0.3).then(|| world.rng.below(frames));
     let (blackout, loss) = (world.rng.chance(0.2), world.loss);
     let joins = world.rng.chance(0.5);
+    world.clean = loss == 0.0 && world.reorder == 0 && !blackout;
     for frame in 0..frames {
         for _ in 0..world.rng.below(6) {
             world.act();
@@ -858,6 +1225,7 @@ fn play(seed: u64) {
     world.quiet(45);
     world.check();
     // Calls of both directions still arrive, on everything that is there.
+    world.check_calls_and_inputs();
     for at in 0..world.peers.len() {
         let id = world.peers[at].id;
         for object in world.scope(&world.peers[at]) {
@@ -866,7 +1234,7 @@ fn play(seed: u64) {
             let peer = &mut world.peers[at];
             world.serial += 1;
             if !peer.silent && peer.client.attach(handle, world.serial, &[], true).is_ok() {
-                peer.called.entry(handle).or_default().0.insert(world.serial);
+                peer.called.entry(handle).or_default().0.insert(world.serial, world.frame);
             }
         }
     }
@@ -880,7 +1248,8 @@ fn play(seed: u64) {
                 world.objects.iter().position(|object| object.handle == *handle).expect("it was there");
             let object = scope.contains(&object).then(|| &world.objects[object]);
             if object.is_some_and(|object| object.kind == Kind::Callable || object.owner == Some(peer.id)) {
-                assert_eq!(sent.last(), Some(last), "seed {seed}: calls on {handle:?} no longer arrive");
+                let newest = sent.last_key_value().map(|(call, _)| call);
+                assert_eq!(newest, Some(last), "seed {seed}: calls on {handle:?} no longer arrive");
             }
         }
     }
@@ -899,4 +1268,82 @@ fn everything_at_once_converges() {
     let failed: Vec<u64> =
         seeds.filter(fails).take(number("THRONG_FAILURES").unwrap_or(20) as usize).collect();
     assert!(failed.is_empty(), "seeds {failed:?} fail; see above, and replay one with THRONG_SEED");
+}
+
+/// Ten thousand objects of eight components each; components come, change and go over a link that
+/// loses a tenth, and two clients see their surroundings. `lib.rs` promises the same bits.
+#[test]
+fn ten_thousand_objects_of_eight_parts_converge() {
+    const ROOTS: u32 = 10_000;
+    let axis = Axis::new(-4096.0, 0.125, 16);
+    let place = Property::new("position", Quantiser::Vec3([axis; 3])).world_position();
+    let mut classes = Classes::new();
+    let root = Class::builder("root").property(place).cull_distance(150.0);
+    let part = Class::builder("part").property(Property::new("value", Quantiser::UInt(20)));
+    let [root, part] =
+        [root, part].map(|class| classes.register(class.build().expect("sound")).expect("new"));
+    let limits = ServerConfig { objects_max: 1 << 18, ..ServerConfig::default() };
+    let mut server = Server::new(limits, &classes);
+    let mut rng = Rng::new(8);
+    let mut roots: Vec<(Handle, Vec<(Handle, u32)>)> = Vec::new();
+    for at in 0..ROOTS {
+        let handle = server.create(root).expect("few");
+        let [x, y] = [at % 100, at / 100].map(|step| step as f32 * 40.0 - 2000.0);
+        server.set(handle, 0, [x, y, 0.0]).expect("it exists");
+        let parts = (0..8).map(|_| (server.create_part(handle, part).expect("few"), 0));
+        roots.push((handle, parts.collect()));
+    }
+    let config = ClientConfig { objects_max: 1 << 18, ..ClientConfig::default() };
+    let mut clients: Vec<(ConnId, Client)> = Vec::new();
+    for at in 0..2 {
+        let id = server.connect().expect("few");
+        let position = [at as f32 * 100.0, 0.0, 0.0];
+        server.set_views(id, &[View { position, ..View::default() }]);
+        clients.push((id, Client::new(config.clone(), &classes)));
+    }
+    let mut now = Instant::ZERO;
+    for frame in 0..90_u32 {
+        now += FRAME;
+        let faults = frame < 60;
+        if faults {
+            for _ in 0..2000 {
+                let (handle, parts) = &mut roots[rng.below(u64::from(ROOTS)) as usize];
+                let which = rng.below(8) as usize;
+                match parts.get_mut(which) {
+                    Some((old, _)) if rng.chance(0.2) => {
+                        server.destroy(*old, DestroyReason::Destroyed, false).expect("it exists");
+                        parts.remove(which);
+                    }
+                    Some((part, value)) => {
+                        *value = rng.below(1 << 20) as u32;
+                        server.set(*part, 0, *value).expect("it exists");
+                    }
+                    None => parts.push((server.create_part(*handle, part).expect("few"), 0)),
+                }
+            }
+        }
+        server.tick(now, |packets| {
+            let (_, client) =
+                clients.iter_mut().find(|(id, _)| *id == packets.connection).expect("it exists");
+            for packet in packets.iter().filter(|_| !(faults && rng.chance(0.1))) {
+                client.receive(packet).expect("the server's packets are right");
+            }
+        });
+        for (id, client) in &mut clients {
+            if let Some(packet) = client.poll_packet(now) {
+                server.receive(*id, packet).expect("the client's packets are right");
+            }
+        }
+    }
+    for (id, client) in &clients {
+        let mut count = 0;
+        for (root, parts) in roots.iter().filter(|(root, _)| server.in_scope(*id, *root)) {
+            count += 1 + parts.len();
+            for (part, value) in parts {
+                let replica = client.get(*part).unwrap_or_else(|| panic!("{part:?} of {root:?} is missing"));
+                assert_eq!((replica.parent(), number(replica, 0)), (Some(root.index()), u64::from(*value)));
+            }
+        }
+        assert!(count > 300 && client.len() == count, "{} replicas, {count} in scope", client.len());
+    }
 }

@@ -155,6 +155,23 @@ fn every_kind_of_field_comes_back() {
 }
 
 #[test]
+fn a_replica_is_read_into_a_value_without_allocation() {
+    let mut pair = Pair::new();
+    let handle = pair.server.create(&Player::default()).unwrap();
+    pair.server.set_owner(handle.untyped(), Some(pair.id)).unwrap();
+    let mut hero = hero(handle);
+    let mut seen = Player::default();
+    for gold in 0..3 {
+        hero.gold = gold;
+        hero.write(&mut pair.server, handle.untyped()).unwrap();
+        pair.steps(4);
+        let read = allocation_counter::measure(|| pair.client.read(handle, &mut seen).unwrap());
+        assert!(gold == 0 || read.count_total == 0, "{} allocations", read.count_total);
+        assert_eq!(seen, hero);
+    }
+}
+
+#[test]
 fn the_typed_layer_writes_the_bytes_of_the_untyped_one() {
     let mut untyped = Classes::new();
     untyped.register(Player::class().unwrap()).unwrap();
@@ -175,6 +192,157 @@ fn the_typed_layer_writes_the_bytes_of_the_untyped_one() {
     typed.steps(2);
     plain.steps(2);
     assert_eq!(typed.packets, plain.packets);
+}
+
+#[test]
+fn every_property_of_a_struct_writes_the_bytes_of_its_value() {
+    let mut untyped = Classes::new();
+    untyped.register(Player::class().unwrap()).unwrap();
+    untyped.register(Door::class().unwrap()).unwrap();
+    let (mut typed, mut plain) = (Pair::new(), Pair::of(&untyped));
+    let handle = typed.server.create(&Player::default()).unwrap();
+    let same = plain.server.create(throng_replication::ClassId(0)).unwrap();
+    typed.server.set_owner(handle.untyped(), Some(typed.id)).unwrap();
+    plain.server.set_owner(same, Some(plain.id)).unwrap();
+    typed.steps(3);
+    plain.steps(3);
+    let hero = hero(handle);
+    hero.write(&mut typed.server, handle.untyped()).unwrap();
+    let reference = Value::Handle(same);
+    let option = |value: Option<Value>| Value::Option(value.map(Box::new));
+    let riding = vec![reference.clone(), Value::Text("Žofka".into())];
+    let marks = [Some(3_u64), None, Some(250)].map(|mark| option(mark.map(Value::UInt)));
+    let values = [
+        Value::Vec3([1.0, 2.0, 0.5]),
+        Value::Vec3([0.1, -7.25, 1e-3]),
+        Value::Enum(2, riding),
+        Value::Text("Ada".into()),
+        Value::List(marks.to_vec()),
+        option(Some(reference)),
+        Value::Int(-5),
+    ];
+    for (property, value) in values.into_iter().enumerate() {
+        plain.server.set(same, property, value).unwrap();
+    }
+    for (key, [kind, count]) in [(7, [300_u32, 15]), (9, [0, 0])] {
+        plain.server.set_element(same, Player::BAG, key, &[kind.into(), count.into()]).unwrap();
+    }
+    typed.steps(3);
+    plain.steps(3);
+    assert_eq!(typed.packets, plain.packets);
+}
+
+#[test]
+fn a_value_that_does_not_fit_creates_nothing() {
+    let mut pair = Pair::new();
+    let root = pair.server.create(&Player::default()).unwrap();
+    pair.server.set_owner(root.untyped(), Some(pair.id)).unwrap();
+    let long = Player { name: "x".repeat(17), ..Player::default() };
+    assert!(pair.server.create(&long).is_err());
+    assert!(pair.server.create_part(root, &long).is_err());
+    pair.steps(4);
+    assert_eq!(pair.client.len(), 1);
+}
+
+/// A field of each type, with the quantiser that the type has unless one is named.
+#[derive(Clone, Debug, Default, PartialEq, Replicate)]
+struct Defaults {
+    r#type: bool,
+    unsigned: [f32; 2],
+    a: u8,
+    b: u16,
+    c: u32,
+    d: u64,
+    e: i8,
+    f: i16,
+    g: i32,
+    h: i64,
+    single: f32,
+    double: f64,
+    space: [f32; 3],
+    turn: [f32; 4],
+    text: String,
+    bytes: std::sync::Arc<[u8]>,
+    list: Vec<i16>,
+    option: Option<String>,
+    nested: Vec<Option<Vec<u8>>>,
+    plain: Handle,
+    reference: Ref<Player>,
+}
+
+#[test]
+fn quantisers_have_defaults_by_type_that_keep_every_value() {
+    let mut classes = Classes::new();
+    classes.add::<Defaults>().unwrap();
+    let mut pair = Pair::of(&classes);
+    let handle = pair.server.create(&Defaults::default()).unwrap();
+    pair.server.set_owner(handle.untyped(), Some(pair.id)).unwrap();
+    let extremes = [
+        Defaults {
+            r#type: true,
+            unsigned: [f32::MIN, f32::MAX],
+            a: u8::MAX,
+            b: u16::MAX,
+            c: u32::MAX,
+            d: u64::MAX,
+            e: i8::MIN,
+            f: i16::MIN,
+            g: i32::MIN,
+            h: i64::MIN,
+            single: f32::INFINITY,
+            double: f64::MIN_POSITIVE,
+            space: [1e-30, -1e30, 0.1],
+            turn: [0.0, 0.0, 0.0, 1.0],
+            text: "x".repeat(255),
+            bytes: vec![9; 255].into(),
+            list: vec![i16::MIN; 255],
+            option: Some(String::new()),
+            nested: vec![None, Some(vec![]), Some(vec![1, 2])],
+            plain: handle.untyped(),
+            reference: Handle::<Player>::default().into(),
+        },
+        Defaults { e: i8::MAX, f: i16::MAX, g: i32::MAX, h: i64::MAX, ..Defaults::default() },
+    ];
+    let mut seen = Defaults::default();
+    for wanted in extremes {
+        wanted.write(&mut pair.server, handle.untyped()).unwrap();
+        pair.steps(12);
+        pair.client.read(handle, &mut seen).unwrap();
+        // A rotation has twelve bits an axis, and both signs mean the same.
+        let turned: f32 = seen.turn.iter().zip(wanted.turn).map(|(a, b)| a * b).sum();
+        assert!(turned.abs() > 0.999 || wanted.turn == [0.0; 4], "{:?}", seen.turn);
+        assert_eq!(Defaults { turn: wanted.turn, ..seen.clone() }, wanted);
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Replicate)]
+struct Geometry {
+    flat: glam::Vec2,
+    #[replicate(Quantiser::Vec3([Axis::new(-1024.0, 0.125, 14); 3]), position)]
+    place: glam::Vec3,
+    fast: glam::Vec3A,
+    four: glam::Vec4,
+    turn: glam::Quat,
+}
+
+#[test]
+fn vectors_of_glam_are_fields() {
+    let mut classes = Classes::new();
+    classes.add::<Geometry>().unwrap();
+    let mut pair = Pair::of(&classes);
+    let wanted = Geometry {
+        flat: glam::vec2(0.1, -3.0),
+        place: glam::vec3(1.125, -2.0, 8.5),
+        fast: glam::vec3a(1e-3, 2.0, 1e9),
+        four: glam::vec4(1.0, 2.0, 3.0, f32::MIN),
+        turn: glam::Quat::from_rotation_z(0.75),
+    };
+    let handle = pair.server.create(&wanted).unwrap();
+    pair.steps(3);
+    let mut seen = Geometry::default();
+    pair.client.read(handle, &mut seen).expect("nearer than its range");
+    assert!(seen.turn.angle_between(wanted.turn) < 1e-2, "{:?}", seen.turn);
+    assert_eq!(Geometry { turn: wanted.turn, ..seen }, wanted);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use jsonwebtoken::jwk::{JwkSet, PublicKeyUse};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, Validation};
 use serde_json::Value;
-use throng_gateway::Verdict;
+use throng_gateway::{ConnKind, Verdict};
 
 use super::fetch::Fetcher;
 use super::{Authenticator, Login, VerdictFuture};
@@ -27,9 +27,9 @@ const KEYS_TRIED_MAX: usize = 16;
 /// Verifies signed tokens.
 ///
 /// A token passes when its algorithm is one of the configured ones *and* fits the key, its
-/// signature is right, `exp` is there and ahead, `nbf` (if there) is past, and audience, issuer and
-/// player claim are as configured. Keys that a token brings along (`jwk`, `jku`, `x5u`, `x5c`) are
-/// never looked at; critical extensions are refused.
+/// signature is right, `exp` is there and ahead, `nbf` (if there) is past, and audience, issuer,
+/// kind and player claim are as configured. Keys that a token brings along (`jwk`, `jku`, `x5u`,
+/// `x5c`) are never looked at; critical extensions are refused.
 pub struct Jwt {
     rules: Rules,
     keys: RwLock<Arc<Keys>>,
@@ -42,6 +42,7 @@ struct Rules {
     audience: Option<String>,
     issuer: Option<String>,
     player_claim: Option<String>,
+    kind_claim: String,
     leeway_s: u64,
 }
 
@@ -107,6 +108,7 @@ impl Jwt {
             audience: some(&auth.jwt_audience),
             issuer: some(&auth.jwt_issuer),
             player_claim: some(&auth.jwt_player_claim),
+            kind_claim: auth.jwt_kind_claim.clone(),
             leeway_s: auth.jwt_leeway_s,
         };
         let keys_file = some(&auth.jwt_keys_file);
@@ -129,6 +131,7 @@ impl Jwt {
     async fn verdict(&self, login: &Login) -> Verdict {
         match self.claims(&login.token.0).await {
             Err(verdict) => verdict,
+            Ok(claims) if self.rules.kind(&claims) != Some(login.kind) => Verdict::InvalidLt,
             Ok(claims) if self.rules.names_player(&claims, &login.player.0) => Verdict::Success,
             Ok(_) => Verdict::InvalidPit,
         }
@@ -260,6 +263,15 @@ impl Rules {
         validation
     }
 
+    /// Kind of connection that a token admits; `None` for a value that is not known.
+    fn kind(&self, claims: &Value) -> Option<ConnKind> {
+        match claims.get(&self.kind_claim).map(Value::as_str) {
+            None | Some(Some("client")) => Some(ConnKind::Client),
+            Some(Some("server")) => Some(ConnKind::Server),
+            Some(_) => None,
+        }
+    }
+
     fn names_player(&self, claims: &Value, player: &str) -> bool {
         match &self.player_claim {
             None => true,
@@ -364,5 +376,98 @@ impl Keys {
             .filter(move |key| key.algorithm.is_none_or(|own| own == algorithm))
             .filter(move |key| key.decoding.family().algorithms().contains(&algorithm))
             .take(KEYS_TRIED_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jsonwebtoken::{EncodingKey, Header};
+    use serde_json::json;
+
+    use crate::auth::tests::login;
+    use crate::config::Loader;
+
+    #[test]
+    fn a_token_admits_the_kind_that_it_names() {
+        const SECRET: [u8; SECRET_BYTES_MIN] = [b'k'; SECRET_BYTES_MIN];
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), SECRET).unwrap();
+        let loader = Loader::new()
+            .flag("t", "gateway.auth.kind", "jwt")
+            .flag("t", "gateway.auth.jwt_keys_file", file.path().to_str().unwrap())
+            .flag("t", "gateway.auth.jwt_algorithms", "HS256");
+        let jwt = Jwt::new(&loader.load().unwrap().settings.auth).unwrap();
+        let year_2100 = 4_102_444_800_u64;
+        let sign = |claims: &Value| {
+            jsonwebtoken::encode(&Header::default(), claims, &EncodingKey::from_secret(&SECRET)).unwrap()
+        };
+        let plain = json!({ "sub": "anna", "exp": year_2100 });
+        let named = |kind: Value| {
+            let mut claims = plain.clone();
+            claims["throng_kind"] = kind;
+            claims
+        };
+        let (success, refused) = (Verdict::Success, Verdict::InvalidLt);
+        for (claims, as_client, as_server) in [
+            (plain.clone(), &success, &refused),
+            (named(json!("client")), &success, &refused),
+            (named(json!("server")), &refused, &success),
+            (named(json!("SERVER")), &refused, &refused),
+            (named(json!(null)), &refused, &refused),
+            (named(json!(["server", "client"])), &refused, &refused),
+            (named(json!(true)), &refused, &refused),
+        ] {
+            for (kind, expected) in [(ConnKind::Client, as_client), (ConnKind::Server, as_server)] {
+                let login = Login { kind, ..login("anna", &sign(&claims)) };
+                let verdict = runtime.block_on(jwt.verdict(&login));
+                assert_eq!(verdict, *expected, "{kind:?} with {claims}");
+            }
+        }
+        let stranger = Login { kind: ConnKind::Server, ..login("ben", &sign(&named(json!("server")))) };
+        assert_eq!(runtime.block_on(jwt.verdict(&stranger)), Verdict::InvalidPit);
+    }
+
+    #[test]
+    fn keys_are_dropped_when_the_jwks_has_been_unreachable_for_too_long() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [b'k'; SECRET_BYTES_MIN]).unwrap();
+        // Nothing listens there: every fetch fails.
+        let jwt = |keys_file: &str| {
+            let loader = Loader::new()
+                .flag("t", "gateway.auth.kind", "jwt")
+                .flag("t", "gateway.auth.jwt_jwks_url", "http://127.0.0.1:1/keys")
+                .flag("t", "gateway.auth.jwt_jwks_stale_s", "3600");
+            let loader = match keys_file {
+                "" => loader,
+                path => loader.flag("t", "gateway.auth.jwt_keys_file", path).flag(
+                    "t",
+                    "gateway.auth.jwt_algorithms",
+                    "HS256",
+                ),
+            };
+            Jwt::new(&loader.load().unwrap().settings.auth).unwrap()
+        };
+        let fails_after = |jwt: &Jwt, age_s: u64| {
+            let fetched = Instant::now().checked_sub(Duration::from_secs(age_s));
+            runtime.block_on(async {
+                jwt.jwks.as_ref().unwrap().fetches.lock().await.succeeded = fetched;
+                jwt.fetch(Duration::ZERO).await;
+            });
+        };
+        let without_file = jwt("");
+        without_file.set_keys(Keys::from_secret(&[b'k'; SECRET_BYTES_MIN]).unwrap());
+        fails_after(&without_file, 3_500);
+        assert!(!without_file.keys().is_empty());
+        assert!(without_file.health().0);
+        fails_after(&without_file, 3_700);
+        assert!(without_file.keys().is_empty());
+        assert!(!without_file.health().0);
+        // Those of a file are not the JWKS's.
+        let with_file = jwt(file.path().to_str().unwrap());
+        fails_after(&with_file, 3_700);
+        assert!(!with_file.keys().is_empty());
     }
 }

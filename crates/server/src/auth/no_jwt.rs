@@ -1,5 +1,4 @@
-//! [`Jwt`] of a build without the feature `jwt`: there is no value of it, so nothing can be asked
-//! of one.
+//! [`Jwt`] of a build without the feature `jwt`: uninhabited, so its methods cannot be called.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Checks that need more than one key, and those that need a look at the disk.
+//! Checks that involve several keys or the disk.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::Config;
 use super::keys::Listener;
 use super::problem::{Origin, Problem, ProblemKind};
 use super::value::{nearest, resolve_addr};
-use crate::listen::{self, ListenerPlan};
+use crate::listen::{self, ListenerPlan, Transport};
 use crate::services;
 
 /// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key
@@ -103,6 +103,18 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
     };
     for plan in &plans {
         check_reach(config, section, plan, problems);
+    }
+    if listener.proxy_protocol {
+        let key = path("proxy_protocol");
+        let udp = |plan: &ListenerPlan| matches!(plan.transport, Transport::Kcp | Transport::Enet);
+        if let Some(plan) = plans.iter().find(|plan| udp(plan)) {
+            let message = format!("`{key}` does not work with {}, which is UDP", plan.scheme());
+            problems.push(at(config, ProblemKind::Conflict, &key, message));
+        }
+        if config.settings.gateway.trusted_proxies.is_empty() {
+            let message = format!("`{key}` admits only `gateway.trusted_proxies`, and there are none");
+            problems.push(at(config, ProblemKind::Conflict, &key, message));
+        }
     }
     let (cert, key) = (&listener.tls_cert, &listener.tls_key);
     if cert.is_empty() != key.is_empty() {
@@ -284,6 +296,14 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             }
             Ok(_) => {}
         }
+    }
+    if let Err(why) = crate::gateway_config::ranges("ddc.trusted_proxies", &ddc.trusted_proxies) {
+        problems.push(at(
+            config,
+            ProblemKind::BadValue,
+            "ddc.trusted_proxies",
+            format!("bad value for {why}"),
+        ));
     }
     if let Err(why) = crate::ddc::read_quotas(ddc) {
         problems.push(at(

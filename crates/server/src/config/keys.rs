@@ -219,6 +219,11 @@ section! {
         /// Allows this listener on a public address although it admits every login (no
         /// authentication, or development mode).
         unsafe_binds: bool = false, Kind::Bool;
+        /// Every connection comes from one of `gateway.trusted_proxies` and begins with a header of
+        /// the PROXY protocol, version 2, which names the peer's address. `tcp`, `tls`, `ws` and
+        /// `wss` only. Without it, WebSocket listeners take the address from the `X-Forwarded-For`
+        /// of trusted proxies.
+        proxy_protocol: bool = false, Kind::Bool;
         /// Web pages that may open WebSockets: values of the `Origin` header, compared as a whole.
         /// Empty or `*` allows any, because logins need a token and not a cookie. Programs that
         /// send no `Origin` always pass.
@@ -276,8 +281,8 @@ section! {
         /// default), `removable` (honours `removed` map entries), `unreal`.
         profiles: BTreeMap<String, String> = (), Kind::Map;
         /// Merge rules of single fields, by the full name of type and field: `retain FIELD SPAN`
-        /// cuts a list to its last elements, `copy FIELD ...` lets the entries of a map take over
-        /// only these fields.
+        /// cuts a list to its last elements, `copy FIELD ...` updates only these fields of the
+        /// entries of a map.
         merge_rules: BTreeMap<String, String> = (), Kind::Map;
         /// Channel data of types that no schema describes. `allow` keeps it as opaque bytes within
         /// a bound, `refuse` drops the update.
@@ -386,6 +391,10 @@ section! {
         /// For `jwt`: claim that must equal the player identifier of the login; empty = not
         /// checked.
         jwt_player_claim: String = "sub", Kind::Text;
+        /// For `jwt`: claim that names the kind of connection a token admits: `server` for game
+        /// servers, `client` for players. Without the claim, a token admits players; with another
+        /// value, none.
+        jwt_kind_claim: String = "throng_kind", Kind::Text;
         /// For `jwt`: tolerated difference of clocks for `exp` and `nbf`.
         jwt_leeway_s: u64 = 30, int(0, 600), "s";
         /// For `http`: URL that receives a POST with `{"connection", "kind", "address", "player",
@@ -476,7 +485,7 @@ section! {
 }
 
 section! {
-    /// Recordings of what clients send, for `throng replay`.
+    /// Recordings of client sessions, for `throng replay`.
     Recordings {
         /// Records every client connection.
         enabled: bool = false, Kind::Bool;
@@ -491,7 +500,7 @@ section! {
     /// The derived-data cache for editors.
     Ddc {
         /// Address of the cache; empty opens none. `throng up --only ddc` opens it at the address
-        /// of `--http`.
+        /// of `--http`, with metrics and console; so does the same address in `http.addr`.
         addr: String = "", Kind::Addr;
         /// Address of a second listener for internal machines: it also serves non-public
         /// namespaces, administration and the replication log.
@@ -534,7 +543,7 @@ section! {
         /// Namespaces that only the internal listener serves.
         internal_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespaces that refuse compressed buffers whose content cannot be verified here,
-        /// whatever `unverified` says.
+        /// regardless of `unverified`.
         verified_namespaces: Vec<String> = [], Kind::List; reload;
         /// Namespace to take missing blobs from, by namespace: `game = "engine"`. The caller needs
         /// permission to read there.
@@ -560,7 +569,7 @@ section! {
         /// editors send by default, without a decoder.
         unverified: bool = true, Kind::Bool; reload;
         /// Program, with its arguments, that decodes Oodle blocks so that they are verified. Empty:
-        /// the built-in one if Throng was built with the feature `oodle`, otherwise none.
+        /// the built-in one; none if Throng was built without the feature `oodle`.
         oodle_decoder: Vec<String> = [], Kind::List; reload;
         /// Timeout of decoding a block; then the decoder is ended and the block counts as not
         /// verified.
@@ -580,15 +589,21 @@ section! {
         /// 90% of what the folder holds and the disk has left. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
-        /// Namespaces whose refs and blobs stay when `bytes_max` is reached.
+        /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are
+        /// answered with 507 while they hold more than that alone.
         keep_namespaces: Vec<String> = [], Kind::List; reload;
         /// Age of the last check at which a blob of more than 16 KiB is hashed again before it is
         /// served. Smaller blobs are checked at every read.
         recheck_s: u32 = 3_600, int(0, 31_536_000), "s"; reload;
         /// Bytes of one uploaded blob.
         blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes"; reload;
-        /// Open connections.
-        connections_max: usize = 1_024, int(1, 65_536), "connections";
+        /// Open connections to each listener. When it is full, a connection that makes no progress
+        /// yields to a new one: first those that never completed a request, then the longest idle.
+        /// Above three quarters one address holds at most a quarter.
+        connections_max: usize = 10_000, int(1, 65_536), "connections";
+        /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the cache, which may hold
+        /// any number of its connections.
+        trusted_proxies: Vec<String> = [], Kind::List;
     }
 }
 
@@ -650,7 +665,8 @@ section! {
         /// Address of JSON over HTTP, with notifications as WebSocket messages or Server-Sent
         /// Events; empty opens none.
         http_addr: String = "", Kind::Addr;
-        /// Open connections to `http_addr`; further ones wait in the kernel's queue.
+        /// Open connections to `http_addr`. When it is full, a connection that makes no progress
+        /// yields to a new one.
         http_connections_max: usize = 1_024, int(1, 65_536), "connections";
         /// Concurrent requests over `http_addr`, at most 1 MiB each; further ones are answered with
         /// `OVERLOADED`.
@@ -707,7 +723,8 @@ section! {
         /// Refuses to start if the address is in use; otherwise the process runs without this
         /// listener.
         required: bool = true, Kind::Bool;
-        /// Open connections.
+        /// Open connections. When the listener is full, one that makes no progress yields to a new
+        /// one.
         connections_max: usize = 64, int(1, 65_536), "connections";
     }
 }
@@ -834,7 +851,7 @@ pub const SECTIONS: &[Section] = &[
     Section { path: "gateway.auth", doc: "Authentication of logins.", heading: "Authentication" },
     Section { path: "gateway.limits", doc: "Limits on the resources of one peer.", heading: "Limits" },
     Section { path: "gateway.recovery", doc: "Recovery of lost connections.", heading: "Recovery" },
-    Section { path: "gateway.recordings", doc: "Recordings of what clients send.", heading: "Recordings" },
+    Section { path: "gateway.recordings", doc: "Recordings of client sessions.", heading: "Recordings" },
     Section { path: "ddc", doc: "The derived-data cache for editors.", heading: "Derived-data cache" },
     Section {
         path: "ddc.tier",

@@ -1,5 +1,4 @@
-//! Values of configuration keys: their kinds, how they are read from TOML and from text, and how
-//! they print.
+//! Values of configuration keys: their kinds, parsing from TOML and from strings, and printing.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};

@@ -1,4 +1,4 @@
-//! The file of match modes and queues: read, checked, and told what is wrong with it.
+//! Reader of the file of match modes and queues, with descriptions of its defects.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -136,7 +136,7 @@ pub(super) fn gateway_families(total: &Stats) -> Vec<Family> {
         ),
         count(
             "throng_gateway_channels_healed",
-            "Channels whose fan-out was made anew after a panic; their subscribers got full states.",
+            "Channels whose fan-out was rebuilt after a panic; their subscribers received full states.",
             total.channels_healed,
         ),
         count(
@@ -179,7 +179,7 @@ pub(super) fn world_families(total: &Stats, world: &WorldView) -> Vec<Family> {
         ),
         count(
             "throng_world_handover_encodes",
-            "Handover payloads encoded: at most two per pair of cells, whatever the number of subscribers.",
+            "Handover payloads encoded: at most two per pair of cells, for any number of subscribers.",
             total.handover_encodes,
         ),
         count(

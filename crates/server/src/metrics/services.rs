@@ -132,7 +132,7 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
         counter("throng_matcher_roles_joined", "Roles that joined rooms.", report.core.roles_joined),
         counter(
             "throng_matcher_replayed_answers",
-            "Requests answered from their request key: retries without a second effect.",
+            "Requests answered by their idempotency key: retries without a second effect.",
             report.core.replayed_answers,
         ),
         counter(

@@ -112,6 +112,18 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
             |report| report.loop_stats.shed as f64,
         ),
         each(
+            "throng_net_gave_way",
+            "Clients without a login that were closed for newcomers because file descriptors ran short.",
+            Counter,
+            |report| report.loop_stats.gave_way as f64,
+        ),
+        each(
+            "throng_net_proxy_errors",
+            "Connections that come from no trusted proxy, or whose PROXY header is wrong.",
+            Counter,
+            |report| report.loop_stats.proxy_errors as f64,
+        ),
+        each(
             "throng_net_refused",
             "Connections closed at once because a listener's limit was reached.",
             Counter,

@@ -1,5 +1,5 @@
-//! Between the loop's keys and the core's connections: inputs go in, outputs are taken, panics are
-//! contained.
+//! Driver between the loop's keys and the core's connections: it passes inputs, drains outputs and
+//! contains panics.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,6 +25,9 @@ use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
 /// eat the core.
 const PANIC_PAUSE: Duration = Duration::from_millis(10);
 
+/// So many entries of [`Driver::strangers`] are kept without a look at them.
+const STRANGERS_MIN: usize = 1_024;
+
 /// So many panics within the time after which one is forgotten, and the process is not ready.
 const PANICS_MAX: usize = 3;
 pub(super) const PANIC_MEMORY: Duration = Duration::from_secs(60);
@@ -48,6 +51,11 @@ pub(super) struct Driver {
     pub(super) outgoing: VecDeque<(u16, Post)>,
     /// Bytes of `outgoing`.
     pub(super) outgoing_bytes: usize,
+    /// Clients with a socket of their own that have not logged in, the oldest first, and some that
+    /// have, or are gone. They give way to newcomers when descriptors run short.
+    pub(super) strangers: VecDeque<(Instant, ConnId)>,
+    /// Length of `strangers` at which those that are none are taken out.
+    strangers_max: usize,
     /// Game servers of this shard, still to be given priority.
     pub(super) newcomers: Vec<ConnKey>,
     /// Accepted for other shards, still to be taken out of the loop.
@@ -129,6 +137,8 @@ impl Driver {
             closed_early: HashSet::new(),
             mailboxes: parts.mailboxes,
             outgoing: VecDeque::new(),
+            strangers: VecDeque::new(),
+            strangers_max: STRANGERS_MIN,
             newcomers: Vec::new(),
             outgoing_bytes: 0,
             hand_offs: Vec::new(),
@@ -208,6 +218,16 @@ impl Driver {
             self.by_key.resize(key.index() + 1, None);
         }
         self.by_key[key.index()] = Some((key, conn));
+    }
+
+    /// Notes a client that gives way as long as it has not logged in.
+    pub(super) fn note_stranger(&mut self, conn: ConnId) {
+        if self.strangers.len() >= self.strangers_max {
+            let shard = &self.shard;
+            self.strangers.retain(|(_, conn)| shard.is_stranger(*conn));
+            self.strangers_max = STRANGERS_MIN.max(2 * self.strangers.len());
+        }
+        self.strangers.push_back((self.now, conn));
     }
 
     pub(super) fn forget(&mut self, conn: ConnId) -> Option<Conn> {
@@ -311,6 +331,7 @@ impl Driver {
         }
         self.shard = self.shard.restarted(u64::from(life).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.seed);
         self.closed_early.clear();
+        self.strangers.clear();
         self.dirty.clear();
         self.verdicts.clear();
         self.timers_from = Instant::ZERO;

@@ -1,6 +1,6 @@
 //! Callbacks of the event loop.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use throng_gateway::{Closed, ConnKind, close_code};
@@ -27,6 +27,24 @@ impl Handler for Driver {
         self.shard.excuse_pause(gap);
     }
 
+    fn is_proxy(&mut self, addr: IpAddr) -> bool {
+        self.shard.is_proxy(addr)
+    }
+
+    fn make_room(&mut self, older_than: Option<Instant>) -> bool {
+        while let Some(&(accepted, conn)) = self.strangers.front() {
+            if self.shard.is_stranger(conn) && older_than.is_some_and(|than| than < accepted) {
+                return false;
+            }
+            self.strangers.pop_front();
+            if self.shard.is_stranger(conn) {
+                self.guard(|driver| driver.shard.give_way(driver.now, conn));
+                return true;
+            }
+        }
+        false
+    }
+
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
         let Some(role) = self.listeners.get(&listener).copied() else { return REFUSED };
         let mut accepted = None;
@@ -39,6 +57,11 @@ impl Handler for Driver {
             }
             accepted = Some(answer);
         });
+        if let Some(Ok(accepted)) = accepted
+            && role.may_give_way
+        {
+            self.note_stranger(accepted.conn);
+        }
         match accepted {
             Some(Ok(accepted)) if accepted.shard.0 == self.index => {
                 self.adopt(accepted.conn, role.kind, key);

@@ -40,6 +40,8 @@ pub(crate) struct ListenerRole {
     pub(crate) framing: Framing,
     /// Its connections may come from other addresses than they say, until they have proven theirs.
     pub(crate) unproven: bool,
+    /// Its connections are clients that hold a descriptor each.
+    pub(crate) may_give_way: bool,
 }
 
 /// Parts of a worker besides its loop.

@@ -18,6 +18,11 @@ const SHARED_FRAME_HOLDERS_MIN: usize = 8;
 /// enough.
 const SHARED_FILES_MAX: usize = 4;
 
+/// A client with more output than this is written to as soon as it takes more, and not only after
+/// the pause in which events gather: it gets a stream from a game server, which would pass
+/// `outbox_hard_bytes` meanwhile.
+const AWAIT_ROOM_BYTES: usize = 256 << 10;
+
 /// Time a closed connection has to take what was queued for it.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -91,9 +96,14 @@ impl Worker {
         self.slices = recycle(slices);
         entry.blocked = outcome.blocked;
         entry.bytes_out += outcome.taken as u64;
+        let key = entry.key;
         driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, outcome.taken));
+        let queued = driver.shard.outbox(conn).map_or(0, |outbox| outbox.queued_bytes());
+        if outcome.blocked && queued > AWAIT_ROOM_BYTES {
+            self.event_loop.await_room(key);
+        }
         let more = !outcome.blocked && outcome.taken > 0;
-        if more && driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty()) {
+        if more && queued > 0 {
             driver.mark_dirty(conn);
         }
     }

@@ -5,6 +5,7 @@ mod browser;
 mod common;
 mod config_errors;
 mod conformance;
+mod descriptors;
 #[path = "../../../client/examples/matchmaking.rs"]
 mod example;
 mod goodbyes;

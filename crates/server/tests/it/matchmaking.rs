@@ -76,7 +76,12 @@ struct Player {
 
 impl Player {
     async fn connect(addr: SocketAddr, name: &str) -> Player {
-        let config = SessionConfig::client(name, "");
+        // Two hundred players on a busy machine: patience beyond the five seconds of a game.
+        let config = SessionConfig {
+            request_timeout: PATIENCE,
+            auth_timeout: PATIENCE,
+            ..SessionConfig::client(name, "")
+        };
         let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
         Player { name: name.to_owned(), client, events }
     }

@@ -29,7 +29,7 @@ pub(super) struct Actor {
     pub(super) conn: Option<ConnId>,
     /// Live subscriptions by channel.
     pub(super) subscriptions: BTreeMap<u32, Subscription>,
-    /// Subscribe requests under way, with what was asked for.
+    /// Subscribe requests in flight, with their options.
     pub(super) asked: BTreeMap<RequestId, (u32, SubscribeOptions)>,
     /// The longest interval in each channel that it was given or has asked for. Nobody answers a
     /// change, and what was sent for one subscription may meet the next.
@@ -87,7 +87,7 @@ impl Style {
 }
 
 impl Actor {
-    /// A request for an interval is on its way, whatever becomes of it.
+    /// Records a request for an interval, regardless of its result.
     pub(super) fn asks_for(&mut self, channel: u32, interval: Duration) {
         let longest = self.intervals.entry(channel).or_default();
         *longest = interval.max(*longest);

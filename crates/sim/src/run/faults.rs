@@ -1,4 +1,4 @@
-//! Faults that come and go, and the end of all of them.
+//! Faults: their beginning, their end, and the healing of all of them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -151,7 +151,7 @@ impl Simulation {
         self.strangers.insert(peer, bytes);
     }
 
-    /// Faults end: links are good again, everybody comes back.
+    /// Ends all faults: links are good again, and all peers return.
     pub(super) fn heal(&mut self) -> Result<(), Violation> {
         self.phase = Phase::Heal;
         for index in 0..self.actors.len() {

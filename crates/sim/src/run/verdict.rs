@@ -1,4 +1,4 @@
-//! The last words of everybody, and what must hold once they have arrived.
+//! The final messages of all peers, and the conditions that must hold once they have arrived.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::check::{ActorIndex, End, SubscriptionLog, Violation, name_of};
 use crate::data::writer_of;
 
 impl Simulation {
-    /// Everybody writes once more wherever it may, and sends a message to every owner.
+    /// Every peer writes once more to each channel that it may write, and sends a message to every
+    /// owner.
     pub(super) fn say_last_words(&mut self) -> Result<(), Violation> {
         self.phase = Phase::Settle;
         for index in 1..self.actors.len() {
@@ -91,8 +92,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// A slow or stalled peer delays nobody: what a writer in good health sends is handled soon,
-    /// and what is handled is with every subscriber in good health soon.
+    /// Checks that a slow or stalled peer delays no other: updates of healthy writers are handled
+    /// soon, and handled updates reach every healthy subscriber soon.
     fn check_latencies(&mut self) -> Result<(), Violation> {
         let live = |actor: &Actor| actor.subscriptions.values().map(|s| s.log.clone()).collect::<Vec<_>>();
         let logs: Vec<SubscriptionLog> =

@@ -19,7 +19,7 @@ impl Simulation {
         Ok(listed)
     }
 
-    /// The cell of each entity, and what its data says.
+    /// The cell of each entity, and the content of its data.
     pub(super) fn truth(&self) -> Result<Truth, Violation> {
         let shard = self.world.shards().next().ok_or("no shard")?;
         assert_eq!(shard.check_invariants(), []);

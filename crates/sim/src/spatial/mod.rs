@@ -1,5 +1,5 @@
-//! A world over several game servers, under faults: cells, entities that walk, handovers, and who
-//! sees what.
+//! A world over several game servers, under faults: cells, entities that walk, handovers, and
+//! visibility.
 //!
 //! Servers behave as the engine's plugin does: they move what they own, learn of ownership from
 //! subscriptions and handovers, and set their players' interest. They spawn and destroy objects,
@@ -79,9 +79,10 @@ const SERVERS: usize = 3;
 const STEP: Duration = Duration::from_millis(40);
 const FAULTS: Duration = Duration::from_millis(1800);
 const HEAL: Duration = Duration::from_millis(2600);
-/// Longer than any link takes to and fro: so long nobody hears anything when all is said.
+/// Time without input after which a run is at rest: longer than any round trip of a link.
 const QUIET: Duration = Duration::from_millis(900);
-/// The slowest links take seconds for what a crowd makes.
+/// Number of such periods to wait at most: the slowest links take seconds for the updates of a
+/// crowd.
 const QUIETS_MAX: u32 = 20;
 
 /// Events that a run has met, for the figures.
@@ -93,7 +94,7 @@ pub struct SpatialOutcome {
     pub across_servers: u64,
     /// Servers that crashed.
     pub crashes: u64,
-    /// Crashed servers that got their place back.
+    /// Crashed servers that recovered their slot.
     pub recovered: u64,
     /// Slots that another server took.
     pub taken_over: u64,
@@ -123,7 +124,7 @@ enum Gait {
     Jump,
 }
 
-/// Of each entity: the cell whose data lists it, its owner, where its data says that it is.
+/// For each entity: the cell whose data lists it, its owner, and the position in its data.
 type Truth = BTreeMap<u32, (u32, Option<u32>, EntityPosition)>;
 
 /// One end of a connection.
@@ -158,8 +159,8 @@ struct Server {
     owned: BTreeMap<u32, EntityPosition>,
     /// Its view of entities, owned or not.
     known: BTreeMap<u32, EntityPosition>,
-    /// The version of each entity that it was last told, so that what it says before it learns of a
-    /// loss does not count when it has the entity again.
+    /// The version of each entity that it last received, so that its updates from before a loss do
+    /// not count when it owns the entity again.
     versions: BTreeMap<u32, u64>,
     returns_at: Option<Instant>,
     had_slot: bool,
@@ -209,7 +210,7 @@ struct Simulation {
     counts: BTreeMap<u32, u32>,
     moving: bool,
     faults: bool,
-    /// Somebody was sent something.
+    /// True if a message was sent to some peer.
     heard: bool,
     recoverable: bool,
     trace: bool,
@@ -377,7 +378,7 @@ impl Simulation {
         self.judge()
     }
 
-    /// Until everybody has heard everything.
+    /// Runs until all messages have been delivered.
     fn come_to_rest(&mut self) -> Result<(), Violation> {
         for _ in 0..QUIETS_MAX {
             self.heard = false;

@@ -224,7 +224,7 @@ impl Simulation {
         self.spawn(index, id);
     }
 
-    /// An object comes into being anywhere in the world, said in any cell of the server.
+    /// Creates an object anywhere in the world, announced in any cell of the server.
     pub(super) fn spawn(&mut self, index: usize, id: u32) {
         let cells: Vec<u32> = self.servers[index].cells.iter().copied().collect();
         let Some(&via) = cells.get(self.rng.below(cells.len().max(1) as u64) as usize) else { return };
@@ -248,7 +248,7 @@ impl Simulation {
         self.broadcast(index, via, DESTROY, &DestroyObjectMessage { net_id: id, reason: 0 });
     }
 
-    /// To everybody in a channel.
+    /// Broadcasts to all subscribers of a channel.
     fn broadcast(&mut self, index: usize, channel: u32, msg_type: u32, message: &impl Message) {
         let forward = ServerForwardMessage { client_conn_id: 0, payload: message.encode_to_vec() };
         self.send_raw(Who::Server(index), channel, msg_type, 2, &forward.encode_to_vec());
@@ -387,7 +387,7 @@ impl Simulation {
         self.send(Who::Server(index), SPATIAL + cell.0, MessageType::UpdateSpatialInterest, &body);
     }
 
-    /// Everybody leaves their groups, and stays where they are.
+    /// All entities leave their groups and keep their positions.
     pub(super) fn part(&mut self) {
         for index in 1..self.servers.len() {
             for id in self.servers[index].owned.keys().copied().collect::<Vec<_>>() {
@@ -396,7 +396,7 @@ impl Simulation {
         }
     }
 
-    /// Locks open, everybody moves alone and stands somewhere inside the world.
+    /// Opens all locks; every entity moves alone and ends inside the world.
     pub(super) fn last_words(&mut self) {
         for index in 1..self.servers.len() {
             for id in self.servers[index].owned.keys().copied().collect::<Vec<_>>() {

@@ -1,4 +1,4 @@
-//! The gateway's side: sockets, mailboxes between shards, what shards want written and closed.
+//! The gateway's side: sockets, mailboxes between shards, writes and closures of shards.
 
 use std::io::IoSlice;
 use std::time::Duration;

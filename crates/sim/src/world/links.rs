@@ -1,4 +1,4 @@
-//! Bytes on their way: what links take, carry and lose.
+//! Bytes in transit: links that accept, delay and lose them.
 
 use throng_gateway::{Closed, Framing};
 
@@ -16,7 +16,7 @@ impl World {
         }
     }
 
-    /// Does what is due on a KCP connection, at both ends and between them.
+    /// Runs the due work of a KCP connection, at both ends and between them.
     pub(super) fn run_kcp(&mut self, peer: PeerId) {
         let end = &mut self.peers[peer.0];
         if end.kcp_scheduled.is_none_or(|at| at > self.now) {
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-/// Takes the headers off a stream of unmasked WebSocket messages.
+/// Strips the headers from a stream of unmasked WebSocket messages.
 #[derive(Debug, Default)]
 pub(super) struct WebSocketPayloads {
     header: Vec<u8>,

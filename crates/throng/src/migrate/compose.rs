@@ -1,7 +1,7 @@
-//! The command line of a program within a compose file or a manifest, without a reader of all of
-//! YAML: what stands behind `command:` or `args:`, in the four forms in which people write it.
+//! Extraction of a program's command line from a compose file or manifest, without a full YAML
+//! parser: the value of `command:` or `args:`, in its four usual forms.
 
-/// A command line, and where it stands.
+/// A command line and its position.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// Line of the key, from 1.

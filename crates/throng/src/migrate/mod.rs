@@ -1,4 +1,4 @@
-//! `throng migrate check`: what Throng makes of the files and flags of a channeld deployment.
+//! `throng migrate check`: compatibility of the files and flags of a channeld deployment.
 
 mod compose;
 
@@ -54,7 +54,7 @@ struct CheckArgs {
     json: bool,
 }
 
-/// A file or a command line, and what was found in it.
+/// A file or a command line, with its findings.
 struct Subject {
     name: String,
     kind: &'static str,
@@ -72,7 +72,7 @@ struct Start {
 struct Checked {
     subjects: Vec<Subject>,
     starts: Vec<Start>,
-    /// Files that were looked at, with what data types they name.
+    /// Files that were examined, with the data types that they name.
     seen: Vec<(PathBuf, Vec<String>)>,
 }
 

@@ -234,9 +234,11 @@ impl Drop for Process {
 
 #[test]
 fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
-    for (signal, command) in [("TERM", vec!["up"]), ("INT", vec![])] {
+    for (signal, command) in [("TERM", vec!["up"]), ("INT", vec!["--console-token"])] {
         let folder = tempfile::tempdir().unwrap();
+        let invited = command.contains(&"--console-token");
         let process = Process::start(folder.path(), &[command, FREE_PORTS.to_vec()].concat());
+        assert_eq!(process.block.contains("/console/#token="), invited, "{}", process.block);
         for word in [
             "game servers",
             "tcp://127.0.0.1:",
@@ -247,7 +249,6 @@ fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
             "matcher",
             "matcher, JSON",
             "data",
-            "/console/#token=",
             "try",
             "stop",
         ] {
@@ -258,6 +259,7 @@ fn up_says_where_it_listens_answers_and_stops_on_a_signal() {
         let (code, log) = process.end();
         assert_eq!(code, Some(0), "{log}");
         assert!(log.contains(&format!("SIG{signal}")), "{log}");
+        assert_eq!(log.contains("http.tokens_file"), !invited, "{log}");
     }
 }
 

@@ -91,20 +91,29 @@ fn the_reference_dashboard_of_channeld_finds_its_panels_here() {
 }
 
 #[test]
-fn the_deployed_configuration_is_closed_until_tokens_are_there() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_throng"))
-        .args(["config", "check", "--config"])
-        .arg(root().join("deploy/throng.toml"))
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    // No repository holds tokens. They are all that is missing.
-    assert!(!output.status.success(), "{said}");
-    assert!(
-        said.contains("/etc/throng/player-tokens") && said.contains("gateway.auth.tokens_file"),
-        "{said}"
-    );
-    assert_eq!(said.matches("error[").count(), 1, "{said}");
+fn the_deployed_configurations_are_closed_until_tokens_are_there() {
+    for file in ["deploy/throng.toml", "deploy/service.toml"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_throng"))
+            .args(["config", "check", "--config"])
+            .arg(root().join(file))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        // No repository holds tokens. They are all that is missing.
+        assert!(!output.status.success(), "{file}: {said}");
+        assert!(
+            said.contains("/etc/throng/player-tokens") && said.contains("gateway.auth.tokens_file"),
+            "{file}: {said}"
+        );
+        assert_eq!(said.matches("error[").count(), 1, "{file}: {said}");
+    }
+}
+
+#[test]
+fn the_service_accepts_game_servers_from_its_own_machine_only() {
+    let service = read("deploy/service.toml");
+    assert!(service.contains("[gateway.servers]") && service.contains("addr = \"127.0.0.1:11288\""));
+    assert!(!service.contains("unsafe_binds"), "a public port for game servers needs authentication");
 }
 
 #[test]

@@ -22,6 +22,7 @@ const PAGES: &[(&str, Duration)] = &[
     ("tutorial/first-gateway.md", Duration::from_secs(120)),
     ("tutorial/first-game.md", Duration::from_secs(60)),
     ("tutorial/shared-ddc.md", Duration::from_secs(300)),
+    ("how-to/build-cache.md", Duration::from_secs(60)),
     ("how-to/connect-a-client.md", Duration::from_secs(180)),
     ("how-to/deploy.md", Duration::from_secs(60)),
     ("how-to/gather-players-in-rooms.md", Duration::from_secs(60)),

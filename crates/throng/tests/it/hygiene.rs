@@ -21,7 +21,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-spatial", &["throng-stdx"], &[]),
     ("throng-ddc", &["throng-stdx"], &[]),
     ("throng-replication-derive", &[], &[]),
-    ("throng-replication", &["throng-replication-derive", "throng-stdx"], &[]),
+    ("throng-replication", &["throng-replication-derive", "throng-stdx"], &["throng-replication"]),
     ("throng-gateway", &["throng-spatial", "throng-stdx", "throng-wire"], &[]),
     ("throng-matcher", &["throng-wire"], &["throng-stdx"]),
     ("throng-cluster", &["throng-stdx"], &[]),
@@ -29,6 +29,8 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     ("throng-platform", &["throng-stdx"], &[]),
     // I/O crates: the cores, the platform and the operating system, never each other.
     ("throng-net", &["throng-enet", "throng-stdx"], &[]),
+    // The ENet part of net for Linux, and its like for other systems.
+    ("throng-enet-driver", &["throng-enet", "throng-net"], &[]),
     ("throng-admin", &["throng-stdx"], &[]),
     ("throng-ddc-store", &["throng-ddc", "throng-platform"], &["throng-stdx"]),
     ("throng-oodle", &[], &["throng-ddc-server", "throng-ddc"]),

@@ -13,8 +13,8 @@ use throng_replication::{Classes, Server, ServerConfig};
 fn the_page_of_reasons_is_current() {
     let mut page = String::from(
         "# Reasons\n\n\
-         For operators who meet one of these names in a metric or a log. Peers see at most a close code \
-         (docs/transports.md): the protocol\nhas no negative answers.\n",
+         For operators who find one of these names in a metric or a log. Peers receive at most a close code \
+         (docs/transports.md), because the\nprotocol has no negative responses.\n",
     );
     let mut table = |title: &str, text: &str, rows: Vec<(&str, &str)>| {
         let _ = write!(page, "\n## {title}\n\n{text}\n\n| Name | Meaning |\n|---|---|\n");
@@ -23,18 +23,18 @@ fn the_page_of_reasons_is_current() {
         }
     };
     table(
-        "Why a connection was closed",
-        "Each closure is counted under exactly one.",
+        "Closed connections",
+        "Each closure is counted under exactly one reason.",
         CloseReason::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
     );
     table(
-        "Why a connection was not accepted",
-        "Decided before anything is read from it.",
+        "Connections that were not accepted",
+        "The decision is made before anything is read from the connection.",
         AcceptRefusal::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
     );
     table(
-        "Why a message was refused",
-        "A refused message changes nothing. The connection stays open unless it collects too many.",
+        "Refused messages",
+        "A refused message changes nothing. The connection stays open unless it exceeds its limit of refusals.",
         Refusal::ALL.iter().map(|reason| (reason.name(), reason.describe())).collect(),
     );
     check_page("docs/reference/reasons.md", &page);
@@ -93,8 +93,8 @@ fn the_page_of_replication_metrics_is_current() {
     server.write_metrics(&mut metrics);
     let mut page = String::from(
         "# Metrics of replication\n\n\
-         For game servers on `throng-replication`: `Server::write_metrics` appends them, in the form that Prometheus reads, to whatever\n\
-         the game serves. `throng demo --direct` serves them on an address that it names.\n\n\
+         For game servers on `throng-replication`. `Server::write_metrics` appends these metrics, in Prometheus's text format, to a string\n\
+         that the game serves. `throng demo --direct` serves them and prints the address.\n\n\
          | Name | Type | Meaning |\n|---|---|---|\n",
     );
     let mut help = "";

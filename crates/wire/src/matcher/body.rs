@@ -45,8 +45,8 @@ pub fn bytes_field_len(number: u32, len: usize) -> usize {
 
 /// Appends a message that `write` produces in place.
 ///
-/// Two bytes are kept for the length; a body of another size class is moved by a byte or two, which
-/// is cheaper than counting first.
+/// Two bytes are reserved for the length. A body whose length needs more or fewer is moved by a
+/// byte or two, which is cheaper than counting first.
 #[inline]
 pub fn write_nested<R>(out: &mut Vec<u8>, number: u32, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
     write_varint(out, u64::from(number) << 3 | LEN);
@@ -151,7 +151,7 @@ impl<'a> Reader<'a> {
     /// Checks that `body` is a sequence of fields.
     ///
     /// # Errors
-    /// What is wrong with the first bad field.
+    /// The defect of the first invalid field.
     pub fn new(body: &'a [u8]) -> Result<Reader<'a>, WireError> {
         let mut rest = body;
         while read_field(&mut rest)?.is_some() {}

@@ -1,15 +1,15 @@
-//! The `.proto` file and the reference page, made from the catalogue.
+//! Generator of the `.proto` file and the reference page from the catalogue.
 
 use std::fmt::Write as _;
 
 use super::catalogue::{Access, EVENTS, METHODS, Message, Method, REQUEST_KEY_FIELD, Type, messages};
 use super::status::STATUSES;
 
-/// The catalogue as a proto3 file, for those who generate code from it.
+/// The catalogue as a proto3 file, for code generators.
 #[must_use]
 pub fn proto_file() -> String {
     let mut out = String::from(
-        "// Bodies of the matcher's framed RPC. Made from the catalogue in crates/wire/src/matcher; do not edit.\n\
+        "// Bodies of the matcher's framed RPC. Generated from the catalogue in crates/wire/src/matcher; do not edit.\n\
          syntax = \"proto3\";\npackage throng.matcher.v1;\n",
     );
     for message in messages() {
@@ -45,15 +45,15 @@ pub fn proto_file() -> String {
 #[must_use]
 pub fn reference_page() -> String {
     let mut out = String::from(
-        "# Matcher API\n\nFor people who call the matcher, over its framed RPC or over HTTP. Made from the catalogue in \
+        "# Matcher API\n\nFor programmers of clients of the matcher, over its framed RPC or over HTTP. Generated from the catalogue in \
          `crates/wire/src/matcher` (`THRONG_UPDATE=1 cargo test -p throng-wire --test it matcher_pages::` rewrites it).\n\n\
          ## Framed RPC\n\n\
          A frame is a 20-byte header, little-endian, and a protobuf body: body length (4 bytes), kind (1), flags (1), \
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
-         (4). Fields have the names below in lower_snake_case. A request that changes something may carry a request \
-         key, 16 bytes in field 100: within 60 s the same key is answered with the first answer and has no further \
-         effect. A refusal's body is {1: message, 2: detail}. \
-         A key that comes again with another method or body is refused as `INVALID`.\n\n",
+         (4). Fields have the names below in lower_snake_case. A request that changes something may carry an idempotency \
+         key, 16 bytes in field 100: within 60 s, a request with the same key returns the first response and has no \
+         further effect. The same key with another method or body is refused as `INVALID`. The body of a refusal is \
+         {1: message, 2: detail}.\n\n",
     );
     out.push_str(FRAMES);
     out.push_str(HTTP);
@@ -69,7 +69,7 @@ pub fn reference_page() -> String {
         let _ =
             write!(out, "\n### {name} ({number})\n\n`POST /matcher/v1/{name}` · scope: {access}\n\n{doc}\n");
         table(&mut out, "Request", method.request);
-        table(&mut out, "Answer", method.response);
+        table(&mut out, "Response", method.response);
     }
     out.push_str(
         "\n## Notifications\n\nA batch is `{\"Msgs\":[{\"RoleIDs\":[...],\"NotifyMsg\":{NAME:{...}}}]}`.\n",
@@ -88,7 +88,7 @@ pub fn reference_page() -> String {
             table(&mut out, "Members", message);
         }
     }
-    out.push_str("\n## Status codes\n\n| Code | Name | HTTP | When |\n|---|---|---|---|\n");
+    out.push_str("\n## Status codes\n\n| Code | Name | HTTP | Meaning |\n|---|---|---|---|\n");
     for (status, name, http, doc) in STATUSES {
         let _ = writeln!(out, "| {} | `{name}` | {http} | {doc} |", *status as u16);
     }
@@ -98,57 +98,57 @@ pub fn reference_page() -> String {
 const FRAMES: &str = "\
 | Kind | Name | Direction | Body |
 |---|---|---|---|
-| 0 | Request | to the matcher | the request of a method; flag 1 asks for no answer |
-| 1 | Response | to the caller | the answer, or a refusal where the status is not 0 |
+| 0 | Request | to the matcher | the request of a method; flag 1 requests no response |
+| 1 | Response | to the caller | the response, or a refusal if the status is not 0 |
 | 2 | Notify | to the caller | a batch of notifications; the id is the number of its last entry |
 | 3 | Hello | to the matcher | the first frame of a connection, below |
-| 4 | HelloAck | to the caller | its answer, below |
-| 5 | NotifyAck | to the matcher | nothing: the id is the number up to which entries were handled |
-| 6, 7 | Ping, Pong | both | any bytes, which come back |
-| 8 | Goaway | to the caller | {1: status, 2: text, 3 and 4: least and greatest version}: the matcher closes the connection |
+| 4 | HelloAck | to the caller | response to Hello, below |
+| 5 | NotifyAck | to the matcher | empty: the id is the number of the last handled entry |
+| 6, 7 | Ping, Pong | both | any bytes, which Pong returns |
+| 8 | Goaway | to the caller | {1: status, 2: message, 3 and 4: lowest and highest supported version}: the matcher closes the connection |
 
 | Hello | No. | |
 |---|---|---|
 | `version` | 1 | 1 |
 | `srv_id` | 2 | the caller's `SrvID` |
-| `area` | 3 | area that it wants; empty: any |
+| `area` | 3 | requested area; empty: any |
 | `token` | 4 | access token |
-| `seq`, `epoch` | 5, 6 | the last entry that it has, and its stream: to go on behind it |
+| `seq`, `epoch` | 5, 6 | the last entry that the caller received, and its stream, to resume after it |
 
 | HelloAck | No. | |
 |---|---|---|
 | `version` | 1 | 1 |
-| `matcher_id` | 2 | name of the matcher's life |
-| `epoch` | 3 | the stream of notifications; another one than before means that entries are missing: fetch `ListMine` |
+| `matcher_id` | 2 | identifier of the matcher's process |
+| `epoch` | 3 | the stream of notifications; a new value means that entries are missing: call `ListMine` |
 | `first` | 4 | number of the next entry |
-| `frame_bytes_max` | 5 | longest body |
-| `resumed` | 6 | 1: the stream goes on |
+| `frame_bytes_max` | 5 | maximum size of a body |
+| `resumed` | 6 | 1: the stream is resumed |
 
 ";
 
 const HTTP: &str = "\
 ## JSON over HTTP
 
-HTTP/1.1 and HTTP/2 on `matcher.http_addr`, encrypted where the matcher has a certificate. Every method is a route; the
-request is an object with the members below, the answer one with status 200. A refusal has the HTTP status of its code and
-`{\"code\":\"ROOM_FULL\",\"message\":\"...\",\"detail\":{...}}`. Members that are missing or `null` take the empty value, unknown
-ones are ignored, free-form values come back as the text they were sent as.
+HTTP/1.1 and HTTP/2 on `matcher.http_addr`, encrypted if the matcher has a certificate. Every method is a route. The request
+is an object with the members below; so is the response, with status 200. A refusal has the HTTP status of its code and
+`{\"code\":\"ROOM_FULL\",\"message\":\"...\",\"detail\":{...}}`. Members that are missing or `null` have the empty value, unknown
+members are ignored, and free-form values are returned with the exact JSON text that was sent.
 
 | Header | |
 |---|---|
-| `Authorization: Bearer TOKEN` | a token of `matcher.tokens_file`; its scope says what the caller may do |
-| `X-Server-Id` | the caller's `SrvID`; without it that of the role in the request |
-| `Idempotency-Key` | a request key: 32 hex digits, or any text, of which a hash is used |
+| `Authorization: Bearer TOKEN` | a token of `matcher.tokens_file`; its scope defines the caller's permissions |
+| `X-Server-Id` | the caller's `SrvID`; by default that of the role in the request |
+| `Idempotency-Key` | an idempotency key: 32 hex digits, or any string, which is hashed |
 
-A body is at most 1 MiB (`TOO_LARGE`); over `matcher.http_requests_max` requests at a time are answered with `OVERLOADED` and not
-done. Pages of other sites are turned away.
+A body has at most 1 MiB (`TOO_LARGE`). Requests beyond `matcher.http_requests_max` at a time are refused with `OVERLOADED` and have
+no effect. Requests from pages of other sites are refused.
 
 `GET /matcher/v1/notify?srv=SRV_ID` streams the notifications of a server: as text messages if the request asks for a
 WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `Epoch` and `Seq`, the number of its last entry.
-The first one has no entries and says where the stream stands. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID: EPOCH-SEQ`)
-goes on behind a batch for 10 s after the connection was lost. Another `Epoch` than before means that entries are missing,
-because they are not kept any more or because the reader was slower than 16 MiB or 100,000 entries: fetch `ListMine`. A
-server has one stream at a time, and is connected while it has one.
+The first one has no entries and contains the current position of the stream. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID:
+EPOCH-SEQ`) resumes after a batch, up to 10 s after the connection was lost. A new `Epoch` means that entries are missing, because
+they have expired or because the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`. A server has one stream
+at a time, and counts as connected while it has one.
 
 ";
 
@@ -187,9 +187,9 @@ fn proto_type(ty: &Type) -> String {
 
 fn json_type(ty: &Type) -> String {
     match ty {
-        Type::Str => "text".into(),
+        Type::Str => "string".into(),
         Type::Json => "any value".into(),
-        Type::Bool => "true or false".into(),
+        Type::Bool => "boolean".into(),
         Type::U64 | Type::I64 | Type::F64 => "number".into(),
         Type::Time => "time".into(),
         Type::Msg(message) => format!("`{}`", message.name),

@@ -2,7 +2,7 @@
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 20;
-/// Longest body unless the receiver says otherwise in its hello-ack.
+/// Longest body, unless the receiver's hello-ack sets another limit.
 pub const FRAME_BODY_BYTES_MAX: usize = 1 << 20;
 /// The version that hello and hello-ack carry.
 pub const PROTOCOL_VERSION: u64 = 1;
@@ -31,7 +31,7 @@ pub enum Kind {
     Hello = 3,
     /// The server's answer to it.
     HelloAck = 4,
-    /// Says up to where notifications were handled.
+    /// Acknowledges notifications up to a number.
     NotifyAck = 5,
     /// Asks for a pong.
     Ping = 6,
@@ -113,7 +113,7 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadFrame {
-    /// A body longer than the receiver takes.
+    /// A body longer than the receiver's limit.
     #[error("frame body of {declared} bytes exceeds the limit of {limit}; send less at a time")]
     TooLarge {
         /// Decoded header.

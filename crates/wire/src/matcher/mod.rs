@@ -1,9 +1,9 @@
 //! The matcher's framed RPC: frames, the catalogue of methods and bodies, and their encoding.
 //!
 //! A connection is a stream of frames, each a 20-byte [`Header`] and a body. Bodies are protobuf.
-//! What every body holds is written down once, in [`METHODS`], [`EVENTS`] and the [`Message`]s they
-//! name: the JSON interface, the `.proto` file and the reference page are made from these tables,
-//! and tests hold the hand-written decoders against them.
+//! [`METHODS`], [`EVENTS`] and the [`Message`]s that they name define the content of every body.
+//! The JSON interface, the `.proto` file and the reference page are generated from these tables,
+//! and tests compare the hand-written decoders with them.
 //!
 //! ```
 //! use throng_wire::matcher::{FrameSplit, Header, Kind, Method, split};

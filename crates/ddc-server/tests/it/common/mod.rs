@@ -43,7 +43,12 @@ impl Server {
         let addr = socket.local_addr().expect("it is bound");
         let end = Arc::new(Notify::new());
         let (service, stop) = (Arc::clone(node.service()), Arc::clone(&end));
-        let options = ServeOptions { listener, connections_max: 100, tls: None };
+        let options = ServeOptions {
+            connections_max: 100,
+            // Every client of a test has the same address.
+            exempt: Arc::new(|_| true),
+            ..ServeOptions::new(listener)
+        };
         tokio::spawn(async move { serve(socket, service, options, stop.notified()).await });
         Server { addr, node: Some(node), end, folder: Some(folder) }
     }

@@ -189,7 +189,7 @@ impl Sessions {
         cx.stats.accepted += 1;
         self.make_room(port, cx, handler);
         let Some(p) = self.ports.get_mut(port.slot()) else { return };
-        let permits = p.admission.permit(peer.ip()).zip(p.unproven.permit(peer.ip()));
+        let permits = p.admission.permit(Some(peer.ip())).zip(p.unproven.permit(Some(peer.ip())));
         let Some((permit, unproven)) = permits else {
             cx.stats.refused_by_limits += 1;
             return;

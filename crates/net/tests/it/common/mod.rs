@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::IoSlice;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use throng_net::*;
@@ -24,6 +24,10 @@ pub struct Recorder {
     pub accept: Option<Accept>,
     /// Answer to `admit` is no.
     pub banned: bool,
+    /// Addresses of trusted proxies.
+    pub proxies: Vec<IpAddr>,
+    /// Connections that give way when asked.
+    pub giving_way: usize,
     /// Pause after each delivery.
     pub pause: bool,
     /// [`Node::until`] writes received bytes back.
@@ -38,6 +42,14 @@ impl Handler for Recorder {
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
         self.accepted.push((listener, key));
         self.accept.unwrap_or(Accept::Keep)
+    }
+    fn is_proxy(&mut self, addr: IpAddr) -> bool {
+        self.proxies.contains(&addr)
+    }
+    fn make_room(&mut self, _: Option<throng_stdx::Instant>) -> bool {
+        let gives_way = self.giving_way > 0;
+        self.giving_way -= usize::from(gives_way);
+        gives_way
     }
     fn connected(&mut self, key: ConnKey) {
         self.connected.push(key);
@@ -71,7 +83,11 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        Self { net: EventLoop::new().unwrap(), clock: Clock::start(), seen: Recorder::default() }
+        Self::of(EventLoop::new().unwrap())
+    }
+
+    pub fn of(net: EventLoop) -> Self {
+        Self { net, clock: Clock::start(), seen: Recorder::default() }
     }
 
     pub fn listen(&mut self, transport: Transport) -> SocketAddr {

@@ -4,17 +4,17 @@ import { encodeEntry, encodeFrame, FrameReader, PACKET_BYTES_MAX } from "./frame
 import { decodeMatchEvent, encodeCall, encodeJoinQueue, encodeJoinRoom, firstText, MatchMethod } from "./matchmaking.js";
 import { Broadcast, decode, encode, MessageType, } from "./messages.js";
 import { ChannelState } from "./state.js";
-/** Events of a {@link Throng.stream} that nobody has taken; more end it. */
+/** Maximum number of unread events of a {@link Throng.stream}; above it the stream ends. */
 const STREAM_EVENTS_MAX = 1024;
-/** Close code of a player who leaves and does not mean to come back. */
+/** Close code of a player who leaves for good. */
 const LEAVING = 1000;
-/** Close codes after which the gateway does not want the connection back ... */
+/** Close codes after which the gateway refuses the connection for good ... */
 const UNWANTED = [CloseCode.KICKED, CloseCode.BANNED, CloseCode.SUPERSEDED];
-/** ... or later only. */
+/** ... or for a while. */
 const OVERLOADED = [CloseCode.FULL, CloseCode.RATE];
 /**
- * A connection to a gateway. It logs in, answers requests with promises, tells the rest as events, and after a
- * loss returns with growing pauses and takes up its session where it was.
+* A connection to a gateway. It logs in, answers requests with promises, reports everything else as events, and after a
+* loss reconnects with growing pauses and resumes its session.
  *
  * ```ts
  * const throng = await Throng.connect("ws://127.0.0.1:12108", { pit: "alice" });
@@ -22,7 +22,7 @@ const OVERLOADED = [CloseCode.FULL, CloseCode.RATE];
  * throng.send(0, 100, new TextEncoder().encode("hello"));
  * ```
  *
- * Channel data is state: a slow reader may get several updates merged into one, or everything again.
+ * Channel data is state: a slow reader may receive several updates merged into one, or a full state again.
  */
 export class Throng extends Emitter {
     #url;
@@ -60,7 +60,7 @@ export class Throng extends Emitter {
     /**
      * Connects and logs in.
      *
-     * @throws ThrongError `closed` when nobody answers, `refused` when the login is, `timeout` when it takes too long.
+     * @throws ThrongError `closed` without an answer, `refused` if the login is refused, `timeout` if it takes too long.
      */
     static async connect(url, options = {}) {
         const throng = new Throng(url, options);
@@ -74,7 +74,7 @@ export class Throng extends Emitter {
     get conn() {
         return this.#conn;
     }
-    /** Whether what is sent now goes out now. */
+    /** True if messages are sent at once. */
     get isOpen() {
         return this.#state === "open";
     }
@@ -95,7 +95,7 @@ export class Throng extends Emitter {
         const body = encode.list(filter.type, filter.metadata ?? []);
         return decode.list(await this.#request(0, MessageType.LIST_CHANNEL, body));
     }
-    /** Subscribes this connection, or for servers another one, to a channel; gives the options in force. */
+    /** Subscribes this connection, or for servers another one, to a channel; returns the options in force. */
     async subscribe(channel, options, conn) {
         const body = encode.subscribe(conn ?? this.#conn, options);
         return decode.subscribed(await this.#request(channel, MessageType.SUB_TO_CHANNEL, body)).options;
@@ -104,7 +104,7 @@ export class Throng extends Emitter {
     changeSubscription(channel, options, conn) {
         this.sendRaw(channel, MessageType.SUB_TO_CHANNEL, encode.subscribe(conn ?? this.#conn, options));
     }
-    /** Ends a subscription: of this connection, or for servers of another one. Nothing of the channel follows. */
+    /** Ends a subscription: of this connection, or for servers of another one. No data of the channel follows. */
     async unsubscribe(channel, conn) {
         await this.#request(channel, MessageType.UNSUB_FROM_CHANNEL, encode.id(conn ?? this.#conn));
     }
@@ -119,12 +119,12 @@ export class Throng extends Emitter {
         else
             this.sendRaw(channel, type, payload);
     }
-    /** As a server, sends a user-space message to those whom `broadcast` selects. Not answered. */
+    /** As a server, sends a user-space message to the receivers that `broadcast` selects. Not answered. */
     forward(channel, type, payload, broadcast = Broadcast.NONE, client = 0) {
         this.sendRaw(channel, type, encode.forward(client, payload), broadcast);
     }
     /**
-     * As a player, joins a room of a mode that has a place, or opens one. When it is full the match begins: the event
+     * As a player, joins a room of a mode with a free seat, or opens one. When it is full the match begins: the event
      * `matched` names its channel, to which this player is then subscribed.
      *
      * @throws ThrongError `refused` with the matcher's reason.
@@ -132,11 +132,11 @@ export class Throng extends Emitter {
     async joinRandomRoom(mode) {
         await this.matchmake(MatchMethod.ROLE_JOIN_RANDOM_ROOM, encodeJoinRoom(mode));
     }
-    /** As a player, waits in a queue for a match by its rules; `matched` follows. Gives the ticket. */
+    /** As a player, queues for a match by the rules of a queue; `matched` follows. Returns the ticket. */
     async joinQueue(queue) {
         return firstText(await this.matchmake(MatchMethod.CREATE_TICKET, encodeJoinQueue(queue)), true);
     }
-    /** As a player, calls a method of the matcher ({@link MatchMethod}); gives the body of the answer. */
+    /** As a player, calls a method of the matcher ({@link MatchMethod}); returns the body of the response. */
     async matchmake(method, body) {
         const answer = decodeMatchEvent(await this.#request(0, MessageType.MATCHMAKING, encodeCall(method, body)));
         if (answer.kind !== "answer")
@@ -234,8 +234,8 @@ export class Throng extends Emitter {
         })();
     }
     /**
-     * Ends the connection for good; a player leaves with it, so that places in rooms, queues and channels are free at once.
-     * What was sent before still goes out.
+     * Ends the connection for good. The player leaves: its seats in rooms, queues and channels are freed at once.
+     * Messages sent before are still delivered.
      */
     close() {
         if (this.#state === "open")
@@ -488,7 +488,7 @@ export class Throng extends Emitter {
         this.#queue = [];
         this.#queuedBytes = 0;
     }
-    /** This connection is over; another one may follow. */
+    /** Ends this connection; another one may follow. */
     #lost(reason, error, code = 0) {
         const { reconnect } = this.#options;
         // A first connection that fails is reported by `connect`, not tried again behind its back.
@@ -517,7 +517,7 @@ export class Throng extends Emitter {
         this.#admitted = undefined;
         this.emit("closed", { reason, code });
     }
-    /** Forgets what belongs to one connection. Only a close code of 1000 tells the gateway that the player leaves. */
+    /** Resets the state of one connection. Only a close code of 1000 tells the gateway that the player leaves. */
     #drop(leaving = false) {
         const socket = this.#socket;
         this.#socket = undefined;

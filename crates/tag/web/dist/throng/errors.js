@@ -1,6 +1,6 @@
 /** Every error of this package. */
 export class ThrongError extends Error {
-    /** What went wrong, for code to act on. */
+    /** Kind of the error, for programs. */
     code;
     /** @internal */
     constructor(code, message) {

@@ -1,9 +1,9 @@
-/** Codes by which a gateway says why it closes a connection; docs/transports.md has them all. */
+/** Codes with which a gateway closes a connection; docs/transports.md lists them. */
 export const CloseCode = {
     SHUTDOWN: 1001, RULE: 1008, INTERNAL: 1011, RESTARTED: 1012, FULL: 1013,
     KICKED: 4001, BANNED: 4002, LOGIN: 4003, RATE: 4004, SUPERSEDED: 4005, IDLE: 4007,
 };
-/** Calls the application's code. What it throws is reported as uncaught and stops nobody else. @internal */
+/** Calls the application's code. An exception is reported as uncaught and does not affect other listeners. @internal */
 export function report(call) {
     try {
         call();
@@ -14,10 +14,10 @@ export function report(call) {
         });
     }
 }
-/** Listeners by event. What one throws is reported as uncaught; the others still hear. */
+/** Listeners by event. An exception of one is reported as uncaught; the others are still called. */
 export class Emitter {
     #listeners = new Map();
-    /** Calls `listener` for every event of that name from now on. Returns how to stop. */
+    /** Calls `listener` for every event of that name from now on. Returns a function that stops it. */
     on(name, listener) {
         let set = this.#listeners.get(name);
         if (set === undefined)

@@ -2,7 +2,7 @@ import { ThrongError } from "./errors.js";
 import { ProtoReader, ProtoWriter } from "./proto.js";
 /** Bytes of the tag in front of a packet. */
 const TAG_BYTES = 5;
-/** Longest packet that peers take. */
+/** Longest packet that peers accept. */
 export const PACKET_BYTES_MAX = 65_530;
 /** Longest packet that a tag can announce. */
 const PACKET_BYTES_RECEIVED_MAX = 65_535;

@@ -9,15 +9,15 @@ export const MatchMethod = {
     ACCEPT_MATCH: 64,
     GET_QUEUE_STATS: 65,
 };
-/** A call. The gateway fills in who asks. @internal */
+/** A call. The gateway adds the player's role. @internal */
 export function encodeCall(method, body) {
     return new ProtoWriter().uint32(1, method).bytes(2, body).finish();
 }
-/** To join a room of a mode that has a place, or to open one. @internal */
+/** Request to join a room of a mode with a free seat, or to open one. @internal */
 export function encodeJoinRoom(mode) {
     return new ProtoWriter().message(1, () => undefined).message(2, (create) => create.string(1, mode)).finish();
 }
-/** To wait in a queue, alone and without attributes. @internal */
+/** Request to queue alone and without attributes. @internal */
 export function encodeJoinQueue(queue) {
     return new ProtoWriter().string(1, queue).message(2, () => undefined).finish();
 }

@@ -19,9 +19,9 @@ export const MessageType = {
 };
 /** Types of channels; games may use others. */
 export const ChannelType = { GLOBAL: 1, PRIVATE: 2, SUBWORLD: 3, SPATIAL: 4, ENTITY: 5 };
-/** What a subscriber may do with a channel's data. */
+/** Access of a subscriber to a channel's data. */
 export const Access = { NONE: 0, READ: 1, WRITE: 2 };
-/** Who receives a server's user-space message; combine with `|`. */
+/** Receivers of a server's user-space message; combine with `|`. */
 export const Broadcast = {
     NONE: 0,
     SINGLE_CONNECTION: 1,
@@ -92,7 +92,7 @@ function readOptions(body) {
     });
     return options;
 }
-/** Bodies of what is sent. */
+/** Bodies of sent messages. */
 export const encode = {
     auth(pit, loginToken, resumeToken) {
         return new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true).finish();
@@ -132,7 +132,7 @@ export const encode = {
         return new ProtoWriter().uint32(1, client).bytes(2, payload).finish();
     },
 };
-/** Bodies of what is received. */
+/** Bodies of received messages. */
 export const decode = {
     auth(body) {
         const result = { result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() };

@@ -52,7 +52,7 @@ export class ProtoWriter {
     sint32(field, value, explicit = false) {
         return this.uint32(field, value === undefined ? undefined : ((value << 1) ^ (value >> 31)) >>> 0, explicit);
     }
-    /** A truth value. */
+    /** A boolean. */
     bool(field, value, explicit = false) {
         return this.uint32(field, value === undefined ? undefined : Number(value), explicit);
     }
@@ -76,7 +76,7 @@ export class ProtoWriter {
         this.#length += 8;
         return this;
     }
-    /** Text. */
+    /** A string. */
     string(field, value, explicit = false) {
         return this.bytes(field, value === undefined ? undefined : UTF8.encode(value), explicit);
     }
@@ -99,7 +99,7 @@ export class ProtoWriter {
         write(inner);
         return this.bytes(field, inner.finish(), true);
     }
-    /** What was written. */
+    /** The written bytes. */
     finish() {
         return this.#bytes.slice(0, this.#length);
     }

@@ -1,0 +1,444 @@
+//! The connections of a listener, and which of them yields to a newcomer when the listener is full.
+//!
+//! A connection *makes progress* while it transfers at least [`RATE`] bytes a second, or while the
+//! server works on its request. The first KiB of a message, in which its head fits, is no progress,
+//! and a message that has ended leaves none. No connection that makes progress yields. The others
+//! yield in this order: those that never completed a request, oldest first, then the longest idle.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// Bytes per second at which a transfer makes progress.
+pub(crate) const RATE: u64 = 1 << 10;
+/// Longest time for which a burst of bytes counts as progress.
+const FRESH_MS_MAX: u64 = 5_000;
+/// Bytes at the beginning of a message that are no progress.
+const HEAD_BYTES: u64 = 1 << 10;
+
+/// Reports whether an address stands for many clients, and so has no limit of its own.
+pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
+
+/// All connections of one listener.
+pub(crate) struct Crowd {
+    connections_max: usize,
+    exempt: Exempt,
+    start: Instant,
+    state: Mutex<State>,
+    /// Notified when a connection ends.
+    pub(crate) left: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    guests: HashMap<u64, Arc<Shared>>,
+    per_address: HashMap<IpAddr, usize>,
+    next: u64,
+}
+
+/// State of one connection that its server updates and the accept loop reads.
+struct Shared {
+    /// Address, or the /64 network of an IPv6 address.
+    address: IpAddr,
+    start: Instant,
+    /// Milliseconds since `start` of the last activity after the first request, of the accept
+    /// before.
+    active_ms: AtomicU64,
+    /// Milliseconds since `start` until which the bytes transferred count as progress.
+    fresh_until_ms: AtomicU64,
+    /// Bytes of the current message.
+    bytes: AtomicU64,
+    has_completed: AtomicBool,
+    /// Requests that the server works on.
+    working: AtomicUsize,
+    evicted: Notify,
+}
+
+impl Shared {
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn moved(&self, now_ms: u64, bytes: usize) {
+        let before = self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let counted = (before + bytes as u64).saturating_sub(before.max(HEAD_BYTES));
+        let until = self.fresh_until_ms.load(Ordering::Relaxed).max(now_ms);
+        let until = (until + counted * 1_000 / RATE).min(now_ms + FRESH_MS_MAX);
+        self.fresh_until_ms.store(until, Ordering::Relaxed);
+        if self.has_completed.load(Ordering::Relaxed) {
+            self.active_ms.store(now_ms, Ordering::Relaxed);
+        }
+    }
+
+    fn complete(&self, now_ms: u64) {
+        self.has_completed.store(true, Ordering::Relaxed);
+        self.active_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    fn rest(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.fresh_until_ms.store(0, Ordering::Relaxed);
+    }
+
+    fn may_yield(&self, now_ms: u64) -> bool {
+        self.working.load(Ordering::Relaxed) == 0 && self.fresh_until_ms.load(Ordering::Relaxed) <= now_ms
+    }
+
+    /// Connections with the smallest rank yield first.
+    fn rank(&self) -> (bool, u64) {
+        (self.has_completed.load(Ordering::Relaxed), self.active_ms.load(Ordering::Relaxed))
+    }
+}
+
+/// Answer to a newcomer.
+pub(crate) enum Admission {
+    /// It has a place.
+    Admitted(Guest),
+    /// Its address holds its share, and none of its connections yields.
+    Refused,
+    /// Every connection makes progress.
+    Full,
+}
+
+impl Crowd {
+    pub(crate) fn new(connections_max: usize, exempt: Exempt) -> Arc<Crowd> {
+        let (start, state) = (Instant::now(), Mutex::default());
+        Arc::new(Crowd { connections_max, exempt, start, state, left: Notify::new() })
+    }
+
+    /// Gives `address` a place. `is_short` says that the process is short of descriptors, which
+    /// makes the listener full.
+    pub(crate) fn admit(self: &Arc<Crowd>, address: IpAddr, is_short: bool) -> Admission {
+        let now_ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.admit_at(now_ms, address, is_short)
+    }
+
+    fn admit_at(self: &Arc<Crowd>, now_ms: u64, address: IpAddr, is_short: bool) -> Admission {
+        let is_exempt = (self.exempt)(address);
+        let address = network(address);
+        let mut state = self.state();
+        let count = state.guests.len();
+        let share = (self.connections_max / 4).max(1);
+        let held = state.per_address.get(&address).copied().unwrap_or(0);
+        let is_crowded = count * 4 >= self.connections_max * 3;
+        if !is_exempt && is_crowded && held >= share {
+            if !state.evict(now_ms, Some(address)) {
+                return Admission::Refused;
+            }
+        } else if (count >= self.connections_max || is_short) && !state.evict(now_ms, None) {
+            return Admission::Full;
+        }
+        let id = state.next;
+        state.next += 1;
+        let shared = Arc::new(Shared {
+            address,
+            start: self.start,
+            active_ms: AtomicU64::new(now_ms),
+            fresh_until_ms: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            has_completed: AtomicBool::new(false),
+            working: AtomicUsize::new(0),
+            evicted: Notify::new(),
+        });
+        state.guests.insert(id, Arc::clone(&shared));
+        *state.per_address.entry(address).or_default() += 1;
+        let seat = Seat { id, crowd: Arc::clone(self), shared };
+        Admission::Admitted(Guest(Arc::new(seat)))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Ends the connection that yields first, of one address or of all. Reports whether there is
+    /// one.
+    fn evict(&mut self, now_ms: u64, only: Option<IpAddr>) -> bool {
+        let candidates = self.guests.iter().filter(|(_, guest)| {
+            guest.may_yield(now_ms) && only.is_none_or(|address| guest.address == address)
+        });
+        let Some(id) = candidates.min_by_key(|(id, guest)| (guest.rank(), **id)).map(|(id, _)| *id) else {
+            return false;
+        };
+        if let Some(guest) = self.remove(id) {
+            guest.evicted.notify_one();
+        }
+        true
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Shared>> {
+        let guest = self.guests.remove(&id)?;
+        if let Some(held) = self.per_address.get_mut(&guest.address) {
+            *held -= 1;
+            if *held == 0 {
+                self.per_address.remove(&guest.address);
+            }
+        }
+        Some(guest)
+    }
+}
+
+/// The network that counts as one client: an IPv6 client owns a /64.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
+        v4 => v4,
+    }
+}
+
+/// The place of a connection among those of its listener. Its server reports progress to it. The
+/// place is free when the last clone is dropped.
+#[derive(Clone)]
+pub struct Guest(Arc<Seat>);
+
+struct Seat {
+    id: u64,
+    crowd: Arc<Crowd>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.crowd.state().remove(self.id);
+        self.crowd.left.notify_one();
+    }
+}
+
+impl fmt::Debug for Guest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guest").field("id", &self.0.id).field("address", &self.0.shared.address).finish()
+    }
+}
+
+impl Guest {
+    /// Counts bytes that the client sent or took.
+    pub fn moved(&self, bytes: usize) {
+        let shared = &self.0.shared;
+        shared.moved(shared.now_ms(), bytes);
+    }
+
+    /// Counts a request that was answered.
+    pub fn complete(&self) {
+        let shared = &self.0.shared;
+        shared.complete(shared.now_ms());
+    }
+
+    /// Ends the progress of a connection that has no message under way.
+    pub fn rest(&self) {
+        self.0.shared.rest();
+    }
+
+    /// Begins work on a request, which does not depend on the client. It ends when the result is
+    /// dropped.
+    #[must_use]
+    pub fn work(&self) -> Work {
+        self.0.shared.working.fetch_add(1, Ordering::Relaxed);
+        Work(self.clone())
+    }
+
+    /// Completes when the connection is to yield.
+    pub(crate) async fn evicted(&self) {
+        self.0.shared.evicted.notified().await;
+    }
+}
+
+/// Work of the server for a connection, which does not yield meanwhile.
+#[derive(Debug)]
+pub struct Work(Guest);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.0.shared.working.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The deadline of a transfer: each pause is at most [`Pace::PAUSE`], and after as much time the
+/// whole transfer must have made [`RATE`] bytes a second.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    begun: tokio::time::Instant,
+    last: tokio::time::Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Longest pause in a transfer, and the time after which its rate counts.
+    pub const PAUSE: Duration = Duration::from_secs(30);
+
+    /// A transfer that begins now.
+    #[must_use]
+    pub fn begin() -> Pace {
+        let now = tokio::time::Instant::now();
+        Pace { begun: now, last: now, bytes: 0 }
+    }
+
+    /// Counts bytes of it.
+    pub fn moved(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.bytes += bytes as u64;
+            self.last = tokio::time::Instant::now();
+        }
+    }
+
+    /// Leaves out the time since `since`, in which the transfer waited for the server.
+    pub fn excuse(&mut self, since: tokio::time::Instant) {
+        let waited = since.elapsed();
+        self.begun += waited;
+        self.last += waited;
+    }
+
+    /// Time at which the transfer is to be given up, unless more bytes arrive.
+    #[must_use]
+    pub fn due(&self) -> tokio::time::Instant {
+        let earned = Duration::from_millis(self.bytes.saturating_mul(1_000) / RATE).min(Self::YEAR);
+        (self.begun + Self::PAUSE + earned).min(self.last + Self::PAUSE)
+    }
+
+    /// Bound of the sum above, far from the clock's own.
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3_600);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn crowd(connections_max: usize) -> Arc<Crowd> {
+        Crowd::new(connections_max, Arc::new(|address| address == addr(250)))
+    }
+
+    fn addr(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    #[track_caller]
+    fn admit(crowd: &Arc<Crowd>, now_ms: u64, last: u8) -> Guest {
+        match crowd.admit_at(now_ms, addr(last), false) {
+            Admission::Admitted(guest) => guest,
+            Admission::Refused => panic!("refused"),
+            Admission::Full => panic!("full"),
+        }
+    }
+
+    fn is_there(crowd: &Arc<Crowd>, guest: &Guest) -> bool {
+        crowd.state().guests.contains_key(&guest.0.id)
+    }
+
+    #[test]
+    fn silent_connections_yield_before_idle_ones_and_the_oldestfirst() {
+        let crowd = crowd(4);
+        let idle = admit(&crowd, 0, 1);
+        idle.0.shared.complete(5);
+        let recent = admit(&crowd, 1, 2);
+        recent.0.shared.complete(9);
+        let silent = admit(&crowd, 2, 3);
+        let later = admit(&crowd, 3, 4);
+        let order = [&silent, &later];
+        let mut newcomers = Vec::new();
+        for (at, expected) in order.into_iter().enumerate() {
+            let newcomer = admit(&crowd, 100, 10 + at as u8);
+            newcomer.0.shared.complete(50);
+            assert!(!is_there(&crowd, expected), "{at}");
+            newcomers.push(newcomer);
+        }
+        assert!(is_there(&crowd, &idle));
+        let _next = admit(&crowd, 100, 20);
+        assert!(!is_there(&crowd, &idle) && is_there(&crowd, &recent));
+    }
+
+    #[test]
+    fn connections_that_make_progress_do_not_yield() {
+        let crowd = crowd(4);
+        let uploading = admit(&crowd, 0, 1);
+        let dripping = admit(&crowd, 0, 2);
+        let working = admit(&crowd, 0, 3);
+        let fast = admit(&crowd, 0, 4);
+        uploading.0.shared.moved(1_000, 2_048);
+        dripping.0.shared.moved(1_000, 1_025);
+        fast.0.shared.moved(1_000, 1 << 30);
+        let work = working.work();
+        let newcomer = admit(&crowd, 1_500, 5);
+        assert!(!is_there(&crowd, &dripping), "a byte lasts a millisecond");
+        drop(newcomer);
+        let newcomer = admit(&crowd, 1_500, 6);
+        newcomer.0.shared.moved(1_500, 1 << 20);
+        assert!(matches!(crowd.admit_at(1_600, addr(7), false), Admission::Full));
+        drop(work);
+        let _next = admit(&crowd, 1_600, 7);
+        assert!(!is_there(&crowd, &working));
+        let _last = admit(&crowd, 6_001, 8);
+        assert!(!is_there(&crowd, &uploading) || !is_there(&crowd, &fast), "no burst counts above 5 s");
+    }
+
+    #[test]
+    fn heads_and_messages_that_have_ended_are_no_progress() {
+        let crowd = crowd(4);
+        let guests: Vec<Guest> = (1..5).map(|last| admit(&crowd, 0, last)).collect();
+        guests[0].0.shared.moved(0, 1_000);
+        guests[1].0.shared.moved(0, 1 << 20);
+        guests[1].0.shared.complete(0);
+        guests[1].rest();
+        guests[2].0.shared.moved(0, 1 << 20);
+        guests[3].0.shared.moved(0, 1 << 20);
+        // Each address is at its share: its own connection yields.
+        let _first = admit(&crowd, 1, 1);
+        assert!(!is_there(&crowd, &guests[0]) && is_there(&crowd, &guests[1]));
+        let _second = admit(&crowd, 1, 2);
+        assert!(!is_there(&crowd, &guests[1]));
+        assert!(matches!(crowd.admit_at(1, addr(3), false), Admission::Refused));
+    }
+
+    #[test]
+    fn an_address_holds_a_quarter_once_three_quarters_are_taken() {
+        let crowd = crowd(16);
+        let mut guests: Vec<Guest> = (0..12).map(|_| admit(&crowd, 0, 1)).collect();
+        guests.iter().for_each(|guest| guest.0.shared.moved(0, 1 << 20));
+        assert!(matches!(crowd.admit_at(1, addr(1), false), Admission::Refused));
+        guests.extend((0..4).map(|at| admit(&crowd, 1, 100 + at)));
+        assert!(
+            matches!(crowd.admit_at(10_000, addr(1), false), Admission::Admitted(_)),
+            "it replaces its own"
+        );
+        assert!(guests[12..].iter().all(|guest| is_there(&crowd, guest)));
+        assert!(
+            matches!(crowd.admit_at(10_000, addr(250), false), Admission::Admitted(_)),
+            "proxies have none"
+        );
+        drop(guests);
+        assert!(crowd.state().per_address.is_empty() && crowd.state().guests.is_empty());
+    }
+
+    #[test]
+    fn without_descriptors_a_newcomer_takes_the_place_of_another() {
+        let crowd = crowd(100);
+        assert!(matches!(crowd.admit_at(0, addr(1), true), Admission::Full));
+        let silent = admit(&crowd, 0, 1);
+        assert!(matches!(crowd.admit_at(1, addr(2), true), Admission::Admitted(_)));
+        assert!(!is_there(&crowd, &silent));
+    }
+
+    #[test]
+    fn networks_of_ipv6_count_as_one_client() {
+        let of = |text: &str| network(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:192.0.2.1"), addr(1));
+    }
+
+    #[test]
+    fn a_transfer_keeps_its_pace() {
+        let mut pace = Pace::begin();
+        assert_eq!(pace.due() - pace.begun, Pace::PAUSE);
+        let begun = pace.begun;
+        pace.bytes = 10 << 10;
+        pace.last = begun + Duration::from_secs(29);
+        assert_eq!(pace.due() - begun, Duration::from_secs(40), "1 KiB/s over the whole");
+        pace.bytes = u64::MAX;
+        assert_eq!(pace.due() - begun, Duration::from_secs(59), "a pause ends it, whatever was sent before");
+    }
+}

@@ -1,0 +1,476 @@
+//! HTTP/2 for listeners that strangers reach, over the `h2` crate.
+//!
+//! hyper reads an answer's body before the stream has room for it and owns the streams' timers, so
+//! that streams without a window hold memory for ever. Here nothing of a body is read before its
+//! stream has a window and its memory fits two budgets, one of the connection and one of all
+//! connections. A stream without progress is reset, and a connection that sends more control frames
+//! than its requests need ends with GOAWAY.
+
+mod meter;
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream, server};
+use http_body::{Frame, SizeHint};
+use hyper::header::{self, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
+
+use crate::crowd::{Guest, Pace, Work};
+use meter::Meter;
+pub use meter::Metered;
+
+/// Most bytes of a body that one step reads.
+const PIECE_BYTES: usize = 512 << 10;
+/// Bytes of answers that one connection holds.
+const CONNECTION_BYTES: usize = 4 << 20;
+/// Bytes of answers that all connections hold.
+const ALL_BYTES: usize = 256 << 20;
+/// Largest piece when all connections together are at their limit, and the bytes up to which a
+/// connection then still gets one: others cannot take everything from it.
+const MINIMUM_BYTES: usize = 16 << 10;
+const MINIMUM_HELD: usize = 64 << 10;
+/// Bytes of a request body that a stream and a connection may send before they are taken.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// Bytes of the headers of a request.
+const HEADERS_BYTES_MAX: u32 = 16 << 10;
+/// Time for the client's preface and first settings.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time without a stream after which a connection ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Time to send a GOAWAY.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// Unit of the budgets.
+const UNIT: usize = 1 << 10;
+
+static ALL: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(ALL_BYTES / UNIT)));
+
+/// A body of an answer, which is read as its stream has room.
+pub trait Outgoing: Send + 'static {
+    /// The next bytes, at most `at_most`; `None` at the end.
+    fn poll_piece(&mut self, context: &mut Context<'_>, at_most: usize) -> Poll<Option<io::Result<Bytes>>>;
+
+    /// Bytes that are left, if that is known.
+    fn left(&self) -> Option<u64>;
+}
+
+/// A body from elsewhere as an [`Outgoing`] one: what the stream has no room for stays in memory.
+#[derive(Debug)]
+pub struct Framed<B> {
+    body: B,
+    rest: Bytes,
+}
+
+impl<B> Framed<B> {
+    /// Sends `body`.
+    pub fn new(body: B) -> Framed<B> {
+        Framed { body, rest: Bytes::new() }
+    }
+}
+
+impl<B> Outgoing for Framed<B>
+where
+    B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn poll_piece(&mut self, context: &mut Context<'_>, at_most: usize) -> Poll<Option<io::Result<Bytes>>> {
+        while self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                None => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
+            }
+        }
+        let count = self.rest.len().min(at_most);
+        Poll::Ready(Some(Ok(self.rest.split_to(count))))
+    }
+
+    fn left(&self) -> Option<u64> {
+        if self.body.is_end_stream() {
+            return Some(self.rest.len() as u64);
+        }
+        self.body.size_hint().exact().map(|exact| exact + self.rest.len() as u64)
+    }
+}
+
+/// A body of a request. It fails when it does not keep its [`Pace`].
+#[derive(Debug)]
+pub struct Received {
+    stream: RecvStream,
+    left: Option<u64>,
+    pace: Paced,
+}
+
+impl http_body::Body for Received {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let Received { stream, left, pace } = &mut *self;
+        let Poll::Ready(data) = stream.poll_data(context) else {
+            return pace.poll(context).map(|error| Some(Err(error)));
+        };
+        Poll::Ready(match data {
+            None => None,
+            Some(Err(error)) => Some(Err(io::Error::other(error))),
+            Some(Ok(bytes)) => {
+                // The reader takes the bytes at once; a stream that has ended needs no window.
+                let _ = stream.flow_control().release_capacity(bytes.len());
+                pace.moved(bytes.len());
+                *left = left.map(|left| left.saturating_sub(bytes.len() as u64));
+                Some(Ok(Frame::data(bytes)))
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.stream.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.left {
+            Some(left) => SizeHint::with_exact(left),
+            None => SizeHint::default(),
+        }
+    }
+}
+
+/// The [`Pace`] of a body with its timer. While the server does not wait for the body, it works on
+/// the request.
+#[derive(Debug)]
+struct Paced {
+    pace: Pace,
+    sleep: Option<Pin<Box<Sleep>>>,
+    guest: Guest,
+    work: Option<Work>,
+}
+
+impl Paced {
+    fn begin(guest: &Guest) -> Paced {
+        Paced { pace: Pace::begin(), sleep: None, guest: guest.clone(), work: Some(guest.work()) }
+    }
+
+    /// Counts bytes of the body.
+    fn moved(&mut self, bytes: usize) {
+        self.pace.moved(bytes);
+        self.work.get_or_insert_with(|| self.guest.work());
+    }
+
+    /// Waits for the body. Completes with [`io::ErrorKind::TimedOut`] when it is too late.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Error> {
+        self.work = None;
+        loop {
+            let due = self.pace.due();
+            let sleep = self.sleep.get_or_insert_with(|| Box::pin(sleep_until(due)));
+            if sleep.deadline() > due {
+                sleep.as_mut().reset(due);
+            }
+            ready!(sleep.as_mut().poll(context));
+            if Instant::now() >= due {
+                return Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the body is too slow"));
+            }
+            sleep.as_mut().reset(due);
+        }
+    }
+}
+
+/// A body of a request that fails when it does not keep its [`Pace`].
+#[derive(Debug)]
+pub struct PacedBody<B> {
+    body: B,
+    pace: Paced,
+}
+
+impl<B> PacedBody<B> {
+    /// A body of a request on the connection of `guest`, whose time begins now.
+    pub fn new(body: B, guest: &Guest) -> PacedBody<B> {
+        PacedBody { body, pace: Paced::begin(guest) }
+    }
+}
+
+impl<B> http_body::Body for PacedBody<B>
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let PacedBody { body, pace } = &mut *self;
+        let Poll::Ready(frame) = Pin::new(body).poll_frame(context) else {
+            return pace.poll(context).map(|error| Some(Err(error)));
+        };
+        if let Some(Ok(frame)) = &frame {
+            pace.moved(frame.data_ref().map_or(0, Bytes::len));
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(io::Error::other)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// State that the streams of a connection share.
+struct Shared {
+    guest: Guest,
+    /// Budget of the connection.
+    budget: Arc<Semaphore>,
+}
+
+/// Answers the requests of one HTTP/2 connection, at most `streams_max` at a time, until it ends.
+/// Bytes that were read before are part of `stream`. Each request has the [`Guest`] among its
+/// extensions.
+pub async fn serve_http2<S, A, F, B>(stream: S, guest: Guest, streams_max: u32, answer: A)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    A: Fn(Request<Received>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Outgoing,
+{
+    let meter = Arc::new(Meter::default());
+    let stream = Metered::counted(stream, guest.clone(), Arc::clone(&meter));
+    let handshake = server::Builder::new()
+        .max_concurrent_streams(streams_max)
+        .max_header_list_size(HEADERS_BYTES_MAX)
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buffer_size(PIECE_BYTES)
+        .handshake::<_, Bytes>(stream);
+    // The peer decides how a connection ends.
+    let Ok(Ok(mut connection)) = timeout(HANDSHAKE_TIMEOUT, handshake).await else { return };
+    let budget = Arc::new(Semaphore::new(CONNECTION_BYTES / UNIT));
+    let shared = Arc::new(Shared { guest, budget });
+    let mut streams = JoinSet::new();
+    let mut idle = pin!(sleep(IDLE_TIMEOUT));
+    loop {
+        let accepted = tokio::select! {
+            accepted = poll_fn(|context| match meter.is_exceeded() {
+                true => Poll::Ready(None),
+                false => connection.poll_accept(context).map(Some),
+            }) => accepted,
+            Some(_) = streams.join_next(), if !streams.is_empty() => {
+                if streams.is_empty() {
+                    shared.guest.rest();
+                }
+                idle.as_mut().reset(Instant::now() + IDLE_TIMEOUT);
+                continue;
+            }
+            () = idle.as_mut(), if streams.is_empty() => {
+                connection.graceful_shutdown();
+                let _ = timeout(GOODBYE, poll_fn(|context| connection.poll_closed(context))).await;
+                return;
+            }
+        };
+        match accepted {
+            None => {
+                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+                let _ = timeout(GOODBYE, poll_fn(|context| connection.poll_closed(context))).await;
+                return;
+            }
+            Some(Some(Ok((request, respond)))) => {
+                streams.spawn(exchange(request, respond, answer.clone(), Arc::clone(&shared)));
+            }
+            Some(None | Some(Err(_))) => return,
+        }
+    }
+}
+
+async fn exchange<A, F, B>(
+    request: Request<RecvStream>,
+    mut respond: server::SendResponse<Bytes>,
+    answer: A,
+    shared: Arc<Shared>,
+) where
+    A: Fn(Request<Received>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Outgoing,
+{
+    let (mut parts, stream) = request.into_parts();
+    parts.extensions.insert(shared.guest.clone());
+    let declared =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let left = if stream.is_end_stream() { Some(0) } else { declared };
+    let received = Received { stream, left, pace: Paced::begin(&shared.guest) };
+    let is_head = parts.method == hyper::Method::HEAD;
+    let response = {
+        let mut answered = pin!(answer(Request::from_parts(parts, received)));
+        poll_fn(|context| {
+            // Nobody waits for the answer of a stream that was reset.
+            if respond.poll_reset(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            answered.as_mut().poll(context).map(Some)
+        })
+        .await
+    };
+    let Some(response) = response else { return };
+    shared.guest.complete();
+    // A stream that the client has reset takes nothing.
+    let _ = send(&mut respond, response, is_head, &shared).await;
+}
+
+async fn send<B: Outgoing>(
+    respond: &mut server::SendResponse<Bytes>,
+    response: Response<B>,
+    is_head: bool,
+    shared: &Shared,
+) -> Result<(), h2::Error> {
+    let (mut parts, mut body) = response.into_parts();
+    let is_bodiless = matches!(parts.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if let (Some(left), false, false) = (body.left(), is_bodiless, is_head) {
+        parts.headers.entry(header::CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(left));
+    }
+    parts.headers.entry(header::DATE).or_insert_with(date);
+    let is_empty = is_head || is_bodiless || body.left() == Some(0);
+    let mut stream = respond.send_response(Response::from_parts(parts, ()), is_empty)?;
+    if is_empty {
+        return Ok(());
+    }
+    let own = Arc::new(Semaphore::new(PIECE_BYTES / UNIT));
+    let mut pace = Pace::begin();
+    let sent = send_body(&mut stream, &mut body, shared, &own, &mut pace).await;
+    let sent = match sent {
+        // Pieces in h2 are not sent yet, and a client can take the window back.
+        Ok(()) => match timeout_at(pace.due(), own.acquire_many((PIECE_BYTES / UNIT) as u32)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Reason::CANCEL),
+        },
+        failed => failed,
+    };
+    if let Err(reason) = sent {
+        stream.send_reset(reason);
+    }
+    Ok(())
+}
+
+async fn send_body<B: Outgoing>(
+    stream: &mut SendStream<Bytes>,
+    body: &mut B,
+    shared: &Shared,
+    own: &Arc<Semaphore>,
+    pace: &mut Pace,
+) -> Result<(), Reason> {
+    loop {
+        let left = body.left().map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES as u64) as usize).max(1);
+        stream.reserve_capacity(left);
+        let room = timeout_at(pace.due(), poll_fn(|context| poll_room(stream, context))).await;
+        let room = room.map_err(|_| Reason::CANCEL)??.min(left);
+        let loan = timeout_at(pace.due(), Loan::take(room, shared, own)).await.map_err(|_| Reason::CANCEL)?;
+        let since = Instant::now();
+        let piece = poll_fn(|context| body.poll_piece(context, loan.bytes.min(room))).await;
+        pace.excuse(since);
+        match piece {
+            None => return stream.send_data(Bytes::new(), true).map_err(|_| Reason::CANCEL),
+            Some(Err(_)) => return Err(Reason::INTERNAL_ERROR),
+            Some(Ok(piece)) => {
+                let is_last = body.left() == Some(0);
+                pace.moved(piece.len());
+                let piece = Bytes::from_owner(Lent { piece, _loan: loan });
+                stream.send_data(piece, is_last).map_err(|_| Reason::CANCEL)?;
+                if is_last {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// The window of a stream, once it has one.
+fn poll_room(stream: &mut SendStream<Bytes>, context: &mut Context<'_>) -> Poll<Result<usize, Reason>> {
+    loop {
+        // `poll_capacity` reports changes only.
+        let room = stream.capacity();
+        if room > 0 {
+            return Poll::Ready(Ok(room));
+        }
+        match ready!(stream.poll_capacity(context)) {
+            Some(Ok(_)) => {}
+            _ => return Poll::Ready(Err(Reason::CANCEL)),
+        }
+    }
+}
+
+/// Memory of the budgets, until it is dropped.
+struct Loan {
+    bytes: usize,
+    _own: OwnedSemaphorePermit,
+    _connection: OwnedSemaphorePermit,
+    _all: Option<OwnedSemaphorePermit>,
+}
+
+impl Loan {
+    /// Borrows at most `bytes`, and fewer when all connections together are at their limit.
+    async fn take(bytes: usize, shared: &Shared, own: &Arc<Semaphore>) -> Loan {
+        let units = |bytes: usize| u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
+        let closed = "the budgets are never closed";
+        let wanted = units(bytes);
+        let mut mine = Arc::clone(own).acquire_many_owned(wanted).await.expect(closed);
+        let mut connection = Arc::clone(&shared.budget).acquire_many_owned(wanted).await.expect(closed);
+        if let Ok(all) = Arc::clone(&ALL).try_acquire_many_owned(wanted) {
+            return Loan { bytes, _own: mine, _connection: connection, _all: Some(all) };
+        }
+        let held = CONNECTION_BYTES - shared.budget.available_permits() * UNIT - wanted as usize * UNIT;
+        if held <= MINIMUM_HELD {
+            let bytes = bytes.min(MINIMUM_BYTES);
+            let rest = (wanted - units(bytes)) as usize;
+            drop((mine.split(rest), connection.split(rest)));
+            return Loan { bytes, _own: mine, _connection: connection, _all: None };
+        }
+        let all = Arc::clone(&ALL).acquire_many_owned(wanted).await.expect(closed);
+        Loan { bytes, _own: mine, _connection: connection, _all: Some(all) }
+    }
+}
+
+/// A piece of an answer on borrowed memory: returned when h2 has written it.
+struct Lent {
+    piece: Bytes,
+    _loan: Loan,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.piece
+    }
+}
+
+thread_local! {
+    /// The time as a header has it, which changes once a second.
+    static DATE: RefCell<Option<(u64, HeaderValue)>> = const { RefCell::new(None) };
+}
+
+fn date() -> HeaderValue {
+    let now = SystemTime::now();
+    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    DATE.with_borrow_mut(|made| match made {
+        Some((known, date)) if *known == second => date.clone(),
+        _ => {
+            let date = HeaderValue::try_from(httpdate::fmt_http_date(now)).expect("a date is a header value");
+            *made = Some((second, date.clone()));
+            date
+        }
+    })
+}

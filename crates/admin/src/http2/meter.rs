@@ -1,0 +1,308 @@
+//! The stream below an HTTP/2 connection: counts the frames that arrive, and the time for which
+//! nothing can be written.
+
+use std::future::Future as _;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Sleep, sleep};
+
+use crate::crowd::{Guest, Pace};
+
+/// Bytes of the preface, which precedes the first frame.
+const PREFACE_BYTES: usize = 24;
+/// Payloads below this size make a DATA frame cost more than it brings.
+const SMALL_DATA_BYTES: usize = 256;
+
+/// Reports from a [`Metered`] stream to the connection over it.
+#[derive(Debug, Default)]
+pub(super) struct Meter(AtomicBool);
+
+impl Meter {
+    /// Reports whether the client sent more control frames or resets than it may.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A number of frames that is refilled with time.
+#[derive(Debug)]
+struct Bucket {
+    left: f64,
+    burst: f64,
+    per_s: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(burst: f64, per_s: f64, now: Instant) -> Bucket {
+        Bucket { left: burst, burst, per_s, filled: now }
+    }
+
+    /// Takes one; false when there is none.
+    fn take(&mut self, now: Instant) -> bool {
+        if self.left < 1.0 {
+            self.add(now.duration_since(self.filled).as_secs_f64() * self.per_s);
+            self.filled = now;
+        }
+        self.left -= 1.0;
+        self.left >= 0.0
+    }
+
+    fn add(&mut self, count: f64) {
+        self.left = (self.left + count).min(self.burst);
+    }
+}
+
+/// Budgets of the frames of one connection, and the place in its bytes.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes of the preface or of the current payload that are to come.
+    skip: usize,
+    head: [u8; 9],
+    head_len: usize,
+    /// PING, SETTINGS, PRIORITY, CONTINUATION, small DATA and unknown frames. An editor sends a
+    /// dozen of them in a session.
+    control: Bucket,
+    /// RST_STREAM. An editor may cancel all its requests at once.
+    resets: Bucket,
+    /// WINDOW_UPDATE: as many as the bytes sent need, which are two for each frame of 16 KiB at
+    /// the most.
+    updates: Bucket,
+}
+
+impl Frames {
+    fn new(now: Instant) -> Frames {
+        Frames {
+            skip: PREFACE_BYTES,
+            head: [0; 9],
+            head_len: 0,
+            control: Bucket::new(1_024.0, 50.0, now),
+            resets: Bucket::new(1_024.0, 50.0, now),
+            updates: Bucket::new(8_192.0, 100.0, now),
+        }
+    }
+
+    /// Counts the frames that begin in `bytes`; false when there are too many.
+    fn read(&mut self, mut bytes: &[u8], now: Instant) -> bool {
+        while !bytes.is_empty() {
+            if self.skip > 0 {
+                let count = self.skip.min(bytes.len());
+                self.skip -= count;
+                bytes = &bytes[count..];
+                continue;
+            }
+            let count = (self.head.len() - self.head_len).min(bytes.len());
+            self.head[self.head_len..self.head_len + count].copy_from_slice(&bytes[..count]);
+            self.head_len += count;
+            bytes = &bytes[count..];
+            if self.head_len == self.head.len() {
+                self.head_len = 0;
+                let [a, b, c, kind, flags, ..] = self.head;
+                self.skip = u32::from_be_bytes([0, a, b, c]) as usize;
+                if !self.count(kind, flags, now) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn count(&mut self, kind: u8, flags: u8, now: Instant) -> bool {
+        let is_flagged = flags & 1 != 0;
+        match kind {
+            // The last frame of a body, and frames that carry something.
+            0 if is_flagged || self.skip >= SMALL_DATA_BYTES => true,
+            // HEADERS begin a request, which streams and answers limit.
+            1 => true,
+            3 => self.resets.take(now),
+            // Acknowledgements of what was sent here.
+            4 | 6 if is_flagged => true,
+            8 => self.updates.take(now),
+            _ => self.control.take(now),
+        }
+    }
+}
+
+/// A stream that reports its progress to its [`Guest`], and fails when nothing can be written for
+/// [`Pace::PAUSE`].
+#[derive(Debug)]
+pub struct Metered<S> {
+    stream: S,
+    guest: Guest,
+    /// Of HTTP/2.
+    frames: Option<(Frames, Arc<Meter>)>,
+    /// True if something could not be written since the last read. Answers of HTTP/1.1 that the
+    /// socket takes at once are over, and no progress of their connection.
+    has_stalled: bool,
+    /// Runs while nothing can be written.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Metered<S> {
+    /// A stream of HTTP/1.1.
+    pub fn new(stream: S, guest: Guest) -> Metered<S> {
+        Metered { stream, guest, frames: None, has_stalled: false, stalled: None }
+    }
+
+    /// A stream of HTTP/2, whose frames are counted.
+    pub(super) fn counted(stream: S, guest: Guest, meter: Arc<Meter>) -> Metered<S> {
+        Metered {
+            stream,
+            guest,
+            frames: Some((Frames::new(Instant::now()), meter)),
+            has_stalled: false,
+            stalled: None,
+        }
+    }
+
+    /// Accounts for a write.
+    fn wrote(
+        &mut self,
+        context: &mut Context<'_>,
+        wrote: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        let Poll::Ready(result) = wrote else {
+            self.has_stalled = true;
+            let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(Pace::PAUSE)));
+            ready!(stalled.as_mut().poll(context));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        };
+        self.stalled = None;
+        if let Ok(count) = result {
+            if self.has_stalled || self.frames.is_some() {
+                self.guest.moved(count);
+            }
+            if let Some((frames, _)) = &mut self.frames {
+                frames.updates.add(count as f64 / 4_096.0);
+            }
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Metered { stream, guest, frames, has_stalled, .. } = &mut *self;
+        if frames.as_ref().is_some_and(|(_, meter)| meter.is_exceeded()) {
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        ready!(Pin::new(stream).poll_read(context, buf))?;
+        let read = &buf.filled()[before..];
+        *has_stalled &= read.is_empty();
+        guest.moved(read.len());
+        if let Some((frames, meter)) = frames
+            && !frames.read(read, Instant::now())
+        {
+            // The connection looks at the meter before it is polled again.
+            buf.set_filled(before);
+            meter.0.store(true, Ordering::Relaxed);
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wrote(context, wrote)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wrote = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.wrote(context, wrote)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // TLS keeps what the socket does not take.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context).map_ok(|()| 0);
+        self.wrote(context, flushed).map_ok(|_| ())
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let len = u32::try_from(payload).expect("small").to_be_bytes();
+        let mut bytes = vec![len[1], len[2], len[3], kind, flags, 0, 0, 0, 0];
+        bytes.resize(9 + payload, 0);
+        bytes
+    }
+
+    /// Frames of one kind that a connection may send at once.
+    fn burst(kind: u8, flags: u8, payload: usize) -> Option<usize> {
+        let now = Instant::now();
+        let mut frames = Frames::new(now);
+        assert!(frames.read(&[0; PREFACE_BYTES], now));
+        let bytes = frame(kind, flags, payload);
+        (0..20_000).find(|_| {
+            // In pieces, as a socket may give them.
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            !(frames.read(first, now) && frames.read(second, now))
+        })
+    }
+
+    #[test]
+    fn frames_that_bring_nothing_have_a_budget() {
+        for (kind, flags, payload) in
+            [(6, 0, 8), (4, 0, 6), (2, 0, 5), (3, 0, 4), (0, 0, 1), (9, 0, 1), (99, 0, 0)]
+        {
+            assert_eq!(burst(kind, flags, payload), Some(1_024), "type {kind}");
+        }
+        assert_eq!(burst(8, 0, 4), Some(8_192));
+        for (kind, flags, payload) in [(1, 4, 20), (0, 0, 256), (0, 1, 0), (4, 1, 0), (6, 1, 8)] {
+            assert_eq!(burst(kind, flags, payload), None, "type {kind}");
+        }
+    }
+
+    #[test]
+    fn budgets_refill_with_time_and_updates_with_bytes_sent() {
+        let start = Instant::now();
+        let mut frames = Frames::new(start);
+        frames.skip = 0;
+        let ping = frame(6, 0, 8);
+        assert!((0..1_024).all(|_| frames.read(&ping, start)));
+        let later = start + Duration::from_secs(2);
+        assert!((0..100).all(|_| frames.read(&ping, later)));
+        assert!(!frames.read(&ping, later));
+        // The payload of the frame that was too many.
+        frames.skip = 0;
+        let update = frame(8, 0, 4);
+        assert!((0..8_192).all(|_| frames.read(&update, start)));
+        frames.updates.add(3.0);
+        assert!((0..3).all(|_| frames.read(&update, start)));
+        assert!(!frames.read(&update, start));
+    }
+}

@@ -1,0 +1,202 @@
+//! Results of actions as Bazel writes them (`build.bazel.remote.execution.v2`), as far as they name
+//! blobs.
+
+use crate::entry::Sha256;
+
+/// Name of a content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Digest {
+    pub(super) sha: Sha256,
+}
+
+/// Blobs that a result names.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ActionResult {
+    pub(super) blobs: Vec<Digest>,
+    /// Trees, whose files count as well.
+    pub(super) trees: Vec<Digest>,
+}
+
+/// Reads an `ActionResult`; `None` if `bytes` are something else.
+pub(super) fn read_result(bytes: &[u8]) -> Option<ActionResult> {
+    let mut result = ActionResult::default();
+    for field in fields(bytes)? {
+        match field {
+            // OutputFile: digest.
+            (2, Wire::Bytes(file)) => result.blobs.extend(digests(file, &[2])?),
+            // OutputDirectory: tree digest, digest of the root.
+            (3, Wire::Bytes(directory)) => {
+                result.trees.extend(digests(directory, &[3])?);
+                result.blobs.extend(digests(directory, &[3, 5])?);
+            }
+            // stdout and stderr.
+            (6 | 8, Wire::Bytes(digest)) => result.blobs.push(read_digest(digest)?),
+            (1..=3 | 5..=12, Wire::Number) | (4, Wire::Bytes(_)) => return None,
+            _ => {}
+        }
+    }
+    Some(result)
+}
+
+/// Reads the files of a `Tree`; `None` if `bytes` are something else.
+pub(super) fn read_tree(bytes: &[u8]) -> Option<Vec<Digest>> {
+    let mut files = Vec::new();
+    for (number, value) in fields(bytes)? {
+        // The root and all other directories.
+        let (1 | 2, Wire::Bytes(directory)) = (number, value) else { continue };
+        for (number, value) in fields(directory)? {
+            if let (1, Wire::Bytes(file)) = (number, value) {
+                files.extend(digests(file, &[2])?);
+            }
+        }
+    }
+    Some(files)
+}
+
+/// The digests in some fields of a message.
+fn digests(bytes: &[u8], numbers: &[u64]) -> Option<Vec<Digest>> {
+    let mut found = Vec::new();
+    for (number, value) in fields(bytes)? {
+        if let (true, Wire::Bytes(digest)) = (numbers.contains(&number), value) {
+            found.push(read_digest(digest)?);
+        }
+    }
+    Some(found)
+}
+
+fn read_digest(bytes: &[u8]) -> Option<Digest> {
+    let mut sha = None;
+    for (number, value) in fields(bytes)? {
+        if let (1, Wire::Bytes(text)) = (number, value) {
+            sha = Some(Sha256::parse(std::str::from_utf8(text).ok()?)?);
+        }
+    }
+    Some(Digest { sha: sha? })
+}
+
+/// A value of protobuf, as far as it matters here.
+enum Wire<'b> {
+    Number,
+    Bytes(&'b [u8]),
+}
+
+/// The fields of a message; `None` if `bytes` are none.
+fn fields(mut bytes: &[u8]) -> Option<Vec<(u64, Wire<'_>)>> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let tag = take_varint(&mut bytes)?;
+        let value = match tag & 7 {
+            0 => {
+                take_varint(&mut bytes)?;
+                Wire::Number
+            }
+            1 => {
+                take(&mut bytes, 8)?;
+                Wire::Number
+            }
+            2 => {
+                let len = usize::try_from(take_varint(&mut bytes)?).ok()?;
+                Wire::Bytes(take(&mut bytes, len)?)
+            }
+            5 => {
+                take(&mut bytes, 4)?;
+                Wire::Number
+            }
+            _ => return None,
+        };
+        if tag >> 3 == 0 {
+            return None;
+        }
+        found.push((tag >> 3, value));
+    }
+    Some(found)
+}
+
+fn take<'b>(bytes: &mut &'b [u8], len: usize) -> Option<&'b [u8]> {
+    let (taken, rest) = bytes.split_at_checked(len)?;
+    *bytes = rest;
+    Some(taken)
+}
+
+fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let byte = take(bytes, 1)?[0];
+        value |= u64::from(byte & 0x7F) << shift;
+        if byte < 0x80 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes a length of less than 2^14.
+    fn write_len(bytes: &mut Vec<u8>, len: usize) {
+        if len >= 0x80 {
+            bytes.push((len & 0x7F) as u8 | 0x80);
+        }
+        bytes.push(if len >= 0x80 { (len >> 7) as u8 } else { len as u8 });
+    }
+
+    fn message(parts: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for (number, content) in parts {
+            bytes.push(number << 3 | 2);
+            write_len(&mut bytes, content.len());
+            bytes.extend_from_slice(content);
+        }
+        bytes
+    }
+
+    fn digest(digit: &str) -> (Digest, Vec<u8>) {
+        let sha = Sha256::parse(&digit.repeat(64)).expect("digits");
+        let mut bytes = message(&[(1, digit.repeat(64).as_bytes())]);
+        // The size.
+        bytes.extend([2 << 3, 100]);
+        (Digest { sha }, bytes)
+    }
+
+    #[test]
+    fn a_result_names_files_trees_and_output() {
+        let all: Vec<_> = ["1", "2", "3", "4", "5"].into_iter().map(digest).collect();
+        let file = message(&[(1, b"out/a"), (2, &all[0].1)]);
+        let directory = message(&[(1, b"out/d"), (3, &all[1].1), (5, &all[4].1)]);
+        let mut bytes = message(&[(2, &file), (3, &directory), (5, b"text"), (6, &all[2].1), (8, &all[3].1)]);
+        bytes.extend([4 << 3, 0]);
+        let result = read_result(&bytes).expect("a result");
+        assert_eq!(result.trees, [all[1].0]);
+        let mut named = result.blobs;
+        named.sort();
+        assert_eq!(named, all.iter().map(|(digest, _)| *digest).collect::<Vec<_>>());
+        assert_eq!(read_result(b""), Some(ActionResult::default()));
+    }
+
+    #[test]
+    fn a_tree_names_the_files_of_all_directories() {
+        let (first, second) = (digest("a"), digest("b"));
+        let directory = |bytes: &[u8]| message(&[(1, &message(&[(1, b"f"), (2, bytes)])), (2, b"")]);
+        let tree = message(&[(1, &directory(&first.1)), (2, &directory(&second.1))]);
+        assert_eq!(read_tree(&tree), Some(vec![first.0, second.0]));
+        assert_eq!(read_tree(b"\x0a\x05no"), None);
+    }
+
+    #[test]
+    fn other_bytes_are_opaque() {
+        let bad_digest = message(&[(2, &message(&[(2, &message(&[(1, b"short")]))]))]);
+        for bytes in [
+            &b"cCac\0\x01"[..],
+            b"\x12\xff",
+            b"\x00",
+            b"\x10\x01",
+            b"\x0b",
+            b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+            &bad_digest,
+        ] {
+            assert_eq!(read_result(bytes), None, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Build caches: Bazel's HTTP cache, and names of any form for ccache and sccache.
+
+use throng_ddc::IoHash;
+use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
+use throng_ddc_server::{Access, Listener, Rules, Tokens};
+
+use crate::common::{Client, Reply, Server};
+
+fn sha256(bytes: &[u8]) -> String {
+    ring::digest::digest(&ring::digest::SHA256, bytes)
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// A field of protobuf with bytes.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![number << 3 | 2];
+    let mut len = content.len();
+    while len >= 0x80 {
+        bytes.push(len as u8 & 0x7F | 0x80);
+        len >>= 7;
+    }
+    bytes.push(len as u8);
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+fn digest(content: &[u8]) -> Vec<u8> {
+    field(1, sha256(content).as_bytes())
+}
+
+/// `ActionResult.output_files`.
+fn output_file(content: &[u8]) -> Vec<u8> {
+    field(2, &[field(1, b"out/file"), field(2, &digest(content))].concat())
+}
+
+async fn put(client: &Client, path: &str, body: &[u8]) -> u16 {
+    client.send("PUT", path, &[], body.to_vec()).await.status.as_u16()
+}
+
+async fn get(client: &Client, path: &str) -> Reply {
+    client.send("GET", path, &[], "").await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn content_is_verified_and_given_under_its_sha256() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    for content in [&b"small"[..], &vec![7; 3 << 20]] {
+        let path = format!("/cas/{}", sha256(content));
+        assert_eq!(get(&client, &path).await.status.as_u16(), 404);
+        assert_eq!(put(&client, &path, b"something else").await, 400);
+        assert_eq!(put(&client, &path, content).await, 200);
+        let reply = get(&client, &path).await;
+        assert_eq!((reply.status.as_u16(), &reply.body[..] == content), (200, true));
+        let head = client.send("HEAD", &path, &[], "").await;
+        assert_eq!((head.status.as_u16(), head.header("content-length")), (200, &*content.len().to_string()));
+        // The same blob under the name that editors use, in the namespace of builds.
+        let blob = get(&client, &format!("/api/v1/blobs/build/{}", IoHash::of(content))).await;
+        assert_eq!(blob.status.as_u16(), 200);
+        // Instances do not see each other.
+        assert_eq!(get(&client, &format!("/other{path}")).await.status.as_u16(), 404);
+        assert_eq!(put(&client, &format!("/other{path}"), content).await, 200);
+        assert_eq!(get(&client, &format!("/other{path}")).await.status.as_u16(), 200);
+    }
+    assert_eq!(
+        get(&client, &format!("/cas/{}", sha256(b""))).await.status.as_u16(),
+        200,
+        "clients upload no empty content"
+    );
+    for path in ["/cas/12", "/ac/x", "/kv/"] {
+        assert_eq!(put(&client, path, b"").await, 400, "{path}");
+    }
+    let path = format!("/cas/{}", sha256(b"small"));
+    assert_eq!(client.send("DELETE", &path, &[], "").await.status.as_u16(), 405);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_result_is_given_only_while_everything_that_it_names_is_here() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let (file, in_tree, log) = (&b"an object file"[..], &b"a file in a directory"[..], &b"a warning"[..]);
+    let node = field(1, &[field(1, b"f"), field(2, &digest(in_tree))].concat());
+    let tree = [field(1, b""), field(2, &node)].concat();
+    let directory = field(3, &[field(1, b"out/d"), field(3, &digest(&tree))].concat());
+    let result = [output_file(file), directory, field(8, &digest(log))].concat();
+    let path = format!("/ac/{}", sha256(b"the action"));
+    assert_eq!(put(&client, &path, &result).await, 200);
+    for content in [file, in_tree, log, &tree] {
+        for method in ["GET", "HEAD"] {
+            let reply = client.send(method, &path, &[], "").await;
+            assert_eq!(reply.status.as_u16(), 404, "{method}, {content:?} is missing");
+        }
+        assert_eq!(put(&client, &format!("/cas/{}", sha256(content)), content).await, 200);
+    }
+    assert_eq!(get(&client, &path).await.body, result);
+    // Each is missed when it goes.
+    for content in [file, in_tree, log, &tree] {
+        let blob = format!("/api/v1/blobs/build/{}", IoHash::of(content));
+        assert_eq!(client.send("DELETE", &blob, &[], "").await.status.as_u16(), 204);
+        assert_eq!(get(&client, &path).await.status.as_u16(), 404);
+        assert_eq!(put(&client, &format!("/cas/{}", sha256(content)), content).await, 200);
+        assert_eq!(get(&client, &path).await.status.as_u16(), 200);
+    }
+    // Without files, and other bytes than a result.
+    for (action, body) in [("none", &b""[..]), ("ccache", b"cCac\0\x01\x02")] {
+        let path = format!("/ac/{}", sha256(action.as_bytes()));
+        assert_eq!(put(&client, &path, body).await, 200);
+        assert_eq!(get(&client, &path).await.body, body);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_any_form_are_files_of_webdav() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let path = "/kv/sccache/a/b/c/abc0123";
+    let status = async |method: &str, path: &str| client.send(method, path, &[], "").await.status.as_u16();
+    assert_eq!(status("PROPFIND", path).await, 404);
+    assert_eq!(status("PROPFIND", "/kv/sccache/a/b/").await, 207);
+    assert_eq!(status("MKCOL", "/kv/sccache/a/").await, 201);
+    assert_eq!(put(&client, path, b"an object").await, 200);
+    assert_eq!(get(&client, path).await.body, "an object");
+    let reply = client.send("PROPFIND", path, &["Depth: 0"], "").await;
+    assert!(reply.text().contains("<D:getcontentlength>9</D:getcontentlength>"), "{}", reply.text());
+    assert_eq!(put(&client, path, b"another").await, 200);
+    assert_eq!(get(&client, path).await.body, "another");
+    assert_eq!(status("DELETE", path).await, 204);
+    assert_eq!(status("DELETE", path).await, 404);
+    assert_eq!(status("GET", path).await, 404);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_is_the_password_of_basic_authentication() {
+    use base64::Engine as _;
+    let tokens =
+        Tokens::parse("reader-0123456789 group=read\nwriter-0123456789 group=write\n").expect("tokens");
+    let policy = |group: &str, actions: &[Action]| Policy {
+        name: group.to_owned(),
+        acl: Acl { claims: vec![format!("group={group}")], actions: actions.to_vec() },
+        namespaces: vec![Scope::all()],
+        buckets: Vec::new(),
+    };
+    let both = [Action::ReadObject, Action::WriteObject];
+    let policies = Policies(vec![policy("read", &both[..1]), policy("write", &both)]);
+    let access = Access { identify: vec![Box::new(tokens)], policies, ..Access::default() };
+    let server = Server::start(Rules { access, ..Rules::default() }, Listener::Public).await;
+    let client = server.client().await;
+    let path = format!("/cas/{}", sha256(b"x"));
+    let basic = |password: &str| {
+        let text = base64::engine::general_purpose::STANDARD.encode(format!("anybody:{password}"));
+        format!("Authorization: Basic {text}")
+    };
+    for (password, method, status) in [
+        ("writer-0123456789", "PUT", 200),
+        ("reader-0123456789", "GET", 200),
+        ("reader-0123456789", "PUT", 403),
+        ("neither-012345678", "GET", 401),
+        ("", "GET", 401),
+    ] {
+        let body = if method == "PUT" { "x" } else { "" };
+        let reply = client.send(method, &path, &[&basic(password)], body).await;
+        assert_eq!(reply.status.as_u16(), status, "{method} with {password:?}");
+        assert!(!reply.header("www-authenticate").contains("Basic"), "no browser is to keep a password");
+    }
+    for header in
+        ["Authorization: Basic !", "Authorization: Basic", "Authorization: Basic d3JpdGVyLTAxMjM0NTY3ODk="]
+    {
+        assert_eq!(client.send("GET", &path, &[header], "").await.status.as_u16(), 401, "{header}");
+    }
+}

@@ -1,0 +1,89 @@
+//! A gateway whose file descriptors run short.
+
+#![allow(clippy::print_stdout)] // the child tells its addresses
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Command, Stdio};
+
+use throng_wire::channeldpb as pb;
+
+use crate::common::{Dial, PATIENCE, Peer, clients, gateway, servers};
+
+const CHILD: &str = "THRONG_SERVER_DESCRIPTORS_CHILD";
+const NAME: &str = "descriptors::strangers_give_way_to_newcomers_and_never_players_or_health";
+
+/// Serves until its standard input ends.
+fn serve() {
+    // Strangers are not closed for their silence, so that only the shortage closes them. The state
+    // machine lets players list channels, which is how they show that they are connected.
+    let running = gateway(&[
+        ("server.shards", "2"),
+        ("gateway.limits.auth_timeout_ms", "0"),
+        ("gateway.clients.state_machine", "client_authoratative"),
+    ]);
+    let http = running.address(throng_server::Service::Admin).unwrap();
+    // The test harness prints its own lines around this one.
+    println!("\naddr {} {} {http}", clients(&running), servers(&running));
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    running.shutdown();
+}
+
+/// The body of a page, if it is served with status 200.
+fn get(addr: SocketAddr, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.starts_with("HTTP/1.1 200").then_some(answer)
+}
+
+fn is_answered(peer: &mut Peer) {
+    let list = pb::ListChannelMessage::default();
+    let _: pb::ListChannelResultMessage = peer.ask(0, pb::MessageType::ListChannel, &list);
+}
+
+#[test]
+fn strangers_give_way_to_newcomers_and_never_players_or_health() {
+    if std::env::var_os(CHILD).is_some() {
+        return serve();
+    }
+    throng_net::raise_descriptor_limit();
+    let mut child = Command::new("sh")
+        .arg("-c")
+        .arg(r#"ulimit -n 256 && exec "$0" --exact --nocapture "$1""#)
+        .arg(std::env::current_exe().unwrap())
+        .arg(NAME)
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Kept to the end: the child's harness writes to it.
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = output.find_map(|line| Some(line.unwrap().strip_prefix("addr ")?.to_owned())).unwrap();
+    let addrs: Vec<SocketAddr> = line.split(' ').map(|addr| addr.parse().unwrap()).collect();
+    let [clients, servers, http] = addrs[..] else { panic!("{line}") };
+
+    let mut players: Vec<Peer> =
+        (0..10).map(|index| Peer::login(clients, &Dial::Tcp, &format!("player {index}"), "")).collect();
+    let mut strangers = Vec::new();
+    for index in 0..600 {
+        strangers.push(TcpStream::connect(clients).unwrap());
+        if index % 100 == 99 {
+            assert!(get(http, "/healthz").is_some(), "after {index} strangers");
+        }
+    }
+    // A player gets in although strangers hold every place, and so does a game server.
+    players.push(Peer::login(clients, &Dial::Tcp, "late player", ""));
+    let mut server = Peer::login(servers, &Dial::Tcp, "server", "");
+    is_answered(&mut server);
+    players.iter_mut().for_each(is_answered);
+    let metrics = get(http, "/metrics").unwrap();
+    let gave_way = metrics.lines().filter(|line| line.starts_with("throng_net_gave_way_total"));
+    let sum: f64 = gave_way.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum();
+    assert!(sum >= 300.0, "{sum} gave way: 256 descriptors hold fewer than 300 connections");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
