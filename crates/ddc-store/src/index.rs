@@ -595,7 +595,7 @@ impl Index {
     }
 }
 
-/// How many of the newest runs to merge: those up to the last that is not larger than all newer
+/// Number of the newest runs to merge: those up to the last that is not larger than all newer
 /// ones together.
 fn merge_count(runs: &[Arc<Run>]) -> Option<usize> {
     let mut newer = 0;
