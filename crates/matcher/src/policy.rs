@@ -230,7 +230,7 @@ impl Hooks {
                 Waiter::Request(kept) => v1::Waiter::Request(kept.save()),
                 Waiter::Match(id) => v1::Waiter::Match((*id).into()),
             };
-            v1::Question { number, point, room, waiter }
+            v1::PendingRequest { number, point, room, waiter }
         });
         let held =
             self.held.iter().map(|(room, kept)| ((*room).into(), kept.iter().map(Kept::save).collect()));
@@ -239,7 +239,7 @@ impl Hooks {
 
     pub(crate) fn load(saved: &v1::Policies<'_>) -> Result<Hooks, &'static str> {
         let mut hooks = Hooks { last: saved.last, ..Hooks::default() };
-        let question = |saved: &v1::Question<'_>| {
+        let question = |saved: &v1::PendingRequest<'_>| {
             let waiter = match &saved.waiter {
                 v1::Waiter::Request(kept) => Waiter::Request(Kept::load(kept)?),
                 v1::Waiter::Match(id) => Waiter::Match((*id).into()),

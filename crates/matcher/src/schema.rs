@@ -156,8 +156,8 @@ impl Matcher {
             }
         }
         let (secret, nonces_given) = self.nonces.save();
-        // Queues have their rule sets themselves. Texts, numbers and flags: nothing else is left that
-        // could fail to be JSON.
+        // Queues have their rule sets themselves. Texts, numbers and flags: nothing else is left
+        // that could fail to be JSON.
         let config = Config { queues: Vec::new(), ..self.config.clone() };
         let config = serde_json::to_string(&config).unwrap_or_default();
         let (rating_pools, reports) = self.ratings.save();

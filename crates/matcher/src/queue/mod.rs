@@ -419,7 +419,8 @@ impl Matcher {
     ) -> Result<(), &'static str> {
         let numbers: Vec<BTreeMap<u64, u32>> =
             self.queues.list.iter().map(|(_, queue)| queue.pool.numbers()).collect();
-        let mut by_partition: BTreeMap<(u32, u32), Vec<(Key, Hot, i8)>> = BTreeMap::new();
+        type Entries = Vec<(Key, Hot, i8)>;
+        let mut by_partition: BTreeMap<(u32, u32), Entries> = BTreeMap::new();
         for (index, place) in places {
             let v1::Waiting { partition, value, idle, cut } = place;
             let Some(ticket) = self.tickets.get_mut(index) else { return Err("a ticket is missing") };

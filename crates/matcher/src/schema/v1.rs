@@ -66,7 +66,7 @@ pub(crate) struct State<'a> {
 pub(crate) struct Places<T> {
     /// The objects.
     pub(crate) objects: Vec<T>,
-    /// Free places.
+    /// Free slots.
     pub(crate) free: Vec<u32>,
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct Player<'a> {
 pub(crate) struct Answer<'a> {
     /// Time when it is forgotten.
     pub(crate) until: u64,
-    /// The request key.
+    /// The idempotency key.
     pub(crate) key: u128,
     /// Number of the method.
     pub(crate) method: u16,
@@ -229,7 +229,7 @@ pub(crate) struct Room<'a> {
 /// Place of a room among those that random joins choose from.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Open {
-    /// Number of free places under which it is listed.
+    /// Number of free seats under which it is listed.
     pub(crate) free: u32,
     /// Position there where the mode chooses by chance, else 0.
     pub(crate) at: u32,
@@ -280,9 +280,9 @@ pub(crate) struct Queue<'a> {
     pub(crate) counters: Counters,
     /// Waits that estimates are made of.
     pub(crate) estimates: Estimates,
-    /// Round of updates under way.
+    /// Round of updates in progress.
     pub(crate) updates: Option<Round>,
-    /// True if a round is under way or will be.
+    /// True if a round is in progress or due.
     pub(crate) updates_run: bool,
 }
 
@@ -298,7 +298,7 @@ pub(crate) struct Pool<'a> {
     pub(crate) anchors: Vec<Anchor>,
     /// Anchors to try that came later than their turn.
     pub(crate) late_anchors: Vec<Anchor>,
-    /// Anchors whose search goes on, by turn.
+    /// Anchors whose search continues, by turn.
     pub(crate) unfinished: Vec<(u64, Anchor)>,
     /// Progress of unfinished searches.
     pub(crate) scans: Vec<Scan>,
@@ -333,7 +333,7 @@ pub(crate) struct Anchor {
     pub(crate) place: u32,
 }
 
-/// A search that hit its limit and goes on.
+/// A search that hit its limit and continues.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scan {
     /// Place of the ticket.
@@ -428,7 +428,7 @@ pub(crate) struct WaitCount {
     pub(crate) tickets: u32,
 }
 
-/// A round of updates to tickets that is under way.
+/// A round of updates to tickets in progress.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Round {
     /// Next place to look at.
@@ -509,7 +509,7 @@ pub(crate) struct Facts<'a> {
     /// Players.
     #[serde(borrow)]
     pub(crate) players: Vec<PlayerFacts<'a>>,
-    /// True if a player avoids somebody.
+    /// True if a player avoids another one.
     pub(crate) avoids: bool,
     /// Number of players.
     pub(crate) size: u32,
@@ -603,7 +603,7 @@ pub(crate) struct Backfill<'a> {
     pub(crate) owner: u32,
     /// Its revision.
     pub(crate) rev: u64,
-    /// Free places by side.
+    /// Free seats by side.
     pub(crate) open: Vec<u32>,
     /// Attributes that members are taken to have.
     #[serde(borrow)]
@@ -638,11 +638,11 @@ pub(crate) struct RatingPool<'a> {
     /// Roles with their ratings and numbers of games.
     #[serde(borrow)]
     pub(crate) players: Vec<(&'a [u8], Rating, u64)>,
-    /// Games of the period under way: match or room, two roles, the first's score.
+    /// Games of the current period: match or room, two roles, the first's score.
     pub(crate) games: Vec<(Id, &'a [u8], &'a [u8], f64)>,
     /// Length of a period, in ms.
     pub(crate) period_ms: u64,
-    /// End of the period under way; 0 for none.
+    /// End of the current period; 0 for none.
     pub(crate) period_ends: u64,
 }
 
@@ -701,16 +701,16 @@ pub(crate) enum Action<'a> {
 pub(crate) struct Policies<'a> {
     /// Last number of a question or waiting request.
     pub(crate) last: u64,
-    /// Questions that are out.
+    /// Requests to policies without a verdict yet.
     #[serde(borrow)]
-    pub(crate) questions: Vec<Question<'a>>,
+    pub(crate) questions: Vec<PendingRequest<'a>>,
     /// Rooms about which a question is out, and the requests behind it.
     pub(crate) held: Vec<(Id, Vec<Kept<'a>>)>,
 }
 
 /// A question that is out.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Question<'a> {
+pub(crate) struct PendingRequest<'a> {
     /// Its number.
     pub(crate) number: u64,
     /// 0 OnCreate, 1 OnAddingRoles, 2 OnAddedRoles, 3 OnDeletingRole, 4 OnDestroy.
@@ -752,7 +752,7 @@ pub(crate) struct Kept<'a> {
 /// A verdict that a waiting request has had.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Verdict {
-    /// As in `Question`.
+    /// As in `PendingRequest`.
     pub(crate) point: u8,
     /// Room; absent for one that is yet to be made.
     pub(crate) room: Option<Id>,

@@ -33,14 +33,37 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_matchmaking(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
-    if let Err(why) = settings.log.level.parse::<tracing_subscriber::EnvFilter>() {
+    check_log_level(config, &mut problems);
+    check_proxies(config, "gateway.trusted_proxies", &settings.gateway.trusted_proxies, &mut problems);
+    problems
+}
+
+/// A filter that is one word would otherwise name a module, whose level then silences all others.
+fn check_log_level(config: &Config, problems: &mut Vec<Problem>) {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let level = &config.settings.log.level;
+    let is_level = |part: &str| LEVELS.iter().any(|known| known.eq_ignore_ascii_case(part));
+    let wrong = level
+        .split(',')
+        .map(|part| part.rsplit('=').next().unwrap_or(part).trim())
+        .find(|part| !is_level(part))
+        .map(|part| format!("\"{part}\" is no level"));
+    let wrong =
+        wrong.or_else(|| level.parse::<tracing_subscriber::EnvFilter>().err().map(|why| why.to_string()));
+    if let Some(why) = wrong {
+        let message = format!("bad value for `log.level`: {why}");
         problems.push(
-            at(config, ProblemKind::BadValue, "log.level", format!("bad value for `log.level`: {why}")).note(
+            at(config, ProblemKind::BadValue, "log.level", message).note(
                 "allowed: error, warn, info, debug, trace, off, or parts as in info,throng_gateway=debug",
             ),
         );
     }
-    problems
+}
+
+fn check_proxies(config: &Config, key: &str, texts: &[String], problems: &mut Vec<Problem>) {
+    if let Err(why) = crate::gateway_config::ranges(key, texts) {
+        problems.push(at(config, ProblemKind::BadValue, key, format!("bad value for {why}")));
+    }
 }
 
 fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>) -> Problem {
@@ -297,14 +320,7 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             Ok(_) => {}
         }
     }
-    if let Err(why) = crate::gateway_config::ranges("ddc.trusted_proxies", &ddc.trusted_proxies) {
-        problems.push(at(
-            config,
-            ProblemKind::BadValue,
-            "ddc.trusted_proxies",
-            format!("bad value for {why}"),
-        ));
-    }
+    check_proxies(config, "ddc.trusted_proxies", &ddc.trusted_proxies, problems);
     if let Err(why) = crate::ddc::read_quotas(ddc) {
         problems.push(at(
             config,

@@ -17,11 +17,11 @@ const OPENERS_PERCENT_MAX: usize = 4;
 /// change removes some.
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
-    ("ddc-server", 68),
+    ("ddc-server", 65),
     ("ddc-store", 29),
     ("fuzz-targets", 15),
     ("gateway", 239),
-    ("matcher", 31),
+    ("matcher", 30),
     ("matcher-server", 7),
     ("net", 3),
     ("platform", 1),

@@ -70,7 +70,7 @@ impl World {
         let counts = self.matcher.counts();
         let objects = counts.rooms + counts.teams + counts.players + counts.tickets + counts.matches;
         if objects <= CHECKED_OBJECTS_MAX && self.inputs <= CHECKED_INPUTS_MAX
-            || self.inputs % CHECKED_OBJECTS_MAX == 0
+            || self.inputs.is_multiple_of(CHECKED_OBJECTS_MAX)
         {
             self.matcher.check_invariants().unwrap();
         }
