@@ -1,6 +1,6 @@
 //! The connections of a listener, and which of them yields to a newcomer when the listener is full.
 //!
-//! A connection *makes progress* while it transfers at least [`RATE`] bytes a second, or while the
+//! A connection *makes progress* while it transfers at least `RATE` bytes a second, or while the
 //! server works on its request. The first KiB of a message, in which its head fits, is no progress,
 //! and a message that has ended leaves none. No connection that makes progress yields. The others
 //! yield in this order: those that never completed a request, oldest first, then the longest idle.
@@ -259,7 +259,7 @@ impl Drop for Work {
 }
 
 /// The deadline of a transfer: each pause is at most [`Pace::PAUSE`], and after as much time the
-/// whole transfer must have made [`RATE`] bytes a second.
+/// whole transfer must have made `RATE` bytes a second.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     begun: tokio::time::Instant,
