@@ -55,6 +55,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "reference/config.md" "Configuration",
     "reference/http.md" "HTTP interface",
     "reference/matcher.md" "Matcher",
+    "reference/matcher-journal.md" "Matcher journal",
     "reference/match-modes.md" "Match modes",
     "reference/rule-sets.md" "Rule sets of queues",
     "reference/metrics.md" "Metrics",

@@ -47,8 +47,8 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             13,
             &["one of \"tcp\", \"ws\", \"kcp\"", "did you mean \"ws\"?"],
         ),
-        ("[log]\nlevel = 'inof'\n", BadValue, 2, 9, &["\"inof\" is no level", "allowed: error"]),
-        ("[log]\nlevel = 'info,throng_net=loud'\n", BadValue, 2, 9, &["\"loud\" is no level"]),
+        ("[log]\nlevel = 'inof'\n", BadValue, 2, 1, &["\"inof\" is no level", "allowed: error"]),
+        ("[log]\nlevel = 'info,throng_net=loud'\n", BadValue, 2, 1, &["\"loud\" is no level"]),
         (
             "[gateway]\ntrusted_proxies = ['10.0.0.0/33']\n",
             BadValue,
