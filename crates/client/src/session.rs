@@ -340,8 +340,8 @@ impl Session {
         self.state = State::Idle;
     }
 
-    /// Does what is due: fails requests without an answer, ends an authentication that takes too
-    /// long.
+    /// Handles timeouts: fails requests without an answer, and ends an authentication that takes
+    /// too long.
     pub fn handle_timeout(&mut self, now: Instant) {
         if let State::Authenticating { deadline: Some(deadline) } = self.state
             && deadline <= now

@@ -37,7 +37,7 @@ pub(crate) use wire::{Watchdog, Wire};
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Time for a request's head, from its first byte, and for the first byte of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for the next bytes of a blob that is on its way here.
+/// Maximum wait for the next bytes of a blob that is still arriving from elsewhere.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time in which a refused client may take the refusal, and send the rest of a short body.
 const LINGER: Duration = Duration::from_secs(2);
@@ -68,7 +68,7 @@ pub(crate) struct Connection<S> {
     work: Option<Work>,
 }
 
-/// Why [`serve`] ended. A stream begins with what was read of it.
+/// Reason for the end of [`serve`]. A returned stream replays the bytes that were read from it.
 pub(crate) enum ConnectionEnd<S> {
     Ended,
     /// The client speaks HTTP/2.
@@ -77,7 +77,7 @@ pub(crate) enum ConnectionEnd<S> {
     Page(Rewound<S>),
 }
 
-/// Answers requests until the connection ends or somebody else is to answer.
+/// Answers requests until the connection ends or another protocol takes it over.
 pub(crate) async fn serve<S: Wire>(
     stream: S,
     service: &Arc<Service>,
@@ -205,7 +205,7 @@ impl<S: Wire> Connection<S> {
         self.spare = BytesMut::new();
         let mut keep = head.keep_alive;
         // A client that waits for permission to send a body, and gets an answer instead, may send
-        // it or not. After a malformed chunk nobody knows where the next request begins.
+        // it or not. After a malformed chunk the start of the next request is unknown.
         let skip = self.left.at_most(SKIP_BYTES_MAX) && !self.left.is_awaited();
         keep &= self.left.is_done() || skip;
         self.send(answer, keep, head.minor == 0).await?;

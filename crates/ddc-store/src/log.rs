@@ -242,7 +242,7 @@ impl Segments {
         let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
             return Ok((from, sequence));
         };
-        // Not beyond its records: of a torn end that nobody may cut off, nothing is read.
+        // A read-only store cannot cut a torn end off, so reading stops at the last record.
         let len = file.len()?.min(self.bytes_of(number));
         let mut cursor = SegmentCursor { file: &*file, number, nonce, len, window: Vec::new(), at: 0 };
         let mut sequence = sequence;

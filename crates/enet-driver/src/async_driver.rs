@@ -52,7 +52,7 @@ impl AsyncDriver {
     }
 
     /// One round: sends the output of calls since the last one; waits until something arrives, a
-    /// timer of the host is due or `timeout` has passed; takes in what is there; calls `on_round`;
+    /// timer of the host is due or `timeout` has passed; receives all datagrams; calls `on_round`;
     /// sends. Dropping the future before it is ready loses nothing.
     ///
     /// # Errors

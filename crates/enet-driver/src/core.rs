@@ -19,7 +19,7 @@ const BLOCKED_PAUSE: Duration = Duration::from_millis(1);
 const MESSAGE_BYTES_MAX: usize = 65_536;
 /// Bytes of a run, below what an IP packet holds.
 const RUN_BYTES_MAX: usize = 60_000;
-/// Own addresses that are told apart.
+/// Maximum number of local addresses that are distinguished.
 const LOCALS_MAX: usize = 64;
 /// Buffers asked of the kernel: 10,000 small datagrams in, and as much out.
 const BUFFER_BYTES: usize = 8 << 20;

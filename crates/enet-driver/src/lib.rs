@@ -105,8 +105,8 @@ impl Driver {
     }
 
     /// One round: sends the output of calls since the last one; waits until something arrives, a
-    /// timer of the host is due, `timeout` has passed or a [`Waker`] is used; takes in what is
-    /// there; calls `on_round`; sends.
+    /// timer of the host is due, `timeout` has passed or a [`Waker`] is used; receives all
+    /// datagrams; calls `on_round`; sends.
     ///
     /// # Errors
     /// The socket itself failed, which a working system does not do.

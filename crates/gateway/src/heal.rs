@@ -80,8 +80,8 @@ impl Shard {
             world.check_invariants(&mut findings, |id| self.channels.contains_key(&id));
             self.check_lists(&mut findings);
         }
-        // A closure that was interrupted leaves a connection in tables that nobody would take it
-        // out of any more.
+        // An interrupted closure leaves the connection in tables from which no later step removes
+        // it.
         let is_live = |conn: ConnId| self.board.peers.contains_key(&conn);
         let mut subs = self.channels.values().flat_map(|channel| channel.subs.iter());
         let live = subs.all(|(_, sub)| is_live(sub.address.conn));

@@ -145,9 +145,9 @@ fn most_can_be_matched_again(bencher: Bencher<'_, '_>) {
 /// Kinds of pools in which nothing can be matched.
 #[derive(Clone, Copy, Debug)]
 enum Unmatchable {
-    /// Parties of four: no two fit on a side of five, and nobody comes to fill it.
+    /// Parties of four: two do not fit on a side of five, and no smaller party arrives.
     Sizes,
-    /// Nobody takes a position that each side needs.
+    /// No player takes a position that each side needs.
     Roles,
     /// Everybody is out of everybody's range.
     Ranges,

@@ -460,9 +460,9 @@ impl EventLoop {
         Ok(())
     }
 
-    /// [`EventLoop::wait_urgent`] ends once when this connection has room for output, which without
-    /// it is told by the next [`EventLoop::poll`] only. For connections to which more is written
-    /// meanwhile than a kernel holds. Streams only; other keys are ignored.
+    /// Makes [`EventLoop::wait_urgent`] return once this connection has room for output, which
+    /// otherwise only the next [`EventLoop::poll`] reports. For connections with more output than
+    /// the kernel buffers. Streams only; other keys are ignored.
     pub fn await_room(&mut self, key: ConnKey) {
         if !key.is_stream() {
             return;
@@ -479,8 +479,8 @@ impl EventLoop {
 
     /// Waits for input of [prioritised](EventLoop::prioritise) connections,
     /// [room](EventLoop::await_room) or [`Waker::wake_urgent`], `timeout` at most; all other events
-    /// gather. Returns whether there is any. It is told by [`EventLoop::serve_urgent`] before the
-    /// next wait of this kind, or with everything else by [`EventLoop::poll`].
+    /// gather. Returns true if there is any. [`EventLoop::serve_urgent`] handles it before the next
+    /// wait of this kind, or [`EventLoop::poll`] with all other events.
     ///
     /// # Errors
     /// Waiting itself failed, which a working system does not do.

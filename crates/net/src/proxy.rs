@@ -50,7 +50,8 @@ pub(crate) enum Progress {
     /// It ends after this many of the bytes.
     Done {
         used: usize,
-        /// The address that the proxy serves; `None` when it speaks for itself.
+        /// The address that the proxy serves; `None` for a LOCAL header, a connection of the
+        /// proxy's own.
         source: Option<SocketAddr>,
     },
 }
@@ -115,7 +116,8 @@ fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxyError> {
 }
 
 /// The address of the peer behind trusted proxies: the rightmost of `X-Forwarded-For` that is none
-/// of them, since every proxy appends the address that it serves. Ends at what is no address.
+/// of them, since every proxy appends the address that it serves. The search ends at an entry that
+/// is not an address.
 pub(crate) fn behind(proxy: SocketAddr, list: &str, mut is_proxy: impl FnMut(IpAddr) -> bool) -> SocketAddr {
     let mut peer = proxy;
     for element in list.rsplit(',') {

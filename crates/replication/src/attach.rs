@@ -30,8 +30,8 @@ const LAST: u8 = 4;
 /// in vain.
 const OLDEST: u8 = 8;
 
-/// Objects of which every call was refused so far, and of which it is remembered how far they were:
-/// a right that comes while calls are in flight is rare.
+/// Maximum number of objects whose refused calls are tracked per connection. More are not needed:
+/// a right is seldom granted while calls are in flight.
 const REFUSED_MAX: usize = 16;
 
 /// Bytes that a reliable attachment counts beside its arguments, so that calls without arguments

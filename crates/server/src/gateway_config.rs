@@ -252,7 +252,7 @@ pub(crate) fn build(
 /// The ranges of `gateway.trusted_proxies`.
 ///
 /// # Errors
-/// A phrase that names what is no range.
+/// The entry that is not an address range, with its reason.
 pub(crate) fn proxies(gateway: &Gateway) -> Result<Vec<core::AddressRange>, String> {
     ranges("gateway.trusted_proxies", &gateway.trusted_proxies)
 }
@@ -260,7 +260,7 @@ pub(crate) fn proxies(gateway: &Gateway) -> Result<Vec<core::AddressRange>, Stri
 /// The ranges of a key.
 ///
 /// # Errors
-/// A phrase that names what is no range.
+/// The entry that is not an address range, with its reason.
 pub(crate) fn ranges(key: &str, texts: &[String]) -> Result<Vec<core::AddressRange>, String> {
     let ranges: Result<_, String> = texts.iter().map(|text| text.parse()).collect();
     ranges.map_err(|why| format!("`{key}`: {why}"))

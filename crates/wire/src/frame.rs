@@ -7,7 +7,7 @@
 //!           43 size>>16 size>>8 size compression | size bytes   65536 ..
 //! ```
 //!
-//! The two forms are told apart per connection by [`FrameReader`]. The current tag is written to
+//! [`FrameReader`] distinguishes the two forms per connection. The current tag is written to
 //! every peer, because legacy readers understand it, except in the range of
 //! [`is_ambiguous_for_legacy`].
 

@@ -214,7 +214,7 @@ impl World {
         self.rng.fill(&mut bytes);
         let bytes = Bytes::from(bytes);
         let hash = IoHash::of(&bytes);
-        // Whatever becomes of it, it may be found.
+        // Even a failed put may leave the blob readable.
         self.model.bytes.insert(hash, bytes.clone());
         let result = if self.rng.chance(0.2) {
             self.put_large(&bytes)

@@ -184,7 +184,7 @@ fn a16_what_a_reclaimed_global_lacks_is_removed_from_those_who_have_it() {
         let data = [kept(2), kept(3)].concat();
         let request = CreateChannelMessage { data: any(TEST, &data), ..create(1) };
         assert_eq!(send_create(&mut world, second, &request), Some(0));
-        // One who never had the old state gets the new one alone.
+        // A subscriber without the old state receives only the new one.
         let late = world.join(ConnKind::Client, "late");
         subscribe(&mut world, late, 0, 1);
         world.run_ms(100);

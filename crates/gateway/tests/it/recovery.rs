@@ -499,7 +499,7 @@ fn a_returning_server_owns_what_it_owned_unless_another_owns_it_now() {
         world.close(owner);
         world.close(guest);
 
-        // A guest stays a guest, although nobody owns the channel.
+        // A guest stays a guest, although the channel has no owner.
         let back = world.connect(ConnKind::Server);
         world.auth(back, "guest");
         assert_eq!(auth_result(&world.take(back)).conn_id, guest_id);

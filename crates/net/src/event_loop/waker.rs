@@ -75,6 +75,6 @@ impl Waker {
 
 fn clear(mut counter: &File, pending: &AtomicBool) {
     drop(counter.read(&mut [0; 8]));
-    // Before the handler looks at what was announced: a wake from here on makes a new event.
+    // Before the handler reads its queue: a wake from here on makes a new event.
     pending.swap(false, Ordering::AcqRel);
 }

@@ -362,7 +362,7 @@ fn number(locals: &mut Vec<IpAddr>, local: IpAddr) -> Via {
     if locals[at] == local { Via(at as u16 + 1) } else { Via::default() }
 }
 
-/// Own addresses that are told apart. Each is looked for from the front at every datagram.
+/// Maximum number of local addresses that are distinguished. Every datagram searches them linearly.
 const LOCALS_MAX: usize = 64;
 
 /// Nothing to receive now, or a report about a datagram sent earlier, which says nothing about the

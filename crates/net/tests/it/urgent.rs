@@ -69,7 +69,7 @@ fn awaited_room_ends_the_wait_once() {
     let taken = fill(&mut node, key);
     node.net.await_room(key);
     node.net.await_room(key);
-    // Registering may tell of nothing; what is told here was there before.
+    // Registering reports no event while the socket is full.
     assert!(!node.net.wait_urgent(std::time::Duration::ZERO).unwrap());
     client.read_exact(&mut vec![0; taken]).unwrap();
     assert!(node.net.wait_urgent(PATIENCE).unwrap(), "room is not noticed");

@@ -366,7 +366,7 @@ impl World {
         }
     }
 
-    /// The id of a connection that has ended names nothing, whoever has its place now.
+    /// Uses the id of an ended connection, which is invalid even if its slot is in use again.
     fn use_lost_id(&mut self, handle: Handle) {
         let Some(id) = self.lost.last().copied() else { return };
         self.server.disconnect(id);
@@ -379,7 +379,7 @@ impl World {
         assert_eq!(owned, Err(ObjectError::UnknownConnection), "seed {}: {id:?}", self.seed);
     }
 
-    /// A connection whose calls without arguments nobody takes: they are bounded.
+    /// Queues calls without arguments for a connection that polls none: their number is bounded.
     fn overflow(&mut self, handle: Handle) {
         let id = self.server.connect().expect("few");
         let pushed = (0..5000).find(|call| self.server.attach(id, handle, *call, b"", true).is_err());
