@@ -89,7 +89,8 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// Time limit of connecting.
+    /// Longest time between two joins while players connect: a run whose players still arrive goes
+    /// on, however slow the machine.
     pub patience: Duration,
     /// Time limit of the game server's login and the creation of its channels.
     pub owner_patience: Duration,
@@ -375,7 +376,7 @@ impl Watch<'_> {
     }
 
     fn wait_for_players(&self) -> Result<(), RunError> {
-        let started = clock::now_ns();
+        let (mut joined, mut last_join) = (0, clock::now_ns());
         loop {
             let (mut ready, mut lost) = (0, 0);
             for counts in self.counts {
@@ -389,7 +390,10 @@ impl Watch<'_> {
             if interrupt::requested() {
                 return Err(RunError::Interrupted);
             }
-            let waited = Duration::from_nanos(clock::now_ns() - started);
+            if ready > joined {
+                (joined, last_join) = (ready, clock::now_ns());
+            }
+            let waited = Duration::from_nanos(clock::now_ns() - last_join);
             if waited > self.plan.patience || ready + lost >= self.plan.players as u64 {
                 let (wanted, first_error) = (self.plan.players, self.counts().first_error);
                 return Err(RunError::NotReady { ready, wanted, waited, first_error });

@@ -57,13 +57,13 @@ pub enum RunError {
         wanted: usize,
     },
     /// Players did not get in.
-    #[error("only {ready} of {wanted} players had joined after {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
+    #[error("only {ready} of {wanted} players joined, none in the last {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
         /// Players that are in.
         ready: u64,
         /// Requested number of players.
         wanted: usize,
-        /// Time given.
+        /// Time since the last join.
         waited: Duration,
         /// The first thing that went wrong.
         first_error: Option<String>,

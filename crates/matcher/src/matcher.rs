@@ -395,6 +395,7 @@ impl Matcher {
             players: self.people.players.len(),
             servers: self.people.servers.len(),
             tickets: self.live_tickets,
+            ended_tickets: self.ended_tickets.len as usize,
             matches: self.matches.len(),
             backfills: self.backfills.len(),
         }

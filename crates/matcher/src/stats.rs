@@ -30,6 +30,8 @@ pub struct Counts {
     pub servers: usize,
     /// Live tickets.
     pub tickets: usize,
+    /// Tickets that have ended and can still be read.
+    pub ended_tickets: usize,
     /// Matches: proposed, in play, and those whose result can still be reported.
     pub matches: usize,
     /// Backfills.

@@ -99,7 +99,7 @@ pub(crate) enum Standing {
 pub(crate) struct EndedTickets {
     first: u32,
     last: u32,
-    len: u32,
+    pub(crate) len: u32,
 }
 
 impl Default for EndedTickets {

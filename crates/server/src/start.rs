@@ -335,8 +335,7 @@ impl Running {
     /// Every problem of the new configuration; nothing was changed then.
     pub fn reload(&self) -> Result<Changes, Problems> {
         let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = config.reload()?;
-        let changes = config.changes(&next);
+        let (next, changes) = config.replaced_by(config.reload()?);
         let settings = &next.settings;
         let complain = |what: &str, result: Result<(), String>| {
             if let Err(why) = result {

@@ -167,7 +167,8 @@ pub struct Plan {
     pub warmup: Duration,
     /// Length of the measured window; `None` until interrupted.
     pub duration: Option<Duration>,
-    /// Time limit until all players have joined.
+    /// Longest time between two joins while players connect: a run whose players still arrive goes
+    /// on, however slow the machine.
     pub patience: Duration,
     /// Time between samples.
     pub sample_interval: Duration,
@@ -489,7 +490,7 @@ impl Watch<'_> {
     }
 
     fn wait_for_players(&self) -> Result<(), RunError> {
-        let started = clock::now_ns();
+        let (mut joined, mut last_join) = (0, clock::now_ns());
         let wanted = self.plan.players as u64;
         loop {
             let (mut ready, mut lost, mut complete) = (0, 0, 0);
@@ -499,7 +500,10 @@ impl Watch<'_> {
                 lost += counts.base.lost;
                 complete += counts.complete;
             }
-            let waited = Duration::from_nanos(clock::now_ns() - started);
+            if ready > joined {
+                (joined, last_join) = (ready, clock::now_ns());
+            }
+            let waited = Duration::from_nanos(clock::now_ns() - last_join);
             // In a world without cells the run waits for the state of every player, within a limit.
             let open = self.plan.layout.grid().is_none();
             if ready >= wanted && (!open || complete >= wanted || waited > self.plan.patience / 2) {

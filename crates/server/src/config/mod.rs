@@ -78,14 +78,28 @@ impl Config {
         self.loader.clone().load()
     }
 
-    /// Differences between `self` and `next`, and those that a running process can apply.
+    /// The configuration after a reload of `next`, with its differences from `self`, which runs. Keys
+    /// that wait for a restart keep their running values, so that later reloads report them until
+    /// the file agrees with the process again.
     #[must_use]
-    pub fn changes(&self, next: &Config) -> Changes {
+    pub fn replaced_by(&self, mut next: Config) -> (Config, Changes) {
         let mut changes = Changes::default();
-        for key in KEYS.iter().filter(|key| self.values[&key.path] != next.values[&key.path]) {
-            let list = if key.reload { &mut changes.applied } else { &mut changes.need_restart };
-            list.push(key.path.clone());
+        for key in KEYS.iter() {
+            let path = &key.path;
+            if self.values[path] == next.values[path] {
+                continue;
+            }
+            if key.reload {
+                changes.applied.push(path.clone());
+                continue;
+            }
+            changes.need_restart.push(path.clone());
+            next.values.insert(path.clone(), self.values[path].clone());
+            match self.origins.get(path) {
+                Some(origin) => next.origins.insert(path.clone(), origin.clone()),
+                None => next.origins.remove(path),
+            };
         }
-        changes
+        (next, changes)
     }
 }

@@ -196,8 +196,14 @@ fn unsafe_binds_open_up_when_told_or_when_logins_are_checked() {
 #[test]
 fn a_reload_tells_live_keys_from_those_that_wait() {
     let before = load("").unwrap();
-    let after = load("[gateway.limits]\nban_s = 7\n[server]\nshards = 3\n").unwrap();
-    let changes = before.changes(&after);
+    let changed = "[gateway.limits]\nban_s = 7\n[server]\nshards = 3\n";
+    let (running, changes) = before.replaced_by(load(changed).unwrap());
     assert_eq!(changes.applied, ["gateway.limits.ban_s"]);
     assert_eq!(changes.need_restart, ["server.shards"]);
+    // It still waits at the next reload, and no longer when the file is as the process is.
+    let (running, changes) = running.replaced_by(load(changed).unwrap());
+    assert_eq!((changes.applied.len(), changes.need_restart), (0, vec!["server.shards".to_owned()]));
+    let (_, changes) = running.replaced_by(load("").unwrap());
+    assert_eq!(changes.applied, ["gateway.limits.ban_s"]);
+    assert!(changes.need_restart.is_empty(), "{:?}", changes.need_restart);
 }

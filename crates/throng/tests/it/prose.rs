@@ -18,7 +18,7 @@ const OPENERS_PERCENT_MAX: usize = 4;
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
     ("ddc-server", 65),
-    ("ddc-store", 29),
+    ("ddc-store", 28),
     ("fuzz-targets", 15),
     ("gateway", 239),
     ("matcher", 30),
