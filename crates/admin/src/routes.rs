@@ -147,6 +147,7 @@ pub(crate) fn router(app: App) -> Router {
         .merge(guarded)
         .merge(api::router())
         .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
         .with_state(app)
 }
 
@@ -175,6 +176,10 @@ async fn index(request: Request) -> Response {
 
 async fn unknown() -> impl IntoResponse {
     (StatusCode::NOT_FOUND, problem("no such page; / lists them"))
+}
+
+async fn wrong_method() -> impl IntoResponse {
+    (StatusCode::METHOD_NOT_ALLOWED, problem("the page has other methods, which the header `Allow` names"))
 }
 
 async fn live(State(app): State<App>) -> Response {

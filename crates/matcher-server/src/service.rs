@@ -24,7 +24,7 @@ use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, 
 use crate::policy::Policies;
 use crate::session::Sink;
 use crate::tokens::Tokens;
-use crate::trials::Trials;
+use crate::trials::{Trials, refusal};
 use crate::watch::Watch;
 
 /// Time between two looks at what has no timer of its own.
@@ -171,8 +171,8 @@ pub struct Handle {
     report: Arc<Mutex<Report>>,
     subscriptions: Arc<AtomicU64>,
     gate: Gate,
-    /// Set once the matcher's thread takes nothing any more.
-    ended: Arc<watch::Sender<bool>>,
+    /// The reason, once the matcher's thread takes nothing any more.
+    ended: Arc<watch::Sender<Option<String>>>,
 }
 
 impl fmt::Debug for Handle {
@@ -183,12 +183,14 @@ impl fmt::Debug for Handle {
 
 impl Handle {
     /// Sends a request; its `reply` is called once, unless the service ends first. With
-    /// [`INBOX_MAX`] waiting it is called at once, with `OVERLOADED`. One that waits for more than
-    /// 3 s is answered with `TIMEOUT` and has no effect.
+    /// [`INBOX_MAX`] waiting it is called at once, with `OVERLOADED`; after the end at once, with
+    /// `UNAVAILABLE`. One that waits for more than 3 s is answered with `TIMEOUT` and has no
+    /// effect.
     pub fn call(&self, call: Call) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if *self.ended.borrow() {
-            return;
+        if let Some(why) = self.why_ended() {
+            drop(inbox);
+            return (call.reply)(Status::Unavailable, refusal(&why));
         }
         if inbox.len() >= INBOX_MAX {
             drop(inbox);
@@ -200,13 +202,17 @@ impl Handle {
         self.waker.wake();
     }
 
-    /// Sends a request. The answer is `INTERNAL` when the service ends first.
+    /// Sends a request. The answer is `INTERNAL` when the service ends before it answers: the
+    /// request may have had its effect.
     pub async fn ask(&self, srv: &str, scope: Scope, method: u16, body: Vec<u8>) -> (Status, Vec<u8>) {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // The caller may have given up.
         let reply: Reply = Box::new(move |status, body| drop(sender.send((status, body))));
         self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
-        receiver.await.unwrap_or((Status::Internal, Vec::new()))
+        receiver.await.unwrap_or_else(|_| {
+            let why = self.why_ended().unwrap_or_else(|| "the matcher has ended".to_owned());
+            (Status::Internal, refusal(&format!("{why}; it is unknown whether the request had its effect")))
+        })
     }
 
     /// Sends a request and waits for the answer. Not for the matcher's own thread.
@@ -285,7 +291,7 @@ impl Handle {
         json::encode(method.request, request.as_bytes(), &mut body).map_err(|why| (400, why))?;
         let (status, body) = self
             .call_and_wait("", Scope::Admin, method.number, body)
-            .map_err(|()| (503, "the matcher has ended".to_owned()))?;
+            .map_err(|()| (503, self.why_ended().unwrap_or_default()))?;
         if status != Status::Ok {
             return Err((status.http(), json::problem(status.name(), &body)));
         }
@@ -330,12 +336,18 @@ impl Handle {
     /// Completes when the service has ended: it was stopped, or its journal failed.
     pub async fn ended(&self) {
         // The sender is here, so there is no error.
-        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+        let _ = self.ended.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// The reason why the service has ended, for people; `None` while it runs.
+    #[must_use]
+    pub fn why_ended(&self) -> Option<String> {
+        self.ended.borrow().clone()
     }
 
     fn post(&self, post: Post) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*self.ended.borrow() {
+        if self.ended.borrow().is_none() {
             inbox.push(post);
         }
         drop(inbox);
@@ -343,9 +355,13 @@ impl Handle {
     }
 
     /// Takes nothing any more. Who waits for an answer gets none, at once.
-    fn end(&self) {
+    fn end(&self, why: String) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        self.ended.send_replace(true);
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(why);
+            is_first
+        });
         let posts = std::mem::take(&mut *inbox);
         drop(inbox);
         drop(posts);
@@ -357,7 +373,7 @@ struct Ends(Handle);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        self.0.end();
+        self.0.end("the matcher's thread panicked".to_owned());
     }
 }
 
@@ -445,7 +461,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         report: Arc::clone(&report),
         subscriptions: Arc::default(),
         gate: gate.clone(),
-        ended: Arc::new(watch::Sender::new(false)),
+        ended: Arc::new(watch::Sender::new(None)),
     };
     let now = now.max(matcher.now());
     if let Some(journal) = &mut journal {
@@ -456,14 +472,14 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     let policies = policies.answered_by(handle.clone());
     let trials = Trials::answered_by(handle.clone());
     let engine = Engine { matcher, journal, notices: Notices::default(), policies, trials };
-    let hub =
+    let mut hub =
         Hub::new(engine, gate, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
     let ends = Ends(handle.clone());
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())
         .spawn(move || {
-            let _ends = ends;
-            drive(event_loop, hub, clock, wall_start);
+            let why = drive(&mut event_loop, &mut hub, clock, wall_start);
+            ends.0.end(why);
         })
         .map_err(system("cannot start the matcher's thread"))?;
     Ok(Service { handle, addr: bound, replayed, thread: Some(thread) })
@@ -555,7 +571,8 @@ pub fn import(folder: &Path, lines: &str, secret: [u8; 32]) -> Result<Counts, Im
     Ok(matcher.counts())
 }
 
-fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64) {
+/// Runs until the service is stopped or cannot go on. Returns which, for people.
+fn drive(event_loop: &mut EventLoop, hub: &mut Hub, clock: Clock, wall_start: u64) -> String {
     let mut tidied = 0;
     loop {
         let next = hub.next_timeout().unwrap_or(u64::MAX).min(tidied + TIDY_MS);
@@ -564,34 +581,35 @@ fn drive(mut event_loop: EventLoop, mut hub: Hub, clock: Clock, wall_start: u64)
         } else {
             Instant::from_millis(next.saturating_sub(wall_start))
         };
-        if let Err(error) = event_loop.poll(&clock, Some(deadline), &mut hub) {
+        if let Err(error) = event_loop.poll(&clock, Some(deadline), hub) {
             tracing::error!(%error, "the matcher's event loop failed");
-            return;
+            return format!("the matcher has ended, because its event loop failed: {error}");
         }
         if let Err(error) = hub.end() {
             tracing::error!(%error, "the matcher's journal failed; the service ends and what was not durable is lost");
-            return;
+            return format!("the matcher has ended, because its journal cannot be written: {error}");
         }
         hub.release();
-        write_out(&mut event_loop, &mut hub);
+        write_out(event_loop, hub);
         if hub.now >= tidied + TIDY_MS {
             tidied = hub.now;
             hub.tidy();
         }
-        act(&mut event_loop, &mut hub);
+        act(event_loop, hub);
         if hub.stop {
+            let stopped = "the matcher was stopped".to_owned();
             hub.say_goodbye();
             let until = clock.now() + GOODBYE;
             while hub.end().is_ok() && clock.now() < until && hub.has_output() {
                 hub.release();
-                write_out(&mut event_loop, &mut hub);
-                act(&mut event_loop, &mut hub);
-                if event_loop.poll(&clock, Some(clock.now() + Duration::from_millis(5)), &mut hub).is_err() {
-                    return;
+                write_out(event_loop, hub);
+                act(event_loop, hub);
+                if event_loop.poll(&clock, Some(clock.now() + Duration::from_millis(5)), hub).is_err() {
+                    return stopped;
                 }
             }
             hub.engine.last_snapshot(hub.now);
-            return;
+            return stopped;
         }
     }
 }

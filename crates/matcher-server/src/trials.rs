@@ -118,7 +118,7 @@ fn run(trial: &Trial) -> (Status, Vec<u8>) {
     }
 }
 
-fn refusal(why: &str) -> Vec<u8> {
+pub(crate) fn refusal(why: &str) -> Vec<u8> {
     Writer::new().str(1, why).into_bytes()
 }
 

@@ -166,7 +166,20 @@ impl ModeRules {
                 None => !limit.required,
             };
             if !fits {
-                let message = format!("`{}` is outside what the mode admits", limit.key);
+                let (key, found) = (&limit.key, role.float(&limit.key));
+                let message = match (limit.min, limit.max, found) {
+                    (_, _, None) => format!("the mode requires `{key}` in FloatData"),
+                    (Some(min), Some(max), Some(found)) => {
+                        format!("`{key}` is {found}; the mode admits {min} to {max}")
+                    }
+                    (Some(min), _, Some(found)) => {
+                        format!("`{key}` is {found}; the mode admits {min} and more")
+                    }
+                    (_, max, Some(found)) => {
+                        let max = max.unwrap_or(f64::INFINITY);
+                        format!("`{key}` is {found}; the mode admits {max} and less")
+                    }
+                };
                 return Err(Problem::new(Status::Refused, message));
             }
         }

@@ -285,49 +285,54 @@ fn oodle(ddc: &Ddc) -> Result<Option<Arc<dyn OodleDecoder>>, String> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn read_quotas(ddc: &Ddc) -> Result<Quotas, String> {
+pub(crate) fn read_quotas(ddc: &Ddc) -> Result<Quotas, Vec<String>> {
     let default = (ddc.namespace_bytes_max > 0).then_some(ddc.namespace_bytes_max);
     let mut quotas = Quotas { default, ..Quotas::default() };
+    let mut wrong = Vec::new();
     for (name, text) in &ddc.quotas {
-        let namespace: Namespace = name.parse().map_err(|error| format!("`{name}`: {error}"))?;
-        let bytes =
-            text.parse().map_err(|_| format!("`{name}`: found \"{text}\"; expected a number of bytes"))?;
-        quotas.namespaces.insert(namespace, bytes);
+        match (name.parse::<Namespace>(), text.parse()) {
+            (Ok(namespace), Ok(bytes)) => drop(quotas.namespaces.insert(namespace, bytes)),
+            (Err(error), _) => wrong.push(format!("`{name}`: {error}")),
+            (_, Err(_)) => wrong.push(format!("`{name}`: found \"{text}\"; expected a number of bytes")),
+        }
     }
-    Ok(quotas)
+    if wrong.is_empty() { Ok(quotas) } else { Err(wrong) }
 }
 
 /// Reads which namespaces differ from `default`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Each wrong name: its key, and what is wrong with it.
 pub(crate) fn read_namespaces(
     ddc: &Ddc,
     default: &NamespaceRules,
-) -> Result<BTreeMap<Namespace, NamespaceRules>, String> {
-    let parse = |name: &str| name.parse::<Namespace>().map_err(|error| format!("`{name}`: {error}"));
-    let mut namespaces = BTreeMap::new();
-    let mut change = |name: &str, change: &dyn Fn(&mut NamespaceRules)| {
-        change(namespaces.entry(parse(name)?).or_insert_with(|| default.clone()));
-        Ok::<_, String>(())
+) -> Result<BTreeMap<Namespace, NamespaceRules>, Vec<(&'static str, String)>> {
+    let (mut namespaces, mut wrong) = (BTreeMap::new(), Vec::new());
+    let mut parse = |key: &'static str, name: &str| match name.parse::<Namespace>() {
+        Ok(namespace) => Some(namespace),
+        Err(error) => {
+            wrong.push((key, format!("`{name}`: {error}")));
+            None
+        }
     };
-    for name in &ddc.internal_namespaces {
-        change(name, &|rules| rules.public = false)?;
-    }
-    for name in &ddc.verified_namespaces {
-        change(name, &|rules| rules.unverified = false)?;
-    }
-    for name in &ddc.redirect_namespaces {
-        change(name, &|rules| rules.redirects = true)?;
-    }
-    for name in &ddc.keep_namespaces {
-        change(name, &|rules| rules.keeps = true)?;
+    let lists: [(_, _, fn(&mut NamespaceRules)); 4] = [
+        ("ddc.internal_namespaces", &ddc.internal_namespaces, |rules| rules.public = false),
+        ("ddc.verified_namespaces", &ddc.verified_namespaces, |rules| rules.unverified = false),
+        ("ddc.redirect_namespaces", &ddc.redirect_namespaces, |rules| rules.redirects = true),
+        ("ddc.keep_namespaces", &ddc.keep_namespaces, |rules| rules.keeps = true),
+    ];
+    for (key, names, change) in lists {
+        for namespace in names.iter().filter_map(|name| parse(key, name)) {
+            change(namespaces.entry(namespace).or_insert_with(|| default.clone()));
+        }
     }
     for (name, from) in &ddc.fallbacks {
-        let from = parse(from)?;
-        change(name, &|rules| rules.fallback = Some(from.clone()))?;
+        let both = (parse("ddc.fallbacks", name), parse("ddc.fallbacks", from));
+        if let (Some(namespace), Some(from)) = both {
+            namespaces.entry(namespace).or_insert_with(|| default.clone()).fallback = Some(from);
+        }
     }
-    Ok(namespaces)
+    if wrong.is_empty() { Ok(namespaces) } else { Err(wrong) }
 }
 
 fn rules(
@@ -379,13 +384,15 @@ fn rules(
         bytes_max: (ddc.bytes_max > 0).then_some(ddc.bytes_max),
         ..Maintenance::default()
     };
-    let namespaces = read_namespaces(ddc, &default)?;
+    let together = |wrong: Vec<String>| wrong.join("; ");
+    let namespaces = read_namespaces(ddc, &default)
+        .map_err(|wrong| together(wrong.into_iter().map(|(key, why)| format!("`{key}`: {why}")).collect()))?;
     Ok(Rules {
         access: Access { identify, policies: crate::ddc_policies::read(ddc)?, hosts: ddc.hosts.clone() },
         namespaces,
         default,
         maintenance,
-        quotas: read_quotas(ddc)?,
+        quotas: read_quotas(ddc).map_err(together)?,
         recheck: Duration::from_secs(ddc.recheck_s.into()),
         upstream_fresh: Duration::from_secs(settings.ddc_upstream.fresh_s.into()),
         oodle: oodle(ddc)?,

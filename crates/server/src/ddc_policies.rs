@@ -11,7 +11,7 @@ use crate::config::Ddc;
 /// # Errors
 /// Which of them is wrong, and what it should be.
 pub(crate) fn read(ddc: &Ddc) -> Result<Policies, String> {
-    let mut policies = read_grants(ddc)?;
+    let mut policies = read_grants(ddc).map_err(|wrong| wrong.join("; "))?;
     policies.append(&mut read_file(ddc)?);
     Ok(Policies(policies))
 }
@@ -20,8 +20,15 @@ pub(crate) fn read(ddc: &Ddc) -> Result<Policies, String> {
 ///
 /// # Errors
 /// Which of them is wrong, and what it should be.
-pub(crate) fn read_grants(ddc: &Ddc) -> Result<Vec<Policy>, String> {
-    ddc.grants.iter().map(|(name, grant)| read_grant(name, grant)).collect()
+pub(crate) fn read_grants(ddc: &Ddc) -> Result<Vec<Policy>, Vec<String>> {
+    let (mut policies, mut wrong) = (Vec::new(), Vec::new());
+    for (name, grant) in &ddc.grants {
+        match read_grant(name, grant) {
+            Ok(policy) => policies.push(policy),
+            Err(why) => wrong.push(why),
+        }
+    }
+    if wrong.is_empty() { Ok(policies) } else { Err(wrong) }
 }
 
 /// The policies of `ddc.policies_file`.

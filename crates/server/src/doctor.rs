@@ -16,6 +16,8 @@ const DESCRIPTORS_BESIDES: u64 = 64;
 const UDP_BUFFER_BYTES: u64 = 1 << 20;
 /// Connections that may wait to be accepted: everyone at once after a restart.
 const BACKLOG: u64 = 1_024;
+/// A data folder with less free space is worth a warning: a day of a busy journal.
+const FREE_BYTES_MIN: u64 = 1 << 30;
 /// Before this (2024), a clock has never been set.
 const UNIX_SECONDS_MIN: u64 = 1_704_067_200;
 
@@ -215,7 +217,13 @@ fn clock() -> Finding {
 /// Checks that the data folder, or its future parent, can be written to.
 fn folder(data: &Path) -> Finding {
     let shown = data.display();
+    let free = free_bytes(data).unwrap_or(u64::MAX);
     match write_probe(data) {
+        Ok(()) if free < FREE_BYTES_MIN => Finding::warning(
+            "data folder",
+            format!("`{shown}` has {} MiB of free space, less than {}", free >> 20, FREE_BYTES_MIN >> 20),
+            "free disk space: on a full disk the matcher ends and the cache refuses writes",
+        ),
         Ok(()) if data.is_dir() => Finding::good("data folder", format!("`{shown}` is writable")),
         Ok(()) => Finding::good("data folder", format!("`{shown}` can be created")),
         Err(error) => Finding::bad(
@@ -226,9 +234,19 @@ fn folder(data: &Path) -> Finding {
     }
 }
 
+/// Free space on the disk of a folder, or of the nearest one above it that exists.
+fn free_bytes(folder: &Path) -> Option<u64> {
+    let found = rustix::fs::statvfs(nearest_folder(folder)).ok()?;
+    Some(found.f_bavail * found.f_frsize)
+}
+
+fn nearest_folder(folder: &Path) -> &Path {
+    folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."))
+}
+
 /// Writes a file into a folder, or into the nearest one above it that exists, and removes it again.
 pub(crate) fn write_probe(folder: &Path) -> std::io::Result<()> {
-    let existing = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("."));
+    let existing = nearest_folder(folder);
     // Several threads may look at once, as tests do.
     let thread = std::thread::current().id();
     let probe = existing.join(format!(".throng-probe-{}-{thread:?}", std::process::id()));

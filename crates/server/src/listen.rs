@@ -49,8 +49,8 @@ impl ListenerPlan {
 ///
 /// # Errors
 /// The key at fault and a phrase with the reason.
-pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static str, String)> {
-    let mut plans = Vec::new();
+pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, Vec<(&'static str, String)>> {
+    let (mut plans, mut wrong) = (Vec::new(), Vec::new());
     if !listener.addr.is_empty() {
         let transport = match listener.transport.as_str() {
             "ws" => Transport::WebSocket,
@@ -59,18 +59,21 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
             _ => Transport::Tcp,
         };
         if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
-            return Err((
-                "tls",
-                "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` for ENet".to_owned(),
-            ));
+            let why = "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` for ENet";
+            wrong.push(("tls", why.to_owned()));
         }
-        let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;
-        plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls });
+        match resolve_addr(&listener.addr) {
+            Ok(addr) => plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls }),
+            Err(why) => wrong.push(("addr", why)),
+        }
     }
     for url in &listener.extra {
-        plans.push(parse_url(url).map_err(|why| ("extra", format!("`{url}`: {why}")))?);
+        match parse_url(url) {
+            Ok(plan) => plans.push(plan),
+            Err(why) => wrong.push(("extra", format!("`{url}`: {why}"))),
+        }
     }
-    Ok(plans)
+    if wrong.is_empty() { Ok(plans) } else { Err(wrong) }
 }
 
 /// The value of the key of `plan` with which the system chooses that port and every other address

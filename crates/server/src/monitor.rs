@@ -23,6 +23,7 @@ use crate::metrics::{self, MetricSources};
 use crate::process::ProcessFigures;
 use crate::report::{ChannelReport, ShardReport};
 use crate::runs::Runs;
+use crate::services;
 use crate::start::Address;
 use crate::worker::Heartbeat;
 
@@ -381,12 +382,20 @@ impl Monitor for Watch {
             let (ok, detail) = provider.health();
             parts.push(Part { name: "authentication".to_owned(), ok, detail });
         }
-        if let Some(why) = self.matcher.as_ref().and_then(|matcher| matcher.gate().why_closed()) {
+        if let Some(matcher) = &self.matcher {
             // Other services of the process go on: only one that is a matcher alone is of no use
             // now.
+            let why = matcher.why_ended().or_else(|| matcher.gate().why_closed());
             let settings = self.settings.read().unwrap_or_else(PoisonError::into_inner);
-            let ok = !matches!(&settings.server.only[..], [only] if only == crate::services::MATCHER);
-            parts.push(Part { name: "matcher".to_owned(), ok, detail: why });
+            let ok = why.is_none() || !services::is_alone(&settings.server.only, services::MATCHER);
+            let detail = why.unwrap_or_else(|| "serving".to_owned());
+            parts.push(Part { name: "matcher".to_owned(), ok, detail });
+        }
+        if let Some(cache) = self.cache.get() {
+            // A full disk refuses writes; reads go on.
+            let is_full = cache.stats().space.is_full;
+            let detail = if is_full { "the disk is full: writes are refused" } else { "serving" };
+            parts.push(Part { name: "cache".to_owned(), ok: true, detail: detail.to_owned() });
         }
         let serving = self.ready.load(Ordering::Acquire);
         let detail = if serving { "open" } else { "starting or stopping" };

@@ -23,6 +23,11 @@ pub(crate) fn is_selected(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(|selected| selected == name)
 }
 
+/// True if `name` is the only service that runs.
+pub(crate) fn is_alone(only: &[String], name: &str) -> bool {
+    matches!(only, [selected] if selected == name)
+}
+
 /// The names of all services, for messages.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     SERVICES.iter().map(|(name, _)| *name)

@@ -421,12 +421,15 @@ impl Running {
         complete
     }
 
-    /// Completes when a service ended on its own: the matcher can't write its journal. Never
-    /// without one.
+    /// Completes when a matcher that is the only service ended on its own: it cannot write its
+    /// journal, or another one serves its area. Beside other services its end is a part of
+    /// `/health/ready` and nothing more: they outlive a full disk.
     pub(crate) async fn failed(&self) {
         match &self.matcher {
-            Some(matcher) => matcher.handle().ended().await,
-            None => std::future::pending().await,
+            Some(matcher) if services::is_alone(&self.settings().server.only, services::MATCHER) => {
+                matcher.handle().ended().await;
+            }
+            _ => std::future::pending().await,
         }
     }
 
@@ -560,7 +563,10 @@ fn open_listeners(
     roles: &mut HashMap<ListenerKey, ListenerRole>,
 ) -> Result<(), StartError> {
     let listener = section.of(settings);
-    let plans = listen::plan(listener).map_err(|(key, why)| StartError::File(format!("`{key}`: {why}")))?;
+    let plans = listen::plan(listener).map_err(|wrong| {
+        let wrong: Vec<_> = wrong.into_iter().map(|(key, why)| format!("`{key}`: {why}")).collect();
+        StartError::File(wrong.join("; "))
+    })?;
     let tls = match plans.iter().any(|plan| plan.tls) {
         true => {
             let data = PathBuf::from(&settings.server.data);

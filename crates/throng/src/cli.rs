@@ -171,7 +171,7 @@ pub(crate) fn command() -> Command {
         .subcommand(
             Command::new("man")
                 .about("Write a manual page for every command")
-                .arg(Arg::new("dir").value_name("DIR").default_value(".").help("Folder of the pages")),
+                .arg(Arg::new("dir").value_name("DIR").required(true).help("Folder of the pages")),
         )
         .subcommand(
             MigrateArgs::augment_args(Command::new("migrate"))

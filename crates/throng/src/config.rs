@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use throng_server::config::{self, Config, Loader, Origin, SECTIONS};
 
-use crate::keys;
 use crate::output::{complain, print};
+use crate::{keys, up};
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     match matches.subcommand() {
@@ -38,7 +38,12 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
 }
 
 fn with_config(matches: &ArgMatches, show: impl FnOnce(&Config)) -> ExitCode {
-    match keys::load(matches, Loader::new()) {
+    // Without a file: what `throng up` runs with.
+    let loader = match keys::file(matches) {
+        Some(_) => Loader::new(),
+        None => up::everything(Loader::new()),
+    };
+    match keys::load(matches, loader) {
         Ok(config) => {
             show(&config);
             ExitCode::SUCCESS

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::{AcceptRefusal, CloseReason, Refusal};
+use throng_server::{AcceptRefusal, CloseReason, MATCHER_STATUSES, Refusal};
 
 use crate::output::{complain, print};
 
@@ -65,16 +65,22 @@ const CODES: &[(&str, &str, &str)] = &[
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     let Some(code) = matches.get_one::<String>("code") else {
         let mut list: String = CODES.iter().map(|(code, title, _)| format!("{code}  {title}\n")).collect();
-        for (name, kind, about) in reasons() {
-            let _ = writeln!(list, "{name:<28} {kind}: {about}");
+        for Reason { name, number, kind, about } in reasons() {
+            let number = number.map(|number| number.to_string()).unwrap_or_default();
+            let _ = writeln!(list, "{name:<28} {number:>4}  {kind}: {about}");
         }
         print(&list);
         return ExitCode::SUCCESS;
     };
-    let name = code.to_ascii_lowercase();
     let named: String = reasons()
-        .filter(|(known, ..)| *known == name)
-        .map(|(name, kind, about)| format!("{name}: {kind}\n\n{about}\n"))
+        .filter(|reason| {
+            reason.name.eq_ignore_ascii_case(code)
+                || reason.number.is_some_and(|number| number.to_string() == *code)
+        })
+        .map(|Reason { name, number, kind, about }| {
+            let number = number.map(|number| format!(" ({number})")).unwrap_or_default();
+            format!("{name}{number}: {kind}\n\n{about}\n")
+        })
         .collect();
     if !named.is_empty() {
         print(&named);
@@ -94,18 +100,48 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
 }
 
 /// Name, kind and meaning of every reason that a metric, a log or the console names.
-fn reasons() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let closed =
-        CloseReason::ALL.iter().map(|each| (each.name(), "a connection was closed", each.describe()));
-    let turned_away =
-        AcceptRefusal::ALL.iter().map(|each| (each.name(), "a connection was not accepted", each.describe()));
-    let refused = Refusal::ALL.iter().map(|each| (each.name(), "a message was refused", each.describe()));
-    closed.chain(turned_away).chain(refused)
+/// An entry of a list that the protocols' crates keep.
+struct Reason {
+    name: &'static str,
+    /// The close code of a WebSocket and of ENet, or the status of the matcher's RPC.
+    number: Option<u16>,
+    kind: &'static str,
+    about: &'static str,
+}
+
+fn reasons() -> impl Iterator<Item = Reason> {
+    let closed = CloseReason::ALL.iter().map(|each| {
+        let (name, number, about) = (each.name(), each.close_code(), each.describe());
+        Reason { name, number, kind: "a connection was closed", about }
+    });
+    let turned_away = AcceptRefusal::ALL.iter().map(|each| {
+        let (name, about) = (each.name(), each.describe());
+        Reason { name, number: None, kind: "a connection was not accepted", about }
+    });
+    let refused = Refusal::ALL.iter().map(|each| {
+        let (name, about) = (each.name(), each.describe());
+        Reason { name, number: None, kind: "a message was refused", about }
+    });
+    let statuses = MATCHER_STATUSES.iter().map(|&(status, name, _, about)| {
+        let number = Some(status as u16);
+        Reason { name, number, kind: "the matcher's status of a request", about }
+    });
+    closed.chain(turned_away).chain(refused).chain(statuses)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use throng_server::config::ProblemKind;
+
+    #[test]
+    fn close_codes_and_statuses_of_the_matcher_are_found_by_number() {
+        let numbers: HashSet<u16> = super::reasons().filter_map(|reason| reason.number).collect();
+        for number in [1012, 4003, 4007, 20, 44] {
+            assert!(numbers.contains(&number), "{number}");
+        }
+    }
 
     #[test]
     fn every_code_of_a_problem_is_explained() {

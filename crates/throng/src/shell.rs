@@ -21,7 +21,7 @@ pub(crate) fn completions(matches: &ArgMatches, mut command: Command) -> ExitCod
 
 /// Writes a page for every command.
 pub(crate) fn man(matches: &ArgMatches, command: Command) -> ExitCode {
-    let folder = Path::new(matches.get_one::<String>("dir").map_or(".", String::as_str));
+    let folder = Path::new(matches.get_one::<String>("dir").expect("clap requires it"));
     let written = std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder));
     match written {
         Ok(()) => ExitCode::SUCCESS,

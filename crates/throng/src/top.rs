@@ -128,14 +128,14 @@ fn head(text: &mut String, before: &Look, now: &Look, seconds: f64) {
     );
     let _ = writeln!(
         text,
-        "{:<10}{:>9}{:>14}{:>14}{:>13}{:>13}",
+        "{:<10}{:>9}{:>16}{:>16}{:>13}{:>13}",
         "", "open", "messages in/s", "messages out/s", "in", "out"
     );
     for (name, key) in [("servers", "servers"), ("players", "clients")] {
         let rate = |what: &str| (figure(&new[key], what) - figure(&old[key], what)) / seconds;
         let _ = writeln!(
             text,
-            "{name:<10}{:>9.0}{:>14.0}{:>14.0}{:>13}{:>13}",
+            "{name:<10}{:>9.0}{:>16.0}{:>16.0}{:>13}{:>13}",
             figure(&new[key], "connections"),
             rate("messages_in"),
             rate("messages_out"),
@@ -155,7 +155,7 @@ fn head(text: &mut String, before: &Look, now: &Look, seconds: f64) {
 
 fn shards(text: &mut String, before: &Look, now: &Look) {
     let old: HashMap<u64, &Value> = rows(&before.overview, "shards", "shard");
-    let _ = writeln!(text, "{:<10}{:>9}{:>14}{:>14}", "shard", "busy", "longest queue", "connections");
+    let _ = writeln!(text, "{:<10}{:>9}{:>16}{:>16}", "shard", "busy", "longest queue", "connections");
     for shard in now.overview["shards"].as_array().into_iter().flatten() {
         let Some(old) = shard["shard"].as_u64().and_then(|id| old.get(&id)) else { continue };
         let passed =
@@ -164,7 +164,7 @@ fn shards(text: &mut String, before: &Look, now: &Look) {
         let stuck = if shard["answers"] == false { "   does not answer" } else { "" };
         let _ = writeln!(
             text,
-            "{:<10.0}{busy:>8.1}%{:>14.0}{:>14.0}{stuck}",
+            "{:<10.0}{busy:>8.1}%{:>16.0}{:>16.0}{stuck}",
             figure(shard, "shard"),
             figure(shard, "mailbox"),
             figure(shard, "connections")

@@ -86,7 +86,7 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
 
 /// Defaults with which every service listens on loopback. They apply without a configuration file
 /// only, because a file selects its services itself.
-fn everything(loader: Loader) -> Loader {
+pub(crate) fn everything(loader: Loader) -> Loader {
     let text = |text: &str| Value::Text(text.to_owned());
     [
         ("gateway.clients.extra", Value::List(vec![ENET_URL.to_owned()])),

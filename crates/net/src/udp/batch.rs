@@ -433,7 +433,7 @@ fn write_address(name: &mut Name, to: SocketAddr, is_v6: bool) -> libc::socklen_
 }
 
 /// Sets an integer option of a socket.
-pub(super) fn set_option(
+pub(crate) fn set_option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     option: libc::c_int,

@@ -14,7 +14,7 @@
 //! as long as the number of sockets stays the same: open all of them before the first peer comes,
 //! as [`UdpPort::bind_all`] does, and close none while peers are there.
 
-mod batch;
+pub(crate) mod batch;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};

@@ -52,6 +52,31 @@ fn loops_connect_to_each_other_and_gather_slices() {
     assert!(server.received(peer) == parts.concat());
 }
 
+/// Bytes in the kernel cannot be replaced by newer ones, and its buffer grows to megabytes: a slow
+/// reader would see a world of long ago.
+#[test]
+fn the_kernel_takes_little_that_a_slow_reader_does_not() {
+    let mut node = Node::new();
+    let addr = node.listen(Transport::Tcp);
+    let mut client = TcpStream::connect(addr).unwrap();
+    node.until("accepted", |node| !node.seen.accepted.is_empty());
+    let (peer, chunk) = (node.accepted_one(), pattern(64 << 10));
+    // The kernel's buffers grow with a reader that is fast at first.
+    let mut taken = 0;
+    let mut buffer = vec![0; 1 << 20];
+    for _ in 0..400 {
+        taken += node.net.write(peer, &[IoSlice::new(&chunk)]).taken;
+        taken -= client.read(&mut buffer).unwrap();
+        node.step(0);
+    }
+    // Then nothing is read until nothing more is taken.
+    let before = taken;
+    while !node.net.write(peer, &[IoSlice::new(&chunk)]).blocked {
+        taken += chunk.len();
+    }
+    assert!(taken - before < 1 << 20, "{} bytes", taken - before);
+}
+
 #[test]
 fn a_shared_file_reaches_every_reader_also_those_that_take_it_in_pieces() {
     const COPIES: usize = 40;

@@ -25,6 +25,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     let settings = &config.settings;
     check_features(config, is_built, &mut problems);
     check_services(config, &mut problems);
+    check_addresses(config, &mut problems);
     check_listener(config, "gateway.servers", &settings.servers, &mut problems);
     check_listener(config, "gateway.clients", &settings.clients, &mut problems);
     check_http(config, &mut problems);
@@ -61,9 +62,12 @@ fn check_log_level(config: &Config, problems: &mut Vec<Problem>) {
 }
 
 fn check_proxies(config: &Config, key: &str, texts: &[String], problems: &mut Vec<Problem>) {
-    if let Err(why) = crate::gateway_config::ranges(key, texts) {
-        problems.push(at(config, ProblemKind::BadValue, key, format!("bad value for {why}")));
-    }
+    let wrong = texts.iter().filter_map(|text| text.parse::<throng_gateway::AddressRange>().err());
+    problems.extend(wrong.map(|why| bad_value(config, key, &why)));
+}
+
+fn bad_value(config: &Config, key: &str, why: &str) -> Problem {
+    at(config, ProblemKind::BadValue, key, format!("bad value for `{key}`: {why}"))
 }
 
 fn at(config: &Config, kind: ProblemKind, key: &str, message: impl Into<String>) -> Problem {
@@ -114,14 +118,76 @@ fn check_services(config: &Config, problems: &mut Vec<Problem>) {
     }
 }
 
+/// Refuses an address that two listeners want, and a selected service that listens nowhere.
+fn check_addresses(config: &Config, problems: &mut Vec<Problem>) {
+    let settings = &config.settings;
+    let only = &settings.server.only;
+    let (ddc, matcher) = (&settings.ddc, &settings.matcher);
+    let mut addresses: Vec<(String, SocketAddr, bool)> = Vec::new();
+    if services::is_selected(only, services::GATEWAY) {
+        for (section, listener) in
+            [("gateway.servers", &settings.servers), ("gateway.clients", &settings.clients)]
+        {
+            for plan in listen::plan(listener).unwrap_or_default() {
+                let is_udp = matches!(plan.transport, Transport::Kcp | Transport::Enet);
+                addresses.push((format!("{section}.{}", plan.key), plan.addr, is_udp));
+            }
+        }
+    }
+    for (service, key, addr) in [
+        (None, "http.addr", &settings.http.addr),
+        (Some(services::DDC), "ddc.addr", &ddc.addr),
+        (Some(services::DDC), "ddc.internal_addr", &ddc.internal_addr),
+        (Some(services::MATCHER), "matcher.addr", &matcher.addr),
+        (Some(services::MATCHER), "matcher.http_addr", &matcher.http_addr),
+    ] {
+        if service.is_none_or(|service| services::is_selected(only, service))
+            && let Ok(addr) = resolve_addr(addr)
+        {
+            addresses.push((key.to_owned(), addr, false));
+        }
+    }
+    for (index, (key, addr, is_udp)) in addresses.iter().enumerate() {
+        let same = |(_, other, udp): &&(String, SocketAddr, bool)| other == addr && udp == is_udp;
+        if addr.port() != 0
+            && let Some((first, ..)) = addresses[..index].iter().find(same)
+        {
+            let message = format!("`{first}` and `{key}` are the same address, {addr}");
+            problems.push(
+                at(config, ProblemKind::Conflict, key, message).note("give each listener a port of its own"),
+            );
+        }
+    }
+    let listens = |keys: &[&String]| keys.iter().any(|value| !value.is_empty());
+    let gateway = [&settings.servers, &settings.clients];
+    for (service, is_served, key) in [
+        (
+            services::GATEWAY,
+            gateway.iter().any(|listener| !listener.addr.is_empty() || !listener.extra.is_empty()),
+            "gateway.clients.addr",
+        ),
+        (services::DDC, listens(&[&ddc.addr]), "ddc.addr"),
+        (
+            services::MATCHER,
+            listens(&[&matcher.addr, &matcher.unix_path, &matcher.http_addr, &matcher.nats_url]),
+            "matcher.addr",
+        ),
+    ] {
+        if !is_served && only.iter().any(|name| name == service) {
+            let message = format!("`server.only` selects `{service}`, which has no address");
+            problems
+                .push(at(config, ProblemKind::Conflict, "server.only", message).note(format!("set `{key}`")));
+        }
+    }
+}
+
 fn check_listener(config: &Config, section: &str, listener: &Listener, problems: &mut Vec<Problem>) {
     let path = |name: &str| format!("{section}.{name}");
     let plans = match listen::plan(listener) {
         Ok(plans) => plans,
-        Err((name, why)) => {
-            let key = path(name);
-            let message = format!("bad value for `{key}`: {why}");
-            return problems.push(at(config, ProblemKind::BadValue, &key, message));
+        Err(wrong) => {
+            return problems
+                .extend(wrong.into_iter().map(|(name, why)| bad_value(config, &path(name), &why)));
         }
     };
     for plan in &plans {
@@ -321,25 +387,18 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
         }
     }
     check_proxies(config, "ddc.trusted_proxies", &ddc.trusted_proxies, problems);
-    if let Err(why) = crate::ddc::read_quotas(ddc) {
-        problems.push(at(
-            config,
-            ProblemKind::BadValue,
-            "ddc.quotas",
-            format!("bad value for `ddc.quotas`: {why}"),
-        ));
-    }
-    if let Err(why) = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default()) {
-        problems.push(at(config, ProblemKind::BadValue, "ddc.fallbacks", format!("bad namespace: {why}")));
-    }
-    check_ddc_origin(config, problems);
-    let policies = crate::ddc_policies::read_grants(ddc).map_err(|why| ("ddc.grants", why));
+    let quotas = crate::ddc::read_quotas(ddc).err().into_iter().flatten().map(|why| ("ddc.quotas", why));
+    let namespaces = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default());
+    let grants = crate::ddc_policies::read_grants(ddc).err().into_iter().flatten();
     // A file that is not there is a problem already.
     let readable = !ddc.policies_file.is_empty() && std::path::Path::new(&ddc.policies_file).exists();
-    let file = crate::ddc_policies::read_file(ddc).map_err(|why| ("ddc.policies_file", why));
-    for (key, why) in [policies.err(), file.err().filter(|_| readable)].into_iter().flatten() {
-        problems.push(at(config, ProblemKind::BadValue, key, format!("bad value for `{key}`: {why}")));
-    }
+    let file = crate::ddc_policies::read_file(ddc).err().filter(|_| readable);
+    let wrong = quotas
+        .chain(namespaces.err().into_iter().flatten())
+        .chain(grants.map(|why| ("ddc.grants", why)))
+        .chain(file.map(|why| ("ddc.policies_file", why)));
+    problems.extend(wrong.map(|(key, why)| bad_value(config, key, &why)));
+    check_ddc_origin(config, problems);
 }
 
 fn check_ddc_origin(config: &Config, problems: &mut Vec<Problem>) {

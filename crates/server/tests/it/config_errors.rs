@@ -13,6 +13,18 @@ fn only_problem(text: &str) -> Problem {
 }
 
 #[test]
+fn every_wrong_entry_of_a_list_is_told_under_its_key() {
+    let text = "[ddc]\nkeep_namespaces = ['A B', 'ok', 'C D']\n[ddc.quotas]\ngame = 'much'\nart = 'more'\n\
+                [gateway]\ntrusted_proxies = ['10.0.0.0/33', 'no']\n";
+    let problems = load(text).expect_err(text).0;
+    let mut told: Vec<String> = problems.iter().map(|problem| problem.message.clone()).collect();
+    told.sort();
+    let keys = told.iter().map(|message| message.split('`').nth(1).unwrap_or_default());
+    let expected = ["ddc.keep_namespaces", "ddc.quotas", "gateway.trusted_proxies"];
+    assert_eq!(keys.collect::<Vec<_>>(), expected.map(|key| [key; 2]).concat(), "{told:#?}");
+}
+
+#[test]
 fn one_mistake_gives_one_problem_with_line_column_and_hint() {
     use ProblemKind::{BadReference, BadValue, Conflict, Syntax, UnknownKey, UnsafeBind};
     // text, kind, line, column, words that must stand in the rendered problem
@@ -47,6 +59,14 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             13,
             &["one of \"tcp\", \"ws\", \"kcp\"", "did you mean \"ws\"?"],
         ),
+        (
+            "[gateway.servers]\naddr = '127.0.0.1:7'\n[gateway.clients]\naddr = '127.0.0.1:7'\n",
+            Conflict,
+            4,
+            1,
+            &["`gateway.servers.addr` and `gateway.clients.addr`", "127.0.0.1:7"],
+        ),
+        ("[server]\nonly = ['ddc']\n", Conflict, 2, 1, &["`ddc`, which has no address", "set `ddc.addr`"]),
         ("[log]\nlevel = 'inof'\n", BadValue, 2, 1, &["\"inof\" is no level", "allowed: error"]),
         ("[log]\nlevel = 'info,throng_net=loud'\n", BadValue, 2, 1, &["\"loud\" is no level"]),
         (

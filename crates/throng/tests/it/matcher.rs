@@ -13,7 +13,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use linear::{Entry, is_linearizable};
-use process::{Process, up};
+use process::{Process, fetch, up};
 use throng_client::{CallError, Matcher, MatcherConfig, Role};
 use throng_stdx::Rng;
 use throng_wire::matcher::Status;
@@ -196,19 +196,28 @@ fn membership_is_linearizable_though_the_process_is_killed() {
 }
 
 #[test]
-fn a_process_that_cannot_write_its_journal_ends_and_keeps_what_it_promised() {
+fn a_matcher_that_cannot_write_its_journal_ends_alone_and_keeps_what_it_promised() {
+    for services in ["matcher", "gateway,matcher"] {
+        fill_the_disk_below(services);
+    }
+}
+
+/// A matcher that is the only service ends its process; beside the gateway it ends alone.
+fn fill_the_disk_below(services: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
     let address = format!("127.0.0.1:{port}");
     let serve = |command: &mut Command| {
-        Process::ready(command.args(["--matcher.addr", &address, "--matcher.durability", "sync"])).0
+        let players = ["--gateway.servers.addr=127.0.0.1:0", "--gateway.clients.addr=127.0.0.1:0"];
+        let matcher = ["--matcher.addr", &address, "--matcher.durability", "sync"];
+        Process::ready(command.args(players).args(matcher))
     };
     // No file may grow past some 64 KiB, as on a disk that is full.
-    let whole = up(folder.path(), "matcher", "d");
+    let whole = up(folder.path(), services, "d");
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""]).arg(whole.get_program());
     limited.args(whole.get_args()).current_dir(folder.path());
-    let mut process = serve(&mut limited);
+    let (mut process, said) = serve(&mut limited);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let connect = || {
         let config =
@@ -216,18 +225,23 @@ fn a_process_that_cannot_write_its_journal_ends_and_keeps_what_it_promised() {
         runtime.block_on(Matcher::connect(address.parse().expect("an address"), config)).expect("a session")
     };
     let (matcher, _notices) = connect();
-    let (mut promised, mut ended) = (Vec::new(), None);
-    for number in 0..10_000 {
-        ended = process.0.try_wait().expect("its status");
-        if ended.is_some() {
-            break;
-        }
-        promised.extend(runtime.block_on(matcher.create_room(&Role::new(format!("r{number}")), "1v1")));
+    let mut promised = Vec::new();
+    while let Ok(room) =
+        runtime.block_on(matcher.create_room(&Role::new(format!("r{}", promised.len())), "1v1"))
+    {
+        promised.push(room);
     }
-    assert_eq!(ended.and_then(|status| status.code()), Some(1), "{} rooms were made", promised.len());
     assert!(promised.len() > 10, "{} rooms", promised.len());
     drop(matcher);
-    let _process = serve(&mut up(folder.path(), "matcher", "d"));
+    if services == "matcher" {
+        assert_eq!(process.0.wait().expect("its status").code(), Some(1));
+    } else {
+        let admin = said.iter().find_map(|line| line.trim().strip_prefix("admin")).expect("its address");
+        let health = fetch(admin.trim().trim_start_matches("http://"), "/health/ready").expect("it is ready");
+        assert!(health.contains("its journal cannot be written"), "{health}");
+        process.kill();
+    }
+    let _process = serve(&mut up(folder.path(), services, "d"));
     let (matcher, _notices) = connect();
     for room in promised {
         runtime.block_on(matcher.room(&room.id)).expect("what was answered is there");

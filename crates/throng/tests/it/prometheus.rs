@@ -1,8 +1,8 @@
 //! A real Prometheus scrapes a gateway that players use: every expression of every dashboard
 //! returns data.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::peers;
+use crate::process::fetch;
 
 /// Enough for a machine that is busy with something else.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -64,17 +65,6 @@ fn direct(folder: &Path) -> (Process, String) {
     });
     std::thread::spawn(move || lines.for_each(drop));
     (Process(child), metrics.expect("it says where its metrics are"))
-}
-
-/// The body of an answer, or nothing while nobody answers.
-fn fetch(address: &str, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(address).ok()?;
-    // HTTP/1.0: the end of the body is the end of the connection.
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
 }
 
 fn prometheus(folder: &Path, targets: [&str; 2]) -> Option<(Process, String)> {

@@ -1,7 +1,8 @@
 //! The program as a process of its own.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -14,6 +15,17 @@ pub(crate) fn up(folder: &Path, only: &str, data: &str) -> Command {
     command.args(["up", "--only", only, "--data", data, "--http", "127.0.0.1:0"]);
     command.current_dir(folder);
     command
+}
+
+/// The body of a response with status 200; `None` for any other end.
+pub(crate) fn fetch(address: &str, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    // HTTP/1.0: the end of the body is the end of the connection.
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
 }
 
 impl Process {
