@@ -286,8 +286,8 @@ mod tests {
     fn rates_come_from_two_looks_and_the_busiest_come_first() {
         let (before, now) = (look(1_000, [0, 0], [9, 0]), look(3_000, [2_048, 20_480], [9, 0]));
         let text = page(&before, &now, Sort::Out, 1);
-        assert!(text.contains("players           2          1000"), "{text}");
-        assert!(text.contains("0             25.0%             3             2"), "{text}");
+        assert!(text.contains("players           2            1000"), "{text}");
+        assert!(text.contains("0             25.0%               3               2"), "{text}");
         assert!(text.contains("a.max 25.0% (1 of 4)") && !text.contains("none"), "{text}");
         assert!(text.contains("10.0 KiB/s") && text.contains("and 1 more"), "{text}");
         let by_queue = page(&before, &now, Sort::Queue, 1);
