@@ -1,8 +1,9 @@
-//! The sealed layer of ENet listeners, from the configuration.
+//! The encryption of ENet listeners, from the configuration: the sealed layer, and DTLS.
 
 use std::fs;
 use std::net::SocketAddr;
 
+use throng_net::enet::DtlsConfig;
 use throng_net::enet::secure::{GateConfig, TokenKey};
 
 use crate::config::Listener;
@@ -33,6 +34,28 @@ pub(crate) fn gate(listener: &Listener) -> Result<Option<GateConfig>, (&'static 
         plain: listener.enet_plain,
         ..GateConfig::new(TokenKey::new(key), seed)
     }))
+}
+
+/// DTLS of the ENet peers of a section: `None` when no certificate is configured.
+///
+/// # Errors
+/// The key at fault and a phrase with the reason.
+pub(crate) fn dtls(listener: &Listener) -> Result<Option<DtlsConfig>, (&'static str, String)> {
+    let (cert, key) = (&listener.enet_dtls_cert, &listener.enet_dtls_key);
+    match (cert.is_empty(), key.is_empty()) {
+        (true, true) => return Ok(None),
+        (false, true) => return Err(("enet_dtls_cert", "set `enet_dtls_key` as well".to_owned())),
+        (true, false) => return Err(("enet_dtls_key", "set `enet_dtls_cert` as well".to_owned())),
+        (false, false) => {}
+    }
+    let read = |name, path: &str| {
+        fs::read(path).map_err(|error| (name, format!("cannot read `{path}`: {error}")))
+    };
+    let (cert, key) = (read("enet_dtls_cert", cert)?, read("enet_dtls_key", key)?);
+    let config = DtlsConfig::from_pem(&cert, &key).map_err(|error| ("enet_dtls_cert", error.to_string()))?;
+    // A gate has its own rule for plain clients.
+    let plain = listener.enet_plain || !listener.enet_key_file.is_empty();
+    Ok(Some(DtlsConfig { plain, ..config }))
 }
 
 fn parse_key(text: &str) -> Option<[u8; KEY_BYTES]> {

@@ -3,6 +3,7 @@
 mod browser;
 mod common;
 mod descriptors;
+mod enet_dtls;
 mod enet_gate;
 mod enet_sealed;
 mod enet_sessions;
