@@ -48,9 +48,8 @@ pub(crate) fn dtls(listener: &Listener) -> Result<Option<DtlsConfig>, (&'static 
         (true, false) => return Err(("enet_dtls_key", "set `enet_dtls_cert` as well".to_owned())),
         (false, false) => {}
     }
-    let read = |name, path: &str| {
-        fs::read(path).map_err(|error| (name, format!("cannot read `{path}`: {error}")))
-    };
+    let read =
+        |name, path: &str| fs::read(path).map_err(|error| (name, format!("cannot read `{path}`: {error}")));
     let (cert, key) = (read("enet_dtls_cert", cert)?, read("enet_dtls_key", key)?);
     let config = DtlsConfig::from_pem(&cert, &key).map_err(|error| ("enet_dtls_cert", error.to_string()))?;
     // A gate has its own rule for plain clients.

@@ -61,7 +61,8 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, (&'static s
         if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
             return Err((
                 "tls",
-                "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` or `enet_dtls_cert` for ENet".to_owned(),
+                "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` or `enet_dtls_cert` for ENet"
+                    .to_owned(),
             ));
         }
         let addr = resolve_addr(&listener.addr).map_err(|why| ("addr", why))?;

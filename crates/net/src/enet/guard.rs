@@ -226,9 +226,7 @@ fn seal(dtls: &mut Option<Box<Dtls>>, port: &mut UdpPort, transmit: Transmit, da
 /// The time of day, for the layer that needs it.
 fn unix_s(layer: &Layer) -> u64 {
     match layer {
-        Layer::Gate { .. } => {
-            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
-        }
+        Layer::Gate { .. } => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         _ => 0,
     }
 }

@@ -78,7 +78,8 @@ fn greet(server: &mut Server, number: u32) {
     let until = std::time::Instant::now() + PATIENCE;
     loop {
         let left = until.saturating_duration_since(std::time::Instant::now());
-        let (peer, event) = server.wait_event(left).unwrap_or_else(|| panic!("no {number}: {:?}", server.stats()));
+        let (peer, event) =
+            server.wait_event(left).unwrap_or_else(|| panic!("no {number}: {:?}", server.stats()));
         if let Event::Connected { data, .. } = event {
             assert_eq!(data, number);
             server.send(peer, Lane(0), &b"welcome"[..], Delivery::Reliable);

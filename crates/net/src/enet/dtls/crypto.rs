@@ -26,7 +26,11 @@ pub(super) const COOKIE_BYTES: usize = 32;
 
 pub(super) fn provider() -> CryptoProvider {
     CryptoProvider {
-        kx_groups: &[&Group(NamedGroup::X25519), &Group(NamedGroup::Secp256r1), &Group(NamedGroup::Secp384r1)],
+        kx_groups: &[
+            &Group(NamedGroup::X25519),
+            &Group(NamedGroup::Secp256r1),
+            &Group(NamedGroup::Secp384r1),
+        ],
         signature_verification: &Verifier,
         key_provider: &Keys,
         secure_random: &Random,
@@ -105,8 +109,7 @@ struct Hash(digest::Context);
 impl HashProvider for Hashes {
     fn create_hash(&self, algorithm: HashAlgorithm) -> Box<dyn HashContext> {
         // The hashes of the suites above.
-        let algorithm =
-            if algorithm == HashAlgorithm::SHA384 { &digest::SHA384 } else { &digest::SHA256 };
+        let algorithm = if algorithm == HashAlgorithm::SHA384 { &digest::SHA384 } else { &digest::SHA256 };
         Box::new(Hash(digest::Context::new(algorithm)))
     }
 }
@@ -184,8 +187,7 @@ struct Sealing(aead::LessSafeKey);
 
 impl Sealing {
     fn boxed(algorithm: &'static aead::Algorithm, key: &[u8]) -> Result<Box<dyn Cipher>, CryptoError> {
-        let key =
-            aead::UnboundKey::new(algorithm, key).map_err(|_| failed(CryptoOperation::CreateCipher))?;
+        let key = aead::UnboundKey::new(algorithm, key).map_err(|_| failed(CryptoOperation::CreateCipher))?;
         Ok(Box::new(Self(aead::LessSafeKey::new(key))))
     }
 }
@@ -302,7 +304,8 @@ struct Key {
 impl KeyProvider for Keys {
     fn load_private_key(&self, der: &[u8]) -> Result<Box<dyn SigningKey>, CryptoError> {
         let der = PrivateKeyDer::try_from(der).map_err(|_| CryptoError::InvalidPrivateKey)?;
-        let key = rustls::crypto::ring::sign::any_ecdsa_type(&der).map_err(|_| CryptoError::InvalidPrivateKey)?;
+        let key =
+            rustls::crypto::ring::sign::any_ecdsa_type(&der).map_err(|_| CryptoError::InvalidPrivateKey)?;
         let curves = [
             (SignatureScheme::ECDSA_NISTP256_SHA256, HashAlgorithm::SHA256),
             (SignatureScheme::ECDSA_NISTP384_SHA384, HashAlgorithm::SHA384),
@@ -349,8 +352,7 @@ impl fmt::Debug for Key {
 struct Verifier;
 
 /// A curve's identifier, the bit string after it, and the length of an uncompressed point in that.
-const P256: (&[u8], usize) =
-    (b"\x06\x08\x2A\x86\x48\xCE\x3D\x03\x01\x07\x03\x42\x00", 65);
+const P256: (&[u8], usize) = (b"\x06\x08\x2A\x86\x48\xCE\x3D\x03\x01\x07\x03\x42\x00", 65);
 const P384: (&[u8], usize) = (b"\x06\x05\x2B\x81\x04\x00\x22\x03\x62\x00", 97);
 
 impl SignatureVerifier for Verifier {
@@ -378,9 +380,9 @@ impl SignatureVerifier for Verifier {
             (_, HashAlgorithm::SHA256) => &signature::ECDSA_P384_SHA256_ASN1,
             _ => &signature::ECDSA_P384_SHA384_ASN1,
         };
-        signature::UnparsedPublicKey::new(algorithm_of_ring, point).verify(data, signed).map_err(|_| {
-            CryptoError::SignatureVerificationFailed { signature: algorithm, hash, group }
-        })
+        signature::UnparsedPublicKey::new(algorithm_of_ring, point)
+            .verify(data, signed)
+            .map_err(|_| CryptoError::SignatureVerificationFailed { signature: algorithm, hash, group })
     }
 }
 

@@ -348,14 +348,7 @@ impl Dtls {
         self.pump(from, behind);
     }
 
-    fn feed(
-        &mut self,
-        now: Instant,
-        from: SocketAddr,
-        via: Via,
-        datagram: &[u8],
-        behind: &mut dyn Behind,
-    ) {
+    fn feed(&mut self, now: Instant, from: SocketAddr, via: Via, datagram: &[u8], behind: &mut dyn Behind) {
         match self.associations.get_mut(&from).filter(|association| association.dtls.is_some()) {
             Some(association) => {
                 association.via = via;
@@ -366,13 +359,7 @@ impl Dtls {
     }
 
     /// Gives an association the time, and a datagram.
-    fn step(
-        &mut self,
-        now: Instant,
-        address: SocketAddr,
-        datagram: Option<&[u8]>,
-        behind: &mut dyn Behind,
-    ) {
+    fn step(&mut self, now: Instant, address: SocketAddr, datagram: Option<&[u8]>, behind: &mut dyn Behind) {
         let time = self.time(now);
         let Some(association) = self.associations.get_mut(&address) else { return };
         let Some(dtls) = &mut association.dtls else { return };
@@ -438,7 +425,11 @@ impl Dtls {
             self.stats.expired += 1;
         }
         if is_of_use {
-            if association.is_open { self.grow_up(address) } else { self.retire(address) }
+            if association.is_open {
+                self.grow_up(address)
+            } else {
+                self.retire(address)
+            }
             self.leases.push_back((now + LEASE, address, serial));
             return;
         }
@@ -508,10 +499,7 @@ struct Rate {
 
 impl Rate {
     fn new(per_second: u32, counters: usize) -> Self {
-        Self {
-            interval: Duration::from_secs(1) / per_second,
-            due: vec![Instant::ZERO; counters].into(),
-        }
+        Self { interval: Duration::from_secs(1) / per_second, due: vec![Instant::ZERO; counters].into() }
     }
 
     fn allows(&mut self, now: Instant, counter: usize) -> bool {

@@ -393,7 +393,8 @@ fn a_flood_of_handshakes_is_bounded_and_leaves_room_for_others() {
     let (mut begun, start) = (0, server.now);
     // Clients that prove their address and say no more, from one network; a friend now and then.
     for number in 0..3_000_u32 {
-        let from = SocketAddr::new(IpAddr::V4((0xC000_0200 + number % 250).into()), (number / 250) as u16 + 1);
+        let from =
+            SocketAddr::new(IpAddr::V4((0xC000_0200 + number % 250).into()), (number / 250) as u16 + 1);
         let mut client = Client::new(from, &server);
         let hello = hello_with_cookie(&mut server, &mut client);
         server.take(from, &hello);
