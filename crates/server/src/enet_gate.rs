@@ -83,4 +83,32 @@ mod tests {
         assert_eq!(parse_key(&text.replace('a', "g")), None);
         assert_eq!(parse_key(&text.replace("0a", "ä")), None);
     }
+
+    #[test]
+    fn dtls_needs_a_certificate_and_its_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = throng_net::development_certificate(&["localhost".to_owned()], Default::default()).unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (cert, key) = (file("a.crt", &made.cert_pem), file("a.key", &made.key_pem));
+        let config = crate::config::Loader::new().load().unwrap();
+        let with = |cert: &str, key: &str| Listener {
+            enet_dtls_cert: cert.to_owned(),
+            enet_dtls_key: key.to_owned(),
+            ..config.settings.clients.clone()
+        };
+        assert!(dtls(&with("", "")).unwrap().is_none());
+        assert_eq!(dtls(&with(&cert, "")).unwrap_err().0, "enet_dtls_cert");
+        assert_eq!(dtls(&with("", &key)).unwrap_err().0, "enet_dtls_key");
+        assert_eq!(dtls(&with(&cert, "/none")).unwrap_err().0, "enet_dtls_key");
+        assert_eq!(dtls(&with(&key, &cert)).unwrap_err().0, "enet_dtls_cert");
+        // Plain clients need a key of their own; beside a gate, the gate decides.
+        let plain = |listener: &Listener| dtls(listener).unwrap().unwrap().plain;
+        assert!(!plain(&with(&cert, &key)));
+        assert!(plain(&Listener { enet_plain: true, ..with(&cert, &key) }));
+        assert!(plain(&Listener { enet_key_file: "some".to_owned(), ..with(&cert, &key) }));
+    }
 }

@@ -32,7 +32,7 @@ fn godot_connects_through_dtls_and_a_plain_client_beside_it() {
 
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/godot/dtls.gd");
     let mut command = Command::new("godot3-server");
-    command.arg("-s").arg(script).arg("--").arg(server.addr().port().to_string()).arg(&certificate);
+    command.arg("-s").arg(script).arg("--").arg(server.addr().port().to_string()).arg(&certificate).arg("3");
     // It writes a log into the folder that it runs in.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).stdin(Stdio::null()).stdout(Stdio::piped());
     let godot = command.spawn().unwrap();

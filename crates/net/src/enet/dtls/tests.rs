@@ -428,19 +428,41 @@ fn the_oldest_handshake_gives_way_when_all_places_are_taken() {
     assert_eq!(server.dtls.young[0], address(10));
 }
 
-/// Handshakes are what strangers with an address can make the server keep.
+/// What clients with an address can make the server keep, before and after they are peers.
 #[test]
 fn an_association_takes_little_memory() {
+    const CLIENTS: i64 = 50;
     let mut server = Server::new(true);
-    let mut clients: Vec<_> = (0..50).map(|number| Client::new(address(number), &server)).collect();
-    let hellos: Vec<_> = clients.iter_mut().map(|client| hello_with_cookie(&mut server, client)).collect();
-    let begun = allocation_counter::measure(|| {
-        for (client, hello) in clients.iter().zip(&hellos) {
-            server.take(client.address, hello);
+    let mut kept = 0;
+    let mut take = |server: &mut Server, client: &mut Client, datagram: &[u8]| {
+        let mut answers = Vec::new();
+        kept += allocation_counter::measure(|| {
+            server.dtls.handle_datagram(server.now, client.address, Via(0), datagram, &mut server.inside);
+        })
+        .bytes_current;
+        server.dtls.drain(|_, answer| answers.push(answer.to_vec()));
+        answers.iter().for_each(|answer| client.take(answer));
+        kept / CLIENTS
+    };
+    let mut clients: Vec<_> = (0..CLIENTS as u32).map(|number| Client::new(address(number), &server)).collect();
+    let mut each = 0;
+    for client in &mut clients {
+        let hello = hello_with_cookie(&mut server, client);
+        each = take(&mut server, client, &hello);
+    }
+    assert!((1..16 * 1024).contains(&each), "{each} bytes for a handshake");
+    for client in &mut clients {
+        for datagram in client.said() {
+            take(&mut server, client, &datagram);
         }
-    });
-    let each = begun.bytes_current / 50;
-    assert!((1..16 * 1024).contains(&each), "{each} bytes");
+        client.said();
+        client.send(CONNECT);
+        for datagram in client.said() {
+            each = take(&mut server, client, &datagram);
+        }
+    }
+    assert_eq!((server.dtls.stats().completed, server.dtls.young.len()), (CLIENTS as u64, 0));
+    assert!(each < 32 * 1024, "{each} bytes for a peer");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 # A client of Godot 3 that speaks DTLS, run with `godot3-server -s`. Its own multiplayer cannot (`use_dtls` does nothing in
 # 3.2), so it carries ENet's datagrams itself: a CONNECT through PacketPeerDTLS, and the acknowledgement of the answer.
 #
-#   <port> <certificate>              prints each step
+#   <port> <certificate> <steps>      prints each step: secure, verified, welcome (a packet of the server with that word)
 #
 # Every line begins with "- ": the engine prints lines of its own.
 extends SceneTree
@@ -61,7 +61,8 @@ func _init():
 	dtls.connect_to_peer(udp, true, "localhost", certificate)
 	var give_up = OS.get_ticks_msec() + 60000
 	var step = 0
-	while OS.get_ticks_msec() < give_up and step < 3:
+	var steps = int(words[at + 3])
+	while OS.get_ticks_msec() < give_up and step < steps:
 		dtls.poll()
 		var status = dtls.get_status()
 		if status == PacketPeerDTLS.STATUS_ERROR or status == PacketPeerDTLS.STATUS_ERROR_HOSTNAME_MISMATCH:
