@@ -299,7 +299,10 @@ impl Dtls {
         datagram: &[u8],
         behind: &mut dyn Behind,
     ) {
-        let Ok(cookie) = hello.cookie.try_into() else { return };
+        let (Ok(cookie), 1) = (hello.cookie.try_into(), hello.number) else {
+            self.stats.dropped += 1;
+            return;
+        };
         let block = block(from.ip());
         let counter = self.hasher.hash_one(block) as usize % BLOCK_COUNTERS;
         let of_block = self.young.iter().filter(|address| self::block(address.ip()) == block).count();
