@@ -142,7 +142,7 @@ impl std::ops::AddAssign for DtlsStats {
     }
 }
 
-/// What lies behind DTLS: a host of ENet.
+/// A host of ENet, behind DTLS.
 pub(super) trait Behind {
     /// Takes a datagram of ENet.
     fn deliver(&mut self, from: SocketAddr, via: Via, datagram: &[u8]);
@@ -374,7 +374,7 @@ impl Dtls {
                 self.stats.failed += 1;
                 return self.retire(address);
             }
-            // Whoever sent that, it ends nothing: ENet finds out whether its peer is still there.
+            // It may be forged and ends nothing: ENet finds out whether its peer is still there.
             self.stats.dropped += 1;
         }
         self.pump(address, behind);

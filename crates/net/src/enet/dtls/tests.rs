@@ -428,7 +428,7 @@ fn the_oldest_handshake_gives_way_when_all_places_are_taken() {
     assert_eq!(server.dtls.young[0], address(10));
 }
 
-/// What clients with an address can make the server keep, before and after they are peers.
+/// Clients with an address can make the server keep little, before and after they are peers.
 #[test]
 fn an_association_takes_little_memory() {
     const CLIENTS: i64 = 50;
