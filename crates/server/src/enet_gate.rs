@@ -87,7 +87,8 @@ mod tests {
     #[test]
     fn dtls_needs_a_certificate_and_its_key() {
         let folder = tempfile::tempdir().unwrap();
-        let made = throng_net::development_certificate(&["localhost".to_owned()], Default::default()).unwrap();
+        let made =
+            throng_net::development_certificate(&["localhost".to_owned()], Default::default()).unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
             fs::write(&path, text).unwrap();

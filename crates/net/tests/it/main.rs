@@ -3,10 +3,10 @@
 mod browser;
 mod common;
 mod descriptors;
-mod enet_dtls;
 mod enet_gate;
 mod enet_sealed;
 mod enet_sessions;
+mod godot_dtls;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;

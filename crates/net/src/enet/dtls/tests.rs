@@ -444,7 +444,8 @@ fn an_association_takes_little_memory() {
         answers.iter().for_each(|answer| client.take(answer));
         kept / CLIENTS
     };
-    let mut clients: Vec<_> = (0..CLIENTS as u32).map(|number| Client::new(address(number), &server)).collect();
+    let mut clients: Vec<_> =
+        (0..CLIENTS as u32).map(|number| Client::new(address(number), &server)).collect();
     let mut each = 0;
     for client in &mut clients {
         let hello = hello_with_cookie(&mut server, client);
