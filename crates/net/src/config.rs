@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use throng_enet::secure::{ConnectToken, GateConfig};
 
+use crate::enet::DtlsConfig;
 use crate::kcp;
 use crate::tls::{TlsAcceptor, TlsConnector};
 
@@ -40,6 +41,8 @@ pub struct ListenerSpec {
     pub tls: Option<TlsAcceptor>,
     /// Encryption and admission of ENet peers; `None` for plain ENet. Ignored by other transports.
     pub enet_gate: Option<GateConfig>,
+    /// DTLS of ENet peers, on the same port; `None` for none. Ignored by other transports.
+    pub enet_dtls: Option<DtlsConfig>,
     /// WebSocket rules; ignored by other transports.
     pub ws: Arc<WsPolicy>,
     /// Every connection comes from a [trusted proxy](crate::Handler::is_proxy) and begins with a
@@ -57,6 +60,7 @@ impl ListenerSpec {
             transport,
             tls: None,
             enet_gate: None,
+            enet_dtls: None,
             ws: Arc::default(),
             proxy_protocol: false,
             limits: Limits::default(),

@@ -68,6 +68,12 @@ pub enum TlsConfigError {
     /// Certificate and key do not fit together, or one uses an algorithm that is not supported.
     #[error("certificate and key do not work together: {0}")]
     Unusable(#[source] rustls::Error),
+    /// DTLS has no RSA here, and no Ed25519.
+    #[error("DTLS for ENet needs an ECDSA key on P-256 or P-384")]
+    NotElliptic,
+    /// The DTLS library refuses the certificate or its own cryptography.
+    #[error("cannot set up DTLS: {0}")]
+    Dtls(String),
     /// A certificate could not be generated.
     #[error("cannot generate a certificate: {0}")]
     Generate(#[from] rcgen::Error),
@@ -111,7 +117,7 @@ pub fn tls_client_config(trusted_pem: &[u8]) -> Result<Arc<ClientConfig>, TlsCon
     Ok(Arc::new(config))
 }
 
-fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
+pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
     let chain: Vec<_> = CertificateDer::pem_slice_iter(text)
         .collect::<Result<_, _>>()
         .map_err(TlsConfigError::BadCertificatePem)?;

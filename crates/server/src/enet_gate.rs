@@ -1,8 +1,9 @@
-//! The sealed layer of ENet listeners, from the configuration.
+//! The encryption of ENet listeners, from the configuration: the sealed layer, and DTLS.
 
 use std::fs;
 use std::net::SocketAddr;
 
+use throng_net::enet::DtlsConfig;
 use throng_net::enet::secure::{GateConfig, TokenKey};
 
 use crate::config::Listener;
@@ -35,6 +36,27 @@ pub(crate) fn gate(listener: &Listener) -> Result<Option<GateConfig>, (&'static 
     }))
 }
 
+/// DTLS of the ENet peers of a section: `None` when no certificate is configured.
+///
+/// # Errors
+/// The key at fault and a phrase with the reason.
+pub(crate) fn dtls(listener: &Listener) -> Result<Option<DtlsConfig>, (&'static str, String)> {
+    let (cert, key) = (&listener.enet_dtls_cert, &listener.enet_dtls_key);
+    match (cert.is_empty(), key.is_empty()) {
+        (true, true) => return Ok(None),
+        (false, true) => return Err(("enet_dtls_cert", "set `enet_dtls_key` as well".to_owned())),
+        (true, false) => return Err(("enet_dtls_key", "set `enet_dtls_cert` as well".to_owned())),
+        (false, false) => {}
+    }
+    let read =
+        |name, path: &str| fs::read(path).map_err(|error| (name, format!("cannot read `{path}`: {error}")));
+    let (cert, key) = (read("enet_dtls_cert", cert)?, read("enet_dtls_key", key)?);
+    let config = DtlsConfig::from_pem(&cert, &key).map_err(|error| ("enet_dtls_cert", error.to_string()))?;
+    // A gate has its own rule for plain clients.
+    let plain = listener.enet_plain || !listener.enet_key_file.is_empty();
+    Ok(Some(DtlsConfig { plain, ..config }))
+}
+
 fn parse_key(text: &str) -> Option<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     let pairs = text.as_bytes().chunks(2);
@@ -60,5 +82,34 @@ mod tests {
         assert_eq!(parse_key(&text[1..]), None);
         assert_eq!(parse_key(&text.replace('a', "g")), None);
         assert_eq!(parse_key(&text.replace("0a", "ä")), None);
+    }
+
+    #[test]
+    fn dtls_needs_a_certificate_and_its_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let made =
+            throng_net::development_certificate(&["localhost".to_owned()], Default::default()).unwrap();
+        let file = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (cert, key) = (file("a.crt", &made.cert_pem), file("a.key", &made.key_pem));
+        let config = crate::config::Loader::new().load().unwrap();
+        let with = |cert: &str, key: &str| Listener {
+            enet_dtls_cert: cert.to_owned(),
+            enet_dtls_key: key.to_owned(),
+            ..config.settings.clients.clone()
+        };
+        assert!(dtls(&with("", "")).unwrap().is_none());
+        assert_eq!(dtls(&with(&cert, "")).unwrap_err().0, "enet_dtls_cert");
+        assert_eq!(dtls(&with("", &key)).unwrap_err().0, "enet_dtls_key");
+        assert_eq!(dtls(&with(&cert, "/none")).unwrap_err().0, "enet_dtls_key");
+        assert_eq!(dtls(&with(&key, &cert)).unwrap_err().0, "enet_dtls_cert");
+        // Plain clients need a key of their own; beside a gate, the gate decides.
+        let plain = |listener: &Listener| dtls(listener).unwrap().unwrap().plain;
+        assert!(!plain(&with(&cert, &key)));
+        assert!(plain(&Listener { enet_plain: true, ..with(&cert, &key) }));
+        assert!(plain(&Listener { enet_key_file: "some".to_owned(), ..with(&cert, &key) }));
     }
 }

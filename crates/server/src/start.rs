@@ -582,8 +582,9 @@ fn open_listeners(
             spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
         }
         if plan.transport == Transport::Enet {
-            spec.enet_gate = crate::enet_gate::gate(listener)
-                .map_err(|(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name())))?;
+            let fault = |(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name()));
+            spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
+            spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
         }
         let (key, addr) = EventLoop::listen_on(loops, spec).map_err(|source| {
             let flag =

@@ -1,5 +1,7 @@
 //! Read access to a host.
 
+use core::net::SocketAddr;
+
 use super::closed::CLOSED_MAX;
 use super::{Host, Owner};
 use crate::peer::State;
@@ -22,6 +24,12 @@ impl Host {
     #[must_use]
     pub fn peer_count(&self) -> usize {
         self.live.len()
+    }
+
+    /// True if a connection with `address` exists that is not over.
+    #[must_use]
+    pub fn has_peer_at(&self, address: SocketAddr) -> bool {
+        self.local_ids.has_peer_at(address)
     }
 
     /// Handshakes of strangers that have not proven their address yet.

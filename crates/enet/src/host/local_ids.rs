@@ -35,6 +35,8 @@ enum Ids {
 #[derive(Debug)]
 struct Crowd {
     owners: HashMap<u16, Owner, Keyed>,
+    /// Owners that are peers.
+    peers: usize,
     /// A bit for each id in use, once there are many.
     used: Option<Box<[u64; WORDS]>>,
 }
@@ -55,6 +57,14 @@ impl LocalIds {
             Ids::One(used, owner) => (*used == id).then_some(*owner),
             Ids::Many(crowd) => crowd.owners.get(&id).copied(),
         }
+    }
+
+    /// True if an id towards `address` belongs to a peer.
+    pub(super) fn has_peer_at(&self, address: SocketAddr) -> bool {
+        self.addresses.get(&Key::new(address, 0)).is_some_and(|ids| match ids {
+            Ids::One(_, owner) => is_peer(owner),
+            Ids::Many(crowd) => crowd.peers > 0,
+        })
     }
 
     /// The first free id towards `address`, counted from `first` on and around; `None` when all
@@ -83,9 +93,10 @@ impl LocalIds {
             }
             Entry::Occupied(mut entry) => {
                 if let Ids::One(first, first_owner) = *entry.get() {
-                    let mut owners = HashMap::with_hasher(self.hasher.clone());
-                    owners.insert(first, first_owner);
-                    entry.insert(Ids::Many(Box::new(Crowd { owners, used: None })));
+                    let owners = HashMap::with_hasher(self.hasher.clone());
+                    let mut crowd = Box::new(Crowd { owners, peers: 0, used: None });
+                    crowd.insert(first, first_owner);
+                    entry.insert(Ids::Many(crowd));
                 }
                 if let Ids::Many(crowd) = entry.get_mut() {
                     crowd.insert(id, owner);
@@ -113,9 +124,14 @@ impl LocalIds {
     }
 }
 
+fn is_peer(owner: &Owner) -> bool {
+    matches!(owner, Owner::Peer(_))
+}
+
 impl Crowd {
     fn insert(&mut self, id: u16, owner: Owner) {
         self.owners.insert(id, owner);
+        self.peers += usize::from(is_peer(&owner));
         if let Some(used) = &mut self.used {
             set(used, id, true);
         } else if self.owners.len() > SCANNED_MAX {
@@ -131,7 +147,9 @@ impl Crowd {
     }
 
     fn remove(&mut self, id: u16) -> bool {
-        let was_used = self.owners.remove(&id).is_some();
+        let owner = self.owners.remove(&id);
+        let was_used = owner.is_some();
+        self.peers -= usize::from(owner.as_ref().is_some_and(is_peer));
         if self.owners.len() < SCANNED_MAX / 2 {
             self.used = None;
         } else if let Some(used) = self.used.as_mut().filter(|_| was_used) {

@@ -3,6 +3,7 @@
 use throng_enet::secure::GateStats;
 use throng_enet::{Host, Stats};
 
+use super::dtls::DtlsStats;
 use super::guard::Guard;
 use crate::udp::{UdpPort, UdpStats};
 
@@ -25,6 +26,8 @@ pub struct HostCounters {
     pub enet: Stats,
     /// Of the sealed layer below it; zero without one.
     pub gate: GateStats,
+    /// Of DTLS; zero without a certificate.
+    pub dtls: DtlsStats,
 }
 
 impl HostCounters {
@@ -37,13 +40,14 @@ impl HostCounters {
             udp: *udp.stats(),
             enet: *host.stats(),
             gate: guard.stats(),
+            dtls: guard.dtls_stats(),
         }
     }
 }
 
 impl std::ops::AddAssign for HostCounters {
     fn add_assign(&mut self, other: Self) {
-        let Self { peers, half_open, held_bytes, queued_bytes, udp, enet, gate } = other;
+        let Self { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, dtls } = other;
         self.peers += peers;
         self.half_open += half_open;
         self.held_bytes += held_bytes;
@@ -51,5 +55,6 @@ impl std::ops::AddAssign for HostCounters {
         self.udp += udp;
         self.enet += enet;
         self.gate += gate;
+        self.dtls += dtls;
     }
 }

@@ -130,7 +130,7 @@ impl Endpoint {
         pacing: Pacing,
         config: Config,
     ) -> Result<Self, OpenError> {
-        Self::guarded(clock, bind(addr, udp)?, pacing, config, Guard::None)
+        Self::guarded(clock, bind(addr, udp)?, pacing, config, Guard::NONE)
     }
 
     /// A server's, behind a gate: who has no token gets no further, unless [`GateConfig::plain`]
@@ -223,7 +223,7 @@ impl Endpoint {
         self.wait(deadline)?;
         self.now = self.clock.now();
         self.take_in()?;
-        self.guard.handle_timeout(self.now);
+        self.guard.handle_timeout(self.now, &mut self.host);
         if self.host.next_timeout().is_some_and(|at| at <= self.now) {
             self.host.handle_timeout(self.now);
         }

@@ -43,6 +43,7 @@
 //! to do an endpoint sleeps until the next timer, and for ever when nobody is connected.
 
 mod counters;
+mod dtls;
 mod endpoint;
 mod envelope;
 mod guard;
@@ -53,6 +54,7 @@ pub(crate) mod sessions;
 use std::io::{self, Read as _};
 
 pub use counters::HostCounters;
+pub use dtls::{DtlsConfig, DtlsStats};
 pub use endpoint::{Endpoint, OpenError, Pacing};
 pub use server::{Server, ServerOptions, ServerPeer, ServerStats};
 pub use throng_enet::secure;

@@ -103,7 +103,7 @@ impl Port {
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        self.guard.handle_timeout(now);
+        self.guard.handle_timeout(now, &mut self.host);
         if self.host.next_timeout().is_some_and(|at| at <= now) {
             self.host.handle_timeout(now);
         }

@@ -13,7 +13,7 @@ use throng_enet::{Bytes, Config, Delivery, Event, Host, Lane, PeerId, SendError}
 use throng_stdx::Instant;
 
 use super::guard::Gates;
-use super::{Endpoint, HostCounters, OpenError, Pacing, TOO_SLOW, entropy};
+use super::{DtlsConfig, Endpoint, HostCounters, OpenError, Pacing, TOO_SLOW, entropy};
 use crate::clock::Clock;
 use crate::event_loop::Waker;
 use crate::udp::{UdpOptions, UdpPort};
@@ -41,6 +41,9 @@ pub struct ServerOptions {
     /// [`secure`](super::secure). A token works once, whichever shard it comes to. The seed in it
     /// does not matter: each shard draws its own. Default: plain ENet.
     pub gate: Option<GateConfig>,
+    /// DTLS on the same port. With a gate as well, clients need a token inside of DTLS too, unless
+    /// the gate lets plain clients in. Default: none.
+    pub dtls: Option<DtlsConfig>,
 }
 
 impl Default for ServerOptions {
@@ -52,6 +55,7 @@ impl Default for ServerOptions {
             pacing: Pacing::default(),
             events_max: 65_536,
             gate: None,
+            dtls: None,
         }
     }
 }
@@ -186,7 +190,7 @@ impl Server {
         let ports = UdpPort::bind_all(addr, &options.udp, usize::from(options.shards.max(1)))
             .map_err(|source| OpenError::Socket { addr, source })?;
         let (addr, mut endpoints) = (ports[0].local_addr(), Vec::new());
-        let gates = Gates::new(options.gate.clone())?;
+        let gates = Gates::new(options.gate.clone(), options.dtls.clone())?;
         for port in ports {
             let guard = gates.guard(clock.now())?;
             endpoints.push(Endpoint::guarded(clock, port, options.pacing, config(entropy()?), guard)?);

@@ -190,7 +190,7 @@ impl Enets {
             sockets.iter().map(|socket| socket.fd().try_clone_to_owned()).collect();
         let group = Arc::new(Group { closing: AtomicBool::new(false), _sockets: copies? });
         let group = (loops.len() > 1).then_some(group);
-        let gates = Gates::new(spec.enet_gate.clone())?;
+        let gates = Gates::new(spec.enet_gate.clone(), spec.enet_dtls.clone())?;
         let (admission, rules) = (Arc::new(Admission::new(limits)), Rules::of(spec));
         let (mut slots, mut front) = (Vec::new(), None);
         for ((enets, now), udp) in loops.iter_mut().zip(sockets) {

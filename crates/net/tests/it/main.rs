@@ -6,6 +6,7 @@ mod descriptors;
 mod enet_gate;
 mod enet_sealed;
 mod enet_sessions;
+mod godot_dtls;
 mod godot_relay;
 mod kcp_peer;
 mod kcp_sessions;

@@ -222,7 +222,8 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
             ),
         );
     }
-    if let Err((name, why)) = crate::enet_gate::gate(listener) {
+    let encryption = [crate::enet_gate::gate(listener).err(), crate::enet_gate::dtls(listener).err()];
+    for (name, why) in encryption.into_iter().flatten() {
         let key = path(name);
         problems.push(at(config, ProblemKind::BadReference, &key, format!("`{key}`: {why}")));
     }

@@ -239,7 +239,13 @@ section! {
         /// 64 hexadecimal digits, that the gateway shares with the backend that issues tokens.
         /// Empty: plain ENet.
         enet_key_file: String = "", Kind::Path;
-        /// With a key: clients without a token may use plain ENet on the same port.
+        /// DTLS 1.2 for ENet clients, on the same port: the certificate, PEM. Its key must be ECDSA
+        /// on P-256 or P-384. Empty: no DTLS.
+        enet_dtls_cert: String = "", Kind::Path;
+        /// Private key for `enet_dtls_cert`, PEM.
+        enet_dtls_key: String = "", Kind::Path;
+        /// With `enet_key_file` or `enet_dtls_cert`: clients without a token or DTLS may use plain
+        /// ENet on the same port. With both files and without this, DTLS clients need a token too.
         enet_plain: bool = false, Kind::Bool;
         /// With a key: addresses of this gateway as tokens name them, `IP:PORT`. Tokens that name
         /// none of them are refused. Empty: tokens for any address are accepted.

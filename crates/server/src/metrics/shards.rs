@@ -146,7 +146,7 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
     use FamilyKind::{Counter, Gauge};
     let mut hosts = HostCounters::default();
     reports.iter().for_each(|report| hosts += report.enet);
-    let HostCounters { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, .. } = hosts;
+    let HostCounters { peers, half_open, held_bytes, queued_bytes, udp, enet, gate, dtls, .. } = hosts;
     let both = |name, help, [inward, outward]: [u64; 2]| {
         let samples =
             [("in", inward), ("out", outward)].map(|(way, count)| labelled("direction", way, count as f64));
@@ -173,6 +173,16 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
         ("forged", gate.dropped_forged),
         ("replayed", gate.dropped_replayed),
         ("plain", gate.dropped_plain),
+    ];
+    let handshakes = [
+        ("cookie", dtls.hellos),
+        ("begun", dtls.begun),
+        ("completed", dtls.completed),
+        ("failed", dtls.failed),
+        ("expired", dtls.expired),
+        ("limited", dtls.limited),
+        ("dropped_record", dtls.dropped),
+        ("dropped_plain", dtls.dropped_plain),
     ];
     let by_reason = |counts: &[(&'static str, u64)]| {
         counts.iter().map(|&(reason, count)| labelled("reason", reason, count as f64)).collect::<Vec<_>>()
@@ -238,6 +248,18 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
             "Datagrams at the gate of sealed ENet: handshakes, refusals and drops.",
             Counter,
             admission.map(|(outcome, count)| labelled("outcome", outcome, count as f64)).to_vec(),
+        ),
+        family(
+            "throng_enet_dtls",
+            "DTLS of ENet clients: cookies given out, handshakes by outcome, drops.",
+            Counter,
+            handshakes.map(|(outcome, count)| labelled("outcome", outcome, count as f64)).to_vec(),
+        ),
+        family(
+            "throng_enet_dtls_associations",
+            "DTLS associations of ENet clients, handshakes included.",
+            Gauge,
+            vec![plain(dtls.associations as f64)],
         ),
         family(
             "throng_enet_resent",

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use common::*;
 use prost::Message as _;
@@ -167,6 +167,45 @@ fn enet_with_tokens() {
     let (_, page) = http(&running, "/metrics");
     for line in ["throng_enet_gate_total{outcome=\"admitted\"} 3", "throng_enet_connects_total 3"] {
         assert!(page.lines().any(|known| known == line), "{line} is not in\n{page}");
+    }
+}
+
+/// A client of Godot 3 comes as far as a peer of ENet; the rest is as without DTLS.
+#[test]
+fn enet_with_dtls_for_godot() {
+    let mut probe = Command::new("godot3-server");
+    if probe.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        return peers::skip("godot3-server");
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let made = throng_net::development_certificate(&["localhost".to_owned()], now).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (cert, key) = (folder.path().join("enet.crt"), folder.path().join("enet.key"));
+    std::fs::write(&cert, made.cert_pem).unwrap();
+    std::fs::write(&key, made.key_pem).unwrap();
+    let running = gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "enet"),
+        ("gateway.clients.enet_dtls_cert", cert.to_str().unwrap()),
+        ("gateway.clients.enet_dtls_key", key.to_str().unwrap()),
+    ]);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../net/tests/it/godot/dtls.gd");
+    let mut godot = Command::new("godot3-server");
+    godot.arg("-s").arg(script).arg("--").arg(clients(&running).port().to_string()).arg(&cert).arg("2");
+    // It writes a log into the folder that it runs in.
+    let output = godot.current_dir(folder.path()).stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("- ")).collect();
+    assert_eq!(said, ["secure", "verified"], "{text}");
+    // The acknowledgement that makes the peer may still be on its way.
+    let until = Instant::now() + PATIENCE;
+    let expected = ["throng_enet_dtls_total{outcome=\"completed\"} 1", "throng_enet_connects_total 1"];
+    loop {
+        let (_, page) = http(&running, "/metrics");
+        if expected.iter().all(|line| page.lines().any(|known| known == *line)) {
+            return;
+        }
+        assert!(Instant::now() < until, "{page}");
     }
 }
 
