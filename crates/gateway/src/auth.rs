@@ -13,7 +13,7 @@ use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict}
 use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, Letter};
 use crate::reason::{CloseReason, Refusal};
-use crate::registry::PendingAuth;
+use crate::registry::{FailedLogin, PendingAuth};
 use crate::requests::Sender;
 use crate::shard::Shard;
 use crate::switchboard::Timer;
@@ -23,15 +23,6 @@ use crate::switchboard::Timer;
 /// guesses take a quarter of an hour and more.
 const FAILURES_BEFORE_DELAY: u32 = 50;
 const NEGATIVE_ANSWER_DELAY: Duration = Duration::from_secs(1);
-
-/// What a failed login leads to.
-#[derive(Debug)]
-pub(crate) struct FailedLogin {
-    result: AuthResult,
-    /// The name is locked for the address from now on.
-    locked: bool,
-    closes: bool,
-}
 
 impl Shard {
     /// AUTH. On shard 0 when it was sent to GLOBAL.

@@ -446,7 +446,7 @@ impl Channel {
             board.refuse(Refusal::Oversize);
             return;
         }
-        let payload = Payload::from_buf([Entry::new(entry)]);
+        let payload = Payload::from_buf([Entry::new(entry, &board.entries)]);
         let to = self.subs.iter().filter(|(_, sub)| wanted(sub)).map(|(_, sub)| sub.address);
         board.deliver(&payload, None, to);
     }

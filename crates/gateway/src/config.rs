@@ -14,7 +14,7 @@ use crate::fsm::StateMachine;
 use crate::ids::ConnKind;
 use crate::permission::Permissions;
 use crate::settings::ChannelSettings;
-use crate::world::Spatial;
+use crate::world::config::Spatial;
 
 /// The configuration of a gateway; the same value for every shard.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
 use crate::ids::{ChannelId, ConnId, ConnKind, IdMap};
 use crate::mail::State;
-use crate::outbox::Outbox;
+use crate::outbox::{Backlog, Outbox};
 use crate::reason::CloseReason;
 use crate::record::Recorder;
 
@@ -54,6 +54,8 @@ pub(crate) struct Connection {
     pub(crate) unsure: Vec<(Instant, ChannelId)>,
     pub(crate) reader: FrameReader,
     pub(crate) outbox: Outbox,
+    /// Its part of the shard's backlog.
+    pub(crate) counted: Backlog,
     pub(crate) recorder: Option<Box<Recorder>>,
 }
 
@@ -69,6 +71,25 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
+    /// Keeps the shard's backlog in step with the outbox. Game servers do not count: they are few,
+    /// and each has a bound of its own.
+    #[inline]
+    pub(crate) fn count_backlog(&mut self, total: &mut Backlog) {
+        if self.kind == ConnKind::Client {
+            let now = Backlog {
+                own_bytes: self.outbox.heap_bytes(),
+                shared_bytes: self.outbox.shared_bytes(),
+                entry_bytes: 0,
+            };
+            total.replace(std::mem::replace(&mut self.counted, now), now);
+        }
+    }
+
+    /// Takes the connection out of the shard's backlog.
+    pub(crate) fn leave_backlog(&mut self, total: &mut Backlog) {
+        total.replace(std::mem::take(&mut self.counted), Backlog::default());
+    }
+
     /// Channels to ask for a full state, which they have not been asked for yet, those that lag for
     /// longest first: where not all find room, each has its turn.
     pub(crate) fn resume(&mut self) -> Vec<ChannelId> {

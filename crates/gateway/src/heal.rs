@@ -9,41 +9,13 @@ use std::sync::Arc;
 
 use crate::channel::{Channel, DataState};
 use crate::data::ChannelData;
+use crate::findings::{Broken, Findings};
 use crate::ids::{ChannelId, ConnId, ShardIndex};
 use crate::mail::{Head, Letter};
+use crate::outbox::Backlog;
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
 use throng_wire::channeldpb::MessageType;
-
-/// Something that must hold between inputs and does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Broken {
-    /// The channel that it is about, if one is.
-    pub channel: Option<ChannelId>,
-    /// What does not hold.
-    pub what: &'static str,
-}
-
-/// Notes what is broken.
-#[derive(Debug, Default)]
-pub(crate) struct Findings {
-    channel: Option<ChannelId>,
-    broken: Vec<Broken>,
-}
-
-impl Findings {
-    pub(crate) fn about(&mut self, channel: Option<ChannelId>) {
-        self.channel = channel;
-    }
-
-    /// Notes `what` unless it holds.
-    pub(crate) fn expect(&mut self, holds: bool, what: &'static str) {
-        // One line each is enough to know, however many members of a thousand are wrong.
-        if !holds && !self.broken.iter().any(|known| known.channel == self.channel && known.what == what) {
-            self.broken.push(Broken { channel: self.channel, what });
-        }
-    }
-}
 
 impl Shard {
     /// Checks what must hold between inputs, and returns what does not. Costs a walk over
@@ -93,6 +65,8 @@ impl Shard {
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         findings
             .expect(subscriptions as u64 == self.board.stats.subscriptions, "subscriptions are miscounted");
+        let counted: Backlog = self.board.conns.iter().map(|(_, conn)| conn.counted).sum();
+        findings.expect(counted == self.board.backlog, "the backlog is miscounted");
         for (slot, conn) in &self.board.conns {
             let handle = self.board.handles.get(&conn.handle);
             findings.expect(handle == Some(&(slot as u32)), "a connection without its handle");

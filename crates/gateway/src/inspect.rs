@@ -1,64 +1,18 @@
 //! Details for introspection: a channel's subscribers and cohorts, a connection's subscriptions and
 //! interest, the world. The values are computed on request.
 
-use std::net::IpAddr;
-
 use throng_spatial::GridConfig;
 use throng_stdx::Instant;
 
 use crate::channel::{Channel, Subscription};
-use crate::connection::Connection;
-use crate::fanout::FanoutPosition;
+use crate::fanout::{CohortView, FanoutPosition};
 use crate::ids::{ChannelId, ConnId, ConnKind};
-use crate::reason::CloseReason;
 use crate::settings::ChannelType;
 use crate::shard::Shard;
+use crate::view::{ClosureView, EntityView};
 
 /// Closures that a shard remembers; the oldest makes room.
 pub const CLOSURES_MAX: usize = 256;
-
-/// A connection that is gone, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ClosureView {
-    /// How peers named it.
-    pub id: ConnId,
-    /// Server or client.
-    pub kind: ConnKind,
-    /// The peer's address.
-    pub addr: IpAddr,
-    /// Why it was closed.
-    pub reason: CloseReason,
-    /// When it was accepted.
-    pub accepted: Instant,
-    /// When it was closed.
-    pub closed: Instant,
-    /// It had authenticated.
-    pub authenticated: bool,
-    /// Packets received.
-    pub packets_in: u64,
-    /// Bytes received.
-    pub bytes_in: u64,
-    /// Bytes that waited to be written.
-    pub queued_bytes: usize,
-}
-
-impl ClosureView {
-    pub(crate) fn new(conn: &Connection, reason: CloseReason, now: Instant) -> Self {
-        Self {
-            id: conn.id,
-            kind: conn.kind,
-            addr: conn.addr,
-            reason,
-            accepted: conn.accepted,
-            closed: now,
-            authenticated: conn.authenticated,
-            packets_in: conn.reader.packets(),
-            bytes_in: conn.reader.bytes(),
-            queued_bytes: conn.outbox.queued_bytes(),
-        }
-    }
-}
 
 /// One subscription at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,24 +40,6 @@ pub struct SubscriptionView {
     pub place: &'static str,
     /// When it subscribed.
     pub since: Instant,
-}
-
-/// Subscribers that share fan-out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CohortView {
-    /// Fan-out interval in nanoseconds.
-    pub interval_ns: i64,
-    /// Windows end at channel times congruent to this, in nanoseconds.
-    pub phase_ns: i64,
-    /// Not all fields go to it.
-    pub masked: bool,
-    /// Subscribers in step.
-    pub members: usize,
-    /// Subscribers that are catching up.
-    pub joiners: usize,
-    /// Updates that it has not had.
-    pub pending: u64,
 }
 
 /// One channel in detail.
@@ -135,24 +71,6 @@ pub struct CellView {
     pub subscribers: usize,
     /// Updates that wait for fan-out.
     pub backlog: usize,
-}
-
-/// An entity on the map.
-#[derive(Debug, Clone, Copy, PartialEq)]
-#[non_exhaustive]
-pub struct EntityView {
-    /// Its channel.
-    pub channel: ChannelId,
-    /// Position: east.
-    pub x: f64,
-    /// Position: north.
-    pub z: f64,
-    /// Index of the cell that it belongs to.
-    pub cell: Option<u32>,
-    /// The client whose entity it is.
-    pub client: Option<ConnId>,
-    /// How often it was handed over.
-    pub version: u64,
 }
 
 /// The world at one moment.

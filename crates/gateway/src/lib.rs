@@ -44,6 +44,7 @@ mod connection;
 mod effect;
 pub mod failpoint;
 mod fanout;
+mod findings;
 mod fsm;
 mod heal;
 mod ids;
@@ -70,22 +71,20 @@ pub mod data;
 
 pub use config::{Abuse, AddressRange, Config, Limits, OutboxBounds, Recovery};
 pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
+pub use fanout::CohortView;
+pub use findings::Broken;
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
-pub use heal::Broken;
 pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
-pub use inspect::{
-    CLOSURES_MAX, CellView, ChannelDetail, ClosureView, CohortView, EntityView, InterestView,
-    SubscriptionView, WorldDetail,
-};
+pub use inspect::{CLOSURES_MAX, CellView, ChannelDetail, InterestView, SubscriptionView, WorldDetail};
 pub use mail::Mail;
 pub use matchmaking::MATCHMAKING;
-pub use outbox::{Framing, Outbox, SharedFrame};
+pub use outbox::{Backlog, Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
 pub use reason::{AcceptRefusal, CloseReason, Refusal, close_code};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
 pub use shard::{Due, Shard};
 pub use stats::{KindStats, Stats};
-pub use view::{ChannelView, ConnectionView, WorldServerView, WorldView};
+pub use view::{ChannelView, ClosureView, ConnectionView, EntityView, WorldServerView, WorldView};
 pub use why::{Delivery, LagView, QueueView, Reach, Sight};
 pub use world::{Balance, DampingStep, Lod, LodBand, PositionPath, Spatial, parse_controller};
 

@@ -276,6 +276,7 @@ impl EntryBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbox::EntryBytes;
 
     #[test]
     fn batches_give_back_what_they_took_in_order() {
@@ -298,7 +299,7 @@ mod tests {
     #[test]
     fn mail_knows_its_bytes() {
         let empty = Mail(Letter::GlobalOwner(None)).bytes();
-        let payload = || Payload::from_iter([Entry::new(vec![0; 1000])]);
+        let payload = || Payload::from_iter([Entry::new(vec![0; 1000], &EntryBytes::default())]);
         let deliver = |conns| Mail(Letter::Deliver { payload: payload(), state: None, conns }).bytes();
         assert_eq!(deliver(vec![]) - empty, 1000);
         assert_eq!(deliver(vec![ConnId(1); 25]) - empty, 1100);

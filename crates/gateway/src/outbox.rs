@@ -1,7 +1,7 @@
 //! Output queue of one peer: frames built in place around shared bytes.
 //!
 //! ```text
-//! own       | header | inline entries ... | header |          (one growing buffer)
+//! own       | header | inline entries ... | header |          (a buffer in chunks)
 //! segments  | own ----------------------> | own -> | shared | shared | ...
 //! frame       closed, tag written           open: grows until drained or full
 //! ```
@@ -12,8 +12,10 @@
 //! queued between two writes of the transport leaves as one frame (spec §2.3), and nothing is held
 //! back (weakness A-12).
 
+mod backlog;
 mod entry;
 mod frames;
+mod own;
 mod spares;
 #[cfg(test)]
 mod tests;
@@ -23,10 +25,12 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-pub(crate) use entry::Entry;
+pub use backlog::Backlog;
 use entry::Form;
 pub use entry::SharedFrame;
+pub(crate) use entry::{Entry, EntryBytes};
 use frames::OpenFrame;
+use own::{CHUNK_BYTES, Own};
 pub(crate) use spares::Spares;
 use throng_wire::frame::{self, Compression, PACKET_BYTES_SEND_MAX};
 
@@ -48,12 +52,14 @@ pub enum Framing {
 #[derive(Debug)]
 pub struct Outbox {
     /// Headers and inline entries of all frames, in order.
-    own: Vec<u8>,
+    own: Own,
     segments: VecDeque<Segment>,
     /// The frame that still takes entries; always the last one.
     open: Option<OpenFrame>,
     /// Bytes not yet taken by the transport, reserved headers included.
     queued: usize,
+    /// Those of them that are in shared entries.
+    shared: usize,
     framing: Framing,
     compress: bool,
     avoid_legacy_sizes: bool,
@@ -72,8 +78,8 @@ struct Run {
 
 #[derive(Debug)]
 enum Segment {
-    /// `own[start..end]`.
-    Own { start: u32, end: u32 },
+    /// `start..end` of a chunk of `own`.
+    Own { chunk: u32, start: u32, end: u32 },
     /// Part of a shared entry, from `start` on.
     Shared { entry: Arc<Entry>, start: u32, form: Form },
 }
@@ -88,9 +94,6 @@ const KEEP_SEGMENTS: usize = 8;
 /// From here on a buffer grows by quarters: a thousand readers that fall behind hold what waits for
 /// them, not twice that.
 const SLOW_GROWTH_BYTES: usize = 16 << 10;
-/// Consumed bytes at the front of `own` before it is compacted under a reader that never lets it
-/// drain.
-const COMPACT_BYTES: usize = 64 << 10;
 /// Below this, compressing a shared entry on its own costs more in tags than it saves.
 const SNAPPY_ALONE_BYTES: usize = 256;
 /// Entries that may get lost, and bytes of a frame of such: with its tag, and what a transport
@@ -113,10 +116,11 @@ impl Outbox {
 
     pub(crate) fn new(framing: Framing) -> Self {
         Self {
-            own: Vec::new(),
+            own: Own::default(),
             segments: VecDeque::new(),
             open: None,
             queued: 0,
+            shared: 0,
             framing,
             compress: false,
             avoid_legacy_sizes: true,
@@ -207,9 +211,9 @@ impl Outbox {
     pub(crate) fn advance_with(&mut self, written: usize, spares: &mut Spares) {
         self.forget(written);
         if self.segments.is_empty() {
-            let used = self.own.len();
+            let used = self.own.tail.len();
             self.own.clear();
-            spares.take(&mut self.own);
+            spares.take(&mut self.own.tail);
             self.shrink(used);
         }
     }
@@ -221,6 +225,9 @@ impl Outbox {
         while written > 0 {
             let Some(front) = self.segments.front_mut() else { break };
             let len = front.len();
+            if front.is_shared() {
+                self.shared -= written.min(len);
+            }
             if written < len {
                 front.skip(written);
                 break;
@@ -232,8 +239,12 @@ impl Outbox {
                 open.first_segment = open.first_segment.saturating_sub(1);
             }
         }
-        if !self.segments.is_empty() {
-            self.compact();
+        if self.own.has_full_chunks() {
+            let left = self.segments.iter().find_map(|segment| match segment {
+                Segment::Own { chunk, .. } => Some(*chunk),
+                Segment::Shared { .. } => None,
+            });
+            self.own.free_before(left.unwrap_or(self.own.tail_number()));
         }
     }
 
@@ -255,9 +266,10 @@ impl Outbox {
     /// Queues transport control bytes (a WebSocket pong or close) at the next frame border.
     pub fn push_control(&mut self, bytes: &[u8]) {
         self.close_frame();
-        let start = self.own.len();
-        self.own.extend_from_slice(bytes);
-        self.segments.push_back(Segment::Own { start: start as u32, end: self.own.len() as u32 });
+        self.own.begin_frame();
+        let start = self.own.tail.len();
+        self.own.tail.extend_from_slice(bytes);
+        self.push_own(start);
         self.queued += bytes.len();
         self.note_run(bytes.len(), false);
     }
@@ -279,8 +291,8 @@ impl Outbox {
             out.extend_from_slice(segment.bytes(&self.own));
         }
         self.runs.iter_mut().for_each(|runs| runs.clear());
-        self.queued = 0;
-        self.own = Vec::new();
+        (self.queued, self.shared) = (0, 0);
+        self.own = Own::default();
     }
 
     /// The peer has sent Snappy: compress from the next frame on.
@@ -301,7 +313,18 @@ impl Outbox {
 
     /// Heap bytes held by the buffers; shared entries do not count.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.own.capacity() + self.segments.capacity() * mem::size_of::<Segment>()
+        self.own.heap_bytes() + self.segments.capacity() * mem::size_of::<Segment>()
+    }
+
+    /// Bytes of shared entries that wait to be written.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.shared
+    }
+
+    /// Queues the end of the last chunk, from `start` on.
+    fn push_own(&mut self, start: usize) {
+        let (chunk, end) = (self.own.tail_number(), self.own.tail.len() as u32);
+        self.segments.push_back(Segment::Own { chunk, start: start as u32, end });
     }
 
     /// Appends an entry of `len` bytes that `write` produces.
@@ -312,20 +335,22 @@ impl Outbox {
     pub(crate) fn push_inline(&mut self, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
         debug_assert!(len <= PACKET_BYTES_SEND_MAX);
         self.make_room(len, false);
-        let start = self.own.len();
-        if self.own.capacity() - start < len && start >= SLOW_GROWTH_BYTES {
-            self.own.reserve_exact(len.max(start / 4));
+        let own = &mut self.own.tail;
+        let start = own.len();
+        if own.capacity() - start < len && start >= SLOW_GROWTH_BYTES {
+            own.reserve_exact(len.max(start / 4));
         }
-        write(&mut self.own);
-        debug_assert_eq!(self.own.len(), start + len, "an entry has another length than announced");
+        write(own);
+        let end = own.len();
+        debug_assert_eq!(end, start + len, "an entry has another length than announced");
         self.queued += len;
         if let Some(open) = &mut self.open {
             open.body += len;
         }
-        let end = self.own.len() as u32;
+        // The chunk is the last one: the frame is open.
         match self.segments.back_mut() {
-            Some(Segment::Own { end: last, .. }) if *last as usize == start => *last = end,
-            _ => self.segments.push_back(Segment::Own { start: start as u32, end }),
+            Some(Segment::Own { end: last, .. }) if *last as usize == start => *last = end as u32,
+            _ => self.push_own(start),
         }
     }
 
@@ -344,6 +369,7 @@ impl Outbox {
         }
         self.make_room(len, loose);
         self.queued += len;
+        self.shared += len;
         if let Some(open) = &mut self.open {
             open.body += len;
             open.incompressible |= alone;
@@ -367,6 +393,7 @@ impl Outbox {
         self.open_frame(loose);
         self.segments.push_back(Segment::Shared { entry: Arc::clone(entry), start: 0, form: Form::Snappy });
         self.queued += body;
+        self.shared += body;
         if let Some(open) = &mut self.open {
             open.body = body;
         }
@@ -377,7 +404,7 @@ impl Outbox {
     /// Everything is written: start over, keeping a little memory for the next frame.
     fn release(&mut self) {
         debug_assert!(self.open.is_none() && self.queued == 0);
-        let used = self.own.len();
+        let used = self.own.tail.len();
         self.own.clear();
         self.shrink(used);
     }
@@ -385,52 +412,35 @@ impl Outbox {
     /// Gives back memory that is far more than the `used` bytes of late, or than any connection
     /// should keep.
     fn shrink(&mut self, used: usize) {
-        if self.own.capacity() > COMPACT_BYTES {
-            self.own = Vec::new();
-        } else if self.own.capacity() > KEEP_BYTES && used < self.own.capacity() / 4 {
-            self.own.shrink_to(KEEP_BYTES.max(used * 2));
+        let own = &mut self.own.tail;
+        if own.capacity() > CHUNK_BYTES {
+            *own = Vec::new();
+        } else if own.capacity() > KEEP_BYTES && used < own.capacity() / 4 {
+            own.shrink_to(KEEP_BYTES.max(used * 2));
         }
-        if self.segments.capacity() > KEEP_SEGMENTS && used < COMPACT_BYTES {
+        if self.segments.capacity() > KEEP_SEGMENTS && used < CHUNK_BYTES {
             self.segments.shrink_to(KEEP_SEGMENTS);
-        }
-    }
-
-    /// Drops the written front of `own` once it is large and at least half of it.
-    fn compact(&mut self) {
-        let first_own = self.segments.iter().find_map(|segment| match segment {
-            Segment::Own { start, .. } => Some(*start as usize),
-            Segment::Shared { .. } => None,
-        });
-        let written = first_own.unwrap_or(self.own.len());
-        if written < COMPACT_BYTES || written < self.own.len() / 2 {
-            return;
-        }
-        self.own.drain(..written);
-        for segment in &mut self.segments {
-            if let Segment::Own { start, end } = segment {
-                *start -= written as u32;
-                *end -= written as u32;
-            }
-        }
-        if let Some(open) = &mut self.open {
-            open.header_at -= written;
         }
     }
 }
 
 impl Segment {
-    fn bytes<'a>(&'a self, own: &'a [u8]) -> &'a [u8] {
+    fn bytes<'a>(&'a self, own: &'a Own) -> &'a [u8] {
         match self {
-            Self::Own { start, end } => &own[*start as usize..*end as usize],
+            Self::Own { chunk, start, end } => &own.chunk(*chunk)[*start as usize..*end as usize],
             Self::Shared { entry, start, form } => &entry.form(*form)[*start as usize..],
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Self::Own { start, end } => (end - start) as usize,
+            Self::Own { start, end, .. } => (end - start) as usize,
             Self::Shared { entry, start, form } => entry.form(*form).len() - *start as usize,
         }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared { .. })
     }
 
     fn skip(&mut self, bytes: usize) {

@@ -72,6 +72,7 @@ catalogue! {
         ByteRate = "byte_rate", "More bytes per second than allowed.";
         IdleTimeout = "idle_timeout", "Nothing was received for the idle timeout.";
         SlowReader = "slow_reader", "More output waited for the peer than the hard bound allows.";
+        OutputMemory = "output_memory", "The output of all clients together took more memory than the bound allows, and the most of it waited for this one.";
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
@@ -82,6 +83,11 @@ catalogue! {
 }
 
 impl CloseReason {
+    /// Whether it ended for what waited to be written to it, which is dropped then.
+    pub(crate) const fn is_of_slow_reader(self) -> bool {
+        matches!(self, Self::SlowReader | Self::OutputMemory | Self::Stalled)
+    }
+
     /// Whether the loss was an accident of the network or of framing, after which a connection may
     /// recover (spec §4.7).
     ///
@@ -103,6 +109,7 @@ impl CloseReason {
                 | Self::BadFrame
                 | Self::IdleTimeout
                 | Self::SlowReader
+                | Self::OutputMemory
                 | Self::Stalled
                 | Self::Superseded
         )
@@ -145,9 +152,12 @@ impl CloseReason {
     pub const fn close_code(self) -> Option<u16> {
         Some(match self {
             // The descriptor of one that gives way is needed at once.
-            Self::EndOfStream | Self::TransportError | Self::SlowReader | Self::Stalled | Self::GaveWay => {
-                return None;
-            }
+            Self::EndOfStream
+            | Self::TransportError
+            | Self::SlowReader
+            | Self::OutputMemory
+            | Self::Stalled
+            | Self::GaveWay => return None,
             Self::BadMagic
             | Self::ZeroSize
             | Self::UnknownCompression

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use throng_stdx::TimerKey;
+use throng_wire::channeldpb::auth_result_message::AuthResult;
 
-use crate::auth::FailedLogin;
 use crate::ban::Bans;
 use crate::config::{Config, Limits};
 use crate::ids::{
@@ -90,6 +90,15 @@ pub(crate) struct PendingAuth {
     pub(crate) pit: Box<str>,
     /// The peer asked for a resume token.
     pub(crate) wants_token: bool,
+}
+
+/// What a failed login leads to.
+#[derive(Debug)]
+pub(crate) struct FailedLogin {
+    pub(crate) result: AuthResult,
+    /// The name is locked for the address from now on.
+    pub(crate) locked: bool,
+    pub(crate) closes: bool,
 }
 
 #[derive(Debug)]

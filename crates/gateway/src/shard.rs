@@ -6,7 +6,7 @@ mod messages;
 
 use core::fmt;
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::collections::{BinaryHeap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,15 +20,14 @@ use crate::data::Schemas;
 use crate::effect::{Accepted, Closed, Effect, Verdict};
 use crate::fsm::StateIndex;
 use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind, IdHasher, IdMap, Secret, ShardIndex};
-use crate::inspect::ClosureView;
 use crate::mail::{Letter, Mail};
-use crate::outbox::{Framing, Outbox};
+use crate::outbox::{Backlog, Framing, Outbox};
 use crate::reason::{AcceptRefusal, CloseReason};
 use crate::registry::Registry;
 use crate::settings::{ChannelType, TypeSettings};
 use crate::stats::Stats;
 use crate::switchboard::{Switchboard, Timer};
-use crate::view::{ChannelView, ConnectionView, WorldView};
+use crate::view::{ChannelView, ClosureView, ConnectionView, WorldView};
 use crate::world::World;
 
 /// What [`Shard::handle_due`] did.
@@ -244,6 +243,30 @@ impl Shard {
         Some(due)
     }
 
+    /// Memory of the output that waits for this shard's clients.
+    #[must_use]
+    pub fn backlog(&self) -> Backlog {
+        Backlog { entry_bytes: self.board.entries.get(), ..self.board.backlog }
+    }
+
+    /// The output of all clients takes too much memory: closes those of this shard for which most
+    /// waits, until `excess` bytes of output are gone. Clients for
+    /// which nothing waits stay connected.
+    pub fn shed_backlog(&mut self, now: Instant, excess: usize) {
+        self.advance(now);
+        let clients = self.board.conns.iter().filter(|(_, conn)| conn.kind == ConnKind::Client);
+        let waiting = clients.map(|(slot, conn)| (conn.outbox.queued_bytes(), slot as u32));
+        let mut fullest: BinaryHeap<(usize, u32)> = waiting.filter(|(bytes, _)| *bytes > 0).collect();
+        let mut gone = 0;
+        while gone < excess
+            && let Some((bytes, slot)) = fullest.pop()
+        {
+            gone += bytes;
+            self.board.doom_slot(slot, CloseReason::OutputMemory);
+        }
+        self.settle();
+    }
+
     /// The process did nothing for `gap`, so nobody's silence in it counts.
     pub fn excuse_pause(&mut self, gap: Duration) {
         for (_, conn) in &mut self.board.conns {
@@ -384,6 +407,7 @@ impl Shard {
         let board = &mut self.board;
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         conn.outbox.advance_with(written, &mut board.spares);
+        conn.count_backlog(&mut board.backlog);
         if written > 0 {
             conn.progressed = board.now;
         }

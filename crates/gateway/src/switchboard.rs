@@ -19,7 +19,7 @@ use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
 use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
-use crate::outbox::{LOOSE_BYTES_MAX, Spares};
+use crate::outbox::{Backlog, EntryBytes, LOOSE_BYTES_MAX, Spares};
 use crate::reason::{CloseReason, Refusal};
 use crate::stats::Stats;
 
@@ -100,6 +100,10 @@ pub(crate) struct Switchboard {
     recipients: Vec<Vec<ConnId>>,
     /// Buffers for outboxes that are filled next.
     pub(crate) spares: Spares,
+    /// Bytes of the entries that this shard has made and that still exist.
+    pub(crate) entries: EntryBytes,
+    /// Output that waits for clients of this shard.
+    pub(crate) backlog: Backlog,
 }
 
 /// A batch letter takes further entries up to this size: large enough to make the cost per letter
@@ -144,6 +148,8 @@ impl Switchboard {
             newest: vec![None; shards],
             recipients: vec![Vec::new(); shards],
             spares: Spares::default(),
+            entries: EntryBytes::default(),
+            backlog: Backlog::default(),
         }
     }
 
@@ -195,6 +201,7 @@ impl Switchboard {
             self.spares.lend(&mut conn.outbox);
         }
         conn.outbox.push_inline(len, write);
+        conn.count_backlog(&mut self.backlog);
         let over = conn.outbox.queued_bytes() > self.config.outbox.hard_bytes[conn.kind.index()];
         self.stats.kind_mut(conn.kind).messages_out += 1;
         Self::mark_writable(&mut self.writable, conn);
@@ -302,6 +309,7 @@ impl Switchboard {
         for entry in payload {
             conn.outbox.push_shared(entry, loose);
         }
+        conn.count_backlog(&mut self.backlog);
         self.stats.kind_mut(conn.kind).messages_out += payload.len() as u64;
         Self::mark_writable(&mut self.writable, conn);
         if loose {

@@ -1,4 +1,4 @@
-//! Monitoring data of connections and channels, as plain values.
+//! Monitoring data of connections, channels and the world, as plain values.
 
 use std::net::IpAddr;
 
@@ -7,6 +7,7 @@ use throng_stdx::Instant;
 use crate::channel::Channel;
 use crate::connection::Connection;
 use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::reason::CloseReason;
 use crate::settings::ChannelType;
 
 /// A connection at one moment.
@@ -60,6 +61,49 @@ impl ConnectionView {
             lagging: conn.lagging.len(),
             refusals: conn.refusals,
             heap_bytes: conn.outbox.heap_bytes() + conn.reader.buffered_bytes(),
+        }
+    }
+}
+
+/// A connection that is gone, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClosureView {
+    /// How peers named it.
+    pub id: ConnId,
+    /// Server or client.
+    pub kind: ConnKind,
+    /// The peer's address.
+    pub addr: IpAddr,
+    /// Why it was closed.
+    pub reason: CloseReason,
+    /// When it was accepted.
+    pub accepted: Instant,
+    /// When it was closed.
+    pub closed: Instant,
+    /// It had authenticated.
+    pub authenticated: bool,
+    /// Packets received.
+    pub packets_in: u64,
+    /// Bytes received.
+    pub bytes_in: u64,
+    /// Bytes that waited to be written.
+    pub queued_bytes: usize,
+}
+
+impl ClosureView {
+    pub(crate) fn new(conn: &Connection, reason: CloseReason, now: Instant) -> Self {
+        Self {
+            id: conn.id,
+            kind: conn.kind,
+            addr: conn.addr,
+            reason,
+            accepted: conn.accepted,
+            closed: now,
+            authenticated: conn.authenticated,
+            packets_in: conn.reader.packets(),
+            bytes_in: conn.reader.bytes(),
+            queued_bytes: conn.outbox.queued_bytes(),
         }
     }
 }
@@ -131,6 +175,24 @@ pub struct WorldView {
     pub placeless: usize,
     /// Entities whose handover was refused and that wait for another try.
     pub waiting: usize,
+}
+
+/// An entity on the map.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct EntityView {
+    /// Its channel.
+    pub channel: ChannelId,
+    /// Position: east.
+    pub x: f64,
+    /// Position: north.
+    pub z: f64,
+    /// Index of the cell that it belongs to.
+    pub cell: Option<u32>,
+    /// The client whose entity it is.
+    pub client: Option<ConnId>,
+    /// How often it was handed over.
+    pub version: u64,
 }
 
 /// One spatial server's slot.

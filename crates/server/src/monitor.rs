@@ -25,7 +25,7 @@ use crate::report::{ChannelReport, ShardReport};
 use crate::runs::Runs;
 use crate::services;
 use crate::start::Address;
-use crate::worker::Heartbeat;
+use crate::worker::{Heartbeat, OutputMemory};
 
 /// Totals of the random searches for faults, as of the release.
 const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
@@ -37,6 +37,7 @@ pub(crate) struct Watch {
     pub(crate) clock: Clock,
     pub(crate) mailboxes: Arc<[Mailbox]>,
     heartbeats: Vec<Arc<Heartbeat>>,
+    output_memory: Arc<OutputMemory>,
     logins: Arc<Logins>,
     pub(crate) schemas: Arc<Schemas>,
     /// Load runs that the console starts.
@@ -65,6 +66,7 @@ impl Watch {
         clock: Clock,
         mailboxes: Arc<[Mailbox]>,
         heartbeats: Vec<Arc<Heartbeat>>,
+        output_memory: Arc<OutputMemory>,
         logins: Arc<Logins>,
         schemas: Arc<Schemas>,
         matcher: Option<throng_matcher_server::Handle>,
@@ -72,6 +74,7 @@ impl Watch {
         Watch {
             clock,
             heartbeats,
+            output_memory,
             logins,
             schemas,
             runs: Runs::default(),
@@ -365,6 +368,11 @@ impl Watch {
             row("gateway.limits.channels_max", total.channels.values().sum(), settings.limits.channels_max as u64),
             row("gateway.auth.pending_max", self.logins.pending() as u64, settings.auth.pending_max as u64),
             row("server.mailbox_bytes_max", mailbox as u64, settings.server.mailbox_bytes_max as u64),
+            row(
+                "gateway.limits.outbox_total_bytes",
+                self.output_memory.held_bytes() as u64,
+                self.output_memory.bytes_max() as u64,
+            ),
             row("open files (ulimit -n)", process.open_fds, process.max_fds),
         ] })
     }

@@ -21,8 +21,8 @@ use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
-use crate::worker::{Heartbeat, ListenerRole, Worker, WorkerParts};
-use crate::{ddc, doctor, gateway_config, matcher, matchmaking, schemas, services, tls};
+use crate::worker::{Heartbeat, ListenerRole, OutputMemory, Worker, WorkerParts};
+use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
 /// adds.
@@ -114,6 +114,7 @@ pub struct Running {
     workers: Vec<JoinHandle<()>>,
     recorder: Option<JoinHandle<()>>,
     runtime: Option<tokio::runtime::Runtime>,
+    output_memory: Arc<OutputMemory>,
     pub(crate) watch: Arc<Watch>,
     logins: Arc<Logins>,
     access: Arc<Access>,
@@ -238,12 +239,14 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();
     logins.connect(Arc::clone(&mailboxes));
+    let output_memory = Arc::new(OutputMemory::new(loops.len(), output_bytes_max(settings)));
     let heartbeats: Vec<Arc<Heartbeat>> = loops.iter().map(|_| Arc::default()).collect();
     let watch = Arc::new(Watch::new(
         &config,
         clock,
         Arc::clone(&mailboxes),
         heartbeats.clone(),
+        Arc::clone(&output_memory),
         Arc::clone(&logins),
         Arc::clone(&schemas),
         matcher.as_ref().map(|matcher| matcher.handle().clone()),
@@ -260,11 +263,13 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             schemas,
             mailboxes,
             heartbeats,
+            output_memory: Arc::clone(&output_memory),
             logins: Arc::clone(&logins),
             recorder,
             seed: u64::from_le_bytes(std::array::from_fn(|index| secret[index])),
         })?,
         recorder: recorder_thread,
+        output_memory,
         access: Arc::new(Access::new(read_tokens(&settings.http.tokens_file)?, settings.metrics.open)),
         http_end: Arc::default(),
         addresses,
@@ -351,6 +356,7 @@ impl Running {
             }
             Err(why) => complain("the gateway's configuration", Err(why)),
         }
+        self.output_memory.set_bytes_max(output_bytes_max(settings));
         // Files may have new content under an old name, so they are read in any case.
         for (section, acceptor) in &self.acceptors {
             let data = PathBuf::from(&settings.server.data);
@@ -508,9 +514,18 @@ struct WorkerPlan<'a> {
     schemas: Arc<Schemas>,
     mailboxes: Arc<[Mailbox]>,
     heartbeats: Vec<Arc<Heartbeat>>,
+    output_memory: Arc<OutputMemory>,
     logins: Arc<Logins>,
     recorder: Recorder,
     seed: u64,
+}
+
+/// `gateway.limits.outbox_total_bytes`, or what its default means here.
+fn output_bytes_max(settings: &Settings) -> usize {
+    match settings.limits.outbox_total_bytes {
+        0 => usize::try_from(process::memory_limit() / 4).unwrap_or(usize::MAX),
+        bytes => bytes,
+    }
 }
 
 fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError> {
@@ -538,6 +553,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             // The first loop accepts the connections of all listeners.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
+            output_memory: Arc::clone(&plan.output_memory),
             logins: Arc::clone(&plan.logins),
             recorder: plan.recorder.clone(),
             heartbeat,

@@ -48,5 +48,5 @@ pub use check::Violation;
 pub use crowd::{CROWD_BALANCE, CrowdOutcome, Motion, run_crowd};
 pub use fault::{Fault, FaultKind};
 pub use run::{RunReport, run};
-pub use spatial::{SpatialOutcome, run_spatial};
+pub use spatial::{SpatialOutcome, run_mixed, run_spatial};
 pub use world::{Carrier, ClosedByGateway, Conditions, Leave, Note, PeerId, UNIX_START_NS, World};

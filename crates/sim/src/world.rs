@@ -382,6 +382,13 @@ impl World {
         slot.paused_until = slot.paused_until.max(until);
     }
 
+    /// Closes clients of a shard whose output takes too much memory, see
+    /// [`Shard::shed_backlog`].
+    pub fn shed_backlog(&mut self, shard: ShardIndex, excess: usize) {
+        self.shards[usize::from(shard.0)].shard.shed_backlog(self.now, excess);
+        self.drain(shard);
+    }
+
     /// Makes [`Note::Wake`] happen.
     pub fn wake(&mut self, at: Instant, token: u64) {
         self.schedule(at.max(self.now), Due::Wake(token));

@@ -127,7 +127,7 @@ impl Channel {
             if value_len > 0 {
                 let mut head = Vec::new();
                 write_data_update_head(&mut head, name.channel.0, name.type_url, value_len);
-                payload.push(Entry::in_pieces(head, others.pieces));
+                payload.push(Entry::in_pieces(head, others.pieces, &board.entries));
             }
             payload.extend(pages[others.without.end..].iter().flatten().cloned());
             for message in others.messages.iter().filter(|message| !message.is_empty()) {
@@ -257,10 +257,11 @@ fn append_entries(
     value: &[u8],
     out: &mut Payload,
 ) {
+    let entries = &board.entries;
     let entry = |value: &[u8]| {
         let mut bytes = Vec::with_capacity(data_update_entry_len(name.channel.0, name.type_url, value.len()));
         write_data_update_entry(&mut bytes, name.channel.0, name.type_url, value);
-        Entry::new(bytes)
+        Entry::new(bytes, entries)
     };
     if data_update_entry_len(name.channel.0, name.type_url, value.len()) <= PACKET_BYTES_SEND_MAX {
         out.push(entry(value));

@@ -1,10 +1,21 @@
 //! Entries shared between outboxes.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use throng_wire::Compressor;
 use throng_wire::frame::{PACKET_BYTES_SEND_MAX, TAG_BYTES};
+
+/// Bytes of the entries of one shard that still exist, on whatever shard they wait.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct EntryBytes(Arc<AtomicUsize>);
+
+impl EntryBytes {
+    pub(crate) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// A complete `Packet.messages` entry shared by everyone who gets it.
 #[derive(Debug)]
@@ -16,19 +27,27 @@ pub(crate) struct Entry {
     /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when
     /// compression does not pay.
     pub(super) snappy: OnceLock<Box<[u8]>>,
+    /// Where its bytes are counted as long as it exists. Pieces count in full: their owner may be
+    /// gone already.
+    counted: EntryBytes,
 }
 
 impl Entry {
-    pub(crate) fn new(bytes: Vec<u8>) -> Arc<Self> {
-        debug_assert!(bytes.len() <= PACKET_BYTES_SEND_MAX, "an entry must fit a packet");
-        Arc::new(Self { bytes: bytes.into_boxed_slice(), pieces: Box::default(), snappy: OnceLock::new() })
+    pub(crate) fn new(bytes: Vec<u8>, counted: &EntryBytes) -> Arc<Self> {
+        Self::in_pieces(bytes, [], counted)
     }
 
     /// An entry whose end is made of pieces that other entries have as well.
-    pub(crate) fn in_pieces(head: Vec<u8>, pieces: impl IntoIterator<Item = Bytes>) -> Arc<Self> {
+    pub(crate) fn in_pieces(
+        head: Vec<u8>,
+        pieces: impl IntoIterator<Item = Bytes>,
+        counted: &EntryBytes,
+    ) -> Arc<Self> {
         let pieces: Box<[Bytes]> = pieces.into_iter().collect();
-        let entry = Self { bytes: head.into_boxed_slice(), pieces, snappy: OnceLock::new() };
+        let (bytes, snappy) = (head.into_boxed_slice(), OnceLock::new());
+        let entry = Self { bytes, pieces, snappy, counted: counted.clone() };
         debug_assert!(entry.len() <= PACKET_BYTES_SEND_MAX, "an entry must fit a packet");
+        counted.0.fetch_add(entry.len(), Ordering::Relaxed);
         Arc::new(entry)
     }
 
@@ -45,7 +64,18 @@ impl Entry {
     }
 
     pub(super) fn snappy(&self) -> &[u8] {
-        self.snappy.get_or_init(|| compress(&self.bytes).unwrap_or_default().into_boxed_slice())
+        self.snappy.get_or_init(|| {
+            let packed = compress(&self.bytes).unwrap_or_default().into_boxed_slice();
+            self.counted.0.fetch_add(packed.len(), Ordering::Relaxed);
+            packed
+        })
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let packed = self.snappy.get().map_or(0, |packed| packed.len());
+        self.counted.0.fetch_sub(self.len() + packed, Ordering::Relaxed);
     }
 }
 

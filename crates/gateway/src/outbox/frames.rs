@@ -7,7 +7,7 @@ use super::{Framing, LOOSE_BYTES_MAX, Outbox, Segment};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OpenFrame {
-    /// Where the reserved header begins in `own`.
+    /// Start of the reserved header in the last chunk of `own`, which has the whole frame.
     pub(super) header_at: usize,
     /// Index in `segments` of the segment that begins with the header.
     pub(super) first_segment: usize,
@@ -33,12 +33,13 @@ impl Outbox {
     }
 
     pub(super) fn open_frame(&mut self, loose: bool) {
-        let header_at = self.own.len();
+        self.own.begin_frame();
+        let header_at = self.own.tail.len();
         let reserved = self.header_reserve();
-        self.own.extend_from_slice(&[0; WS_HEADER_BYTES_MAX + TAG_BYTES][..reserved]);
+        self.own.tail.extend_from_slice(&[0; WS_HEADER_BYTES_MAX + TAG_BYTES][..reserved]);
         let first_segment = self.segments.len();
         self.open = Some(OpenFrame { header_at, first_segment, body: 0, incompressible: false, loose });
-        self.segments.push_back(Segment::Own { start: header_at as u32, end: self.own.len() as u32 });
+        self.push_own(header_at);
         self.queued += reserved;
     }
 
@@ -64,9 +65,9 @@ impl Outbox {
 
     /// Appends a field that every reader skips. Spec §2.5 rule 4.
     fn push_padding(&mut self, padding: &[u8]) {
-        let start = self.own.len() as u32;
-        self.own.extend_from_slice(padding);
-        self.segments.push_back(Segment::Own { start, end: self.own.len() as u32 });
+        let start = self.own.tail.len();
+        self.own.tail.extend_from_slice(padding);
+        self.push_own(start);
         self.queued += padding.len();
         if let Some(open) = &mut self.open {
             open.body += padding.len();
@@ -87,10 +88,12 @@ impl Outbox {
         if self.avoid_legacy_sizes && frame::is_ambiguous_for_legacy(packed.len()) {
             return false;
         }
+        let shared = self.segments.range(open.first_segment..).filter(|segment| segment.is_shared());
+        self.shared -= shared.map(Segment::len).sum::<usize>();
         self.segments.truncate(open.first_segment);
-        self.own.truncate(open.header_at + header);
-        self.own.extend_from_slice(&packed);
-        self.segments.push_back(Segment::Own { start: open.header_at as u32, end: self.own.len() as u32 });
+        self.own.tail.truncate(open.header_at + header);
+        self.own.tail.extend_from_slice(&packed);
+        self.push_own(open.header_at);
         self.queued = self.queued - open.body + packed.len();
         self.open = Some(OpenFrame { body: packed.len(), ..open });
         true
@@ -102,11 +105,11 @@ impl Outbox {
         let tag = frame::tag(open.body, compression);
         let reserved = self.header_reserve();
         let tag_at = open.header_at + reserved - TAG_BYTES;
-        self.own[tag_at..tag_at + TAG_BYTES].copy_from_slice(&tag);
+        self.own.tail[tag_at..tag_at + TAG_BYTES].copy_from_slice(&tag);
         if self.framing == Framing::WebSocket {
             let (header, len) = websocket_header(TAG_BYTES + open.body);
             let start = tag_at - len;
-            self.own[start..tag_at].copy_from_slice(&header[..len]);
+            self.own.tail[start..tag_at].copy_from_slice(&header[..len]);
             // The header is reserved at its longest and written right-aligned; what is in front of
             // it is not sent.
             if let Some(Segment::Own { start: first, .. }) = self.segments.get_mut(open.first_segment) {

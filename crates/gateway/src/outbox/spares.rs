@@ -25,10 +25,10 @@ impl Spares {
     /// Gives an outbox that is about to be filled a buffer to begin with.
     #[inline]
     pub(crate) fn lend(&mut self, outbox: &mut Outbox) {
-        debug_assert!(outbox.is_empty() && outbox.own.is_empty(), "a buffer in use would be lost");
+        debug_assert!(outbox.is_empty() && outbox.own.tail.is_empty(), "a buffer in use would be lost");
         if let Some(buffer) = self.buffers.pop() {
             self.bytes -= buffer.capacity();
-            outbox.own = buffer;
+            outbox.own.tail = buffer;
         }
     }
 

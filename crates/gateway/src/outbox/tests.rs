@@ -17,6 +17,10 @@ fn entry(number: u32, body_len: usize) -> Vec<u8> {
     out
 }
 
+fn shared_entry(bytes: Vec<u8>) -> Arc<Entry> {
+    Entry::new(bytes, &EntryBytes::default())
+}
+
 fn push(outbox: &mut Outbox, entry: &[u8]) {
     outbox.push_inline(entry.len(), |out| out.extend_from_slice(entry));
 }
@@ -25,8 +29,10 @@ fn push(outbox: &mut Outbox, entry: &[u8]) {
 fn take(outbox: &mut Outbox, max: usize) -> Vec<u8> {
     let mut slices = Vec::new();
     outbox.gather(&mut slices);
-    let mut bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
-    bytes.truncate(max);
+    let mut bytes = Vec::new();
+    for slice in &slices {
+        bytes.extend_from_slice(&slice[..slice.len().min(max - bytes.len())]);
+    }
     outbox.advance(bytes.len());
     bytes
 }
@@ -86,9 +92,9 @@ fn entries_in_pieces_are_their_concatenation() {
         let entry = |in_pieces: bool| match in_pieces {
             true => {
                 let pieces = [whole.slice(10..1500), whole.slice(1500..1600), whole.slice(1600..)];
-                Entry::in_pieces(bytes[..10].to_vec(), pieces)
+                Entry::in_pieces(bytes[..10].to_vec(), pieces, &EntryBytes::default())
             }
-            false => Entry::new(bytes.clone()),
+            false => shared_entry(bytes.clone()),
         };
         let written = |in_pieces: bool| {
             let mut outbox = Outbox::new(framing);
@@ -116,7 +122,7 @@ fn entries_in_pieces_are_their_concatenation() {
 
 #[test]
 fn a_frame_of_one_shared_entry_is_recognised_and_is_what_gather_gives() {
-    let shared = Entry::new(entry(1, 30_000));
+    let shared = shared_entry(entry(1, 30_000));
     let mut outbox = Outbox::new(Framing::Stream);
     outbox.push_shared(&shared, false);
     assert!(outbox.shared_frame(40_000).is_none(), "too short");
@@ -133,7 +139,7 @@ fn a_frame_of_one_shared_entry_is_recognised_and_is_what_gather_gives() {
 
 #[test]
 fn frames_that_hold_more_or_are_partly_written_are_not_shared() {
-    let shared = Entry::new(entry(1, 30_000));
+    let shared = shared_entry(entry(1, 30_000));
     let mut with_another = Outbox::new(Framing::Stream);
     with_another.push_shared(&shared, false);
     push(&mut with_another, &entry(2, 10));
@@ -193,7 +199,7 @@ fn random_use_gives_back_every_message_in_order() {
                     let len = if rng.chance(0.1) { rng.below(40_000) } else { rng.below(300) };
                     let entry = entry(number, len as usize);
                     if rng.chance(0.5) {
-                        outbox.push_shared(&Entry::new(entry), false);
+                        outbox.push_shared(&shared_entry(entry), false);
                     } else {
                         push(&mut outbox, &entry);
                     }
@@ -231,7 +237,7 @@ fn frames_to_peers_that_may_be_legacy_avoid_the_sizes_they_misread() {
         for shared in [false, true] {
             let mut outbox = Outbox::new(Framing::Stream);
             if shared {
-                outbox.push_shared(&Entry::new(entry.clone()), false)
+                outbox.push_shared(&shared_entry(entry.clone()), false)
             } else {
                 push(&mut outbox, &entry)
             }
@@ -253,7 +259,7 @@ fn frames_to_peers_that_may_be_legacy_avoid_the_sizes_they_misread() {
             let mut outbox = Outbox::new(Framing::Stream);
             outbox.set_compress();
             if shared {
-                outbox.push_shared(&Entry::new(bytes), false)
+                outbox.push_shared(&shared_entry(bytes), false)
             } else {
                 push(&mut outbox, &bytes)
             }
@@ -271,7 +277,7 @@ fn shared_entries_are_compressed_once_for_all_peers() {
     let pack = MessagePack { stub_id: 1, msg_type: 8, body: &body, ..Default::default() };
     assert!(entry_len(&pack) > 20_000);
     write_entry(&mut repetitive, &pack);
-    let shared = Entry::new(repetitive);
+    let shared = shared_entry(repetitive);
     let mut sent = Vec::new();
     for _ in 0..3 {
         let mut outbox = Outbox::new(Framing::Stream);
@@ -298,7 +304,7 @@ fn incompressible_frames_go_plain_to_a_compressing_peer() {
     write_entry(&mut bytes, &MessagePack { stub_id: 1, msg_type: 8, body: &noise, ..Default::default() });
     let mut outbox = Outbox::new(Framing::Stream);
     outbox.set_compress();
-    outbox.push_shared(&Entry::new(bytes.clone()), false);
+    outbox.push_shared(&shared_entry(bytes.clone()), false);
     push(&mut outbox, &bytes);
     let (_, frames) = read(&take_all(&mut outbox));
     assert_eq!(frames.iter().map(|(_, compression)| *compression).collect::<Vec<_>>(), [0, 0]);
@@ -323,7 +329,7 @@ fn a_drained_outbox_keeps_little_memory_and_needs_no_more() {
         push(&mut outbox, &entry(number, 100));
     }
     take_all(&mut outbox);
-    let shared = Entry::new(entry(0, 500));
+    let shared = shared_entry(entry(0, 500));
     for _ in 0..3 {
         outbox.push_shared(&shared, false);
         take_all(&mut outbox);
@@ -346,17 +352,17 @@ fn a_buffer_serves_one_connection_after_another() {
     for _ in 0..100 {
         push(&mut first, &message);
     }
-    let (queued, held) = (first.queued_bytes(), first.own.capacity());
+    let (queued, held) = (first.queued_bytes(), first.own.tail.capacity());
     first.gather(&mut Vec::new());
     first.advance_with(queued - 1, &mut spares);
-    assert_eq!(first.own.capacity(), held, "a part of it waits still");
+    assert_eq!(first.own.tail.capacity(), held, "a part of it waits still");
     first.advance_with(1, &mut spares);
-    assert_eq!((first.is_empty(), first.own.capacity()), (true, 0));
+    assert_eq!((first.is_empty(), first.own.tail.capacity()), (true, 0));
 
     let mut second = Outbox::new(Framing::WebSocket);
     spares.lend(&mut second);
     push(&mut second, &message);
-    assert_eq!(second.own.capacity(), held);
+    assert_eq!(second.own.tail.capacity(), held);
     assert!(take_all(&mut second).ends_with(&message));
 }
 
@@ -371,7 +377,7 @@ fn spare_buffers_are_bounded() {
         let queued = outbox.queued_bytes();
         outbox.gather(&mut Vec::new());
         outbox.advance_with(queued, spares);
-        outbox.own.capacity()
+        outbox.own.tail.capacity()
     };
     // What a slow reader made grow is kept by nobody, nor what is small by others than the
     // connection itself.
@@ -380,7 +386,7 @@ fn spare_buffers_are_bounded() {
     let kept: Vec<usize> = (0..500).map(|_| fill(&mut spares, 40)).collect();
     assert_eq!(kept[0], 0);
     assert!((1..=8 << 20).contains(&spares.held()), "{} bytes", spares.held());
-    assert!(kept.iter().all(|bytes| *bytes <= COMPACT_BYTES));
+    assert!(kept.iter().all(|bytes| *bytes <= CHUNK_BYTES));
 }
 
 #[test]
@@ -395,5 +401,59 @@ fn a_reader_that_never_drains_does_not_grow_the_buffer() {
         let written = take(&mut outbox, 1_015).len();
         assert_eq!(written, 1_015);
     }
-    assert!(outbox.heap_bytes() < 8 * COMPACT_BYTES, "{} bytes", outbox.heap_bytes());
+    assert!(outbox.heap_bytes() < 8 * CHUNK_BYTES, "{} bytes", outbox.heap_bytes());
+}
+
+/// A reader that is megabytes behind and takes as much as comes holds what waits for it, not what
+/// it has taken already.
+#[test]
+fn a_slow_reader_holds_little_more_than_what_waits_for_it() {
+    for framing in [Framing::Stream, Framing::WebSocket, Framing::Packets] {
+        let mut outbox = Outbox::new(framing);
+        let (mut sent, mut taken) = (Vec::new(), Vec::new());
+        for number in 0..3_000 {
+            push(&mut outbox, &entry(number, 1_000));
+            sent.push(number + 1);
+            if number == 1_500 {
+                taken.extend(take(&mut outbox, 100));
+            }
+            if number > 1_500 {
+                taken.extend(take(&mut outbox, 1_000));
+                let (held, queued) = (outbox.heap_bytes(), outbox.queued_bytes());
+                assert!(held <= queued / 4 * 5 + 4 * CHUNK_BYTES, "{held} bytes held of {queued}");
+            }
+        }
+        taken.extend(take_all(&mut outbox));
+        assert!(outbox.heap_bytes() <= CHUNK_BYTES, "{} bytes held of nothing", outbox.heap_bytes());
+        if framing != Framing::WebSocket {
+            assert_eq!(read(&taken).0, sent);
+        }
+    }
+}
+
+#[test]
+fn shared_bytes_are_those_of_entries_that_wait() {
+    let counted = EntryBytes::default();
+    let shared = Entry::new(entry(1, 30_000), &counted);
+    let len = shared.len();
+    assert_eq!(counted.get(), len);
+    for compress in [false, true] {
+        let mut outbox = Outbox::new(Framing::Stream);
+        if compress {
+            outbox.set_compress();
+        }
+        push(&mut outbox, &entry(2, 10));
+        assert_eq!(outbox.shared_bytes(), 0);
+        outbox.push_shared(&shared, false);
+        let waiting = outbox.shared_bytes();
+        assert_eq!(waiting, if compress { shared.snappy().len() } else { len });
+        while !outbox.is_empty() {
+            take(&mut outbox, 7_000);
+            assert!(outbox.shared_bytes() <= outbox.queued_bytes());
+        }
+        assert_eq!(outbox.shared_bytes(), 0);
+    }
+    assert_eq!(counted.get(), len + shared.snappy().len());
+    drop(shared);
+    assert_eq!(counted.get(), 0);
 }

@@ -11,13 +11,13 @@ use crate::connection::{Budget, Connection};
 use crate::effect::{Accepted, Effect};
 use crate::failpoint::failpoint;
 use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
-use crate::inspect::ClosureView;
 use crate::mail::Letter;
-use crate::outbox::{Framing, Outbox};
+use crate::outbox::{Backlog, Framing, Outbox};
 use crate::reason::{AcceptRefusal, CloseReason};
 use crate::record::Recorder;
 use crate::registry::Lost;
 use crate::switchboard::Peer;
+use crate::view::ClosureView;
 
 impl Shard {
     pub(super) fn try_accept(
@@ -89,6 +89,7 @@ impl Shard {
                 unsure: Vec::new(),
                 reader: FrameReader::new(limits),
                 outbox: Outbox::new(framing),
+                counted: Backlog::default(),
                 recorder,
             }) as u32;
             board.handles.insert(conn, slot);
@@ -126,6 +127,7 @@ impl Shard {
     pub(super) fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
         let Some(slot) = self.board.handles.remove(&handle) else { return };
         let mut conn = self.board.conns.remove(slot as usize);
+        conn.leave_backlog(&mut self.board.backlog);
         failpoint!();
         self.remember_closure(ClosureView::new(&conn, reason, self.board.now));
         let board = &mut self.board;
@@ -142,7 +144,7 @@ impl Shard {
         }
         if tell_driver {
             let mut flush = Vec::new();
-            if !matches!(reason, CloseReason::SlowReader | CloseReason::Stalled) {
+            if !reason.is_of_slow_reader() {
                 conn.outbox.drain_into(&mut flush);
             }
             board.effect(Effect::Close { conn: handle, reason, flush });

@@ -25,7 +25,7 @@ use crate::channel::Subscribed;
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, Payload};
-use crate::outbox::Entry;
+use crate::outbox::{Entry, EntryBytes};
 use crate::reason::Refusal;
 use crate::shard::Shard;
 use crate::switchboard::Address;
@@ -401,7 +401,7 @@ impl Shard {
         }
         parts.push((entities, versions));
         let part = |(entities, versions): &(Vec<u8>, Vec<u8>)| {
-            handover_entry(source, target, cause, entities, versions)
+            handover_entry(&self.board.entries, source, target, cause, entities, versions)
         };
         parts.iter().map(part).collect()
     }
@@ -417,7 +417,14 @@ impl Shard {
         let (mut state, mut entities) = (Vec::new(), Vec::new());
         write_bytes(&mut state, 1, object);
         write_entity(&mut entities, id, &state);
-        let payload = Payload::from_buf([handover_entry(source, target, ConnId(0), &entities, &[])]);
+        let payload = Payload::from_buf([handover_entry(
+            &self.board.entries,
+            source,
+            target,
+            ConnId(0),
+            &entities,
+            &[],
+        )]);
         self.board.deliver(&payload, None, audience);
     }
 
@@ -435,6 +442,7 @@ impl Shard {
 /// CHANNEL_DATA_HANDOVER with encoded entries of `SpatialChannelData.entities` and of its own
 /// `versions`.
 fn handover_entry(
+    counted: &EntryBytes,
     source: ChannelId,
     target: ChannelId,
     cause: ConnId,
@@ -457,7 +465,7 @@ fn handover_entry(
     let head = Head::new(target, MessageType::ChannelDataHandover as u32).pack(&[]);
     let mut entry = Vec::with_capacity(body.len() + 16);
     throng_wire::write_entry(&mut entry, &throng_wire::MessagePack { body: &body, ..head });
-    Entry::new(entry)
+    Entry::new(entry, counted)
 }
 
 /// Appends a length-delimited field.

@@ -16,7 +16,7 @@ use throng_wire::unrealpb::SpatialChannelData;
 use super::controller::CELL_DATA;
 use crate::channel::Channel;
 use crate::data::{Plan, Update};
-use crate::heal::Findings;
+use crate::findings::Findings;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::reason::Refusal;
 use crate::requests::Sender;

@@ -20,7 +20,7 @@
 //! | `why` | how something lies to a connection, for who asks |
 
 mod balance;
-mod config;
+pub(crate) mod config;
 mod controller;
 mod entity;
 mod handover;
@@ -46,10 +46,9 @@ pub(crate) use objects::is_object_message;
 
 use crate::config::Config;
 use crate::data::Plan;
-use crate::heal::Findings;
+use crate::findings::Findings;
 use crate::ids::{ChannelId, ConnId, IdHasher, IdMap};
-use crate::inspect::EntityView;
-use crate::view::{WorldServerView, WorldView};
+use crate::view::{EntityView, WorldServerView, WorldView};
 use position::{Known, Locator};
 
 /// The state of the world, on shard 0.

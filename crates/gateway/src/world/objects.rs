@@ -225,7 +225,7 @@ impl Shard {
         let mut entry = Vec::new();
         throng_wire::write_entry(&mut entry, &MessagePack { body, ..head.pack(&[]) });
         self.board.stats.forwarded += to.len() as u64;
-        let payload = crate::mail::Payload::from_buf([crate::outbox::Entry::new(entry)]);
+        let payload = crate::mail::Payload::from_buf([crate::outbox::Entry::new(entry, &self.board.entries)]);
         self.board.deliver(&payload, None, to);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
-use throng_gateway::{CloseReason, Config, ConnKind, Framing, OutboxBounds, StateMachine};
+use throng_gateway::{Backlog, CloseReason, Config, ConnKind, Framing, OutboxBounds, Shard, StateMachine};
 use throng_wire::channeldpb::{
     ChannelDataMergeOptions, ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage,
     CreateChannelResultMessage, MessageType, ServerForwardMessage, SubscribedToChannelMessage,
@@ -432,5 +432,78 @@ fn updates_that_get_lost_are_made_good_by_a_full_state_in_time() {
         world.send(lossy, [Send::new(MessageType::UnsubFromChannel, &unsub).to(first)]);
         world.run_ms(2_000);
         assert_eq!(world.closed(lossy), None);
+    }
+}
+
+/// Messages to clients that do not read, of which every second client gets twice as many.
+#[test]
+fn the_fullest_clients_make_room_when_all_output_takes_too_much() {
+    for shards in [1, 2, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let (all, half) = (channel(&mut world, owner), channel(&mut world, owner));
+        let stuck_server = world.join(ConnKind::Server, "stuck server");
+        let clients: Vec<Id> = (0..8).map(|index| world.join(ConnKind::Client, &index.to_string())).collect();
+        let healthy = world.join(ConnKind::Client, "healthy");
+        for channel in [all, half] {
+            let request = SubscribedToChannelMessage { conn_id: world.conn(stuck_server), sub_options: None };
+            world.send(stuck_server, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+        }
+        world.set_reading(stuck_server, false);
+        for (index, client) in clients.iter().copied().chain([healthy]).enumerate() {
+            subscribe(&mut world, client, all);
+            if index % 2 == 0 {
+                subscribe(&mut world, client, half);
+            }
+            world.set_reading(client, client == healthy);
+        }
+        let held = |world: &World| world.shards.iter().map(Shard::backlog).sum::<Backlog>();
+        let before = held(&world);
+        let client_conn_id = world.conn(healthy);
+        let body = |len| ServerForwardMessage { client_conn_id, payload: vec![7; len] };
+        let body = |len| prost::Message::encode_to_vec(&body(len));
+        for _ in 0..10 {
+            world.send(owner, [Send::user(100, &body(1_000)).to(all).broadcast(4)]);
+            world.send(owner, [Send::user(100, &body(1_000)).to(half).broadcast(4)]);
+        }
+        let grown = held(&world);
+        let shared = grown.shared_bytes - before.shared_bytes;
+        assert!((120_000..130_000).contains(&shared), "8 and 4 clients times 10,000: {shared}");
+        let once = grown.held_bytes() - before.held_bytes();
+        assert!((20_000..60_000).contains(&once), "what all wait for is there once: {once}");
+
+        // One byte too much costs one client of each shard that has to do something about it.
+        let now = world.now;
+        let waiting = |world: &mut World| {
+            clients.iter().map(|id| (world.queued(*id), *id)).collect::<Vec<(usize, Id)>>()
+        };
+        let queues = waiting(&mut world);
+        for shard in &mut world.shards {
+            shard.shed_backlog(now, 1);
+        }
+        world.settle();
+        for shard in 0..usize::from(shards) {
+            let here = queues.iter().filter(|(_, id)| world.shard_of(*id) == shard);
+            let fullest = here.clone().map(|(queued, _)| *queued).max();
+            let closed: Vec<&(usize, Id)> = here.filter(|(_, id)| world.closed(*id).is_some()).collect();
+            assert_eq!(closed.len(), usize::from(fullest.is_some()), "of shard {shard}");
+            for (queued, id) in closed {
+                assert_eq!((Some(*queued), world.closed(*id)), (fullest, Some(CloseReason::OutputMemory)));
+            }
+        }
+        // All of it ends all clients that wait for something, and nobody else.
+        for shard in &mut world.shards {
+            shard.shed_backlog(now, usize::MAX);
+        }
+        world.settle();
+        assert!(clients.iter().all(|id| world.closed(*id) == Some(CloseReason::OutputMemory)));
+        assert_eq!((world.closed(healthy), world.closed(stuck_server)), (None, None));
+        assert_eq!(held(&world).shared_bytes, before.shared_bytes);
+        world.send(owner, [Send::user(100, &body(10)).to(all).broadcast(4)]);
+        assert_eq!(world.take(healthy).last().map(|message| message.msg_type), Some(100));
+        world.set_reading(stuck_server, true);
+        world.run_ms(50);
+        let got = world.take(stuck_server).iter().filter(|message| message.msg_type == 100).count();
+        assert_eq!(got, 21, "a game server loses nothing");
     }
 }

@@ -466,6 +466,10 @@ section! {
         outbox_hard_bytes: usize = 4_194_304, int(65_536, GIB), "bytes"; reload;
         /// Bytes waiting for a slow game server before it is disconnected.
         outbox_server_hard_bytes: usize = 67_108_864, int(65_536, GIB), "bytes"; reload;
+        /// Memory that the output waiting for all clients may take; beyond it the clients with the
+        /// most waiting output are disconnected. 0 = a quarter of the memory of the machine, or of
+        /// the control group if that has a limit.
+        outbox_total_bytes: usize = 0, int(0, 1_024 * GIB), "bytes"; reload;
         /// A reader that accepts no byte for this long while output waits is disconnected.
         stall_timeout_ms: u64 = 30_000, int(100, DAY_MS), "ms"; reload;
         /// With unreliable data updates: time from an update that may have been lost to the full

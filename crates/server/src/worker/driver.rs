@@ -14,7 +14,7 @@ use throng_gateway::{
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
 
-use super::{Heartbeat, ListenerRole, WorkerParts};
+use super::{Heartbeat, ListenerRole, OutputMemory, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
 use crate::mailbox::{Life, Mailbox, Post, Taken};
@@ -70,6 +70,7 @@ pub(super) struct Driver {
     /// Paused because another shard's mailbox is full.
     pub(super) paused: Vec<ConnKey>,
     pub(super) woken: bool,
+    pub(super) output_memory: Arc<OutputMemory>,
     pub(super) logins: Arc<Logins>,
     pub(super) recorder: Recorder,
     pub(super) heartbeat: Arc<Heartbeat>,
@@ -149,6 +150,7 @@ impl Driver {
             verdicts: Vec::new(),
             paused: Vec::new(),
             woken: false,
+            output_memory: parts.output_memory,
             logins: parts.logins,
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,

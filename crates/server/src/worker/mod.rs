@@ -2,11 +2,13 @@
 //! the process.
 //!
 //! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due;
-//! write to every connection that gained output, once; carry out closures; post the mail.
+//! write to every connection that gained output, once; close clients if the output of all takes too
+//! much memory; carry out closures; post the mail.
 //! Everything within a round has one time.
 
 mod driver;
 mod events;
+mod memory;
 mod output;
 
 use std::collections::VecDeque;
@@ -20,6 +22,7 @@ use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey
 use throng_stdx::Instant;
 
 use self::driver::{Driver, PANIC_MEMORY};
+pub(crate) use self::memory::OutputMemory;
 use crate::auth::Logins;
 use crate::mailbox::{Life, Mailbox, Post};
 use crate::pace::Pace;
@@ -55,6 +58,7 @@ pub(crate) struct WorkerParts {
     pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     /// All mailboxes by shard, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
+    pub(crate) output_memory: Arc<OutputMemory>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) recorder: Recorder,
     pub(crate) heartbeat: Arc<Heartbeat>,
@@ -230,6 +234,7 @@ impl Worker {
             self.write_dirty();
         }
         self.restart_if_broken();
+        self.shed_output();
         self.carry_out_closures();
         self.say_goodbyes();
         self.driver.post_mail();

@@ -10,6 +10,7 @@ mod descriptors;
 mod example;
 mod goodbyes;
 mod matchmaking;
+mod output_memory;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
 mod play;

@@ -8,6 +8,9 @@ impl Simulation {
             let (channel, msg_type) = (message.channel, message.msg_type);
             self.log(format_args!("client {index} gets type {msg_type} of {channel:#x}"));
         }
+        if self.at_room(index, message)? {
+            return Ok(());
+        }
         let is_entity = message.channel >= ENTITY;
         let client = &mut self.clients[index];
         let conn = client.link.conn;
@@ -23,6 +26,7 @@ impl Simulation {
                 for server in 1..self.servers.len() {
                     self.set_interest(server, avatar);
                 }
+                self.enter_rooms(index);
                 return Ok(());
             }
             6 => {
@@ -144,7 +148,8 @@ impl Simulation {
         }
         for id in wanted {
             if !self.clients[index].subscribed.contains(&id) {
-                let body = SubscribedToChannelMessage { conn_id: 0, sub_options: None };
+                let sub_options = self.mix.options(&mut self.rng);
+                let body = SubscribedToChannelMessage { conn_id: 0, sub_options };
                 self.send(Who::Client(index), id, MessageType::SubToChannel, &body);
             }
         }
@@ -164,6 +169,7 @@ impl Client {
             next_call: self.next_call,
             avatar: self.avatar,
             unsure: BTreeSet::new(),
+            rooms: BTreeMap::new(),
         };
     }
 }

@@ -124,7 +124,7 @@ impl Simulation {
         self.outcome.waited = stats.refused(throng_gateway::Refusal::Locked)
             + stats.refused(throng_gateway::Refusal::UnknownCell);
         self.outcome.entities = truth.len() as u64;
-        if !self.recoverable && truth.len() > 9 {
+        if truth.len() as u32 >= self.next_entity - ENTITY {
             return Err("more entities than were created".into());
         }
         Ok(())

@@ -13,6 +13,7 @@
 
 mod clients;
 mod judge;
+mod mix;
 mod servers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +45,8 @@ use throng_wire::unrealpb::{
     UnrealObjectRef,
 };
 use throng_wire::{MessagePack, write_entry};
+
+use mix::Mix;
 
 use crate::check::Violation;
 use crate::link::LinkProfile;
@@ -110,6 +113,12 @@ pub struct SpatialOutcome {
     pub cells_moved: u64,
     /// Objects that are no entity, compared in clients' views at the end.
     pub objects: u64,
+    /// Subscriptions of rooms whose count was compared at the end.
+    pub in_rooms: u64,
+    /// Full states that were sent again to slow clients.
+    pub resyncs: u64,
+    /// Clients closed for what waited for them.
+    pub closed: u64,
 }
 
 /// Movement of an entity.
@@ -181,6 +190,8 @@ struct Client {
     avatar: u32,
     /// Subscribed to, and perhaps not in view.
     unsure: BTreeSet<u32>,
+    /// Rooms that it is in, and the latest count that it has of each.
+    rooms: BTreeMap<u32, u32>,
 }
 
 struct Received {
@@ -212,7 +223,11 @@ struct Simulation {
     faults: bool,
     /// True if a message was sent to some peer.
     heard: bool,
-    recoverable: bool,
+    /// It is a long run with other features.
+    mixed: bool,
+    mix: Mix,
+    /// Rooms and their counts.
+    rooms: BTreeMap<u32, u32>,
     trace: bool,
     outcome: SpatialOutcome,
 }
@@ -231,7 +246,22 @@ enum Who {
 /// # Panics
 /// When an invariant of the gateway breaks.
 pub fn run_spatial(seed: u64) -> Result<SpatialOutcome, Violation> {
-    let mut simulation = Simulation::new(seed);
+    let mut simulation = Simulation::new(seed, false);
+    simulation.play()?;
+    Ok(simulation.outcome)
+}
+
+/// Plays one seed of the world together with features that have a simulation of their own, or none:
+/// rates by distance, slow clients, other transports, subscription options, dropped output, and
+/// channels outside the world.
+///
+/// # Errors
+/// The first broken promise.
+///
+/// # Panics
+/// When an invariant of the gateway breaks.
+pub fn run_mixed(seed: u64) -> Result<SpatialOutcome, Violation> {
+    let mut simulation = Simulation::new(seed, true);
     simulation.play()?;
     Ok(simulation.outcome)
 }
@@ -256,12 +286,11 @@ fn schemas() -> Arc<Schemas> {
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, mixed: bool) -> Self {
         let mut rng = Rng::new(seed ^ 0x5_9A71_A115);
         let grid = grid();
-        let recoverable = rng.chance(0.7);
         let recovery = Recovery {
-            servers: recoverable,
+            servers: rng.chance(0.7),
             server_timeout: Some(Duration::from_millis(rng.range(300..2000))),
             settle: Duration::from_millis(200),
             ..Recovery::default()
@@ -281,7 +310,7 @@ impl Simulation {
             load_min: 1.0,
             cooldown_ms: 400,
         });
-        let config = Config {
+        let mut config = Config {
             auth_provider: false,
             channel_settings: ChannelSettings::new(types),
             recovery,
@@ -291,6 +320,8 @@ impl Simulation {
             ..Config::development()
         };
         let shards = [1, 2, 4][rng.below(3) as usize];
+        let mix = if mixed { Mix::draw(&mut rng) } else { Mix::default() };
+        mix.configure(&mut config);
         let world = World::new(config, schemas(), shards, seed);
         Self {
             world,
@@ -307,7 +338,9 @@ impl Simulation {
             moving: true,
             faults: false,
             heard: false,
-            recoverable,
+            mixed,
+            mix,
+            rooms: BTreeMap::new(),
             trace: std::env::var_os("THRONG_TRACE").is_some(),
             outcome: SpatialOutcome::default(),
         }
@@ -346,6 +379,7 @@ impl Simulation {
                 next_call: 0,
                 avatar: 0,
                 unsure: BTreeSet::new(),
+                rooms: BTreeMap::new(),
             });
             self.connect(Who::Client(self.clients.len() - 1));
         }
@@ -354,7 +388,7 @@ impl Simulation {
             self.populate(index);
         }
         self.faults = true;
-        self.run(FAULTS)?;
+        self.run(if self.mixed { mix::FAULTS } else { FAULTS })?;
         self.faults = false;
         self.world.heal();
         // Those who are away return now, before their time is up or after.
@@ -375,7 +409,8 @@ impl Simulation {
             self.run(QUIET / 4)?;
         }
         self.come_to_rest()?;
-        self.judge()
+        self.judge()?;
+        self.judge_rooms()
     }
 
     /// Runs until all messages have been delivered.
@@ -402,6 +437,7 @@ impl Simulation {
             self.check()?;
             if self.faults {
                 self.fault();
+                self.mixed_faults();
             }
             self.come_back();
             self.act();
@@ -424,8 +460,8 @@ impl Simulation {
                 let server = &mut self.servers[index];
                 server.gone();
                 let away = self.rng.range(20..1500);
-                self.servers[index].returns_at =
-                    self.rng.chance(0.7).then(|| self.world.now() + Duration::from_millis(away));
+                self.servers[index].returns_at = (self.rng.chance(0.7) || self.mixed)
+                    .then(|| self.world.now() + Duration::from_millis(away));
             }
         }
         if self.rng.chance(0.03) {
@@ -489,7 +525,11 @@ impl Simulation {
             Who::Client(_) if self.rng.chance(0.3) => LinkProfile::random(&mut self.rng),
             Who::Client(_) => LinkProfile::local(),
         };
-        let peer = self.world.connect(kind, Framing::Stream, addr, profile);
+        let carrier = match who {
+            Who::Client(_) if self.mix.carriers => self.mix.carrier(&mut self.rng),
+            _ => Framing::Stream.into(),
+        };
+        let peer = self.world.connect(kind, carrier, addr, profile);
         self.by_peer.insert(peer, who);
         *self.link(who) = Link { peer: Some(peer), ..Link::new() };
     }
@@ -579,6 +619,16 @@ impl Simulation {
             }
             Note::Room(_) => self.push(who),
             Note::Refused(_) | Note::Closed(_) => {
+                if let Who::Client(index) = who
+                    && let Some(closed) =
+                        self.world.closed_by_gateway().iter().rev().find(|it| it.peer == peer)
+                    && self.mix.may_close(closed.reason)
+                {
+                    self.log(format_args!("client {index} is closed: {}", closed.reason));
+                    self.clients[index].gone();
+                    self.connect(who);
+                    return Ok(());
+                }
                 let Who::Server(index) = who else {
                     return Err(format!(
                         "the gateway closed a healthy client: {:?}",

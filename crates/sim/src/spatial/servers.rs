@@ -11,6 +11,12 @@ impl Simulation {
         let conn = self.servers[index].link.conn;
         let is_entity = message.channel >= ENTITY;
         match message.msg_type {
+            3 if index == 0 => {
+                let result: CreateChannelResultMessage = message.decode()?;
+                if result.channel_id > 0 && result.channel_id < SPATIAL {
+                    self.rooms.insert(result.channel_id, 1);
+                }
+            }
             1 => {
                 let result: AuthResultMessage = message.decode()?;
                 if self.servers[index].authenticated {
@@ -26,6 +32,7 @@ impl Simulation {
                         ..Default::default()
                     };
                     self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
+                    self.create_rooms();
                 } else if !result.should_recover {
                     self.ask_for_slot(index);
                 }
@@ -281,6 +288,7 @@ impl Simulation {
         if !self.moving {
             return;
         }
+        self.act_in_rooms();
         for index in 0..self.clients.len() {
             let entities: Vec<u32> = self.clients[index].view.keys().copied().collect();
             if self.clients[index].authenticated && !entities.is_empty() && self.rng.chance(0.3) {

@@ -3,6 +3,7 @@
 mod common;
 mod conformance;
 mod crowds;
+mod mixed;
 mod recordings;
 mod seeds;
 mod spatial;

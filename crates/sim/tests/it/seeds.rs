@@ -7,7 +7,7 @@ use crate::common;
 
 use std::collections::BTreeMap;
 
-use common::SEEDS;
+use common::{COUNT, SEEDS};
 use throng_sim::{FaultKind, RunReport, run};
 
 /// The sum of the runs, and how many met each kind of fault.
@@ -30,7 +30,7 @@ fn add((sum, faults): &mut Sum, outcome: RunReport) {
 
 #[test]
 fn a_thousand_seeds_break_no_promise() {
-    let Some((sum, faults)) = common::play("seeds", run, add) else { return };
+    let Some((sum, faults)) = common::play("seeds", COUNT, run, add) else { return };
     assert_eq!(faults.len(), FaultKind::ALL.len(), "every kind of fault was met: {faults:?}");
     assert!(sum.resyncs > 0 && sum.converged > SEEDS && sum.items > 100 * SEEDS, "{sum:?}");
     assert!(sum.timed > 50 * SEEDS, "{sum:?}");
@@ -38,5 +38,5 @@ fn a_thousand_seeds_break_no_promise() {
 
 #[test]
 fn a_seed_replays_exactly() {
-    common::replays_exactly(run);
+    common::replays_exactly(run, &[1, 2, 3]);
 }

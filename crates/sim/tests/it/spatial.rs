@@ -8,7 +8,7 @@ use crate::common;
 
 use throng_sim::{SpatialOutcome, run_spatial};
 
-fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
+pub(crate) fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
     sum.handovers += outcome.handovers;
     sum.across_servers += outcome.across_servers;
     sum.crashes += outcome.crashes;
@@ -24,7 +24,7 @@ fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
 
 #[test]
 fn a_thousand_worlds_lose_no_handover() {
-    let Some(sum) = common::play("spatial", run_spatial, add) else { return };
+    let Some(sum) = common::play("spatial", common::COUNT, run_spatial, add) else { return };
     let SpatialOutcome {
         across_servers,
         recovered,
@@ -42,5 +42,5 @@ fn a_thousand_worlds_lose_no_handover() {
 
 #[test]
 fn a_seed_replays_exactly() {
-    common::replays_exactly(run_spatial);
+    common::replays_exactly(run_spatial, &[1, 2, 3]);
 }

@@ -241,10 +241,6 @@ const CYCLES: &[(&str, &str)] = &[
     ("ddc-server", "answer body http1 origin refresh serve service stats streaming upload upstream"),
     ("ddc-store", "commit events index log plan quota run store"),
     (
-        "gateway",
-        "auth ban channel config connection fanout heal inspect registry requests shard switchboard view world",
-    ),
-    (
         "matcher",
         "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",
     ),

@@ -11,6 +11,8 @@ use throng_sim::Violation;
 
 /// Seeds that a test plays when it is not told otherwise.
 pub(crate) const SEEDS: u64 = 1000;
+/// The variable that tells it otherwise, with them.
+pub(crate) const COUNT: (&str, u64) = ("THRONG_SEEDS", SEEDS);
 
 /// Plays one seed.
 pub(crate) type Run<O> = fn(u64) -> Result<O, Violation>;
@@ -29,14 +31,15 @@ fn caught<O>(run: Run<O>, seed: u64) -> Result<O, Violation> {
     })
 }
 
-/// Plays a thousand seeds, or what `THRONG_SEEDS` says, and adds their outcomes up. `THRONG_SEED`
-/// plays one and prints its outcome. Returns the sum if at least a thousand were played. `test` is
-/// the name of the test file.
+/// Plays so many seeds, or as many as an environment variable says, from `THRONG_FIRST_SEED` on,
+/// and adds their outcomes up. `THRONG_SEED` plays one and prints its outcome. Returns the sum if
+/// not fewer seeds than by default were played. `test` is the name of the test file.
 ///
 /// # Panics
 /// When a seed fails.
 pub(crate) fn play<O: Debug, S: Default + Debug + Send>(
     test: &str,
+    (variable, wanted): (&str, u64),
     run: Run<O>,
     add: fn(&mut S, O),
 ) -> Option<S> {
@@ -52,15 +55,18 @@ pub(crate) fn play<O: Debug, S: Default + Debug + Send>(
         }
         return None;
     }
-    let seeds = number("THRONG_SEEDS").unwrap_or(SEEDS);
-    let next = AtomicU64::new(0);
+    let seeds = number(variable).unwrap_or(wanted);
+    let first = number("THRONG_FIRST_SEED").unwrap_or(0);
+    let next = AtomicU64::new(first);
     let failures = Mutex::new(BTreeMap::new());
     let total = Mutex::new(S::default());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&s| s < seeds) {
+                while let Some(seed) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&s| s < first + seeds)
+                {
                     match caught(run, seed) {
                         Err(violation) => {
                             failures.lock().expect("no panic").insert(seed, violation);
@@ -81,12 +87,12 @@ pub(crate) fn play<O: Debug, S: Default + Debug + Send>(
         let all: Vec<_> = failures.keys().collect();
         panic!("{} of {seeds} seeds fail: {all:?}\n{}", failures.len(), report(*seed, violation));
     }
-    (seeds >= SEEDS).then_some(sum)
+    (seeds >= wanted).then_some(sum)
 }
 
 /// A seed gives the same run whenever it is played.
-pub(crate) fn replays_exactly<O: Debug + PartialEq>(run: Run<O>) {
-    for seed in [1, 2, 3] {
-        assert_eq!(caught(run, seed), caught(run, seed));
+pub(crate) fn replays_exactly<O: Debug + PartialEq>(run: Run<O>, seeds: &[u64]) {
+    for seed in seeds {
+        assert_eq!(caught(run, *seed), caught(run, *seed));
     }
 }

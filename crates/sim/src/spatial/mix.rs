@@ -1,0 +1,228 @@
+//! Features beside the world's own that a mixed run combines, and the model of its rooms.
+//!
+//! A room is a channel outside the world, on any shard. The master owns all rooms and counts each
+//! one up; clients subscribe with random options, change them, leave and return. A client's count
+//! of a room never goes back, and at the end it is the room's.
+
+use throng_gateway::{CloseReason, Lod, LodBand, OutboxBounds, ShardIndex};
+
+use super::*;
+use crate::world::Carrier;
+
+/// Time of faults of a mixed run: long enough that one feature meets the leftovers of another.
+pub(super) const FAULTS: Duration = Duration::from_secs(55);
+/// Rooms of a mixed run.
+const ROOMS: usize = 3;
+/// A client that reads nothing for so long has more waiting than its bounds allow.
+const LONG_STALL_MS: core::ops::Range<u64> = 500..1_500;
+
+/// Features of a run; none for a run of the world alone.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Mix {
+    /// Rates of entity channels depend on the distance.
+    pub(super) lod: bool,
+    /// Outboxes are small, and clients stall for long.
+    pub(super) slow: bool,
+    /// Clients use WebSocket and KCP as well.
+    pub(super) carriers: bool,
+    /// Subscriptions have options of all kinds.
+    pub(super) options: bool,
+    /// The output of all clients is dropped now and then as if it took too much memory.
+    pub(super) shed: bool,
+    /// There are rooms.
+    pub(super) rooms: bool,
+}
+
+impl Mix {
+    /// Several features: a run with few finds what a run with all of them hides.
+    pub(super) fn draw(rng: &mut Rng) -> Mix {
+        let mut has = || rng.chance(0.7);
+        Mix { lod: has(), slow: has(), carriers: has(), options: has(), shed: has(), rooms: has() }
+    }
+
+    pub(super) fn configure(self, config: &mut Config) {
+        if self.lod {
+            let band = |within, interval_ms| LodBand { within, interval_ms };
+            let bands = vec![band(SIDE / 2.0, 20), band(SIDE, 50)];
+            config.spatial.lod = Some(Lod { bands, beyond_interval_ms: 200, hysteresis: 1.0 });
+        }
+        if self.slow {
+            config.outbox = OutboxBounds {
+                soft_bytes: 2_000,
+                low_water_bytes: 500,
+                hard_bytes: [4 << 20, 20_000],
+                stall_timeout: Duration::from_secs(1),
+                ..config.outbox.clone()
+            };
+        }
+    }
+
+    pub(super) fn carrier(self, rng: &mut Rng) -> Carrier {
+        match rng.below(3) {
+            0 if self.carriers => Carrier::Stream(Framing::WebSocket),
+            1 if self.carriers => Carrier::Kcp(throng_net::kcp::Profile::GAME),
+            _ => Carrier::Stream(Framing::Stream),
+        }
+    }
+
+    /// Options of a client's subscription.
+    pub(super) fn options(self, rng: &mut Rng) -> Option<ChannelSubscriptionOptions> {
+        (self.options && rng.chance(0.7)).then(|| ChannelSubscriptionOptions {
+            fan_out_interval_ms: rng.chance(0.7).then(|| rng.range(0..300) as u32),
+            fan_out_delay_ms: rng.chance(0.3).then(|| rng.range(0..200) as i32),
+            // Everything that the model looks at is below this field.
+            data_field_masks: if rng.chance(0.3) { vec!["actorState".into()] } else { Vec::new() },
+            skip_self_update_fan_out: rng.chance(0.3).then_some(true),
+            ..Default::default()
+        })
+    }
+
+    /// Whether a client may be closed for this reason although it keeps all rules.
+    pub(super) fn may_close(self, reason: CloseReason) -> bool {
+        match reason {
+            CloseReason::SlowReader | CloseReason::Stalled => self.slow,
+            CloseReason::OutputMemory => self.shed,
+            _ => false,
+        }
+    }
+}
+
+impl Simulation {
+    pub(super) fn create_rooms(&mut self) {
+        for count in 0..if self.mix.rooms { ROOMS as u32 } else { 0 } {
+            let body = CreateChannelMessage {
+                channel_type: ChannelType::SUBWORLD.0 as i32,
+                data: Some(any(&state(room_state(1)))),
+                metadata: format!("room {count}"),
+                ..Default::default()
+            };
+            self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
+        }
+    }
+
+    /// A client that has just logged in enters all rooms.
+    pub(super) fn enter_rooms(&mut self, index: usize) {
+        for room in self.rooms.keys().copied().collect::<Vec<_>>() {
+            self.enter(index, room);
+        }
+    }
+
+    fn enter(&mut self, index: usize, room: u32) {
+        let sub_options = self.mix.options(&mut self.rng);
+        let body = SubscribedToChannelMessage { conn_id: 0, sub_options };
+        self.send(Who::Client(index), room, MessageType::SubToChannel, &body);
+    }
+
+    /// Rooms count up, and clients change what they get of them.
+    pub(super) fn act_in_rooms(&mut self) {
+        for room in self.rooms.keys().copied().collect::<Vec<_>>() {
+            if self.rng.chance(0.5) {
+                let count = self.rooms.entry(room).or_default();
+                *count += 1;
+                let data = Some(any(&state(room_state(*count))));
+                let update = ChannelDataUpdateMessage { data, ..Default::default() };
+                self.send(Who::Server(0), room, MessageType::ChannelDataUpdate, &update);
+            }
+            for index in 0..self.clients.len() {
+                if !self.clients[index].authenticated || !self.faults || !self.rng.chance(0.05) {
+                    continue;
+                }
+                match self.clients[index].rooms.contains_key(&room) {
+                    true if self.rng.chance(0.5) => {
+                        let body = UnsubscribedFromChannelMessage { conn_id: self.clients[index].link.conn };
+                        self.send(Who::Client(index), room, MessageType::UnsubFromChannel, &body);
+                    }
+                    _ => self.enter(index, room),
+                }
+            }
+        }
+    }
+
+    /// A message of a room at a client. True if it was one.
+    pub(super) fn at_room(&mut self, index: usize, message: &Received) -> Result<bool, Violation> {
+        let room = message.channel;
+        if !self.rooms.contains_key(&room) {
+            return Ok(false);
+        }
+        let client = &mut self.clients[index];
+        match message.msg_type {
+            6 => {
+                let result: SubscribedToChannelResultMessage = message.decode()?;
+                if result.conn_id == client.link.conn {
+                    client.rooms.entry(room).or_default();
+                }
+            }
+            7 => {
+                let result: UnsubscribedFromChannelResultMessage = message.decode()?;
+                if result.conn_id == client.link.conn {
+                    client.rooms.remove(&room);
+                }
+            }
+            8 => {
+                let update: ChannelDataUpdateMessage = message.decode()?;
+                let known = client.rooms.get_mut(&room);
+                let known = known.ok_or_else(|| format!("client {index}: {room} without a subscription"))?;
+                let place = place_of(update.data.as_ref().map(|data| &data.value[..]));
+                let count = place.ok_or("an update of a room without its count")?.count;
+                if count < *known {
+                    return Err(format!("client {index}: room {room} goes back from {known} to {count}"));
+                }
+                *known = count;
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    pub(super) fn mixed_faults(&mut self) {
+        if !self.mixed {
+            return;
+        }
+        // In a long run everything that crashed servers took along would be gone sooner or later.
+        for index in 1..self.servers.len() {
+            let server = &self.servers[index];
+            if server.authenticated
+                && !server.cells.is_empty()
+                && server.owned.len() < 3
+                && self.rng.chance(0.02)
+            {
+                self.populate(index);
+            }
+        }
+        if self.mix.slow && self.rng.chance(0.03) {
+            let index = self.rng.below(self.clients.len() as u64) as usize;
+            if let Some(peer) = self.clients[index].link.peer {
+                let until = self.world.now() + Duration::from_millis(self.rng.range(LONG_STALL_MS));
+                self.world.stall(peer, false, true, until);
+            }
+        }
+        if self.mix.shed && self.rng.chance(0.02) {
+            let shard = self.rng.below(u64::from(self.world.shard_count())) as u16;
+            let excess = self.rng.range(1..20_000) as usize;
+            self.world.shed_backlog(ShardIndex(shard), excess);
+        }
+    }
+
+    pub(super) fn judge_rooms(&mut self) -> Result<(), Violation> {
+        for (index, client) in self.clients.iter().enumerate() {
+            for (room, count) in &client.rooms {
+                if self.rooms.get(room) != Some(count) {
+                    let truth = self.rooms.get(room);
+                    return Err(format!("client {index} knows {count} of room {room}, which has {truth:?}"));
+                }
+                self.outcome.in_rooms += 1;
+            }
+        }
+        for shard in self.world.shards() {
+            self.outcome.resyncs += shard.stats().resyncs;
+            for reason in [CloseReason::SlowReader, CloseReason::Stalled, CloseReason::OutputMemory] {
+                self.outcome.closed += shard.stats().closed(ConnKind::Client, reason);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn room_state(count: u32) -> EntityPosition {
+    EntityPosition { x: 0.0, z: 0.0, count }
+}
