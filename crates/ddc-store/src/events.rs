@@ -17,9 +17,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
-use crate::commit::Change;
+use crate::change::{Change, Done};
+use crate::error::StoreError;
 use crate::key;
-use crate::store::{Done, Store, StoreError};
+use crate::store::Store;
 
 /// Length of a bucket of time.
 const BUCKET_MS: u64 = 5 * 60 * 1000;
@@ -170,15 +171,15 @@ impl Store {
             {
                 last.insert(namespace, event.cursor);
                 count += 1;
-                self.queue_maintenance(Change::Delete { key: index_key.to_vec() });
+                self.queue_and_commit(Change::Delete { key: index_key.to_vec() })?;
             }
             Ok(())
         })?;
         for (namespace, cursor) in last {
             let key = key::in_namespace(b't', &namespace);
-            self.queue_maintenance(Change::Set { key, value: cursor.write().to_vec() });
+            self.queue_own(Change::Set { key, value: cursor.write().to_vec() });
         }
-        self.commit();
+        self.commit_own()?;
         Ok(count)
     }
 
