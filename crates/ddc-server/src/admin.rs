@@ -9,7 +9,7 @@ use throng_ddc::{Bucket, Namespace, Value};
 
 use crate::answer::{Answer, Problem, object};
 use crate::body::Body;
-use crate::serve::Listener;
+use crate::listener::Listener;
 use crate::service::{ApiRequest, Service, json};
 
 impl Service {

@@ -9,11 +9,6 @@ use throng_ddc_store::StoreError;
 
 use crate::body::Body;
 
-pub(crate) const IO_HASH: HeaderName = HeaderName::from_static("x-jupiter-iohash");
-pub(crate) const INLINE_HASH: HeaderName = HeaderName::from_static("x-jupiter-inlinepayloadhash");
-pub(crate) const LAST_ACCESS: HeaderName = HeaderName::from_static("x-jupiter-lastaccess");
-pub(crate) const ALLOW_OVERWRITE: HeaderName = HeaderName::from_static("x-jupiter-allow-overwrite");
-
 /// An answer, or why there is none.
 pub(crate) type Answer = Result<Response<Body>, Problem>;
 

@@ -13,10 +13,11 @@ use throng_ddc::{Document, Hasher, IoHash, Namespace, Value};
 use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
 
-use crate::answer::{Answer, IO_HASH, Problem, empty, object};
+use crate::answer::{Answer, Problem, empty, object};
 use crate::body::{Body, Check, CheckKind};
+use crate::headers::IO_HASH;
 use crate::origin::Reach;
-use crate::service::{ApiRequest, Service, check_hash, hash_value};
+use crate::service::{ApiRequest, Service, check_hash, hash_value, over_quota};
 use crate::streaming::{Found, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
@@ -530,8 +531,7 @@ impl Service {
             }
         }
         if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
-            let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
-            return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
+            return Err(over_quota(namespace));
         }
         // These are the bytes that were hashed, unless another upload of the same was faster.
         if let Some(blob) = self.store.blob(namespace, &hash)? {

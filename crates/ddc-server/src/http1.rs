@@ -27,11 +27,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use throng_admin::{Guest, PREFACE, Pace, Pages, Rewound, Work};
 
 use crate::answer::Problem;
-use crate::serve::Listener;
+use crate::listener::Listener;
 use crate::service::{RawRequest, Service};
+use crate::watchdog::Watchdog;
 use body::{Incoming, Left};
 use head::Head;
-pub(crate) use wire::{Watchdog, Wire};
+pub(crate) use wire::Wire;
 
 /// Time between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);

@@ -31,11 +31,16 @@ impl Service {
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
         let last =
             |namespace: &Namespace, bucket: &Bucket, key: &Key| self.last_access(namespace, bucket, key);
+        // On a full disk nothing but uploads in progress is spared.
+        let blob_age_min = match self.store.space().is_full {
+            true => throng_ddc::gc::UPLOAD_AGE_MIN,
+            false => throng_ddc::gc::BLOB_AGE_MIN,
+        };
         let collected = self.store.collect(&CollectOptions {
             now: self.now(),
             policy: &policy,
             last_access: &last,
-            blob_age_min: throng_ddc::gc::BLOB_AGE_MIN,
+            blob_age_min,
         })?;
         self.counters.add_collected(&collected);
         Ok(collected)
@@ -177,7 +182,10 @@ impl Service {
                 segments = done.segments,
                 "collection finished"
             ),
-            Err(error) => tracing::error!(%error, "a collection ended early"),
+            Err(error) => {
+                self.counters.add_upkeep_failure();
+                tracing::error!(%error, "a collection ended early");
+            }
         }
     }
 
@@ -190,7 +198,10 @@ impl Service {
                 bytes = done.blob_bytes,
                 "removed what was unused longest"
             ),
-            Err(error) => tracing::error!(%error, "an eviction ended early"),
+            Err(error) => {
+                self.counters.add_upkeep_failure();
+                tracing::error!(%error, "an eviction ended early");
+            }
         }
     }
 
@@ -203,7 +214,10 @@ impl Service {
                 lost = done.lost,
                 "scrubbed"
             ),
-            Err(error) => tracing::error!(%error, "a scrub ended early"),
+            Err(error) => {
+                self.counters.add_upkeep_failure();
+                tracing::error!(%error, "a scrub ended early");
+            }
         }
     }
 }

@@ -62,6 +62,10 @@ impl Node {
         let service = Arc::clone(&node.service);
         let scrubs = thread("cache scrub", Box::new(move || service.run_scrubs(maintenance, &ended)))?;
         node.maintenance.push((end, scrubs));
+        let (end, ended) = mpsc::channel();
+        let service = Arc::clone(&node.service);
+        let counts = thread("cache count", Box::new(move || service.run_counts(&ended)))?;
+        node.maintenance.push((end, counts));
         Ok(node)
     }
 

@@ -25,11 +25,11 @@ use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
 
 use crate::answer::Problem;
-use crate::http1::Watchdog;
 use crate::service::Service;
 use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
 use crate::upstream::{Form, Lookup, Upstream};
+use crate::watchdog::Watchdog;
 
 /// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
 /// for the first byte.

@@ -4,12 +4,11 @@
 //! to use. The bucket's lifecycle rule deletes by age; used objects are written again when they are
 //! old, so that age means time without use. A lost race causes a duplicate write.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use throng_ddc::api::RefName;
-use throng_ddc::{Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
+use throng_ddc::{Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{RefValue, Tier};
 
 use crate::answer::Problem;
@@ -18,10 +17,6 @@ use crate::service::Service;
 
 /// Refs that are refreshed at a time; those beyond are when they are used the next time.
 const REFRESHES_MAX: usize = 4;
-
-/// Refs that are being refreshed.
-#[derive(Default)]
-pub(crate) struct Refreshes(Mutex<HashSet<(Namespace, Bucket, Key)>>);
 
 impl Service {
     /// Sees to it that a ref that is used stays in the object storage. Returns at once.
@@ -32,7 +27,7 @@ impl Service {
         }
         let running = (name.namespace.clone(), name.bucket.clone(), name.key);
         {
-            let mut all = self.refreshes.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.refreshes.lock().unwrap_or_else(PoisonError::into_inner);
             if all.len() >= REFRESHES_MAX || !all.insert(running.clone()) {
                 return;
             }
@@ -42,7 +37,7 @@ impl Service {
             if let Err(problem) = service.refresh(&name, &value, age).await {
                 tracing::debug!(why = problem.title, "a ref was not written again");
             }
-            service.refreshes.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&running);
+            service.refreshes.lock().unwrap_or_else(PoisonError::into_inner).remove(&running);
         });
     }
 

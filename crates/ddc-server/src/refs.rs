@@ -15,12 +15,11 @@ use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
-use crate::answer::{
-    ALLOW_OVERWRITE, Answer, INLINE_HASH, IO_HASH, LAST_ACCESS, Problem, empty, object, reply,
-};
+use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
+use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::origin::{Closed, Reach};
-use crate::service::{ApiRequest, Service, decompress, hash_value, json};
+use crate::service::{ApiRequest, Service, decompress, hash_value, json, over_quota};
 use crate::upload::Received;
 
 /// A ref whose blobs are collected while it is put is resolved again; what loses this often has
@@ -133,10 +132,8 @@ impl Service {
                     let object = self.object_of(&name.namespace, &existing).await?;
                     return Ok(Err(object.unwrap_or_default()));
                 }
-                // Refs count for no quota.
-                ChangeResult::Done | ChangeResult::Unchanged | ChangeResult::OverQuota => {
-                    return Ok(Ok(needs));
-                }
+                ChangeResult::OverQuota => return Err(over_quota(&name.namespace)),
+                ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
             }
         }
         Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "what the object refers to keeps being removed"))

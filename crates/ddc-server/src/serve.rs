@@ -18,23 +18,13 @@ use tokio::net::TcpListener;
 
 use crate::body::Body;
 use crate::http1::{self, ConnectionEnd, Wire};
+use crate::listener::Listener;
 use crate::service::{RawRequest, Service};
 use crate::upload::Streamed;
 
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
 /// flight.
 const STREAMS_MAX: u32 = 512;
-
-/// What a listener shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listener {
-    /// Namespaces that are marked public.
-    Public,
-    /// Every namespace.
-    Corporate,
-    /// Every namespace, the replication log and administration.
-    Internal,
-}
 
 /// How to serve.
 #[derive(Clone)]

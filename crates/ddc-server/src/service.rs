@@ -1,6 +1,6 @@
 //! The service: requests in, answers out.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,17 +14,16 @@ use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
-use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError};
+use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError, Usage};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
 use crate::entry::Entry;
+use crate::listener::Listener;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
-use crate::refresh::Refreshes;
-use crate::serve::Listener;
-use crate::stats::Counters;
+use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
 
@@ -167,7 +166,8 @@ pub struct Service {
     pub(crate) origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
-    pub(crate) refreshes: Refreshes,
+    /// Refs that are written again because they are old and used.
+    pub(crate) refreshes: Mutex<HashSet<(Namespace, Bucket, throng_ddc::Key)>>,
     /// Blobs that are served while they come.
     pub(crate) streamed: Mutex<HashMap<(Namespace, IoHash), Arc<StreamedBlob>>>,
     /// Time when copies of blobs were last used. Only with an object storage, whose copies they
@@ -181,6 +181,8 @@ pub struct Service {
     /// Milliseconds since 1970 at which last uses were last written down.
     pub(crate) noted: AtomicU64,
     pub(crate) counters: Counters,
+    /// Sizes of namespaces at the last count, the largest first.
+    pub(crate) sizes: Mutex<Vec<(Namespace, Usage)>>,
 }
 
 impl fmt::Debug for Service {
@@ -250,7 +252,7 @@ impl Service {
             origin,
             origin_counters: OriginCounters::default(),
             flights: Flights::default(),
-            refreshes: Refreshes::default(),
+            refreshes: Mutex::default(),
             streamed: Mutex::default(),
             uses: Mutex::default(),
             verified: Mutex::default(),
@@ -258,6 +260,7 @@ impl Service {
             accesses: Mutex::default(),
             noted: AtomicU64::new(0),
             counters: Counters::default(),
+            sizes: Mutex::default(),
         })
     }
 
@@ -288,7 +291,10 @@ impl Service {
         let is_head = question.method == "HEAD";
         let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
-        let mut response = match self.dispatch(listener, question).await {
+        let (started, mut operation) = (Instant::now(), Operation::Other);
+        let dispatched = self.dispatch(listener, question, &mut operation).await;
+        self.counters.observe(operation, started.elapsed());
+        let mut response = match dispatched {
             Ok(response) => response,
             Err(problem) => {
                 if problem.status.is_server_error() {
@@ -314,12 +320,21 @@ impl Service {
         self.counters.malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    async fn dispatch(self: &Arc<Service>, listener: Listener, question: RawRequest<'_>) -> Answer {
+    async fn dispatch(
+        self: &Arc<Service>,
+        listener: Listener,
+        question: RawRequest<'_>,
+        operation: &mut Operation,
+    ) -> Answer {
         let RawRequest { method, path, query, headers, source } = question;
         let verb = method;
         let target = match Entry::of_path(path) {
             Some(entry) => Target::Build(entry.map_err(Problem::bad)?),
             None => Target::Api(find_route(verb, path)?),
+        };
+        *operation = match &target {
+            Target::Api(route) => Operation::of(verb, route),
+            Target::Build(_) => Operation::BuildCache,
         };
         match target {
             Target::Api(Route::Health) => return Ok(reply(StatusCode::OK, "text/plain", "Healthy")),
@@ -578,6 +593,12 @@ impl Service {
         receiver.await.unwrap_or(Err(StoreError::Busy))?;
         Ok(())
     }
+}
+
+/// Refusal of an upload to a namespace that holds as much as it may.
+pub(crate) fn over_quota(namespace: &Namespace) -> Problem {
+    let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
+    Problem::new(StatusCode::INSUFFICIENT_STORAGE, title)
 }
 
 /// Route of a request.

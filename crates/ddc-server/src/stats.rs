@@ -1,11 +1,65 @@
 //! Counters of the cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use throng_ddc::api::{Method, Route};
 use throng_ddc_store::{CollectReport, ScrubReport, Space, Stats};
 
-use crate::service::Service;
+/// Names of the operations that are timed apart.
+pub const OPERATIONS: [&str; 8] =
+    ["get_ref", "put_ref", "get_blob", "put_blob", "exists", "batch", "build_cache", "other"];
+/// Upper bounds of the durations that are counted together.
+pub const LATENCY_BOUNDS_S: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// Kind of a request, in the order of [`OPERATIONS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operation {
+    GetRef,
+    PutRef,
+    GetBlob,
+    PutBlob,
+    Exists,
+    Batch,
+    BuildCache,
+    Other,
+}
+
+impl Operation {
+    pub(crate) fn of(method: &str, route: &Route) -> Operation {
+        let is_put = Method::parse(method).is_some_and(|method| matches!(method, Method::Put | Method::Post));
+        match route {
+            Route::Ref(..) if method == "DELETE" => Operation::Other,
+            Route::Ref(..) if is_put => Operation::PutRef,
+            Route::Ref(..) => Operation::GetRef,
+            Route::Finalise(..) => Operation::PutRef,
+            Route::RefBlob(..) => Operation::GetBlob,
+            Route::Blob(..) | Route::Family(..) if method == "DELETE" => Operation::Other,
+            Route::Blob(..) | Route::Family(..) if is_put => Operation::PutBlob,
+            Route::Blob(..) => Operation::GetBlob,
+            Route::RefsExist(_) | Route::Exists(..) | Route::Exist(..) => Operation::Exists,
+            Route::BlobBatch | Route::RefNamespace(_) if is_put => Operation::Batch,
+            _ => Operation::Other,
+        }
+    }
+}
+
+/// Durations of the requests of one operation, from the request's head to the answer's.
+#[derive(Debug, Default)]
+pub(crate) struct LatencyCounters {
+    pub(crate) counts: [AtomicU64; LATENCY_BOUNDS_S.len() + 1],
+    pub(crate) sum_us: AtomicU64,
+}
+
+/// The same at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Latencies {
+    /// Requests by duration: one more than there are [`LATENCY_BOUNDS_S`].
+    pub counts: [u64; LATENCY_BOUNDS_S.len() + 1],
+    /// Sum of all durations.
+    pub sum_s: f64,
+}
 
 /// Counters since start.
 #[derive(Debug, Default)]
@@ -20,15 +74,29 @@ pub(crate) struct Counters {
     pub(crate) blob_misses: AtomicU64,
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
-    collections: AtomicU64,
-    collected_refs: AtomicU64,
-    collected_blobs: AtomicU64,
-    collected_bytes: AtomicU64,
-    scrubbed_bytes: AtomicU64,
-    damaged: AtomicU64,
+    pub(crate) collections: AtomicU64,
+    pub(crate) collected_refs: AtomicU64,
+    pub(crate) collected_blobs: AtomicU64,
+    pub(crate) collected_bytes: AtomicU64,
+    pub(crate) scrubbed_bytes: AtomicU64,
+    pub(crate) damaged: AtomicU64,
+    pub(crate) upkeep_failures: AtomicU64,
+    pub(crate) latencies: [LatencyCounters; OPERATIONS.len()],
 }
 
 impl Counters {
+    pub(crate) fn observe(&self, operation: Operation, taken: Duration) {
+        let latencies = &self.latencies[operation as usize];
+        let seconds = taken.as_secs_f64();
+        let bucket = LATENCY_BOUNDS_S.partition_point(|bound| *bound < seconds);
+        latencies.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        latencies.sum_us.fetch_add(taken.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_upkeep_failure(&self) {
+        self.upkeep_failures.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn add_collected(&self, collected: &CollectReport) {
         self.collections.fetch_add(1, Ordering::Relaxed);
         self.collected_refs.fetch_add(collected.refs, Ordering::Relaxed);
@@ -47,7 +115,7 @@ impl Counters {
 }
 
 /// What the cache did since it was started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CacheStats {
     /// Requests, those that were none included.
     pub requests: u64,
@@ -75,6 +143,10 @@ pub struct CacheStats {
     pub collected_blobs: u64,
     /// Bytes of those blobs.
     pub collected_bytes: u64,
+    /// Collections, evictions and scrubs that failed.
+    pub upkeep_failures: u64,
+    /// Durations of requests, in the order of [`OPERATIONS`].
+    pub latencies: [Latencies; OPERATIONS.len()],
     /// Bytes that scrubs read.
     pub scrubbed_bytes: u64,
     /// Blobs that were found damaged or lost.
@@ -91,85 +163,4 @@ pub struct CacheStats {
     pub space: Space,
     /// The index was found damaged.
     pub index_damaged: bool,
-}
-
-impl Service {
-    /// What the cache did so far.
-    #[must_use]
-    pub fn stats(&self) -> CacheStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.counters;
-        CacheStats {
-            requests: read(&counters.requests),
-            failures: read(&counters.failures),
-            malformed: read(&counters.malformed),
-            ref_hits: read(&counters.ref_hits),
-            ref_misses: read(&counters.ref_misses),
-            blob_hits: read(&counters.blob_hits),
-            blob_misses: read(&counters.blob_misses),
-            bytes_in: read(&counters.bytes_in),
-            bytes_out: read(&counters.bytes_out),
-            collections: read(&counters.collections),
-            collected_refs: read(&counters.collected_refs),
-            collected_blobs: read(&counters.collected_blobs),
-            collected_bytes: read(&counters.collected_bytes),
-            scrubbed_bytes: read(&counters.scrubbed_bytes),
-            damaged: read(&counters.damaged),
-            fetched: read(&self.origin_counters.fetched),
-            fetched_bytes: read(&self.origin_counters.fetched_bytes),
-            origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
-            store: self.store.stats(),
-            space: self.store.space(),
-            index_damaged: self.store.has_damaged_index(),
-        }
-    }
-
-    /// The same as JSON, with hit ratios: what a hit-rate page shows.
-    #[must_use]
-    pub fn report(&self) -> Value {
-        let stats = self.stats();
-        let space = stats.space;
-        let ratio = |hits: u64, misses: u64| match hits + misses {
-            0 => Value::Null,
-            all => (hits as f64 / all as f64).into(),
-        };
-        let lookups = |hits: u64, misses: u64| json!({ "hits": hits, "misses": misses, "hit_ratio": ratio(hits, misses) });
-        json!({
-            "requests": stats.requests,
-            "failures": stats.failures,
-            "malformed": stats.malformed,
-            "refs": lookups(stats.ref_hits, stats.ref_misses),
-            "blobs": lookups(stats.blob_hits, stats.blob_misses),
-            "bytes_in": stats.bytes_in,
-            "bytes_out": stats.bytes_out,
-            "collections": {
-                "count": stats.collections,
-                "refs": stats.collected_refs,
-                "blobs": stats.collected_blobs,
-                "blob_bytes": stats.collected_bytes,
-            },
-            "scrubbed_bytes": stats.scrubbed_bytes,
-            "damaged": stats.damaged + stats.store.damaged,
-            "disk": {
-                "used_bytes": space.used,
-                "free_bytes": space.free,
-                "bytes_max": self.bytes_max(),
-                "full": space.is_full,
-                "index_damaged": stats.index_damaged,
-            },
-            "elsewhere": {
-                "fetched_blobs": stats.fetched,
-                "fetched_bytes": stats.fetched_bytes,
-                "failures": stats.origin_failures,
-                "unconfirmed_refs": self.origin_counters.stale.load(Ordering::Relaxed),
-            },
-            "store": {
-                "commits": stats.store.commits,
-                "changes": stats.store.changes,
-                "log_bytes": stats.store.log_bytes,
-                "checkpoints": stats.store.checkpoints,
-                "failures": stats.store.failures,
-            },
-        })
-    }
 }

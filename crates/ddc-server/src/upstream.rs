@@ -17,7 +17,7 @@ use throng_ddc::api::{Media, RefName};
 use throng_ddc::{IoHash, Namespace};
 use throng_platform::HttpClient;
 
-use crate::answer::IO_HASH;
+use crate::headers::IO_HASH;
 
 /// Things that were not there and are remembered as such; when there are more, all that is
 /// forgotten.

@@ -5,16 +5,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use throng_ddc::{IoHash, Timestamp};
+use throng_ddc::Timestamp;
 
 use crate::blob;
-use crate::index::{IndexChange, IndexEntry, LogPosition, RecordPosition, Totals};
-use crate::key::{FileKind, Location, RefValue};
+use crate::change::{Change, ChangeResult, Done, Queue};
+use crate::error::StoreError;
+use crate::index::{IndexChange, IndexEntry, Totals};
+use crate::key::{FileKind, Location};
+use crate::locks::lock;
 use crate::log::{AppendError, Log, Written};
 use crate::plan::{Plan, Planned};
-use crate::record::Kind;
-use crate::store::{ChangeResult, Done, Durability, Store, StoreError, lock};
+use crate::record::{Kind, LogPosition, RecordPosition};
+use crate::store::{Durability, Store};
 
 /// Bytes of payload that one write to the log takes at most, a last blob aside.
 const BATCH_BYTES: usize = 16 << 20;
@@ -25,101 +27,6 @@ const GATHER_MAX: Duration = Duration::from_micros(500);
 /// The index follows the log also when this much was appended since: a start reads and hashes it
 /// again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
-
-#[derive(Clone, Debug)]
-pub(crate) enum Change {
-    Blob {
-        key: Vec<u8>,
-        payload: Bytes,
-        put: Timestamp,
-    },
-    Large {
-        key: Vec<u8>,
-        location: Location,
-    },
-    Content {
-        key: Vec<u8>,
-        /// The form was decoded, and its hash was right.
-        verified: bool,
-    },
-    Ref {
-        key: Vec<u8>,
-        value: RefValue,
-        overwrite: bool,
-        relies_on: Vec<Vec<u8>>,
-    },
-    /// Notes when a ref was last used.
-    Access {
-        key: Vec<u8>,
-        used: Timestamp,
-    },
-    Finalise {
-        key: Vec<u8>,
-        object: IoHash,
-        relies_on: Vec<Vec<u8>>,
-    },
-    Delete {
-        key: Vec<u8>,
-    },
-    /// Deletes what still has this value, unless a ref came to rely on it.
-    Collect {
-        key: Vec<u8>,
-        value: Box<[u8]>,
-    },
-    /// Sets a key of ours to a value.
-    Set {
-        key: Vec<u8>,
-        value: Vec<u8>,
-    },
-    /// Writes what a record says again at the end of the log, if it is still the newest of its key;
-    /// with the payload, if it has one.
-    Move {
-        key: Vec<u8>,
-        record: RecordPosition,
-        payload: Option<Bytes>,
-    },
-    /// Writes a delete again at the end of the log.
-    MoveDelete {
-        key: Vec<u8>,
-        range: Vec<u8>,
-    },
-    /// Writes down which keys damage took: fingerprint, segment and offset.
-    Loss {
-        keys: Vec<(u64, u64, u64)>,
-    },
-}
-
-impl Change {
-    /// Key of something that is to be stored.
-    fn stored_key(&self) -> Option<&[u8]> {
-        use Change::{Blob, Content, Finalise, Large, Ref};
-        match self {
-            Blob { key, .. }
-            | Large { key, .. }
-            | Content { key, .. }
-            | Ref { key, .. }
-            | Finalise { key, .. } => Some(key),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn payload_len(&self) -> usize {
-        match self {
-            Change::Blob { payload, .. } | Change::Move { payload: Some(payload), .. } => payload.len(),
-            Change::Ref { value, .. } => value.inline.as_ref().map_or(0, Bytes::len),
-            _ => 0,
-        }
-    }
-}
-
-#[derive(Default)]
-pub(crate) struct Queue {
-    pub(crate) changes: Vec<(Change, Done)>,
-    pub(crate) bytes: usize,
-    pub(crate) closed: bool,
-    /// Who commits waits for so many.
-    wanted: usize,
-}
 
 impl Store {
     /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was
@@ -204,12 +111,14 @@ impl Store {
 
     /// Commits a batch. Returns how many changes there were.
     fn commit_some(&self) -> usize {
+        // Taken under the lock of the log: batches are written in the order of the queue, and once
+        // it is found empty here all that was in it is written.
+        let mut log = lock(&self.log);
         let batch = self.take_batch();
-        if batch.is_empty() {
-            return 0;
-        }
         let count = batch.len();
-        self.commit_batch(&mut lock(&self.log), batch);
+        if count > 0 {
+            self.commit_batch(&mut log, batch);
+        }
         count
     }
 
@@ -295,9 +204,10 @@ impl Store {
 
     /// Makes all of these changes, or none.
     fn make(&self, log: &mut Log, changes: Vec<Change>) -> Vec<Result<ChangeResult, StoreError>> {
+        let kept = self.reserve_kept(&changes);
         let room = self
             .check_writable()
-            .and_then(|()| self.with_reserve(|| log.make_room().map_err(StoreError::from)));
+            .and_then(|()| self.with_reserve(kept, || log.make_room().map_err(StoreError::from)));
         let mut plan = Plan::new(self, log.position());
         let mut new_files = Vec::new();
         let mut answers = Vec::with_capacity(changes.len());
@@ -307,8 +217,8 @@ impl Store {
             }
             answers.push(room.clone().and_then(|()| plan.decide(change)));
         }
-        let Plan { entries, index_only, unused_files, freed_files, large_bytes, may_use_reserve, .. } = plan;
-        let written = room.and_then(|()| self.write(log, entries, index_only, may_use_reserve, large_bytes));
+        let Plan { entries, index_only, unused_files, freed_files, large_bytes, .. } = plan;
+        let written = room.and_then(|()| self.write(log, entries, index_only, kept, large_bytes));
         let unneeded = match &written {
             Ok(()) => [unused_files, freed_files].concat(),
             Err(error) => {
@@ -326,13 +236,23 @@ impl Store {
         answers
     }
 
+    /// Bytes of the reserve that these changes leave alone: uploads all of it, and deletes of
+    /// clients the half that a collection needs to give their space back.
+    fn reserve_kept(&self, changes: &[Change]) -> u64 {
+        if changes.iter().any(|change| change.stored_key().is_some()) {
+            return u64::MAX;
+        }
+        let is_asked = changes.iter().any(|change| matches!(change, Change::Delete { .. }));
+        if is_asked { self.options.disk_reserve_bytes / 2 } else { 0 }
+    }
+
     /// Appends, syncs, makes visible.
     fn write(
         &self,
         log: &mut Log,
         planned: Vec<Planned>,
         index_only: Vec<IndexChange>,
-        may_use_reserve: bool,
+        reserve_kept: u64,
         large_bytes: i64,
     ) -> Result<(), StoreError> {
         if planned.is_empty() {
@@ -342,14 +262,14 @@ impl Store {
         let before = log.position();
         let (entries, firsts): (Vec<_>, Vec<_>) =
             planned.into_iter().map(|planned| (planned.entry, planned.first)).unzip();
-        let mut append = || {
+        let append = || {
             log.append(&entries).map_err(
                 |AppendError { source, broken }| {
                     if broken { self.set_broken(source) } else { source.into() }
                 },
             )
         };
-        let written = if may_use_reserve { self.with_reserve(append) } else { append() }?;
+        let written = self.with_reserve(reserve_kept, append)?;
         if self.options.durability == Durability::Sync
             && let Err(error) = log.sync()
         {
@@ -414,7 +334,7 @@ impl Store {
             self.checkpointed_bytes.store(self.counters.log_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
             (log.position(), Totals { large_bytes: self.large_bytes.load(Ordering::Relaxed) })
         };
-        self.with_reserve(|| Ok(self.index.finish_checkpoint(position, totals)?))?;
+        self.with_reserve(0, || Ok(self.index.finish_checkpoint(position, totals)?))?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         Ok(position)
     }

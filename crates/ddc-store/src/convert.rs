@@ -15,9 +15,10 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, StorageBackend, 
 use throng_ddc::{IoHash, Timestamp};
 use throng_platform::{File, Fs};
 
-use crate::commit::Change;
+use crate::change::Change;
+use crate::error::StoreError;
 use crate::key::{self, FileKind, Location};
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Called with each key and value; its error ends the walk.
 type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), StoreError> + 'a;
@@ -198,15 +199,15 @@ pub(crate) fn convert(store: &Store, old: &OldStore) -> Result<(), StoreError> {
         old.walk(&mut |key, value| {
             if let Some(change) = convert_entry(key, value) {
                 queued += value.len() as u64 + 256;
-                store.queue_maintenance(change);
+                store.queue_own(change);
             }
             if queued >= STEP_BYTES {
                 queued = 0;
-                commit(store)?;
+                store.commit_own()?;
             }
             Ok(())
         })?;
-        commit(store)?;
+        store.commit_own()?;
         store.checkpoint()?;
         fs.open(HALF_MARK, true)?;
         fs.sync_dir("")?;
@@ -225,16 +226,16 @@ pub(crate) fn convert(store: &Store, old: &OldStore) -> Result<(), StoreError> {
             match read_payload(&*file, &location, &record.key)? {
                 Some(payload) => {
                     queued += location.len;
-                    store.queue_maintenance(Change::Blob { key: record.key, payload, put: location.put });
+                    store.queue_own(Change::Blob { key: record.key, payload, put: location.put });
                 }
                 None => lost += 1,
             }
             if queued >= STEP_BYTES {
                 queued = 0;
-                commit(store)?;
+                store.commit_own()?;
             }
         }
-        commit(store)?;
+        store.commit_own()?;
         store.checkpoint()?;
         fs.remove(&segment_name(*segment))?;
         // In order: a later segment says which blobs of this one were deleted.
@@ -245,15 +246,6 @@ pub(crate) fn convert(store: &Store, old: &OldStore) -> Result<(), StoreError> {
     }
     tracing::info!("the store of version 1 is converted");
     Ok(())
-}
-
-fn commit(store: &Store) -> Result<(), StoreError> {
-    let failures = store.stats().failures;
-    store.commit();
-    match store.stats().failures == failures {
-        true => Ok(()),
-        false => Err(StoreError::Full),
-    }
 }
 
 /// Change that puts an entry of the old index, unless it is a small blob.

@@ -17,9 +17,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
-use crate::commit::Change;
+use crate::change::{Change, Done};
+use crate::error::StoreError;
 use crate::key;
-use crate::store::{Done, Store, StoreError};
+use crate::locks::lock;
+use crate::store::Store;
 
 /// Length of a bucket of time.
 const BUCKET_MS: u64 = 5 * 60 * 1000;
@@ -161,6 +163,8 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn forget_events(&self, before: Timestamp) -> Result<u64, StoreError> {
+        // The slot for failures of the store's own changes has one user at a time.
+        let _one = lock(&self.maintenance);
         let mut count = 0;
         let mut last = BTreeMap::new();
         self.walk(b"e", &mut |index_key, value| {
@@ -170,15 +174,15 @@ impl Store {
             {
                 last.insert(namespace, event.cursor);
                 count += 1;
-                self.queue_maintenance(Change::Delete { key: index_key.to_vec() });
+                self.queue_and_commit(Change::Delete { key: index_key.to_vec() })?;
             }
             Ok(())
         })?;
         for (namespace, cursor) in last {
             let key = key::in_namespace(b't', &namespace);
-            self.queue_maintenance(Change::Set { key, value: cursor.write().to_vec() });
+            self.queue_own(Change::Set { key, value: cursor.write().to_vec() });
         }
-        self.commit();
+        self.commit_own()?;
         Ok(count)
     }
 

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
-use crate::commit::Change;
+use crate::change::Change;
+use crate::collect::{CollectReport, cost};
+use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
-use crate::maintenance::CollectReport;
+use crate::locks::lock;
 use crate::marks::Marks;
-use crate::store::{Store, StoreError, lock};
+use crate::store::Store;
 
 /// Blobs are removed when the folder has reached this part of what it may hold ...
 const FULL_PERCENT: u64 = 95;
@@ -62,15 +64,9 @@ impl Store {
             return Ok(done);
         }
         let _one = lock(&self.maintenance);
-        {
-            let _log = lock(&self.log);
-            *lock(&self.relied_on) = Some(BTreeSet::new());
-        }
+        self.note_reliance(true);
         let result = self.evict_unused(options, &mut done);
-        {
-            let _log = lock(&self.log);
-            *lock(&self.relied_on) = None;
-        }
+        self.note_reliance(false);
         result?;
         self.give_back(&mut done, LIVE_PERCENT_MIN)?;
         let mut kept = BTreeSet::new();
@@ -108,8 +104,13 @@ impl Store {
                 used => used,
             }
         };
-        // Bytes of blobs by last use.
-        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+        // Bytes of blobs and refs by last use, and of the records that delete them.
+        let mut bytes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        let mut add = |used: u32, len: u64, key: &[u8]| {
+            let (sum, cost_sum) = bytes.entry(used).or_default();
+            *sum += len;
+            *cost_sum += cost(key);
+        };
         let mut live = 0;
         for namespace in &namespaces {
             let keeps = (options.keeps)(namespace);
@@ -118,7 +119,7 @@ impl Store {
                 {
                     live += location.len;
                     if !keeps {
-                        *bytes.entry(used_at(&marks, &hash, &location)).or_default() += location.len;
+                        add(used_at(&marks, &hash, &location), location.len, index_key);
                     }
                 }
                 Ok(())
@@ -129,21 +130,27 @@ impl Store {
                     (key::read_reference(index_key), RefValue::read(stored), keeps)
                 {
                     let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
-                    *bytes.entry(used).or_default() += stored.len() as u64;
+                    add(used, stored.len() as u64, index_key);
                 }
                 Ok(())
             })?;
         }
         let mut surplus = live.saturating_sub(options.bytes_max / 100 * KEEP_PERCENT);
-        let mut freed = 0;
-        let newest_to_go = bytes.iter().take_while(|(_, bytes)| {
-            let goes = freed < surplus;
-            freed += **bytes;
+        // A delete takes space until its segment is empty: on a disk that is nearly full, the
+        // oldest go for which there is space, and the next eviction goes on with what they gave
+        // back.
+        let mut room = self.room_for_moves(1);
+        let (mut freed, mut spent) = (0, 0);
+        let newest_to_go = bytes.iter().take_while(|(_, (bytes, cost))| {
+            let goes = freed < surplus && (spent < room || freed == 0);
+            freed += bytes;
+            spent += cost;
             goes
         });
         let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(()) };
         let young = options.now.unix_ms().saturating_sub(options.blob_age_min.as_millis() as u64);
         for namespace in namespaces.iter().filter(|namespace| !(options.keeps)(namespace)) {
+            let mut is_out = false;
             // Before the blobs: no ref may stay without what it reaches.
             self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
                 let (Some((_, bucket, key)), Some(value)) =
@@ -152,12 +159,20 @@ impl Store {
                     return Ok(());
                 };
                 if self.ref_use(namespace, &bucket, &key, &value, options)? <= limit && !options.copies {
+                    if room == 0 {
+                        is_out = true;
+                        return Ok(());
+                    }
+                    room = room.saturating_sub(cost(index_key));
                     done.refs += 1;
-                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() });
+                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })?;
                 }
                 Ok(())
             })?;
-            self.commit();
+            self.commit_own()?;
+            if is_out {
+                break;
+            }
             // Of the last step those go first that were not read since this process started.
             for spares in [true, false] {
                 if surplus == 0 {
@@ -174,18 +189,19 @@ impl Store {
                     let is_spared = spares && used == limit && (options.last_use)(&hash).is_some();
                     let is_young =
                         !options.copies && location.put.unix_ms() > young && marks.last_use(&hash) == 0;
-                    if surplus > 0 && used <= limit && !is_young && !is_spared {
+                    if surplus > 0 && room > 0 && used <= limit && !is_young && !is_spared {
+                        room = room.saturating_sub(cost(index_key));
                         surplus = surplus.saturating_sub(location.len);
                         done.blobs += 1;
                         done.blob_bytes += location.len;
                         self.queue_and_commit(Change::Collect {
                             key: index_key.to_vec(),
                             value: stored.into(),
-                        });
+                        })?;
                     }
                     Ok(())
                 })?;
-                self.commit();
+                self.commit_own()?;
             }
             self.drop_unused_accesses(namespace)?;
             self.drop_unused_forms(namespace)?;

@@ -20,9 +20,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use throng_platform::Fs;
 
+use crate::error::IndexError;
 use crate::key;
-use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter};
-use crate::store::lock;
+use crate::locks::lock;
+use crate::record::{LogPosition, RecordPosition};
+use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter, random};
 
 pub(crate) const FOLDER: &str = "index";
 /// Made when a block of the index does not check: the next start builds the index again.
@@ -36,55 +38,6 @@ const CHECKED_BYTES_MAX: u64 = 64 << 20;
 /// Blocks that a scan of at most so many entries reads stay in memory; those of longer walks are
 /// not read again soon.
 const KEEP_LIMIT_MAX: usize = 64;
-
-/// A position in the log, and the sequence number of the record that begins there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct LogPosition {
-    pub(crate) segment: u64,
-    pub(crate) offset: u64,
-    pub(crate) sequence: u64,
-}
-
-/// Failure of the index.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum IndexError {
-    /// A block of a run does not check.
-    #[error(
-        "the index is damaged (run {run:016x}, offset {offset}); restart the server, or stop it and run `throng ddc reindex`"
-    )]
-    Damaged {
-        /// Number of the run.
-        run: u64,
-        /// Offset of the block in the run's file.
-        offset: u64,
-    },
-    /// The system failed to read or write.
-    #[error("the index: {0}")]
-    Io(Arc<io::Error>),
-}
-
-impl IndexError {
-    pub(crate) fn damaged(run: u64, offset: u64) -> IndexError {
-        IndexError::Damaged { run, offset }
-    }
-}
-
-impl From<io::Error> for IndexError {
-    fn from(error: io::Error) -> IndexError {
-        IndexError::Io(Arc::new(error))
-    }
-}
-
-/// Record that an entry stands for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RecordPosition {
-    /// Smallest segment that may hold a record of this key.
-    pub(crate) first: u64,
-    /// Segment of the record, 0 for what is in the index only.
-    pub(crate) segment: u64,
-    pub(crate) offset: u64,
-}
 
 /// An entry of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -612,12 +565,6 @@ fn merge_count(runs: &[Arc<Run>]) -> Option<usize> {
 /// Number of a run by its file name.
 fn run_number(name: &str) -> Option<u64> {
     u64::from_str_radix(name.strip_suffix(".run")?, 16).ok()
-}
-
-/// A number that nobody outside can guess.
-pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher as _, Hasher as _};
-    std::hash::RandomState::new().build_hasher().finish()
 }
 
 /// Cursor of a scan or merge over one run.

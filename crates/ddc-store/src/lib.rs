@@ -31,12 +31,16 @@
 #![forbid(unsafe_code)]
 
 mod blob;
+mod change;
+mod collect;
 mod commit;
 mod convert;
+mod error;
 mod events;
 mod evict;
 mod index;
 mod key;
+mod locks;
 mod log;
 mod maintenance;
 mod marks;
@@ -51,13 +55,15 @@ mod store;
 mod tier;
 
 pub use blob::{Blob, BlobId, LargeWriter, SUM_BYTES};
+pub use change::{ChangeResult, Done, PutRef};
+pub use collect::{CollectOptions, CollectReport};
+pub use error::{IndexError, StoreError};
 pub use events::{Cursor, Event, Snapshot};
 pub use evict::EvictOptions;
-pub use index::IndexError;
 pub use key::RefValue;
-pub use maintenance::{CollectOptions, CollectReport, ScrubReport, Usage, VerifyReport};
+pub use maintenance::{ScrubReport, Usage, VerifyReport};
 pub use quota::Quotas;
 pub use reads::is_damage;
 pub use space::Space;
-pub use store::{ChangeResult, Done, Durability, Options, PutRef, Stats, Store, StoreError};
+pub use store::{Durability, Options, Stats, Store};
 pub use tier::{Incoming, Tier, TierError, TierOptions};

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
 
-use crate::index::{LogPosition, random};
 use crate::key;
-use crate::record::{self, BLOB_VALUE_BYTES, HEADER_BYTES, Header, Kind};
-use crate::run::fingerprint;
+use crate::record::{self, BLOB_VALUE_BYTES, HEADER_BYTES, Header, Kind, LogPosition};
+use crate::run::{fingerprint, random};
 use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "segments";

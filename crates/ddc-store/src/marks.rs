@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use throng_ddc::{Closure, Document, IoHash, Namespace, Resolution};
 
-use crate::index::random;
+use crate::error::StoreError;
 use crate::key::{self, RefValue};
-use crate::run::{Filter, fingerprint};
-use crate::store::{Store, StoreError};
+use crate::run::{Filter, fingerprint, random};
+use crate::store::Store;
 
 /// Slots of a table at most: 192 MiB.
 const SLOTS_MAX: u64 = 48 << 20;
@@ -94,18 +94,53 @@ impl Store {
         time: u32,
         marks: &mut Marks,
     ) -> Result<(), StoreError> {
+        let mut walked = std::mem::take(&mut marks.walked);
+        let result = self.each_reached(namespace, value, &mut walked, &mut |hash| {
+            marks.mark(hash, time);
+            Ok(())
+        });
+        marks.walked = walked;
+        result
+    }
+
+    /// Reports whether a ref reaches a blob whose record is in one of some segments.
+    pub(crate) fn reaches(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+        is_wanted: &dyn Fn(u64) -> bool,
+    ) -> Result<bool, StoreError> {
+        let mut found = false;
+        self.each_reached(namespace, value, &mut BTreeSet::new(), &mut |hash| {
+            if !found && let Some(entry) = self.index.entry(&key::blob(namespace, hash))? {
+                found = is_wanted(entry.record.segment);
+            }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Visits everything that a ref reaches, in every form that is stored, except what is in
+    /// objects that were walked before.
+    fn each_reached(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+        walked: &mut BTreeSet<IoHash>,
+        visit: &mut dyn FnMut(&IoHash) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         if value.inline.is_none() {
-            marks.mark(&value.object, time);
+            visit(&value.object)?;
         }
         let Some(object) = self.object(namespace, value)? else { return Ok(()) };
         let Ok(document) = Document::parse(&object) else { return Ok(()) };
         let mut closure = Closure::new(&document);
         while let Some(attachment) = closure.next() {
-            marks.mark(&attachment.hash, time);
+            visit(&attachment.hash)?;
             // The same hash may be a binary attachment of another object: only walking it as an
             // object counts.
             if attachment.is_object() {
-                let found = match marks.walked.insert(attachment.hash) {
+                let found = match walked.insert(attachment.hash) {
                     true => self.read_blob(namespace, &attachment.hash)?,
                     false => None,
                 };
@@ -117,7 +152,7 @@ impl Store {
             }
             self.walk(&key::content(namespace, &attachment.hash), &mut |form, _| {
                 if let Some(blob) = key::last_hash(form) {
-                    marks.mark(&blob, time);
+                    visit(&blob)?;
                 }
                 Ok(())
             })?;

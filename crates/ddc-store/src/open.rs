@@ -10,13 +10,14 @@ use throng_platform::Fs;
 use crate::blob;
 use crate::commit::index_value;
 use crate::convert;
+use crate::error::{IndexError, StoreError};
 use crate::events;
-use crate::index::{self, Index, IndexEntry, IndexError, LogPosition, RecordPosition, Totals};
+use crate::index::{self, Index, IndexEntry, Totals};
 use crate::key::Location;
 use crate::log::{self, Found, Log, Reader, Room, Segments, losses, read_range};
-use crate::record::Kind;
+use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::run::fingerprint;
-use crate::store::{Options, Store, StoreError};
+use crate::store::{Options, Store};
 
 /// Version of the format. The name of an empty file says it: names are not what decays.
 const VERSION: u32 = 2;
@@ -133,6 +134,7 @@ impl Store {
             is_broken: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             kept: RwLock::default(),
+            own_failure: Arc::default(),
             relied_on: Mutex::default(),
             quotas: RwLock::default(),
             sizes: Mutex::default(),

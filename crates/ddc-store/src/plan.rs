@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 
 use throng_ddc::IoHash;
 
-use crate::commit::Change;
+use crate::change::{Change, ChangeResult};
+use crate::error::StoreError;
 use crate::events::{self, Cursor};
-use crate::index::{IndexChange, IndexEntry, LogPosition, RecordPosition};
+use crate::index::{IndexChange, IndexEntry};
 use crate::key::{self, Location, RefValue};
+use crate::locks::lock;
 use crate::log::{Entry, write_range};
 use crate::quota::Quotas;
-use crate::record::Kind;
-use crate::store::{ChangeResult, Store, StoreError, lock};
+use crate::record::{Kind, LogPosition, RecordPosition};
+use crate::store::Store;
 
 /// Turns changes of one batch into entries of the log, one after the other: each sees those before
 /// it.
@@ -30,8 +32,6 @@ pub(crate) struct Plan<'s> {
     pub(crate) freed_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
-    /// Every change of the batch makes space, now or with the next collection.
-    pub(crate) may_use_reserve: bool,
     /// Where the first entry goes.
     position: LogPosition,
     quotas: Arc<Quotas>,
@@ -65,7 +65,6 @@ impl<'s> Plan<'s> {
             unused_files: Vec::new(),
             freed_files: Vec::new(),
             large_bytes: 0,
-            may_use_reserve: true,
             position,
             quotas: store.quotas(),
         }
@@ -85,7 +84,6 @@ impl<'s> Plan<'s> {
                     return Ok(ChangeResult::OverQuota);
                 }
                 self.forget_large(old.as_ref());
-                self.may_use_reserve = false;
                 let value = key::blob_value(put, &payload);
                 self.put(Entry { kind: Kind::Put, key, value, payload: Some(payload) }, old.as_ref());
             }
@@ -108,7 +106,6 @@ impl<'s> Plan<'s> {
                 }
                 self.forget_large(old.as_ref());
                 self.large_bytes += location.len as i64;
-                self.may_use_reserve = false;
                 self.set(key, location.write().to_vec(), old.as_ref());
             }
             Change::Content { key, verified } => {
@@ -117,7 +114,6 @@ impl<'s> Plan<'s> {
                 if old.as_ref().is_some_and(|old| !verified || *old.value == value[..]) {
                     return Ok(ChangeResult::Unchanged);
                 }
-                self.may_use_reserve = false;
                 self.set(key, value, old.as_ref());
             }
             Change::Ref { key, value, overwrite, relies_on } => {
@@ -143,7 +139,6 @@ impl<'s> Plan<'s> {
                 if value.finalised {
                     self.tell(&key, false, &value.object)?;
                 }
-                self.may_use_reserve = false;
                 self.set(key, bytes, old.as_ref());
             }
             Change::Access { key, used } => {
@@ -167,7 +162,6 @@ impl<'s> Plan<'s> {
                 }
                 value.finalised = true;
                 self.tell(&key, false, &value.object)?;
-                self.may_use_reserve = false;
                 self.set(key, value.write(), old.as_ref());
             }
             Change::Set { key, value } => {
@@ -232,7 +226,10 @@ impl<'s> Plan<'s> {
         }
         let Some((namespace, _)) = key::split_namespace(key) else { return Ok(true) };
         match self.quotas.of(&namespace) {
-            Some(quota) => lock(&self.store.sizes).admit(self.store, &namespace, len, quota),
+            Some(quota) => {
+                let count = || self.store.size_of(&namespace);
+                lock(&self.store.sizes).admit(&namespace, len, quota, count)
+            }
             None => Ok(true),
         }
     }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use throng_ddc::Namespace;
 
-use crate::key::{self, Location};
-use crate::store::{Store, StoreError};
+use crate::error::StoreError;
 
 /// Bytes of blobs and refs that namespaces may hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,28 +32,17 @@ pub(crate) struct Sizes(BTreeMap<Namespace, u64>);
 
 impl Sizes {
     /// Counts a blob or ref of `len` bytes that is about to come, unless that is more than `quota`.
-    /// Whether it may.
+    /// Whether it may. `count` says what the namespace holds, if that is not known yet.
     pub(crate) fn admit(
         &mut self,
-        store: &Store,
         namespace: &Namespace,
         len: u64,
         quota: u64,
+        count: impl FnOnce() -> Result<u64, StoreError>,
     ) -> Result<bool, StoreError> {
         let size = match self.0.get_mut(namespace) {
             Some(size) => size,
-            None => {
-                let mut size = 0;
-                store.walk(&key::in_namespace(b'b', namespace), &mut |_, stored| {
-                    size += Location::read(stored).map_or(0, |location| location.len);
-                    Ok(())
-                })?;
-                store.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
-                    size += stored.len() as u64;
-                    Ok(())
-                })?;
-                self.0.entry(namespace.clone()).or_insert(size)
-            }
+            None => self.0.entry(namespace.clone()).or_insert(count()?),
         };
         let fits = size.checked_add(len).is_some_and(|after| after <= quota);
         if fits {

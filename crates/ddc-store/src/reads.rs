@@ -8,9 +8,10 @@ use bytes::Bytes;
 use throng_ddc::{Attachment, Bucket, Closure, Document, IoHash, Key, Namespace, Resolution};
 
 use crate::blob::{self, Blob};
-use crate::commit::Change;
+use crate::change::Change;
+use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 /// Forms of a content id that one look-up reads; there are rarely more than two.
 const FORMS_STEP: usize = 4;

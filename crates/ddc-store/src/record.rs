@@ -44,6 +44,24 @@ pub(crate) const BLOB_VALUE_BYTES: usize = 12;
 
 pub(crate) const MAGIC: [u8; 4] = *b"TDC2";
 
+/// A position in the log, and the sequence number of the record that begins there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LogPosition {
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+    pub(crate) sequence: u64,
+}
+
+/// Record that an entry of the index stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecordPosition {
+    /// Smallest segment that may hold a record of this key.
+    pub(crate) first: u64,
+    /// Segment of the record, 0 for what is in the index only.
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+}
+
 /// Meaning of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

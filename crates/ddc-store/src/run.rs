@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use throng_platform::{File, Fs};
 
-use crate::index::IndexError;
+use crate::error::IndexError;
 use crate::key;
 
 /// Bytes at which a block is closed: one read of a block costs about as much as its system call.
@@ -552,6 +552,12 @@ impl RunWriter {
         self.file.sync()?;
         Ok(Some(RunInfo { number: self.number, nonce: self.nonce, len, entries: self.entries }))
     }
+}
+
+/// A number that nobody outside can guess.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish()
 }
 
 #[cfg(test)]

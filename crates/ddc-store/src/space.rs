@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::store::{Store, StoreError};
+use crate::error::StoreError;
+use crate::store::Store;
 
 /// File that is as large as the reserve.
 const RESERVE: &str = "reserve";
@@ -72,16 +73,17 @@ impl Store {
         self.fs.open(RESERVE, false).and_then(|file| file.len()).unwrap_or(0)
     }
 
-    /// Does something that may use the reserve, of which a part is given up whenever the disk is
-    /// full: other processes could take more than that.
+    /// Does something that may use the reserve down to `kept` bytes. A part is given up whenever
+    /// the disk is full: other processes could take more than that.
     pub(crate) fn with_reserve<T>(
         &self,
+        kept: u64,
         mut act: impl FnMut() -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         loop {
             match act() {
-                Err(error) if error.is_full() && self.reserve_bytes() > 0 => {
-                    let left = self.reserve_bytes().saturating_sub(RESERVE_STEP_BYTES);
+                Err(error) if error.is_full() && self.reserve_bytes() > kept => {
+                    let left = self.reserve_bytes().saturating_sub(RESERVE_STEP_BYTES).max(kept);
                     tracing::warn!(left, "the disk is full; deletes and collections use the reserve");
                     let file = self.fs.open(RESERVE, false)?;
                     file.set_len(left).and_then(|()| file.sync())?;

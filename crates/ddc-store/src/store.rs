@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use crate::blob::{self, LargeWriter};
-use crate::commit::{Change, Queue};
-use crate::index::{Index, IndexError};
-use crate::key::{self, Location, RefValue};
+use crate::change::{Change, ChangeResult, Done, PutRef, Queue};
+use crate::error::StoreError;
+use crate::index::Index;
+use crate::key::{self, Location};
+use crate::locks::lock;
 use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Sizes};
 use throng_platform::Fs;
@@ -72,98 +74,6 @@ impl Default for Options {
             free_bytes_min: 128 << 20,
         }
     }
-}
-
-/// Why something could not be stored or read.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// No space left. Reads and deletes go on, and uploads too once there is space.
-    #[error(
-        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
-    )]
-    Full,
-    /// Written by a version that knows more.
-    #[error(
-        "the store has format {0}, and this version reads formats 1 and 2; use the version that wrote it"
-    )]
-    Format(String),
-    /// A store of version 1 can only be converted, which a look at it must not do.
-    #[error("the store has format 1; start the server once, or run `throng ddc reindex`, to convert it")]
-    OldFormat,
-    /// A store of version 1 could not be read.
-    #[error("the store of version 1 cannot be converted: its index says {0}")]
-    Convert(String),
-    /// Too much waits to be written.
-    #[error("uploads arrive faster than the disk writes; retry later")]
-    Busy,
-    /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
-    /// restart.
-    #[error("the store refuses writes after one failed: {0}")]
-    Broken(Arc<io::Error>),
-    /// The system says no.
-    #[error("the store: {0}")]
-    Io(Arc<io::Error>),
-    /// The index file says no.
-    #[error(transparent)]
-    Index(#[from] IndexError),
-}
-
-impl StoreError {
-    /// Reports whether the disk has no space.
-    pub(crate) fn is_full(&self) -> bool {
-        match self {
-            StoreError::Full => true,
-            StoreError::Index(IndexError::Io(error)) => is_full(error),
-            _ => false,
-        }
-    }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-impl From<io::Error> for StoreError {
-    fn from(error: io::Error) -> StoreError {
-        if is_full(&error) { StoreError::Full } else { StoreError::Io(Arc::new(error)) }
-    }
-}
-
-/// What became of a change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ChangeResult {
-    /// It was made.
-    Done,
-    /// What was to be put was there already; what was to be deleted or finalised was not.
-    Unchanged,
-    /// Another object is there, and overwriting was not permitted.
-    Conflict(RefValue),
-    /// A blob that the ref relies on was removed meanwhile: resolve the attachments again.
-    Lost,
-    /// The namespace may not hold as much.
-    OverQuota,
-}
-
-/// Called once, with what became of a change, when that is durable. On the thread that commits: it
-/// must not wait.
-pub type Done = Box<dyn FnOnce(Result<ChangeResult, StoreError>) + Send>;
-
-/// A ref that is to be put.
-#[derive(Clone, Debug)]
-pub struct PutRef {
-    /// Namespace of the ref.
-    pub namespace: Namespace,
-    /// Bucket of the ref.
-    pub bucket: Bucket,
-    /// Key of the ref in its bucket.
-    pub key: Key,
-    /// Content of the ref.
-    pub value: RefValue,
-    /// True if another object may be replaced.
-    pub overwrite: bool,
-    /// The blobs that everything the object reaches lies in, if it is to be finalised.
-    pub relies_on: Vec<IoHash>,
 }
 
 /// Counters of a store since it was opened.
@@ -229,6 +139,8 @@ pub struct Store {
     pub(crate) is_full: AtomicBool,
     /// Namespaces of which nothing may go, while the folder holds more than it may without them.
     pub(crate) kept: RwLock<BTreeSet<Namespace>>,
+    /// The last failure of a change of the store's own, for the maintenance that made it.
+    pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
     /// Only used by whoever holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
@@ -490,8 +402,4 @@ impl Store {
             None => Ok(()),
         }
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,7 +11,7 @@ use std::borrow::Cow;
 
 use gateway::{gateway_families, world_families};
 pub(crate) use reference::reference_families;
-use services::{cache_families, matcher_families};
+use services::{cache_families, matcher_families, size_families};
 use shards::{enet_families, shard_families};
 use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
@@ -28,6 +28,8 @@ pub(crate) struct MetricSources<'a> {
     pub(crate) logins_pending: usize,
     /// Of the derived-data cache, if one runs.
     pub(crate) cache: Option<throng_ddc_server::CacheStats>,
+    /// Of its namespaces, the largest first.
+    pub(crate) cache_sizes: Vec<(String, throng_ddc_store::Usage)>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
 }
@@ -69,6 +71,9 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
     families.extend(figures.cache.iter().flat_map(cache_families));
+    if figures.cache.is_some() {
+        families.extend(size_families(&figures.cache_sizes));
+    }
     families.extend(figures.matcher.map(matcher_families).into_iter().flatten());
     families.extend(process_families(figures));
     families
@@ -220,6 +225,7 @@ mod tests {
             ready: true,
             logins_pending: 0,
             cache: Some(throng_ddc_server::CacheStats::default()),
+            cache_sizes: vec![("game".to_owned(), throng_ddc_store::Usage::default())],
             matcher: Some(&matcher),
         };
         (families(&figures), reference_families(&figures))

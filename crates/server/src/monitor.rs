@@ -421,6 +421,9 @@ impl Monitor for Watch {
             ready: self.health().ready,
             logins_pending: self.logins.pending(),
             cache: self.cache.get().map(|cache| cache.stats()),
+            cache_sizes: self.cache.get().map_or_else(Vec::new, |cache| {
+                cache.sizes().into_iter().map(|(name, usage)| (name.to_string(), usage)).collect()
+            }),
             matcher: matcher.as_ref(),
         };
         let mut families = metrics::families(&figures);

@@ -31,7 +31,7 @@ struct Args {
     /// List the tests and groups
     #[arg(long)]
     list: bool,
-    /// Running server; without it one is started
+    /// Running server, by http or https (any certificate); without it one is started
     #[arg(long, value_name = "http://HOST:PORT", help_heading = "Server")]
     url: Option<String>,
     /// Process id of that server, if it runs on this machine: for CPU and memory

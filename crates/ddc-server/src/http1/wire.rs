@@ -1,14 +1,7 @@
-//! Streams with timeouts.
+//! Streams that a connection may run over.
 
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::Duration;
-
-use throng_admin::Pace;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_rustls::server::TlsStream;
 
 /// A stream that a connection may run over.
@@ -26,52 +19,5 @@ impl Wire for TcpStream {
 impl Wire for TlsStream<TcpStream> {
     fn tcp(&self) -> Option<&TcpStream> {
         None
-    }
-}
-
-/// A time limit that is moved with every request and looked at only when it could have passed:
-/// moving it costs no more than reading the clock.
-pub(crate) struct Watchdog {
-    due: Instant,
-    sleep: Pin<Box<Sleep>>,
-}
-
-impl Watchdog {
-    pub(crate) fn new(time: Duration) -> Watchdog {
-        let due = Instant::now() + time;
-        Watchdog { due, sleep: Box::pin(sleep_until(due)) }
-    }
-
-    /// From now on there is this much time.
-    pub(crate) fn within(&mut self, time: Duration) {
-        self.until(Instant::now() + time);
-    }
-
-    /// There is time until `due`.
-    pub(crate) fn until(&mut self, due: Instant) {
-        self.due = due;
-        if self.due < self.sleep.deadline() {
-            self.sleep.as_mut().reset(self.due);
-        }
-    }
-
-    /// There is as much time as a transfer has.
-    pub(crate) fn keep(&mut self, pace: &Option<Pace>) {
-        if let Some(pace) = pace {
-            self.until(pace.due());
-        }
-    }
-
-    /// Ends with [`io::ErrorKind::TimedOut`].
-    pub(crate) fn poll<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        loop {
-            if self.sleep.as_mut().poll(context).is_pending() {
-                return Poll::Pending;
-            }
-            if Instant::now() >= self.due {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-            self.sleep.as_mut().reset(self.due);
-        }
     }
 }

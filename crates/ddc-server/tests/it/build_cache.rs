@@ -1,8 +1,11 @@
 //! Build caches: Bazel's HTTP cache, and names of any form for ccache and sccache.
 
-use throng_ddc::IoHash;
+use std::io::Cursor;
+
 use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
-use throng_ddc_server::{Access, Listener, Rules, Tokens};
+use throng_ddc::{IoHash, Style, Value};
+use throng_ddc_server::{Access, Listener, Node, Origin, Rules, Tokens};
+use throng_ddc_store::{Options, Quotas};
 
 use crate::common::{Client, Reply, Server};
 
@@ -170,4 +173,71 @@ async fn a_token_is_the_password_of_basic_authentication() {
     {
         assert_eq!(client.send("GET", &path, &[header], "").await.status.as_u16(), 401, "{header}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_over_a_quota_is_acknowledged() {
+    let quotas = Quotas { default: Some(200_000), ..Quotas::default() };
+    let server = Server::start(Rules { quotas, ..Rules::default() }, Listener::Public).await;
+    let client = server.client().await;
+    let mut accepted = 0;
+    for number in 0..10_u8 {
+        let noise = Value::Binary(vec![number; 50_000]);
+        let object = Value::object([("noise", noise)]).encode(Style::Plain);
+        let path = format!("/api/v1/refs/game/default/{number:040}");
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+        let headers = ["Content-Type: application/x-ue-cb", &hash];
+        let status = client.send("PUT", &path, &headers, object).await.status.as_u16();
+        let found = client.get(&path, "application/x-ue-cb").await.status.as_u16();
+        assert!(matches!((status, found), (200, 200) | (507, 404)), "ref {number}: {status}, then {found}");
+        accepted += usize::from(status == 200);
+    }
+    assert_eq!(accepted, 3, "200,000 bytes hold three of them");
+    let mut accepted = 0;
+    for number in 0..10_u8 {
+        let content = vec![number; 50_000];
+        let path = format!("/cas/{}", sha256(&content));
+        let (status, found) = (put(&client, &path, &content).await, get(&client, &path).await);
+        let found = found.status.as_u16();
+        assert!(matches!((status, found), (200, 200) | (507, 404)), "{number}: {status}, then {found}");
+        accepted += usize::from(status == 200);
+    }
+    assert_eq!(accepted, 3, "entries of a build cache count as well");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_and_an_eviction_take_entries_with_what_they_name() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let contents: Vec<Vec<u8>> = (0..40).map(|number| vec![number; 50_000]).collect();
+    let actions: Vec<String> = (0..40_u8).map(|number| format!("/ac/{}", sha256(&[b'a', number]))).collect();
+    for (content, action) in contents.iter().zip(&actions) {
+        assert_eq!(put(&client, &format!("/cas/{}", sha256(content)), content).await, 200);
+        assert_eq!(put(&client, action, &output_file(content)).await, 200);
+    }
+    let mut stream = Vec::new();
+    Node::export(server.service().store(), None, &mut stream).expect("memory");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = Node::open(folder.path(), Options::default(), Rules::default()).expect("the folder opens");
+    node.import(&mut Cursor::new(&stream)).expect("a valid stream");
+    drop(node);
+    let other =
+        Server::start_in(folder, Options::default(), Rules::default(), Listener::Public, Origin::Alone).await;
+    let there = other.client().await;
+    for (content, action) in contents.iter().zip(&actions) {
+        assert_eq!(get(&there, &format!("/cas/{}", sha256(content))).await.body, *content);
+        assert_eq!(get(&there, action).await.body, output_file(content));
+    }
+    let service = std::sync::Arc::clone(server.service());
+    let evicted = tokio::task::spawn_blocking(move || service.evict(1_000_000)).await.expect("no panic");
+    let evicted = evicted.expect("the disk works");
+    assert!(evicted.refs > 0 && evicted.blobs > 0, "{evicted:?}");
+    let mut gone = 0;
+    for (content, action) in contents.iter().zip(&actions) {
+        let content = get(&client, &format!("/cas/{}", sha256(content))).await.status.as_u16();
+        let result = get(&client, action).await.status.as_u16();
+        assert!(matches!((content, result), (200, 200 | 404) | (404, 404)), "{content}, {result}");
+        gone += usize::from(content == 404);
+    }
+    assert!(gone > 0, "{evicted:?}");
 }

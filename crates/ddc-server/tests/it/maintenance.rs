@@ -56,6 +56,24 @@ fn fill(node: &Node) -> [IoHash; 3] {
 }
 
 #[test]
+fn namespaces_are_counted_the_largest_first() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = open(folder.path());
+    fill(&node);
+    let (other, now) = ("other".parse().expect("a name"), Timestamp::from_unix_ms(1));
+    let bytes = Bytes::from_static(b"of another namespace");
+    wait(|done| node.service().store().put_blob(&other, IoHash::of(&bytes), bytes.clone(), now, done));
+    node.service().count_sizes().expect("the disk works");
+    let sizes = node.service().sizes();
+    let rows: Vec<_> = sizes
+        .iter()
+        .map(|(name, usage)| (name.as_str(), usage.refs, usage.blobs, usage.blob_bytes))
+        .collect();
+    assert_eq!(rows, [("game", 1, 2, 5 + (3 << 20)), ("other", 0, 1, 20)]);
+    assert_eq!(node.service().report()["sizes"][1]["namespace"], "other");
+}
+
+#[test]
 fn an_export_brings_everything_elsewhere() {
     let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
     let (from, to) = (open(folders[0].path()), open(folders[1].path()));

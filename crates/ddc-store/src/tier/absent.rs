@@ -8,8 +8,8 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
+use crate::change::{ChangeResult, PutRef};
 use crate::key::RefValue;
-use crate::store::{ChangeResult, PutRef};
 
 /// A bucket that holds a cache. This build cannot make one.
 #[derive(Debug)]

@@ -13,8 +13,8 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use super::connect::{Client, connect};
 use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
+use crate::change::{ChangeResult, PutRef};
 use crate::key::RefValue;
-use crate::store::{ChangeResult, PutRef};
 
 /// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to
 /// 5 GiB.

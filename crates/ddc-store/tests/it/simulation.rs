@@ -350,16 +350,19 @@ impl World {
     }
 
     fn collect(&mut self) {
-        let policy = |_: &Namespace| RefPolicy::Keep;
+        let expiring = RefPolicy::Ttl(Duration::from_secs(3600 * self.rng.below(5)));
+        let policy_now = if self.rng.chance(0.3) { expiring } else { RefPolicy::Keep };
+        let policy = |_: &Namespace| policy_now;
         let options = CollectOptions {
             now: self.now(),
             policy: &policy,
             last_access: &|_, _, _| None,
             blob_age_min: Duration::from_secs(1800),
         };
-        let failures = self.store.stats().failures;
+        let (failures, before) = (self.store.stats().failures, self.visible_refs());
         let result = self.store.collect(&options).map(drop);
         self.may_fail(result);
+        self.learn_removed_refs(before, failures);
         self.learn_removals(failures);
     }
 
@@ -373,13 +376,17 @@ impl World {
             last_use: &|_| None,
             last_access: &|_, _, _| None,
         };
-        let failures = self.store.stats().failures;
-        let before = self.visible_refs();
+        let (failures, before) = (self.store.stats().failures, self.visible_refs());
         let result = self.store.evict(&options).map(drop);
         self.may_fail(result);
+        self.learn_removed_refs(before, failures);
+        self.learn_removals(failures);
+    }
+
+    /// Refs of `before` that were evicted or collected are gone for good. A put that failed may
+    /// still be found if its key was missing before.
+    fn learn_removed_refs(&mut self, before: BTreeSet<Key>, failures: u64) {
         let after = self.visible_refs();
-        // Refs that were evicted are gone for good. A put that failed may still be found if its key
-        // was missing before.
         for key in before {
             if self.store.stats().failures > failures {
                 self.is_unsure_of(key, None);
@@ -387,7 +394,6 @@ impl World {
                 self.model.refs.insert(key, vec![None]);
             }
         }
-        self.learn_removals(failures);
     }
 
     fn visible_refs(&self) -> BTreeSet<Key> {

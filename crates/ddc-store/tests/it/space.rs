@@ -192,6 +192,119 @@ fn a_collection_on_a_full_disk_moves_no_more_at_a_time_than_there_is_space_for()
     assert!(bytes < 1_500_000, "{bytes} bytes are still used: {report:?}");
 }
 
+/// Fills the disk, so that only the reserve is left.
+fn fill(disk: &throng_platform::SimulatedDisk, store: &Store) {
+    let used = (1 << 30) - disk.free_bytes().expect("known").expect("it has an end");
+    disk.set_capacity(Some(used));
+    store.look_at_disk();
+    assert!(store.space().is_full);
+}
+
+/// A store with a reserve of 100,000 bytes on a disk that will be filled.
+fn open_with_reserve() -> (throng_platform::SimulatedDisk, Arc<Store>) {
+    let disk = disk();
+    disk.set_capacity(Some(1 << 30));
+    let options = Options { disk_reserve_bytes: 100_000, free_bytes_min: 5_000, ..options() };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
+    (disk, store)
+}
+
+#[test]
+fn a_collection_on_a_full_disk_frees_space_before_its_records_fill_the_reserve() {
+    let (disk, store) = open_with_reserve();
+    // The records that delete them take ten times the reserve; every fortieth blob stays.
+    for n in 0..6_000_u64 {
+        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[1; 292]].concat());
+        let hash = IoHash::of(&bytes);
+        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
+        if n % 40 == 0 {
+            store.commit();
+            put_ref(&store, n, &[hash], 0);
+        }
+    }
+    store.commit();
+    store.checkpoint().expect("the disk works");
+    fill(&disk, &store);
+    let report = collect(&store, 600).expect("it frees space for its own records");
+    assert!(report.blobs >= 5_800, "{report:?}");
+    // The deletes themselves are no longer needed.
+    collect(&store, 601).expect("the disk works");
+    let bytes = store.disk_bytes() - store.index_bytes();
+    assert!(bytes < 200_000, "{bytes} bytes are still used: {report:?}");
+    for n in (0..6_000_u64).step_by(40) {
+        let hash = IoHash::of(&[n.to_le_bytes().as_slice(), &[1; 292]].concat());
+        assert!(store.has_blob(&namespace(), &hash).expect("readable"), "blob {n}");
+    }
+    store.look_at_disk();
+    assert!(!store.space().is_full);
+    assert_eq!(store.verify().expect("readable").incomplete, 0);
+}
+
+#[test]
+fn a_collection_on_a_full_disk_removes_expired_refs_and_what_they_reach_step_by_step() {
+    let (disk, store) = open_with_reserve();
+    let shared = put_blob(&store, b"every ref reaches it");
+    for n in 0..3_000_u64 {
+        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[2; 600]].concat());
+        let hash = IoHash::of(&bytes);
+        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
+        let attachments = vec![Value::BinaryAttachment(hash), Value::BinaryAttachment(shared)];
+        // The last ones are young.
+        let put = reference(n, attachments, if n < 2_900 { 0 } else { 10_000 }, vec![hash]);
+        store.put_ref(put, Box::new(|_| {}));
+        if n % 20 == 0 {
+            store.commit();
+        }
+    }
+    store.commit();
+    store.checkpoint().expect("the disk works");
+    fill(&disk, &store);
+    let collect = || {
+        store.collect(&CollectOptions {
+            now: at(10_001),
+            policy: &|_| RefPolicy::Ttl(Duration::from_secs(86_400)),
+            last_access: &|_, _, _| None,
+            blob_age_min: Duration::from_secs(3600),
+        })
+    };
+    let report = collect().expect("it frees space for its own records");
+    assert!(report.refs >= 2_800 && report.blobs >= 2_800, "{report:?}");
+    collect().expect("the disk works");
+    let bytes = store.disk_bytes() - store.index_bytes();
+    assert!(bytes < 300_000, "{bytes} bytes are still used: {report:?}");
+    let found = store.verify().expect("readable");
+    assert!(found.refs >= 100 && found.incomplete == 0 && found.damaged == 0, "{found:?}");
+    for n in 2_900..3_000 {
+        assert!(store.reference(&namespace(), &bucket(), &key(n)).expect("readable").is_some(), "ref {n}");
+    }
+}
+
+#[test]
+fn deletes_on_a_full_disk_leave_a_collection_the_space_that_it_needs() {
+    let (disk, store) = open_with_reserve();
+    for n in 0..1_500_u64 {
+        let noise = Value::Binary([n.to_le_bytes().as_slice(), &[3; 200]].concat());
+        store.put_ref(reference(n, vec![noise], 0, Vec::new()), Box::new(|_| {}));
+    }
+    store.commit();
+    store.checkpoint().expect("the disk works");
+    fill(&disk, &store);
+    let mut gone = 0;
+    while gone < 1_500 {
+        match result(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(gone), done)) {
+            Ok(_) => gone += 1,
+            Err(error) => {
+                assert!(matches!(error, StoreError::Full), "{error}");
+                break;
+            }
+        }
+    }
+    assert!((50..1_500).contains(&gone), "{gone} were deleted");
+    let report = collect(&store, 600).expect("half of the reserve is left");
+    assert!(report.segments > 0, "{report:?}");
+    done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(gone), done));
+}
+
 #[test]
 fn refs_count_in_the_quota_of_a_namespace() {
     let store = open(disk());

@@ -1,4 +1,5 @@
-//! Requests on a schedule, or as fast as they are answered, over kept-alive HTTP/1.1 connections.
+//! Requests on a schedule, or as fast as they are answered, over kept-alive HTTP/1.1 connections,
+//! with TLS or without.
 //!
 //! One thread and one epoll loop. Bodies that come back are dropped in the kernel, unread, so that
 //! as much as possible of the machine is left to the server.
@@ -13,8 +14,10 @@ use crate::clock::{self, nanoseconds, now_ns};
 use crate::interrupt;
 use crate::poll::Poller;
 use crate::probe::Probe;
-use crate::socket::{Stream, Taken};
+use crate::socket::Taken;
 use crate::stats::Times;
+
+use super::wire::{self, Wire};
 
 /// A request without an answer for this long has failed.
 const TIMEOUT_NS: u64 = 30_000_000_000;
@@ -47,6 +50,8 @@ pub(crate) enum Pace {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) addr: SocketAddr,
+    /// The server speaks TLS.
+    pub(crate) tls: bool,
     pub(crate) pace: Pace,
     /// Duration for which new requests are sent.
     pub(crate) window: Duration,
@@ -146,6 +151,7 @@ impl Seen {
 pub(crate) fn run(plan: &Plan, probe: &Probe, fill: &mut dyn FnMut(u64, &mut Outgoing)) -> io::Result<Seen> {
     let mut load = Load {
         plan: *plan,
+        tls: if plan.tls { Some(wire::tls_config()?) } else { None },
         poller: Poller::new()?,
         connections: Vec::new(),
         idle: Vec::new(),
@@ -160,6 +166,7 @@ pub(crate) fn run(plan: &Plan, probe: &Probe, fill: &mut dyn FnMut(u64, &mut Out
 
 struct Load<'f> {
     plan: Plan,
+    tls: Option<Arc<rustls::ClientConfig>>,
     poller: Poller,
     connections: Vec<Connection>,
     idle: Vec<usize>,
@@ -237,7 +244,7 @@ impl Load<'_> {
 
     fn connect(&mut self) -> io::Result<usize> {
         let index = self.connections.len();
-        let connection = Connection::new(self.plan.addr)?;
+        let connection = Connection::new(self.plan.addr, self.tls.as_ref())?;
         self.poller.add(connection.stream.raw(), index, true, false)?;
         self.connections.push(connection);
         Ok(index)
@@ -257,9 +264,14 @@ impl Load<'_> {
 
     fn advance(&mut self, index: usize, readable: bool) -> io::Result<()> {
         let connection = &mut self.connections[index];
-        let step = connection
-            .write(&self.poller, index)
-            .and_then(|()| if readable { connection.read() } else { Ok(Step::Waiting) });
+        let step = connection.write(&self.poller, index).and_then(|()| match readable {
+            false => Ok(Step::Waiting),
+            true => match connection.read()? {
+                // The handshake may have ended with what was read.
+                Step::Waiting => connection.write(&self.poller, index).map(|()| Step::Waiting),
+                answered => Ok(answered),
+            },
+        });
         match step {
             Ok(Step::Waiting) => {}
             Ok(Step::Answered { status, bytes, closes }) => {
@@ -292,7 +304,7 @@ impl Load<'_> {
     }
 
     fn replace(&mut self, index: usize) -> io::Result<()> {
-        let connection = Connection::new(self.plan.addr)?;
+        let connection = Connection::new(self.plan.addr, self.tls.as_ref())?;
         self.poller.add(connection.stream.raw(), index, true, false)?;
         self.connections[index] = connection;
         Ok(())
@@ -315,7 +327,7 @@ enum Step {
 }
 
 struct Connection {
-    stream: Stream,
+    stream: Wire,
     outgoing: Outgoing,
     sent: u64,
     /// True if the poller reports room to write.
@@ -333,9 +345,9 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(addr: SocketAddr) -> io::Result<Self> {
+    fn new(addr: SocketAddr, tls: Option<&Arc<rustls::ClientConfig>>) -> io::Result<Self> {
         Ok(Self {
-            stream: Stream::connect(addr, None, None)?,
+            stream: Wire::connect(addr, tls)?,
             outgoing: Outgoing::default(),
             sent: 0,
             watches_room: false,
@@ -366,11 +378,7 @@ impl Connection {
             if rest.is_empty() {
                 break false;
             }
-            let count = match self.stream.write(rest) {
-                // Still connecting: room comes with the connection.
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => 0,
-                other => other?,
-            };
+            let count = self.stream.write(rest)?;
             self.sent += count as u64;
             if count == 0 || turn < count {
                 break true;
@@ -378,6 +386,8 @@ impl Connection {
             turn -= count;
             self.moved = now_ns();
         };
+        // Until the server has answered the handshake, nothing waits for room.
+        let full = self.stream.flush()? || full && !self.stream.is_shaking_hands();
         if full != self.watches_room {
             poller.modify(self.stream.raw(), token, true, full)?;
             self.watches_room = full;
@@ -389,7 +399,9 @@ impl Connection {
         if self.left.is_none() && !self.read_head()? {
             return Ok(Step::Waiting);
         }
-        let mut turn = TURN_BYTES as u64;
+        // The poller does not know of bytes that a session has decrypted: they are taken to their
+        // end.
+        let mut turn = if matches!(self.stream, Wire::Tls { .. }) { u64::MAX } else { TURN_BYTES as u64 };
         let left = self.left.get_or_insert(0);
         while *left > 0 && turn > 0 {
             let wanted = usize::try_from((*left).min(turn)).unwrap_or(usize::MAX);
@@ -511,8 +523,63 @@ mod tests {
         addr
     }
 
+    /// Answers the requests of each connection over TLS, each with `bytes` bytes.
+    fn tls_server(bytes: usize) -> SocketAddr {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.into())
+            .expect("a key that fits");
+        let config = Arc::new(config);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
+        let addr = listener.local_addr().expect("bound");
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.expect("accept");
+                let session = rustls::ServerConnection::new(Arc::clone(&config)).expect("a session");
+                std::thread::spawn(move || {
+                    let mut stream = rustls::StreamOwned::new(session, stream);
+                    let (mut buf, mut held) = ([0; 65536], Vec::new());
+                    while let Ok(count @ 1..) = stream.read(&mut buf) {
+                        held.extend_from_slice(&buf[..count]);
+                        // A request has a body of 200,000 bytes.
+                        while let Some(end) = find(&held, b"\r\n\r\n").map(|head| head + 4 + 200_000)
+                            && held.len() >= end
+                        {
+                            held.drain(..end);
+                            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {bytes}\r\n\r\n");
+                            let _ = stream.write_all(&[head.as_bytes(), &vec![7; bytes]].concat());
+                        }
+                    }
+                });
+            }
+        });
+        addr
+    }
+
+    #[test]
+    fn requests_go_over_tls() {
+        for pace in [Pace::Closed { connections: 3 }, Pace::Open { rate: 1000.0 }] {
+            let addr = tls_server(300_000);
+            let plan = Plan { addr, tls: true, pace, window: Duration::from_secs(20), count: 20 };
+            let probe = Probe::new(None, None).expect("no process");
+            let body: Arc<[u8]> = vec![1; 200_000].into();
+            let seen = run(&plan, &probe, &mut |_, out| {
+                out.set_head(b"PUT / HTTP/1.1\r\nContent-Length: 200000\r\n\r\n");
+                out.set_body(Arc::clone(&body));
+            });
+            let seen = seen.expect("loopback");
+            assert_eq!((seen.succeeded, seen.count()), (20, 20), "{:?}", seen.failed);
+            assert!(seen.bytes_in > 20 * 300_000, "{}", seen.bytes_in);
+        }
+    }
+
     fn check(pace: Pace, answer: &'static [u8], count: u64) -> Seen {
-        let plan = Plan { addr: server(answer), pace, window: Duration::from_secs(20), count };
+        let plan = Plan { addr: server(answer), tls: false, pace, window: Duration::from_secs(20), count };
         let probe = Probe::new(None, None).expect("no process");
         run(&plan, &probe, &mut |_, out| out.set_head(b"GET / HTTP/1.1\r\n\r\n")).expect("loopback")
     }

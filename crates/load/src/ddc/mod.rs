@@ -21,6 +21,7 @@ mod data;
 mod engine;
 mod peer;
 mod saturation;
+mod wire;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -102,7 +103,7 @@ pub struct Options {
     pub program: PathBuf,
     /// Tests and groups by name; `all` for the thirteen tests.
     pub names: Vec<String>,
-    /// `http://HOST:PORT` of a running server; without it one is started.
+    /// `http://HOST:PORT` or `https://HOST:PORT` of a running server; without it one is started.
     pub url: Option<String>,
     /// Process id of that server, when it runs here: for CPU and memory.
     pub pid: Option<u32>,
@@ -379,6 +380,7 @@ impl<'o> Bench<'o> {
         let seen = engine::run(
             &Plan {
                 addr: peer.addr,
+                tls: peer.tls,
                 pace: Pace::Closed { connections: 4 },
                 window: Duration::from_secs(3600),
                 count: count as u64,
@@ -437,7 +439,13 @@ impl<'o> Bench<'o> {
             .take(needed)
             .map(|(_, item)| item.as_ref().map(|item| item.bytes().into()))
             .collect();
-        let plan = Plan { addr: peer.addr, pace: Pace::Open { rate: test.rate }, window, count: u64::MAX };
+        let plan = Plan {
+            addr: peer.addr,
+            tls: peer.tls,
+            pace: Pace::Open { rate: test.rate },
+            window,
+            count: u64::MAX,
+        };
         let seen = engine::run(&plan, &peer.probe, &mut |number, out| {
             let index = usize::try_from(number).unwrap_or(usize::MAX) % targets.len();
             out.set_head(&targets[index].0);
@@ -501,6 +509,7 @@ impl<'o> Bench<'o> {
             .collect();
         let plan = Plan {
             addr: peer.addr,
+            tls: peer.tls,
             pace: Pace::Closed { connections: CONNECTIONS },
             window: Duration::from_secs(3600),
             count: CONNECTIONS as u64,
@@ -532,6 +541,7 @@ impl<'o> Bench<'o> {
         // As many refs as blobs: each ref's attachment is the blob before it.
         let plan = Plan {
             addr: peer.addr,
+            tls: peer.tls,
             pace: Pace::Closed { connections: 64 },
             window: Duration::from_secs(3600),
             count: half,
@@ -583,6 +593,7 @@ impl<'o> Bench<'o> {
         let number = |request: u64| request.wrapping_mul(7_368_787) % entries / 3 * 3;
         let plan = Plan {
             addr: peer.addr,
+            tls: peer.tls,
             pace: Pace::Closed { connections: CONNECTIONS },
             window: Duration::from_secs(60),
             count: entries.min(200_000),

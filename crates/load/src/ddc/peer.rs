@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Peer {
     /// Its address.
     pub(crate) addr: SocketAddr,
+    /// It speaks TLS.
+    pub(crate) tls: bool,
     /// Its folder.
     pub(crate) probe: Probe,
     /// From the start of the process to its first answer, if it was started here.
@@ -29,14 +31,19 @@ impl Peer {
     /// A server that runs already.
     pub(crate) fn running(url: &str, pid: Option<u32>) -> io::Result<Self> {
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidInput, why);
-        let host = url.strip_prefix("http://").ok_or_else(|| {
-            invalid(format!("`{url}` is not http://HOST:PORT; the bench measures plain HTTP"))
-        })?;
+        let (host, tls) = match (url.strip_prefix("http://"), url.strip_prefix("https://")) {
+            (Some(host), _) => (host, false),
+            (None, Some(host)) => (host, true),
+            (None, None) => {
+                return Err(invalid(format!("`{url}` is not http://HOST:PORT or https://HOST:PORT")));
+            }
+        };
         let host = host.trim_end_matches('/');
-        let host = if host.contains(':') { host.to_owned() } else { format!("{host}:80") };
+        let port = if tls { 443 } else { 80 };
+        let host = if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") };
         let addr = host.to_socket_addrs()?.next();
         let addr = addr.ok_or_else(|| invalid(format!("`{host}` has no address")))?;
-        Ok(Self { addr, probe: Probe::new(pid, None)?, start: Duration::ZERO, child: None })
+        Ok(Self { addr, tls, probe: Probe::new(pid, None)?, start: Duration::ZERO, child: None })
     }
 
     /// Starts `throng up --only ddc` with its data in `data`.
@@ -118,7 +125,7 @@ impl Peer {
         loop {
             if probe::fetch(addr, "/health/ready").is_ok() {
                 own.watch(name);
-                return Ok(Self { addr, probe, start: started.elapsed(), child: Some(own) });
+                return Ok(Self { addr, tls: false, probe, start: started.elapsed(), child: Some(own) });
             }
             let ended = own.try_wait().map_err(failed)?;
             if ended.is_some() || started.elapsed() > PATIENCE {

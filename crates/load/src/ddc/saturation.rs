@@ -146,6 +146,7 @@ impl Bench<'_> {
         let window = self.options.duration.unwrap_or(usual);
         let plan = Plan {
             addr: peer.addr,
+            tls: peer.tls,
             pace: Pace::Closed { connections: CONNECTIONS },
             window,
             // Bounds what is written to the disk in one case.

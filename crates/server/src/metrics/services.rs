@@ -6,8 +6,40 @@ use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 
 use super::{family, gauge, labelled, plain};
 
+/// Namespaces of the cache with samples of their own; the others are summed up.
+const NAMESPACES_MAX: usize = 20;
+/// Label of the others: no namespace, for a name has no spaces.
+const REST: &str = "all others";
+
+/// Sizes of the namespaces of the cache, the largest first.
+pub(super) fn size_families(sizes: &[(String, throng_ddc_store::Usage)]) -> Vec<Family> {
+    let by = |name, help, of: fn(&throng_ddc_store::Usage) -> u64| {
+        let (large, rest) = sizes.split_at(sizes.len().min(NAMESPACES_MAX));
+        let mut rows: Vec<_> =
+            large.iter().map(|(name, usage)| labelled("namespace", name.clone(), of(usage) as f64)).collect();
+        let sum: u64 = rest.iter().map(|(_, usage)| of(usage)).sum();
+        rows.push(labelled("namespace", REST, sum as f64));
+        family(name, help, FamilyKind::Gauge, rows)
+    };
+    vec![
+        by("throng_ddc_refs", "Refs, by namespace; the smaller ones together as `all others`.", |usage| {
+            usage.refs
+        }),
+        by("throng_ddc_blobs", "Blobs, by namespace.", |usage| usage.blobs),
+        by("throng_ddc_blob_bytes", "Bytes of blobs, by namespace.", |usage| usage.blob_bytes),
+    ]
+}
+
 pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Family> {
     use FamilyKind::Counter;
+    let latencies = throng_ddc_server::OPERATIONS.iter().zip(&cache.latencies).map(|(name, taken)| Sample {
+        labels: vec![("operation", Cow::Borrowed(*name))],
+        value: SampleValue::Histogram {
+            bounds: Cow::Borrowed(&throng_ddc_server::LATENCY_BOUNDS_S),
+            counts: taken.counts.to_vec(),
+            sum: taken.sum_s,
+        },
+    });
     let count = |name, help, number: u64| family(name, help, Counter, vec![plain(number as f64)]);
     let lookup = |kind: &'static str, result: &'static str, number: u64| Sample {
         labels: vec![("kind", Cow::Borrowed(kind)), ("result", Cow::Borrowed(result))],
@@ -27,6 +59,12 @@ pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Famil
                 lookup("blob", "hit", cache.blob_hits),
                 lookup("blob", "miss", cache.blob_misses),
             ],
+        ),
+        family(
+            "throng_ddc_request_seconds",
+            "Time from a request's head to the response's, by operation.",
+            FamilyKind::Histogram,
+            latencies.collect(),
         ),
         count("throng_ddc_in_bytes", "Bytes of received blobs.", cache.bytes_in),
         count("throng_ddc_out_bytes", "Bytes of response bodies.", cache.bytes_out),
@@ -71,6 +109,16 @@ pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Famil
             "throng_ddc_write_failures",
             "Changes that could not be written to disk.",
             cache.store.failures,
+        ),
+        count(
+            "throng_ddc_upkeep_failures",
+            "Garbage collections, evictions and scrubs that failed.",
+            cache.upkeep_failures,
+        ),
+        gauge(
+            "throng_ddc_free_bytes",
+            "Bytes that the disk of the cache's folder has left.",
+            cache.space.free.map_or(f64::NAN, |free| free as f64),
         ),
         gauge("throng_ddc_used_bytes", "Bytes in the cache's folder.", cache.space.used as f64),
         gauge(

@@ -238,8 +238,7 @@ const BUILT_ALONE: &[&str] = &[
 /// shorter.
 const CYCLES: &[(&str, &str)] = &[
     ("client", "event options"),
-    ("ddc-server", "answer body http1 origin refresh serve service stats streaming upload upstream"),
-    ("ddc-store", "commit events index log plan quota run store"),
+    ("ddc-server", "answer body origin service streaming upload"),
     (
         "matcher",
         "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",

@@ -4,6 +4,7 @@
 #[path = "../../../matcher-server/tests/it/support/bus.rs"]
 mod bus;
 mod cache;
+mod cache_pages;
 mod cli;
 mod deploy;
 mod docs;

@@ -1,0 +1,12 @@
+//! Kinds of listeners.
+
+/// What a listener shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    /// Namespaces that are marked public.
+    Public,
+    /// Every namespace.
+    Corporate,
+    /// Every namespace, the replication log and administration.
+    Internal,
+}

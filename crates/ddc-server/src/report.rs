@@ -1,0 +1,147 @@
+//! Counters of the cache and sizes of its namespaces, for metrics and console.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use throng_ddc::Namespace;
+use throng_ddc_store::{StoreError, Usage};
+
+use crate::service::Service;
+use crate::stats::{CacheStats, Latencies};
+
+/// Time between two counts of what namespaces hold, at least.
+const COUNT_EVERY: Duration = Duration::from_secs(60);
+/// A count takes at most this part of the time.
+const COUNT_PART: u32 = 100;
+
+impl Service {
+    /// Counters since the start.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        CacheStats {
+            requests: read(&counters.requests),
+            failures: read(&counters.failures),
+            malformed: read(&counters.malformed),
+            ref_hits: read(&counters.ref_hits),
+            ref_misses: read(&counters.ref_misses),
+            blob_hits: read(&counters.blob_hits),
+            blob_misses: read(&counters.blob_misses),
+            bytes_in: read(&counters.bytes_in),
+            bytes_out: read(&counters.bytes_out),
+            collections: read(&counters.collections),
+            collected_refs: read(&counters.collected_refs),
+            collected_blobs: read(&counters.collected_blobs),
+            collected_bytes: read(&counters.collected_bytes),
+            upkeep_failures: read(&counters.upkeep_failures),
+            latencies: counters.latencies.each_ref().map(|latencies| Latencies {
+                counts: latencies.counts.each_ref().map(read),
+                sum_s: read(&latencies.sum_us) as f64 / 1e6,
+            }),
+            scrubbed_bytes: read(&counters.scrubbed_bytes),
+            damaged: read(&counters.damaged),
+            fetched: read(&self.origin_counters.fetched),
+            fetched_bytes: read(&self.origin_counters.fetched_bytes),
+            origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
+            store: self.store.stats(),
+            space: self.store.space(),
+            index_damaged: self.store.has_damaged_index(),
+        }
+    }
+
+    /// Sizes of namespaces at the last count, the largest first.
+    #[must_use]
+    pub fn sizes(&self) -> Vec<(Namespace, Usage)> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Counts what namespaces hold: a walk over the whole index.
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn count_sizes(&self) -> Result<(), StoreError> {
+        let mut sizes = Vec::new();
+        for namespace in self.store.namespaces()? {
+            let usage = self.store.usage(&namespace)?;
+            sizes.push((namespace, usage));
+        }
+        sizes.sort_by_key(|(_, usage)| std::cmp::Reverse(usage.blob_bytes));
+        *self.sizes.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+        Ok(())
+    }
+
+    /// Counts what namespaces hold from time to time until `end` is gone. For a thread of its own.
+    pub(crate) fn run_counts(&self, end: &Receiver<()>) {
+        loop {
+            let started = Instant::now();
+            if let Err(error) = self.count_sizes() {
+                tracing::error!(%error, "the sizes of namespaces could not be counted");
+            }
+            let wait = COUNT_EVERY.max(started.elapsed() * COUNT_PART);
+            match end.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// [`stats`](Service::stats) and sizes as JSON, with hit ratios: what a hit-rate page shows.
+    #[must_use]
+    pub fn report(&self) -> Value {
+        let stats = self.stats();
+        let space = stats.space;
+        let ratio = |hits: u64, misses: u64| match hits + misses {
+            0 => Value::Null,
+            all => (hits as f64 / all as f64).into(),
+        };
+        let lookups = |hits: u64, misses: u64| json!({ "hits": hits, "misses": misses, "hit_ratio": ratio(hits, misses) });
+        json!({
+            "requests": stats.requests,
+            "failures": stats.failures,
+            "malformed": stats.malformed,
+            "refs": lookups(stats.ref_hits, stats.ref_misses),
+            "blobs": lookups(stats.blob_hits, stats.blob_misses),
+            "bytes_in": stats.bytes_in,
+            "bytes_out": stats.bytes_out,
+            "collections": {
+                "count": stats.collections,
+                "refs": stats.collected_refs,
+                "blobs": stats.collected_blobs,
+                "blob_bytes": stats.collected_bytes,
+            },
+            "upkeep_failures": stats.upkeep_failures,
+            "sizes": self.sizes().iter().map(|(namespace, usage)| json!({
+                "namespace": namespace.as_str(),
+                "refs": usage.refs,
+                "blobs": usage.blobs,
+                "blob_bytes": usage.blob_bytes,
+            })).collect::<Vec<_>>(),
+            "scrubbed_bytes": stats.scrubbed_bytes,
+            "damaged": stats.damaged + stats.store.damaged,
+            "disk": {
+                "used_bytes": space.used,
+                "free_bytes": space.free,
+                "bytes_max": self.bytes_max(),
+                "full": space.is_full,
+                "index_damaged": stats.index_damaged,
+            },
+            "elsewhere": {
+                "fetched_blobs": stats.fetched,
+                "fetched_bytes": stats.fetched_bytes,
+                "failures": stats.origin_failures,
+                "unconfirmed_refs": self.origin_counters.stale.load(Ordering::Relaxed),
+            },
+            "store": {
+                "commits": stats.store.commits,
+                "changes": stats.store.changes,
+                "log_bytes": stats.store.log_bytes,
+                "checkpoints": stats.store.checkpoints,
+                "failures": stats.store.failures,
+            },
+        })
+    }
+}

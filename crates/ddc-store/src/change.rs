@@ -1,0 +1,139 @@
+//! Changes that are asked for, and the queue in which they wait to be committed.
+
+use bytes::Bytes;
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
+
+use crate::error::StoreError;
+use crate::key::{Location, RefValue};
+use crate::record::RecordPosition;
+
+/// What became of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeResult {
+    /// It was made.
+    Done,
+    /// What was to be put was there already; what was to be deleted or finalised was not.
+    Unchanged,
+    /// Another object is there, and overwriting was not permitted.
+    Conflict(RefValue),
+    /// A blob that the ref relies on was removed meanwhile: resolve the attachments again.
+    Lost,
+    /// The namespace may not hold as much.
+    OverQuota,
+}
+
+/// Called once, with what became of a change, when that is durable. On the thread that commits: it
+/// must not wait.
+pub type Done = Box<dyn FnOnce(Result<ChangeResult, StoreError>) + Send>;
+
+/// A ref that is to be put.
+#[derive(Clone, Debug)]
+pub struct PutRef {
+    /// Namespace of the ref.
+    pub namespace: Namespace,
+    /// Bucket of the ref.
+    pub bucket: Bucket,
+    /// Key of the ref in its bucket.
+    pub key: Key,
+    /// Content of the ref.
+    pub value: RefValue,
+    /// True if another object may be replaced.
+    pub overwrite: bool,
+    /// The blobs that everything the object reaches lies in, if it is to be finalised.
+    pub relies_on: Vec<IoHash>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Blob {
+        key: Vec<u8>,
+        payload: Bytes,
+        put: Timestamp,
+    },
+    Large {
+        key: Vec<u8>,
+        location: Location,
+    },
+    Content {
+        key: Vec<u8>,
+        /// The form was decoded, and its hash was right.
+        verified: bool,
+    },
+    Ref {
+        key: Vec<u8>,
+        value: RefValue,
+        overwrite: bool,
+        relies_on: Vec<Vec<u8>>,
+    },
+    /// Notes when a ref was last used.
+    Access {
+        key: Vec<u8>,
+        used: Timestamp,
+    },
+    Finalise {
+        key: Vec<u8>,
+        object: IoHash,
+        relies_on: Vec<Vec<u8>>,
+    },
+    Delete {
+        key: Vec<u8>,
+    },
+    /// Deletes what still has this value, unless a ref came to rely on it.
+    Collect {
+        key: Vec<u8>,
+        value: Box<[u8]>,
+    },
+    /// Sets a key of ours to a value.
+    Set {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
+    /// Writes what a record says again at the end of the log, if it is still the newest of its key;
+    /// with the payload, if it has one.
+    Move {
+        key: Vec<u8>,
+        record: RecordPosition,
+        payload: Option<Bytes>,
+    },
+    /// Writes a delete again at the end of the log.
+    MoveDelete {
+        key: Vec<u8>,
+        range: Vec<u8>,
+    },
+    /// Writes down which keys damage took: fingerprint, segment and offset.
+    Loss {
+        keys: Vec<(u64, u64, u64)>,
+    },
+}
+
+impl Change {
+    /// Key of something that is to be stored.
+    pub(crate) fn stored_key(&self) -> Option<&[u8]> {
+        use Change::{Blob, Content, Finalise, Large, Ref};
+        match self {
+            Blob { key, .. }
+            | Large { key, .. }
+            | Content { key, .. }
+            | Ref { key, .. }
+            | Finalise { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn payload_len(&self) -> usize {
+        match self {
+            Change::Blob { payload, .. } | Change::Move { payload: Some(payload), .. } => payload.len(),
+            Change::Ref { value, .. } => value.inline.as_ref().map_or(0, Bytes::len),
+            _ => 0,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) changes: Vec<(Change, Done)>,
+    pub(crate) bytes: usize,
+    pub(crate) closed: bool,
+    /// Who commits waits for so many.
+    pub(crate) wanted: usize,
+}

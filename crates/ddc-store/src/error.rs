@@ -1,0 +1,91 @@
+//! Failures of the store and of its index.
+
+use std::io;
+use std::sync::Arc;
+
+/// Failure of the index.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// A block of a run does not check.
+    #[error(
+        "the index is damaged (run {run:016x}, offset {offset}); restart the server, or stop it and run `throng ddc reindex`"
+    )]
+    Damaged {
+        /// Number of the run.
+        run: u64,
+        /// Offset of the block in the run's file.
+        offset: u64,
+    },
+    /// The system failed to read or write.
+    #[error("the index: {0}")]
+    Io(Arc<io::Error>),
+}
+
+impl IndexError {
+    pub(crate) fn damaged(run: u64, offset: u64) -> IndexError {
+        IndexError::Damaged { run, offset }
+    }
+}
+
+impl From<io::Error> for IndexError {
+    fn from(error: io::Error) -> IndexError {
+        IndexError::Io(Arc::new(error))
+    }
+}
+
+/// Why something could not be stored or read.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// No space left. Reads and deletes go on, and uploads too once there is space.
+    #[error(
+        "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
+    )]
+    Full,
+    /// Written by a version that knows more.
+    #[error(
+        "the store has format {0}, and this version reads formats 1 and 2; use the version that wrote it"
+    )]
+    Format(String),
+    /// A store of version 1 can only be converted, which a look at it must not do.
+    #[error("the store has format 1; start the server once, or run `throng ddc reindex`, to convert it")]
+    OldFormat,
+    /// A store of version 1 could not be read.
+    #[error("the store of version 1 cannot be converted: its index says {0}")]
+    Convert(String),
+    /// Too much waits to be written.
+    #[error("uploads arrive faster than the disk writes; retry later")]
+    Busy,
+    /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
+    /// restart.
+    #[error("the store refuses writes after one failed: {0}")]
+    Broken(Arc<io::Error>),
+    /// The system says no.
+    #[error("the store: {0}")]
+    Io(Arc<io::Error>),
+    /// The index file says no.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+impl StoreError {
+    /// Reports whether the disk has no space.
+    pub(crate) fn is_full(&self) -> bool {
+        match self {
+            StoreError::Full => true,
+            StoreError::Index(IndexError::Io(error)) => is_full(error),
+            _ => false,
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+impl From<io::Error> for StoreError {
+    fn from(error: io::Error) -> StoreError {
+        if is_full(&error) { StoreError::Full } else { StoreError::Io(Arc::new(error)) }
+    }
+}
