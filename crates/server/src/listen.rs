@@ -59,7 +59,8 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, Vec<(&'stat
             _ => Transport::Tcp,
         };
         if matches!(transport, Transport::Kcp | Transport::Enet) && listener.tls {
-            let why = "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` or `enet_dtls_cert` for ENet";
+            let why =
+                "KCP and ENet have no TLS; use tcp or ws, or `enet_key_file` or `enet_dtls_cert` for ENet";
             wrong.push(("tls", why.to_owned()));
         }
         match resolve_addr(&listener.addr) {
