@@ -55,7 +55,7 @@ impl Server {
     }
 
     fn advance(&mut self, by: Duration) -> Vec<(SocketAddr, Vec<u8>)> {
-        self.now = self.now + by;
+        self.now += by;
         self.dtls.handle_timeout(self.now, &mut self.inside);
         self.said()
     }
@@ -187,7 +187,7 @@ fn handshakes_survive_lossy_links() {
         while clients.iter().any(|client| client.got.is_empty()) {
             step += 1;
             assert!(server.now < Instant::from_millis(120_000), "seed {seed}");
-            server.now = server.now + Duration::from_millis(1);
+            server.now += Duration::from_millis(1);
             let now = server.now;
             for (to, datagram) in server.advance(Duration::ZERO) {
                 put(&mut flying, now, to, false, datagram);
@@ -198,7 +198,7 @@ fn handshakes_survive_lossy_links() {
                     *client = Client::new(client.address, &server);
                 }
                 // Once the handshake is over: as often as ENet repeats a CONNECT.
-                if client.is_open && step % 100 == 0 {
+                if client.is_open && step.is_multiple_of(100) {
                     client.send(CONNECT);
                 }
                 for datagram in client.said() {
