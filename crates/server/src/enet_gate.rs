@@ -51,10 +51,11 @@ pub(crate) fn dtls(listener: &Listener) -> Result<Option<DtlsConfig>, (&'static 
     let read =
         |name, path: &str| fs::read(path).map_err(|error| (name, format!("cannot read `{path}`: {error}")));
     let (cert, key) = (read("enet_dtls_cert", cert)?, read("enet_dtls_key", key)?);
-    let config = DtlsConfig::from_pem(&cert, &key).map_err(|error| ("enet_dtls_cert", error.to_string()))?;
+    let mut config =
+        DtlsConfig::from_pem(&cert, &key).map_err(|error| ("enet_dtls_cert", error.to_string()))?;
     // A gate has its own rule for plain clients.
-    let plain = listener.enet_plain || !listener.enet_key_file.is_empty();
-    Ok(Some(DtlsConfig { plain, ..config }))
+    config.plain = listener.enet_plain || !listener.enet_key_file.is_empty();
+    Ok(Some(config))
 }
 
 fn parse_key(text: &str) -> Option<[u8; KEY_BYTES]> {
