@@ -15,13 +15,15 @@ fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
     sum.in_rooms += outcome.in_rooms;
     sum.resyncs += outcome.resyncs;
     sum.closed += outcome.closed;
+    sum.resumed += outcome.resumed;
 }
 
 #[test]
 fn features_do_not_disturb_each_other() {
     let Some(sum) = common::play("mixed", COUNT, run_mixed, add) else { return };
-    let SpatialOutcome { across_servers, recovered, calls, seen, in_rooms, resyncs, closed, .. } = sum;
-    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, closed];
+    let SpatialOutcome { across_servers, recovered, calls, seen, in_rooms, resyncs, closed, resumed, .. } =
+        sum;
+    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, closed, resumed];
     assert!(met.iter().all(|&count| count > 20), "every kind of event was met: {sum:?}");
 }
 
