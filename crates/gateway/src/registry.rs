@@ -94,7 +94,7 @@ pub(crate) struct PendingAuth {
     pub(crate) wants_token: bool,
 }
 
-/// What a failed login leads to.
+/// Consequences of a failed login.
 #[derive(Debug)]
 pub(crate) struct FailedLogin {
     pub(crate) result: AuthResult,

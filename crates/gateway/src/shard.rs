@@ -147,8 +147,8 @@ impl Shard {
         self.board.config.limits.unlimited_addresses.iter().any(|range| range.contains(addr))
     }
 
-    /// This shard runs the world, which takes as much work as so many connections: it gets that many
-    /// fewer than the others. Without a world the weight is ignored. Shard 0 only.
+    /// This shard runs the world, which takes as much work as so many connections: it gets that
+    /// many fewer than the others. Without a world the weight is ignored. Shard 0 only.
     pub fn set_world_weight(&mut self, connections: usize) {
         if self.board.config.spatial.is_world()
             && let Some(global) = &mut self.global

@@ -34,7 +34,7 @@ pub struct Spatial {
 }
 
 impl Spatial {
-    /// Whether entities are more than channels: there are cells, or rates by distance.
+    /// True if entities are more than channels: there are cells, or rates by distance.
     pub(crate) fn is_world(&self) -> bool {
         self.grid.is_some() || self.lod.is_some()
     }

@@ -29,7 +29,7 @@ struct Load {
     conns: u64,
 }
 
-/// What the first shard keeps between two looks.
+/// State of the first shard between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
     next: Instant,
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(looks.look(Instant::from_millis(1), loads.totals()), Some(0));
         publish([500, 100, 100]);
         assert_eq!(looks.look(Instant::from_millis(200), loads.totals()), None, "not yet");
-        // 500 for 100 connections, where others take 100: 400 besides, and at most the 300 there are.
+        // 500 for 100 connections, where others take 100: 400 besides, at most the 300 there are.
         assert_eq!(looks.look(Instant::from_millis(251), loads.totals()), Some(150));
         publish([100, 100, 100]);
         assert_eq!(looks.look(Instant::from_millis(502), loads.totals()), Some(75), "it fades");

@@ -89,7 +89,7 @@ impl Mix {
         })
     }
 
-    /// Whether a client may be closed for this reason although it keeps all rules.
+    /// True if a client may be closed for this reason although it keeps all rules.
     pub(super) fn may_close(self, reason: CloseReason) -> bool {
         match reason {
             CloseReason::SlowReader | CloseReason::Stalled => self.slow,

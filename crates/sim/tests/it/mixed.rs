@@ -1,7 +1,7 @@
 //! Long runs of the world together with everything else that the gateway does at the same time.
 //!
-//! `THRONG_SEED=17` plays one seed, `THRONG_MIXED_SEEDS=10000` plays more of them, `THRONG_FIRST_SEED=500`
-//! begins there, `THRONG_TRACE=1` prints what every peer is sent.
+//! `THRONG_SEED=17` plays one seed, `THRONG_MIXED_SEEDS=10000` plays more of them,
+//! `THRONG_FIRST_SEED=500` begins there, `THRONG_TRACE=1` prints what every peer is sent.
 
 use crate::common;
 
