@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use throng_gateway::data::{Schemas, SchemasBuilder};
-use throng_gateway::{Closed, Config, ConnId, ConnKind, Framing, StateMachine, Verdict};
+use throng_gateway::{Closed, Config, ConnHandle, ConnKind, Framing, StateMachine, Verdict};
 use throng_wire::MessagePack;
 
 use crate::Process;
@@ -70,7 +70,7 @@ fn take(process: &mut Process, step: u8, steps: &mut Steps<'_>) {
     }
 }
 
-fn send(process: &mut Process, conn: ConnId, channel: u8, msg_type: u8, broadcast: u8, body: &[u8]) {
+fn send(process: &mut Process, conn: ConnHandle, channel: u8, msg_type: u8, broadcast: u8, body: &[u8]) {
     // Channel ids are small for ordinary channels; a few of the others are interesting.
     let channel_id = match channel {
         250 => 0x1_0000,

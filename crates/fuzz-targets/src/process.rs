@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use throng_gateway::data::Schemas;
 use throng_gateway::{
-    AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnId, ConnKind, Effect, Framing, Mail, Shard,
-    ShardIndex, Stats, Verdict,
+    AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing, Mail,
+    Shard, ShardIndex, Stats, Verdict,
 };
 use throng_net::ws;
 use throng_stdx::Instant;
@@ -26,9 +26,9 @@ pub struct Process {
     shards: Vec<Shard>,
     /// Mail on its way to each shard.
     inboxes: Vec<VecDeque<Mail>>,
-    peers: BTreeMap<ConnId, Peer>,
+    peers: BTreeMap<ConnHandle, Peer>,
     /// Connections that the gateway closed, with the reason.
-    closed: BTreeMap<ConnId, CloseReason>,
+    closed: BTreeMap<ConnHandle, CloseReason>,
     tickets: VecDeque<AuthTicket>,
     outbox_bytes_max: [usize; 2],
 }
@@ -84,7 +84,12 @@ impl Process {
     ///
     /// # Errors
     /// The gateway does not want it.
-    pub fn accept(&mut self, kind: ConnKind, framing: Framing, host: u8) -> Result<ConnId, AcceptRefusal> {
+    pub fn accept(
+        &mut self,
+        kind: ConnKind,
+        framing: Framing,
+        host: u8,
+    ) -> Result<ConnHandle, AcceptRefusal> {
         let addr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host));
         let accepted = self.shards[0].accept(self.now, kind, framing, addr);
         if let Ok(accepted) = accepted {
@@ -107,7 +112,7 @@ impl Process {
     }
 
     /// A peer sends bytes. Nothing happens if its connection is closed.
-    pub fn send_bytes(&mut self, conn: ConnId, bytes: &[u8]) {
+    pub fn send_bytes(&mut self, conn: ConnHandle, bytes: &[u8]) {
         if let Some(peer) = self.peers.get(&conn) {
             self.shards[peer.shard].handle_bytes(self.now, conn, bytes);
             self.drain();
@@ -115,7 +120,7 @@ impl Process {
     }
 
     /// A peer sends one message in a frame of its own; messages that do not fit are left out.
-    pub fn send(&mut self, conn: ConnId, message: &MessagePack<'_>) {
+    pub fn send(&mut self, conn: ConnHandle, message: &MessagePack<'_>) {
         let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
         if writer.push(message, &mut bytes).is_ok() {
             writer.flush(&mut bytes);
@@ -124,7 +129,7 @@ impl Process {
     }
 
     /// A peer's transport ends.
-    pub fn close(&mut self, conn: ConnId, cause: Closed) {
+    pub fn close(&mut self, conn: ConnHandle, cause: Closed) {
         if let Some(peer) = self.peers.remove(&conn) {
             self.shards[peer.shard].handle_closed(self.now, conn, cause);
             self.drain();
@@ -132,7 +137,7 @@ impl Process {
     }
 
     /// From now on a peer reads nothing, or reads again.
-    pub fn set_stalled(&mut self, conn: ConnId, stalled: bool) {
+    pub fn set_stalled(&mut self, conn: ConnHandle, stalled: bool) {
         if let Some(peer) = self.peers.get_mut(&conn) {
             peer.stalled = stalled;
             self.write_to(conn);
@@ -185,19 +190,19 @@ impl Process {
     }
 
     /// What a peer received since the last call.
-    pub fn take_received(&mut self, conn: ConnId) -> Vec<Message> {
+    pub fn take_received(&mut self, conn: ConnHandle) -> Vec<Message> {
         self.peers.get_mut(&conn).map(|peer| std::mem::take(&mut peer.received)).unwrap_or_default()
     }
 
     /// Connections that are open, in order of their ids.
     #[must_use]
-    pub fn open(&self) -> Vec<ConnId> {
+    pub fn open(&self) -> Vec<ConnHandle> {
         self.peers.keys().copied().collect()
     }
 
     /// Why the gateway closed a connection; `None` if it did not.
     #[must_use]
-    pub fn closed(&self, conn: ConnId) -> Option<CloseReason> {
+    pub fn closed(&self, conn: ConnHandle) -> Option<CloseReason> {
         self.closed.get(&conn).copied()
     }
 
@@ -224,7 +229,7 @@ impl Process {
         for (conn, peer) in &self.peers {
             let queued = self.shards[peer.shard].outbox(*conn).map_or(0, |outbox| outbox.queued_bytes());
             let bound = self.outbox_bytes_max[peer.kind.index()] + 2 * PACKET_BYTES_SEND_MAX;
-            assert!(queued <= bound, "{queued} bytes wait for {conn}");
+            assert!(queued <= bound, "{queued} bytes wait for {conn:?}");
         }
     }
 
@@ -272,7 +277,7 @@ impl Process {
         }
     }
 
-    fn write_to(&mut self, conn: ConnId) {
+    fn write_to(&mut self, conn: ConnHandle) {
         let Some(peer) = self.peers.get_mut(&conn) else { return };
         let shard = &mut self.shards[peer.shard];
         if peer.stalled {

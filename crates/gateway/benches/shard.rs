@@ -12,7 +12,7 @@ use std::time::Duration;
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use driver::{Gateway, framed};
-use throng_gateway::{Config, ConnId, ConnKind, StateMachine};
+use throng_gateway::{Config, ConnHandle, ConnKind, StateMachine};
 use throng_wire::channeldpb::{
     ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, MessageType,
     SubscribedToChannelMessage,
@@ -52,7 +52,7 @@ fn forward(bencher: Bencher<'_, '_>, clients: usize) {
     let owner = gateway.join(ConnKind::Server);
     let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
     gateway.request(owner, 0, MessageType::CreateChannel, &claim);
-    let clients: Vec<ConnId> = (0..clients).map(|_| gateway.join(ConnKind::Client)).collect();
+    let clients: Vec<ConnHandle> = (0..clients).map(|_| gateway.join(ConnKind::Client)).collect();
     let mut packet = Vec::new();
     let message = MessagePack { msg_type: 100, body: &[7; 64], ..Default::default() };
     write_entry(&mut packet, &message);

@@ -16,7 +16,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use driver::{Gateway, message};
 use prost::Message;
-use throng_gateway::{Config, ConnId, ConnKind, Spatial, spatial};
+use throng_gateway::{Config, ConnHandle, ConnKind, Spatial, spatial};
 use throng_wire::channeldpb::{self as pb, ChannelDataUpdateMessage, CreateChannelMessage, MessageType};
 use throng_wire::unrealpb::{ActorState, FRepMovement, FVector, UnrealObjectRef};
 
@@ -64,7 +64,7 @@ struct World {
     gateway: Gateway,
     columns: u32,
     /// Owners of the cells, by slot.
-    servers: Vec<ConnId>,
+    servers: Vec<ConnHandle>,
     server_columns: u32,
 }
 
@@ -102,7 +102,7 @@ impl World {
         CELLS + row * self.columns + column
     }
 
-    fn owner(&self, column: u32, row: u32) -> ConnId {
+    fn owner(&self, column: u32, row: u32) -> ConnHandle {
         let block = self.columns / self.server_columns;
         self.servers[(column / block + row / block * self.server_columns) as usize]
     }
@@ -118,14 +118,14 @@ impl World {
         self.gateway.request(owner, cell, MessageType::CreateEntityChannel, &request);
     }
 
-    fn look(&mut self, player: ConnId, (column, row): (u32, u32)) {
+    fn look(&mut self, player: ConnHandle, (column, row): (u32, u32)) {
         let bytes = self.interest(player, (column, row));
         let owner = self.owner(column, row);
         self.gateway.receive(owner, &bytes);
         self.gateway.drain();
     }
 
-    fn interest(&self, player: ConnId, (column, row): (u32, u32)) -> Vec<u8> {
+    fn interest(&self, player: ConnHandle, (column, row): (u32, u32)) -> Vec<u8> {
         let (x, z) = middle(column, row);
         let sphere = pb::spatial_interest_query::SphereAoi {
             center: Some(pb::SpatialInfo { x, y: 0.0, z }),
@@ -181,10 +181,10 @@ fn handovers(bencher: Bencher<'_, '_>, players: u32) {
         }
     }
     let next = |index: u32| (at(index).0 + 1, at(index).1);
-    let there: Vec<(ConnId, Vec<u8>)> = (0..1_000)
+    let there: Vec<(ConnHandle, Vec<u8>)> = (0..1_000)
         .map(|index| (world.owner(at(index).0, at(index).1), world.update(index, next(index))))
         .collect();
-    let back: Vec<(ConnId, Vec<u8>)> = (0..1_000)
+    let back: Vec<(ConnHandle, Vec<u8>)> = (0..1_000)
         .map(|index| (world.owner(next(index).0, next(index).1), world.update(index, at(index))))
         .collect();
     let before = world.gateway.shard.stats().handovers;

@@ -10,7 +10,7 @@ use throng_wire::{FrameReader, MessagePack};
 
 use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
-use crate::ids::{ChannelId, ConnId, ConnKind, IdMap};
+use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdMap};
 use crate::mail::State;
 use crate::outbox::{Backlog, Outbox};
 use crate::reason::CloseReason;
@@ -20,7 +20,7 @@ use crate::record::Recorder;
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// How the driver names it; fixed at accept.
-    pub(crate) handle: ConnId,
+    pub(crate) handle: ConnHandle,
     /// How peers name it: the same, unless it took over the id of a lost connection.
     pub(crate) id: ConnId,
     pub(crate) kind: ConnKind,

@@ -4,7 +4,7 @@
 use core::fmt;
 use std::net::IpAddr;
 
-use crate::ids::{AuthTicket, ConnId, ConnKind, ShardIndex};
+use crate::ids::{AuthTicket, ConnHandle, ConnId, ConnKind, ShardIndex};
 use crate::reason::CloseReason;
 
 /// The answer to an accepted connection.
@@ -12,7 +12,7 @@ use crate::reason::CloseReason;
 #[must_use = "the socket belongs to the shard named here"]
 pub struct Accepted {
     /// How drivers and shards name the connection from now on.
-    pub conn: ConnId,
+    pub conn: ConnHandle,
     /// The shard that handles its bytes.
     pub shard: ShardIndex,
 }
@@ -76,7 +76,7 @@ pub enum Effect {
     /// more for it.
     Close {
         /// The connection, as the driver knows it.
-        conn: ConnId,
+        conn: ConnHandle,
         /// Why.
         reason: CloseReason,
         /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to

@@ -7,7 +7,7 @@ use crate::ids::ChannelId;
 pub struct Broken {
     /// The channel that it is about, if one is.
     pub channel: Option<ChannelId>,
-    /// What does not hold.
+    /// The statement that does not hold.
     pub what: &'static str,
 }
 

@@ -15,6 +15,17 @@ use hashbrown::{HashMap, HashSet};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u32);
 
+/// A connection as the driver names it: a socket of the process, from its accept to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnHandle(pub u32);
+
+impl ConnHandle {
+    /// The name that peers know it by, until it takes over that of a lost connection.
+    pub(crate) fn first_id(self) -> ConnId {
+        ConnId(self.0)
+    }
+}
+
 /// A channel as peers name it. Zero is [`ChannelId::GLOBAL`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u32);

@@ -6,7 +6,7 @@ use throng_stdx::Instant;
 
 use crate::channel::{Channel, Subscription};
 use crate::fanout::{CohortView, FanoutPosition};
-use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind};
 use crate::settings::ChannelType;
 use crate::shard::Shard;
 use crate::view::{ClosureView, EntityView};
@@ -116,7 +116,7 @@ impl Shard {
     /// Whether what arrives next from a connection of this shard begins a frame. `None` when it is
     /// not here.
     #[must_use]
-    pub fn reads_at_border(&self, handle: ConnId) -> Option<bool> {
+    pub fn reads_at_border(&self, handle: ConnHandle) -> Option<bool> {
         let slot = *self.board.handles.get(&handle)?;
         Some(self.board.conns.get(slot as usize)?.reader.buffered_bytes() == 0)
     }
@@ -124,7 +124,7 @@ impl Shard {
     /// The driver's name of a connection of this shard, by the name that peers know. Costs a walk
     /// over all of them.
     #[must_use]
-    pub fn handle_of(&self, id: ConnId) -> Option<ConnId> {
+    pub fn handle_of(&self, id: ConnId) -> Option<ConnHandle> {
         self.board.conns.iter().find(|(_, conn)| conn.id == id).map(|(_, conn)| conn.handle)
     }
 

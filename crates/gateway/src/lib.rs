@@ -74,7 +74,7 @@ pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEven
 pub use fanout::CohortView;
 pub use findings::Broken;
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};
-pub use ids::{AuthTicket, ChannelId, ConnId, ConnKind, ShardIndex, address_group};
+pub use ids::{AuthTicket, ChannelId, ConnHandle, ConnId, ConnKind, ShardIndex, address_group};
 pub use inspect::{CLOSURES_MAX, CellView, ChannelDetail, InterestView, SubscriptionView, WorldDetail};
 pub use mail::Mail;
 pub use matchmaking::MATCHMAKING;

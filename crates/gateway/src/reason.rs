@@ -83,7 +83,7 @@ catalogue! {
 }
 
 impl CloseReason {
-    /// Whether it ended for what waited to be written to it, which is dropped then.
+    /// True if it ended because of its waiting output, which is dropped then.
     pub(crate) const fn is_of_slow_reader(self) -> bool {
         matches!(self, Self::SlowReader | Self::OutputMemory | Self::Stalled)
     }

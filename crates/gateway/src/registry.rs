@@ -25,6 +25,8 @@ pub(crate) struct Registry {
     clients_by_address: BTreeMap<(IpAddr, u8), usize>,
     /// Live connections per shard.
     pub(crate) load: Vec<usize>,
+    /// Work of this shard for the world, in connections.
+    pub(crate) world_weight: usize,
     /// Every channel, for LIST.
     pub(crate) directory: BTreeMap<ChannelId, Listed>,
     pub(crate) bans: Bans,
@@ -92,7 +94,7 @@ pub(crate) struct PendingAuth {
     pub(crate) wants_token: bool,
 }
 
-/// What a failed login leads to.
+/// Consequences of a failed login.
 #[derive(Debug)]
 pub(crate) struct FailedLogin {
     pub(crate) result: AuthResult,
@@ -131,6 +133,7 @@ impl Registry {
             entries: IdMap::with_hasher(IdHasher::new(&secret)),
             clients_by_address: BTreeMap::new(),
             load: vec![0; usize::from(count)],
+            world_weight: 0,
             directory: BTreeMap::from([(ChannelId::GLOBAL, global)]),
             bans: Bans::new(&config.abuse),
             tickets: BTreeMap::new(),
@@ -161,7 +164,8 @@ impl Registry {
 
     /// The shard with the fewest connections.
     pub(crate) fn least_loaded(&self) -> ShardIndex {
-        let (index, _) = self.load.iter().enumerate().min_by_key(|(_, load)| **load).unwrap_or((0, &0));
+        let weight = |index: usize| self.load[index] + if index == 0 { self.world_weight } else { 0 };
+        let index = (0..self.load.len()).min_by_key(|index| weight(*index)).unwrap_or(0);
         ShardIndex(index as u16)
     }
 

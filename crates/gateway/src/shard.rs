@@ -19,7 +19,7 @@ use crate::connection::Connection;
 use crate::data::Schemas;
 use crate::effect::{Accepted, Closed, Effect, Verdict};
 use crate::fsm::StateIndex;
-use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind, IdHasher, IdMap, Secret, ShardIndex};
+use crate::ids::{AuthTicket, ChannelId, ConnHandle, ConnKind, IdHasher, IdMap, Secret, ShardIndex};
 use crate::mail::{Letter, Mail};
 use crate::outbox::{Backlog, Framing, Outbox};
 use crate::reason::{AcceptRefusal, CloseReason};
@@ -127,16 +127,17 @@ impl Shard {
     /// An accepted connection may come from another address than its datagrams say, until
     /// [`handle_proven`](Self::handle_proven): failed logins are not held against that address.
     /// Shard 0 only, right after [`accept`](Self::accept).
-    pub fn note_unproven(&mut self, conn: ConnId) {
-        if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
+    pub fn note_unproven(&mut self, conn: ConnHandle) {
+        if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn.first_id()))
+        {
             entry.proven = false;
         }
     }
 
     /// True if an accepted connection has not logged in yet. Shard 0 only.
     #[must_use]
-    pub fn is_stranger(&self, conn: ConnId) -> bool {
-        let entry = self.global.as_ref().and_then(|global| global.entries.get(&conn));
+    pub fn is_stranger(&self, conn: ConnHandle) -> bool {
+        let entry = self.global.as_ref().and_then(|global| global.entries.get(&conn.first_id()));
         entry.is_some_and(|entry| !entry.authenticated)
     }
 
@@ -146,17 +147,27 @@ impl Shard {
         self.board.config.limits.unlimited_addresses.iter().any(|range| range.contains(addr))
     }
 
+    /// This shard runs the world, which takes as much work as so many connections: it gets that
+    /// many fewer than the others. Without a world the weight is ignored. Shard 0 only.
+    pub fn set_world_weight(&mut self, connections: usize) {
+        if self.board.config.spatial.is_world()
+            && let Some(global) = &mut self.global
+        {
+            global.world_weight = connections;
+        }
+    }
+
     /// Few descriptors are left: closes a connection that [has not logged in](Self::is_stranger).
-    pub fn give_way(&mut self, now: Instant, conn: ConnId) {
+    pub fn give_way(&mut self, now: Instant, conn: ConnHandle) {
         self.advance(now);
         if self.is_stranger(conn) {
-            self.board.close(conn, CloseReason::GaveWay);
+            self.board.close(conn.first_id(), CloseReason::GaveWay);
         }
         self.settle();
     }
 
     /// A connection of this shard has proven that its address is its own.
-    pub fn handle_proven(&mut self, now: Instant, conn: ConnId) {
+    pub fn handle_proven(&mut self, now: Instant, conn: ConnHandle) {
         self.advance(now);
         let slot = self.board.handles.get(&conn);
         if let Some(conn) = slot.and_then(|&slot| self.board.conns.get(slot as usize)) {
@@ -166,7 +177,7 @@ impl Shard {
     }
 
     /// Bytes arrived on a connection of this shard. Unknown connections are ignored.
-    pub fn handle_bytes(&mut self, now: Instant, conn: ConnId, bytes: &[u8]) {
+    pub fn handle_bytes(&mut self, now: Instant, conn: ConnHandle, bytes: &[u8]) {
         self.advance(now);
         if let Some(&slot) = self.board.handles.get(&conn) {
             self.receive(slot, bytes);
@@ -175,7 +186,7 @@ impl Shard {
     }
 
     /// The transport took `written` bytes of a connection's outbox; 0 when it would not take any.
-    pub fn handle_written(&mut self, now: Instant, conn: ConnId, written: usize) {
+    pub fn handle_written(&mut self, now: Instant, conn: ConnHandle, written: usize) {
         self.advance(now);
         if let Some(&slot) = self.board.handles.get(&conn) {
             self.written(slot, written);
@@ -184,7 +195,7 @@ impl Shard {
     }
 
     /// The transport saw the connection end.
-    pub fn handle_closed(&mut self, now: Instant, conn: ConnId, cause: Closed) {
+    pub fn handle_closed(&mut self, now: Instant, conn: ConnHandle, cause: Closed) {
         self.advance(now);
         let slot = self.board.handles.get(&conn);
         if let Some(kind) = slot.and_then(|&slot| self.board.conns.get(slot as usize)).map(|conn| conn.kind) {
@@ -301,12 +312,12 @@ impl Shard {
     }
 
     /// Next connection that gained output since it was last drained; each at most once until then.
-    pub fn poll_writable(&mut self) -> Option<ConnId> {
+    pub fn poll_writable(&mut self) -> Option<ConnHandle> {
         self.board.poll_writable()
     }
 
     /// What waits to be written to a connection of this shard.
-    pub fn outbox(&mut self, conn: ConnId) -> Option<&mut Outbox> {
+    pub fn outbox(&mut self, conn: ConnHandle) -> Option<&mut Outbox> {
         let slot = *self.board.handles.get(&conn)?;
         self.board.conns.get_mut(slot as usize).map(|conn| &mut conn.outbox)
     }
@@ -433,7 +444,7 @@ impl Shard {
         }
     }
 
-    fn connection_due(&mut self, handle: ConnId) {
+    fn connection_due(&mut self, handle: ConnHandle) {
         let board = &mut self.board;
         let Some(&slot) = board.handles.get(&handle) else { return };
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };

@@ -17,7 +17,7 @@ use throng_wire::{
 use crate::config::Config;
 use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
-use crate::ids::{ChannelId, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
+use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
 use crate::outbox::{Backlog, EntryBytes, LOOSE_BYTES_MAX, Spares};
 use crate::reason::{CloseReason, Refusal};
@@ -51,7 +51,7 @@ pub(crate) enum Timer {
     /// Fan-out of a channel.
     Channel(ChannelId),
     /// The deadline of a connection, by the driver's name.
-    Connection(ConnId),
+    Connection(ConnHandle),
     /// The recovery of a connection may end (shard 0).
     Settle(ConnId),
     /// A lost connection has not returned (shard 0).
@@ -79,7 +79,7 @@ pub(crate) struct Switchboard {
     /// Every live connection of the process.
     pub(crate) peers: IdMap<ConnId, Peer>,
     /// This shard's connections by the driver's name.
-    pub(crate) handles: IdMap<ConnId, u32>,
+    pub(crate) handles: IdMap<ConnHandle, u32>,
     pub(crate) conns: Slab<Connection>,
     /// Channels of this shard in which a connection, live or lost, is subscribed or owner, in
     /// ascending order.
@@ -87,8 +87,8 @@ pub(crate) struct Switchboard {
     /// Letters from this shard to itself, handled after the current input.
     pub(crate) inbox: VecDeque<Letter>,
     /// Connections to close after the current input, by the driver's name.
-    doomed: Vec<ConnId>,
-    writable: VecDeque<ConnId>,
+    doomed: Vec<ConnHandle>,
+    writable: VecDeque<ConnHandle>,
     effects: VecDeque<Effect>,
     /// Letters on their way, in the order in which they must be polled.
     mail: VecDeque<(ShardIndex, Letter)>,
@@ -319,7 +319,7 @@ impl Switchboard {
     }
 
     #[inline]
-    fn mark_writable(writable: &mut VecDeque<ConnId>, conn: &mut Connection) {
+    fn mark_writable(writable: &mut VecDeque<ConnHandle>, conn: &mut Connection) {
         if !conn.writable {
             conn.writable = true;
             writable.push_back(conn.handle);
@@ -432,7 +432,7 @@ impl Switchboard {
         }
     }
 
-    pub(crate) fn next_doomed(&mut self) -> Option<ConnId> {
+    pub(crate) fn next_doomed(&mut self) -> Option<ConnHandle> {
         self.doomed.pop()
     }
 
@@ -551,7 +551,7 @@ impl Switchboard {
         self.effects.pop_front()
     }
 
-    pub(crate) fn poll_writable(&mut self) -> Option<ConnId> {
+    pub(crate) fn poll_writable(&mut self) -> Option<ConnHandle> {
         while let Some(handle) = self.writable.pop_front() {
             // A connection may be closed, or drained by its driver, between becoming writable and
             // being polled.

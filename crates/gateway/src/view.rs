@@ -6,7 +6,7 @@ use throng_stdx::Instant;
 
 use crate::channel::Channel;
 use crate::connection::Connection;
-use crate::ids::{ChannelId, ConnId, ConnKind};
+use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind};
 use crate::reason::CloseReason;
 use crate::settings::ChannelType;
 
@@ -17,7 +17,7 @@ pub struct ConnectionView {
     /// How peers name it.
     pub id: ConnId,
     /// How the driver names it; differs for one that took over a lost connection's id.
-    pub handle: ConnId,
+    pub handle: ConnHandle,
     /// Server or client.
     pub kind: ConnKind,
     /// The peer's address.

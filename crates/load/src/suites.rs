@@ -74,6 +74,11 @@ pub const TESTS: &[Test] = &[
         run: worlds::entity_lod,
     },
     Test {
+        name: "channel entity-bytes",
+        summary: "250 players with rates by distance and 0.2, 1 and 4 kB per entity: latency and CPU",
+        run: worlds::entity_bytes,
+    },
+    Test {
         name: "gateway idle",
         summary: "10,000 idle connections: CPU and memory of each",
         run: gateway::idle,
@@ -142,6 +147,8 @@ pub struct Options {
     /// For `channel entity-lod`: players ask for the rates themselves, as the Unreal plugin does,
     /// although the server could choose them.
     pub ask_for_rates: bool,
+    /// For `channel spatial` and `channel entity-lod`: bytes added to each update of a character.
+    pub padding_bytes: usize,
     /// Extent of a test.
     pub effort: Effort,
     /// Seed of everything random.

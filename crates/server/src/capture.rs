@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use throng_gateway::ConnId;
+use throng_gateway::{ConnHandle, ConnId};
 use throng_stdx::Instant;
 use throng_wire::FrameReader;
 use throng_wire::channeldpb::MessageType;
@@ -86,7 +86,7 @@ impl Record {
 /// The shard's side of a capture.
 pub(crate) struct Tap {
     /// The driver's name of the connection.
-    pub(crate) handle: ConnId,
+    pub(crate) handle: ConnHandle,
     record: Arc<Record>,
     inward: Side,
     outward: Side,
@@ -101,7 +101,7 @@ struct Side {
 }
 
 impl Tap {
-    pub(crate) fn new(handle: ConnId, record: Arc<Record>, web_socket: bool) -> Tap {
+    pub(crate) fn new(handle: ConnHandle, record: Arc<Record>, web_socket: bool) -> Tap {
         let web_socket = web_socket.then(Headers::default);
         Tap { handle, record, inward: Side::default(), outward: Side::default(), web_socket }
     }
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn messages_are_found_from_the_next_border_on() {
         let record = record();
-        let mut tap = Tap::new(ConnId(1), Arc::clone(&record), false);
+        let mut tap = Tap::new(ConnHandle(1), Arc::clone(&record), false);
         let bytes = frame(100, b"hello");
         tap.arrived(Instant::ZERO, &bytes[3..], false);
         for byte in &bytes {
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn credentials_are_left_out_and_memory_is_bounded() {
         let record = record();
-        let mut tap = Tap::new(ConnId(1), Arc::clone(&record), false);
+        let mut tap = Tap::new(ConnHandle(1), Arc::clone(&record), false);
         tap.arrived(Instant::ZERO, &frame(MessageType::Auth as u32, b"secret"), true);
         assert!(record.messages(0).0[0].body.is_empty());
         for _ in 0..MESSAGES_MAX + 10 {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, ConnId, ConnKind, Mail, Shard, Verdict};
+use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
@@ -28,9 +28,9 @@ pub(crate) enum Post {
     /// From another shard of the core, in its life of that number.
     Mail { life: Life, mail: Mail },
     /// A connection that shard 0 accepted for this shard.
-    Socket { life: Life, conn: ConnId, kind: ConnKind, socket: Box<DetachedConn> },
+    Socket { life: Life, conn: ConnHandle, kind: ConnKind, socket: Box<DetachedConn> },
     /// The connection was announced, but its socket did not survive the move.
-    SocketLost { life: Life, conn: ConnId },
+    SocketLost { life: Life, conn: ConnHandle },
     /// The answer of an authentication provider.
     Verdict { life: Life, ticket: AuthTicket, verdict: Verdict },
     /// Something across channels broke: begin this life of the world, empty.

@@ -21,7 +21,7 @@ use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
-use crate::worker::{Heartbeat, ListenerRole, OutputMemory, Worker, WorkerParts};
+use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
@@ -534,6 +534,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
     let timeout =
         Duration::from_millis(plan.settings.server.shutdown_timeout_ms).saturating_sub(SHUTDOWN_RESERVE);
     let round_interval = Duration::from_micros(plan.settings.server.round_interval_us);
+    let loads = Arc::new(ShardLoads::new(plan.loops.len()));
     let mut threads = Vec::new();
     for (index, (event_loop, heartbeat)) in plan.loops.into_iter().zip(plan.heartbeats).enumerate() {
         let shard = Shard::new(
@@ -554,6 +555,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),
             output_memory: Arc::clone(&plan.output_memory),
+            loads: Arc::clone(&loads),
             logins: Arc::clone(&plan.logins),
             recorder: plan.recorder.clone(),
             heartbeat,

@@ -17,7 +17,9 @@ use std::time::Duration;
 use prost::Message;
 use throng_gateway::data::SchemasBuilder;
 use throng_gateway::spatial::{Grid, GridConfig, Point};
-use throng_gateway::{Balance, ChannelId, Config, ConnId, ConnKind, Framing, Shard, ShardIndex, Spatial};
+use throng_gateway::{
+    Balance, ChannelId, Config, ConnHandle, ConnId, ConnKind, Framing, Shard, ShardIndex, Spatial,
+};
 use throng_stdx::{Instant, Rng};
 use throng_wire::channeldpb::{
     AuthMessage, ChannelDataUpdateMessage, CreateChannelMessage, CreateEntityChannelMessage, MessageType,
@@ -99,7 +101,7 @@ struct Crowd {
     shard: Shard,
     grid: Grid,
     now: Instant,
-    servers: Vec<ConnId>,
+    servers: Vec<ConnHandle>,
     /// For each entity, its home and its position in the crowd, both from -1 to 1 along each axis.
     places: Vec<[f64; 4]>,
     motion: Motion,
@@ -233,7 +235,8 @@ impl Crowd {
         let mut loads = vec![0; self.servers.len()];
         for index in 0..ENTITIES {
             let (owner, _) = owners[&(ENTITY + index)];
-            let Some(server) = self.servers.iter().position(|&server| Some(server) == owner) else {
+            let named = |server: &ConnHandle| owner == Some(ConnId(server.0));
+            let Some(server) = self.servers.iter().position(named) else {
                 return Err(format!("entity {index} has no owner"));
             };
             loads[server] += 1;
@@ -273,7 +276,9 @@ impl Crowd {
         for (index, &conn) in self.servers.iter().enumerate() {
             let cells: Vec<usize> =
                 (0..regions.len()).filter(|&cell| regions[cell] == index as u32).collect();
-            if let Some(stray) = cells.iter().find(|&&cell| owners[&(SPATIAL + cell as u32)].0 != Some(conn))
+            // None of them has taken over another's id.
+            if let Some(stray) =
+                cells.iter().find(|&&cell| owners[&(SPATIAL + cell as u32)].0 != Some(ConnId(conn.0)))
             {
                 return Err(format!(
                     "step {step}: cell {stray} is in the region of server {index}, not its own"
@@ -307,7 +312,7 @@ impl Crowd {
         Ok(())
     }
 
-    fn send(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
+    fn send(&mut self, from: ConnHandle, channel: u32, msg_type: MessageType, body: &impl Message) {
         let head = MessagePack { channel_id: channel, msg_type: msg_type as u32, ..Default::default() };
         let mut packet = Vec::new();
         write_message_entry(&mut packet, &head, body);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use links::WebSocketPayloads;
 use throng_gateway::data::Schemas;
 use throng_gateway::{
-    AuthTicket, CloseReason, Closed, Config, ConnId, ConnKind, Framing, Mail, Shard, ShardIndex, Verdict,
+    AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Framing, Mail, Shard, ShardIndex, Verdict,
 };
 use throng_net::kcp::Profile;
 use throng_stdx::{Instant, Rng};
@@ -85,7 +85,7 @@ pub struct World {
     next_number: u64,
     peers: Vec<PeerEnd>,
     /// Sockets that the gateway holds.
-    sockets: BTreeMap<ConnId, PeerId>,
+    sockets: BTreeMap<ConnHandle, PeerId>,
     notes: VecDeque<Note>,
     closed: Vec<ClosedByGateway>,
     /// Most bytes that ever waited in one outbox.
@@ -149,7 +149,7 @@ struct PeerEnd {
     kcp: Option<Box<KcpLink>>,
     kcp_scheduled: Option<Instant>,
     state: PeerState,
-    conn: Option<(ConnId, ShardIndex)>,
+    conn: Option<(ConnHandle, ShardIndex)>,
     /// The socket has arrived at its shard.
     attached: bool,
     up_scheduled: Option<Instant>,
@@ -184,7 +184,7 @@ enum Due {
     Timer(ShardIndex),
     Verdict(AuthTicket, Verdict),
     /// The gateway notices that a vanished connection is gone.
-    Lost(ConnId, Closed),
+    Lost(ConnHandle, Closed),
     Wake(u64),
 }
 

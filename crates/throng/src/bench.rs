@@ -61,6 +61,10 @@ pub(crate) struct BenchArgs {
     /// plugin does
     #[arg(hide_short_help = true, long, help_heading = "Load")]
     ask_for_rates: bool,
+    /// For `channel spatial`, `entity-lod` and `entity-bytes`: bytes added to each update of a
+    /// character, as much as the rest of a game's state
+    #[arg(hide_short_help = true, long, default_value_t = 0, value_name = "BYTES", value_parser = padding, help_heading = "Load")]
+    padding: usize,
     /// Print the report as JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -378,6 +382,7 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
         effort: args.effort(),
         crash_server_at: args.crash_server_at,
         ask_for_rates: args.ask_for_rates,
+        padding_bytes: args.padding,
         ..args.server.options()?
     })
 }
@@ -442,6 +447,13 @@ impl ServerArgs {
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| "expected a whole number of at least 1".to_owned())
+}
+
+/// Reads the padding of an update.
+fn padding(text: &str) -> Result<usize, String> {
+    let max = throng_load::spatial::PADDING_BYTES_MAX;
+    let bytes = text.parse().ok().filter(|bytes| *bytes <= max);
+    bytes.ok_or_else(|| format!("expected a whole number of bytes, at most {max}"))
 }
 
 fn resolve(addr: &str) -> Result<SocketAddr, AnyError> {

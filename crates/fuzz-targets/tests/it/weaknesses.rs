@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use throng_fuzz_targets::Process;
 use throng_gateway::data::SchemasBuilder;
-use throng_gateway::{Config, ConnId, ConnKind, Framing, StateMachine};
+use throng_gateway::{Config, ConnHandle, ConnKind, Framing, StateMachine};
 use throng_wire::{MessagePack, channeldpb as pb};
 
 fn process(shards: u16) -> Process {
@@ -22,12 +22,12 @@ fn process(shards: u16) -> Process {
     Process::new(&Arc::new(config), &Arc::new(schemas), shards, 1)
 }
 
-fn send(process: &mut Process, conn: ConnId, channel_id: u32, msg_type: u32, body: &impl prost::Message) {
+fn send(process: &mut Process, conn: ConnHandle, channel_id: u32, msg_type: u32, body: &impl prost::Message) {
     let body = body.encode_to_vec();
     process.send(conn, &MessagePack { channel_id, msg_type, stub_id: 5, body: &body, ..Default::default() });
 }
 
-fn join(process: &mut Process, kind: ConnKind) -> ConnId {
+fn join(process: &mut Process, kind: ConnKind) -> ConnHandle {
     let conn = process.accept(kind, Framing::Stream, 1).expect("there is room");
     send(process, conn, 0, 1, &pb::AuthMessage { player_identifier_token: "p".into(), ..Default::default() });
     conn
@@ -39,7 +39,7 @@ fn chat() -> prost_types::Any {
     prost_types::Any { type_url: "type.googleapis.com/chatpb.ChatChannelData".into(), value }
 }
 
-fn types(process: &mut Process, conn: ConnId) -> Vec<u32> {
+fn types(process: &mut Process, conn: ConnHandle) -> Vec<u32> {
     process.take_received(conn).into_iter().map(|message| message.msg_type).collect()
 }
 

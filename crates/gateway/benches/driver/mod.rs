@@ -6,7 +6,7 @@ use std::sync::Arc;
 use divan::black_box;
 use prost::Message;
 use throng_gateway::data::SchemasBuilder;
-use throng_gateway::{Config, ConnId, ConnKind, Framing, Shard, ShardIndex};
+use throng_gateway::{Config, ConnHandle, ConnKind, Framing, Shard, ShardIndex};
 use throng_stdx::Instant;
 use throng_wire::channeldpb::{AuthMessage, MessageType};
 use throng_wire::frame::{self, Compression};
@@ -27,7 +27,7 @@ impl Gateway {
         Self { shard, now: Instant::ZERO, written: 0 }
     }
 
-    pub(crate) fn join(&mut self, kind: ConnKind) -> ConnId {
+    pub(crate) fn join(&mut self, kind: ConnKind) -> ConnHandle {
         let addr = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let accepted = self.shard.accept(self.now, kind, Framing::Stream, addr).expect("accepted");
         let auth = AuthMessage { player_identifier_token: "p".into(), ..Default::default() };
@@ -35,12 +35,18 @@ impl Gateway {
         accepted.conn
     }
 
-    pub(crate) fn request(&mut self, from: ConnId, channel: u32, msg_type: MessageType, body: &impl Message) {
+    pub(crate) fn request(
+        &mut self,
+        from: ConnHandle,
+        channel: u32,
+        msg_type: MessageType,
+        body: &impl Message,
+    ) {
         self.receive(from, &message(channel, msg_type, body));
         self.drain();
     }
 
-    pub(crate) fn receive(&mut self, from: ConnId, bytes: &[u8]) {
+    pub(crate) fn receive(&mut self, from: ConnHandle, bytes: &[u8]) {
         self.shard.handle_bytes(self.now, from, bytes);
     }
 

@@ -27,8 +27,7 @@ pub(crate) struct Entry {
     /// The entry alone as a Snappy block; made when the first compressing peer needs it. Empty when
     /// compression does not pay.
     pub(super) snappy: OnceLock<Box<[u8]>>,
-    /// Where its bytes are counted as long as it exists. Pieces count in full: their owner may be
-    /// gone already.
+    /// Counts its bytes as long as it exists. Pieces count in full: their owner may be gone.
     counted: EntryBytes,
 }
 

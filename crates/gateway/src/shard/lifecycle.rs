@@ -10,7 +10,7 @@ use super::Shard;
 use crate::connection::{Budget, Connection};
 use crate::effect::{Accepted, Effect};
 use crate::failpoint::failpoint;
-use crate::ids::{ConnId, ConnKind, IdMap, ShardIndex};
+use crate::ids::{ConnHandle, ConnId, ConnKind, IdMap, ShardIndex};
 use crate::mail::Letter;
 use crate::outbox::{Backlog, Framing, Outbox};
 use crate::reason::{AcceptRefusal, CloseReason};
@@ -40,13 +40,12 @@ impl Shard {
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
         // What game servers say of a world concerns channels of shard 0: read there, it needs no
         // mail.
-        let of_world = kind == ConnKind::Server
-            && (self.board.config.spatial.grid.is_some() || self.board.config.spatial.lod.is_some());
+        let of_world = kind == ConnKind::Server && self.board.config.spatial.is_world();
         let shard = if of_world { ShardIndex::FIRST } else { global.least_loaded() };
         global.register(conn, kind, addr, shard);
         self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
         self.on_opened(conn, kind, shard, framing, addr);
-        Ok(Accepted { conn, shard })
+        Ok(Accepted { conn: ConnHandle(conn.0), shard })
     }
 
     pub(super) fn on_opened(
@@ -67,8 +66,9 @@ impl Shard {
             };
             let recorder = (config.recording && kind == ConnKind::Client)
                 .then(|| Box::new(Recorder::new(config.limits.recording_bytes)));
+            let handle = ConnHandle(conn.0);
             slot = board.conns.insert(Connection {
-                handle: conn,
+                handle,
                 id: conn,
                 kind,
                 addr,
@@ -92,7 +92,7 @@ impl Shard {
                 counted: Backlog::default(),
                 recorder,
             }) as u32;
-            board.handles.insert(conn, slot);
+            board.handles.insert(handle, slot);
             board.stats.kind_mut(kind).connections += 1;
             board.arm_connection(slot);
             if self.draining {
@@ -124,7 +124,7 @@ impl Shard {
     }
 
     /// Closes a connection of this shard and tells everybody.
-    pub(super) fn close_local(&mut self, handle: ConnId, reason: CloseReason, tell_driver: bool) {
+    pub(super) fn close_local(&mut self, handle: ConnHandle, reason: CloseReason, tell_driver: bool) {
         let Some(slot) = self.board.handles.remove(&handle) else { return };
         let mut conn = self.board.conns.remove(slot as usize);
         conn.leave_backlog(&mut self.board.backlog);

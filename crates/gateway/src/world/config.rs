@@ -33,6 +33,13 @@ pub struct Spatial {
     pub balance_frozen: bool,
 }
 
+impl Spatial {
+    /// True if entities are more than channels: there are cells, or rates by distance.
+    pub(crate) fn is_world(&self) -> bool {
+        self.grid.is_some() || self.lod.is_some()
+    }
+}
+
 /// One step of the damping table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DampingStep {

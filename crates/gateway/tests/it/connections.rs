@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use common::{Id, Send, World};
 use throng_gateway::{
-    Abuse, AcceptRefusal, CloseReason, Config, ConnId, ConnKind, Effect, Framing, Limits, Refusal,
-    SecurityEventKind, StateMachine, Verdict,
+    Abuse, AcceptRefusal, CloseReason, Config, ConnHandle, ConnKind, Effect, Framing, Limits, Lod, Refusal,
+    SecurityEventKind, Spatial, StateMachine, Verdict,
 };
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, CreateChannelMessage, DisconnectMessage, ListChannelMessage, MessageType,
@@ -220,13 +220,13 @@ fn an_unproven_connection_gets_one_verdict_and_its_address_is_not_blamed() {
         let mut world = World::sharded(Config { auth_provider: true, ..development() }, shards);
         for round in 0..20 {
             let forged = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
-            let conn = ConnId(world.conn(forged));
+            let conn = ConnHandle(world.conn(forged));
             world.shards[0].note_unproven(conn);
             fail(&mut world, forged, "alice");
             assert_eq!(world.closed(forged), Some(CloseReason::AuthFailures), "round {round}");
         }
         let alice = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
-        let (conn, shard) = (ConnId(world.conn(alice)), world.shard_of(alice));
+        let (conn, shard) = (ConnHandle(world.conn(alice)), world.shard_of(alice));
         world.shards[0].note_unproven(conn);
         let now = world.now;
         world.shards[shard].handle_proven(now, conn);
@@ -574,4 +574,20 @@ fn a1_idle_connections_and_channels_cost_nothing() {
     assert_eq!(world.shards[0].next_timeout(), None);
     let heap: usize = world.shards[0].connections().map(|conn| conn.heap_bytes).max().expect("connections");
     assert!(heap <= 1024, "{heap} bytes");
+}
+
+#[test]
+fn the_shard_that_runs_the_world_gets_fewer_connections() {
+    for (has_world, expected) in [(true, [3, 9, 9, 9]), (false, [8, 8, 7, 7])] {
+        let lod = has_world.then(|| Lod::published(100.0));
+        let spatial = Spatial { lod, ..Spatial::default() };
+        let mut world = World::sharded(Config { spatial, ..development() }, 4);
+        world.shards[0].set_world_weight(6);
+        let mut count = [0; 4];
+        for _ in 0..30 {
+            let client = world.connect(ConnKind::Client);
+            count[world.shard_of(client)] += 1;
+        }
+        assert_eq!(count, expected, "with a world: {has_world}");
+    }
 }

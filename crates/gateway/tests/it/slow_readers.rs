@@ -149,7 +149,7 @@ fn a2_a_reader_that_takes_nothing_is_closed_after_the_stall_timeout() {
         world.write(stuck, 0);
         if step == 0 {
             let (conn, now) = (world.conn(stuck), world.now);
-            world.shards[0].handle_written(now, throng_gateway::ConnId(conn), 0);
+            world.shards[0].handle_written(now, throng_gateway::ConnHandle(conn), 0);
         }
     }
     assert_eq!(world.closed(stuck), Some(CloseReason::Stalled));

@@ -22,6 +22,7 @@ const CENTIMETRES: f32 = 100.0;
 const OBJ_REF: u32 = 1;
 const PULSE: u32 = 2;
 const ACTOR_STATE: u32 = 3;
+const PADDING: u32 = 15;
 /// The path to the position: `ActorState.replicatedMovement.location`.
 const REPLICATED_MOVEMENT: u32 = 11;
 const LINEAR_VELOCITY: u32 = 1;
@@ -111,17 +112,22 @@ fn put_state(out: &mut Vec<u8>, scale: Scale, avatar: &Avatar) {
     vector(out, ROTATION, [0.0, 0.0, body.heading.to_degrees()]);
 }
 
-/// Appends one update of a character as a packet entry. `scratch` is only to save allocations.
+/// Appends one update of a character as a packet entry, with `padding` bytes that say nothing.
+/// `scratch` is only to save allocations.
 pub(crate) fn put_update(
     out: &mut Vec<u8>,
     scratch: &mut [Vec<u8>; 2],
     channel: u32,
     scale: Scale,
     avatar: &Avatar,
+    padding: &[u8],
 ) {
     let [value, body] = scratch;
     value.clear();
     put_state(value, scale, avatar);
+    if !padding.is_empty() {
+        put_bytes(value, PADDING, padding);
+    }
     body.clear();
     protocol::update_body(body, TYPE_NAME, value);
     protocol::put_entry(out, Head { channel, kind: kind::CHANNEL_DATA_UPDATE, ..Head::default() }, body);
@@ -421,12 +427,16 @@ mod tests {
     #[test]
     fn an_update_has_its_size_and_its_age() {
         let mut out = Vec::new();
-        put_update(&mut out, &mut Default::default(), 0x80001, Scale { side_metres: 300.0 }, &avatar());
+        let scale = Scale { side_metres: 300.0 };
+        put_update(&mut out, &mut Default::default(), 0x80001, scale, &avatar(), &[]);
         let mut value = Vec::new();
         put_state(&mut value, Scale { side_metres: 300.0 }, &avatar());
         assert_eq!(value.len(), 2 + 33 + 2 + 2 + 51, "the size that docs/benchmarks.md names");
         assert_eq!(glance(&value), Some(Glance { sent_ns: 1 << 40, sequence: 9, full: None }));
         assert!(out.len() < 160, "{}", out.len());
+        let mut padded = Vec::new();
+        put_update(&mut padded, &mut Default::default(), 0x80001, scale, &avatar(), &[0; 1_000]);
+        assert!((1_000..1_020).contains(&(padded.len() - out.len())), "{}", padded.len());
         let state = unrealpb::ActorState::decode(
             Fields(&value).find(|&(field, _)| field == ACTOR_STATE).expect("there").1.bytes(),
         );

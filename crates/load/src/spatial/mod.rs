@@ -161,6 +161,8 @@ pub struct Plan {
     pub crash_at: Option<Duration>,
     /// Keep what the picture needs.
     pub picture: bool,
+    /// Bytes added to each update of a character, at most [`PADDING_BYTES_MAX`].
+    pub padding_bytes: usize,
     /// Generator threads for players; 0 chooses.
     pub threads: usize,
     /// Time between everyone's being there and the measured window.
@@ -175,6 +177,9 @@ pub struct Plan {
     /// Seed of everything random.
     pub seed: u64,
 }
+
+/// Longest padding of an update, so that it fits a packet.
+pub const PADDING_BYTES_MAX: usize = 60_000;
 
 impl Plan {
     /// The published scenario with nine servers.
@@ -191,6 +196,7 @@ impl Plan {
             ask_for_rates: false,
             crash_at: None,
             picture: false,
+            padding_bytes: 0,
             threads: 0,
             warmup: Duration::from_secs(3),
             duration: Some(Duration::from_secs(10)),
@@ -375,6 +381,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
         interest_metres: plan.interest_metres,
         crash_at: plan.crash_at,
         tape: plan.picture,
+        padding_bytes: plan.padding_bytes,
         seed: plan.seed,
     };
     let numbers = watch::deal(plan.players, threads);

@@ -36,7 +36,7 @@ use crate::world::Input;
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 const READ_BYTES: usize = 256 * 1024;
-/// Bytes of one character's update on the wire, at most.
+/// Bytes of one character's update on the wire besides its padding, at most.
 const ENTRY_BYTES_MAX: usize = 192;
 /// Absence of a crashed server.
 const CRASH_PAUSE: Duration = Duration::from_secs(2);
@@ -58,6 +58,8 @@ pub(crate) struct ServersPlan {
     pub(crate) crash_at: Option<Duration>,
     /// Keep a record for the picture.
     pub(crate) tape: bool,
+    /// Bytes added to each update of a character.
+    pub(crate) padding_bytes: usize,
     pub(crate) seed: u64,
 }
 
@@ -217,6 +219,7 @@ struct Servers<'a> {
     events: Vec<Event>,
     scratch: Vec<u8>,
     buffers: [Vec<u8>; 2],
+    padding: Vec<u8>,
     packet: Vec<u8>,
     seen: ServersCounts,
     tape: Tape,
@@ -274,6 +277,7 @@ impl<'a> Servers<'a> {
             events: Vec::new(),
             scratch: vec![0; READ_BYTES],
             buffers: Default::default(),
+            padding: vec![0; plan.padding_bytes],
             packet: Vec::new(),
             seen: ServersCounts::default(),
             tape,
@@ -658,7 +662,7 @@ impl<'a> Servers<'a> {
             }
             character.avatar.pulse.sequence += 1;
             character.avatar.pulse.sent_ns = due;
-            if self.packet.len() + ENTRY_BYTES_MAX > PACKET_BYTES_MAX {
+            if self.packet.len() + ENTRY_BYTES_MAX + self.padding.len() > PACKET_BYTES_MAX {
                 protocol::put_frame(out, |packet| packet.append(&mut self.packet));
             }
             avatar::put_update(
@@ -667,6 +671,7 @@ impl<'a> Servers<'a> {
                 ENTITY_FIRST + entity,
                 self.scale,
                 &character.avatar,
+                &self.padding,
             );
             let entity = &self.oracle.entities[entity as usize];
             entity.put(x, z);
@@ -765,6 +770,7 @@ mod tests {
             interest_metres: 10.0,
             crash_at: None,
             tape: false,
+            padding_bytes: 0,
             seed: 1,
         };
         let (control, oracle) = (Control::new(), Oracle::new(1));

@@ -77,6 +77,7 @@ pub(super) fn entity_lod(context: &Context<'_>) -> Result<Report, BenchError> {
     let mut report = context.report(true);
     report.setting("side_metres", 400);
     report.setting("rates_asked_for_by_players", context.asks_for_rates());
+    report.setting("padding_bytes", context.options.padding_bytes);
     let sizes = context.sizes(LOD_SWEEP, &[CPU_PLAYERS, 500, MEMORY_PLAYERS], &[30]);
     let mut sweep = Sweep::new(sizes.len());
     for &players in &sizes {
@@ -116,6 +117,43 @@ pub(super) fn entity_lod(context: &Context<'_>) -> Result<Report, BenchError> {
     }
     let what = "every rate at 99%, p99 of the 20 Hz band < 60 ms";
     sweep.finish(context, &mut report, what, (800.0, 500.0, 1_000.0), sizes.len())?;
+    Ok(report)
+}
+
+/// Payloads of an entity, in bytes.
+const ENTITY_BYTES: &[usize] = &[200, 1_000, 4_000];
+
+pub(super) fn entity_bytes(context: &Context<'_>) -> Result<Report, BenchError> {
+    let (players, canonical) = context.size(250, 20);
+    let mut report = context.report(canonical);
+    report.setting("side_metres", 400);
+    report.setting("rates_asked_for_by_players", context.asks_for_rates());
+    let sizes = match context.options.padding_bytes {
+        0 => ENTITY_BYTES.to_vec(),
+        bytes => vec![bytes],
+    };
+    for bytes in sizes {
+        let server = context.server_with(Some(World::Open))?;
+        let name = format!("{players} players, {bytes} bytes per entity");
+        context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
+        let plan =
+            spatial::Plan { padding_bytes: bytes, ..context.world_plan(&server, players, World::Open) };
+        let outcome = spatial::run(&plan, &server.probe, &mut |sample| {
+            context.progress.borrow_mut().sample(sample);
+        });
+        let outcome = outcome.map_err(|source| BenchError::Run { name: name.clone(), source })?;
+        let row = |what: &str, unit, value| Row::new(format!("{what}, {name}"), unit, Better::Lower, value);
+        let near = &outcome.bands[0].state;
+        let p99 = row("p99 of the 20 Hz band", "ms", near.p99_ms);
+        report.row(if bytes == 1_000 { p99.marks(LOD_P99_MAX_MS, LOD_P99_MAX_MS / 2.0) } else { p99 });
+        let share = outcome.delivered_share() * 100.0;
+        report.threshold(format!("every rate at 99%, {name}"), share, share >= SHARE_MIN * 100.0);
+        if let Some(cpu) = outcome.server_cpu {
+            let cores = cpu.as_secs_f64() / outcome.window.as_secs_f64();
+            report.row(row("server CPU", "cores", cores));
+        }
+        report.run(outcome.run(name));
+    }
     Ok(report)
 }
 
@@ -446,6 +484,7 @@ impl Context<'_> {
             ask_for_rates: self.asks_for_rates(),
             crash_at: options.crash_server_at,
             picture: true,
+            padding_bytes: options.padding_bytes,
             ..of_world
         }
     }

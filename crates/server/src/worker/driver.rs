@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use throng_gateway::{
-    AuthTicket, CloseReason, Closed, ConnId, ConnKind, Due, Effect, Framing, SecurityEvent, Shard,
+    AuthTicket, CloseReason, Closed, ConnHandle, ConnKind, Due, Effect, Framing, SecurityEvent, Shard,
     ShardIndex, Verdict,
 };
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
 
-use super::{Heartbeat, ListenerRole, OutputMemory, WorkerParts};
+use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
 use crate::mailbox::{Life, Mailbox, Post, Taken};
@@ -41,11 +41,11 @@ pub(super) struct Driver {
     /// For the shards of further lives.
     seed: u64,
     pub(super) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
-    pub(super) conns: HashMap<ConnId, Conn>,
+    pub(super) conns: HashMap<ConnHandle, Conn>,
     /// Which connection a key of the loop is, by its index: this is looked up for every read.
-    pub(super) by_key: Vec<Option<(ConnKey, ConnId)>>,
+    pub(super) by_key: Vec<Option<(ConnKey, ConnHandle)>>,
     /// Closed by the core before their socket arrived.
-    pub(super) closed_early: HashSet<ConnId>,
+    pub(super) closed_early: HashSet<ConnHandle>,
     pub(super) mailboxes: Arc<[Mailbox]>,
     /// Posts of this round with their destinations, in the order in which they must be handed over.
     pub(super) outgoing: VecDeque<(u16, Post)>,
@@ -53,14 +53,14 @@ pub(super) struct Driver {
     pub(super) outgoing_bytes: usize,
     /// Clients with a socket of their own that have not logged in, the oldest first, and some that
     /// have, or are gone. They give way to newcomers when descriptors run short.
-    pub(super) strangers: VecDeque<(Instant, ConnId)>,
+    pub(super) strangers: VecDeque<(Instant, ConnHandle)>,
     /// Length of `strangers` at which those that are none are taken out.
     strangers_max: usize,
     /// Game servers of this shard, still to be given priority.
     pub(super) newcomers: Vec<ConnKey>,
     /// Accepted for other shards, still to be taken out of the loop.
-    pub(super) hand_offs: Vec<(ConnKey, ConnId, ShardIndex, ConnKind)>,
-    pub(super) dirty: Vec<ConnId>,
+    pub(super) hand_offs: Vec<(ConnKey, ConnHandle, ShardIndex, ConnKind)>,
+    pub(super) dirty: Vec<ConnHandle>,
     /// Connections that the core has closed, to be carried out at the end of the round.
     pub(super) closing: Vec<Closing>,
     /// Closed connections that still take what was queued for them.
@@ -71,6 +71,7 @@ pub(super) struct Driver {
     pub(super) paused: Vec<ConnKey>,
     pub(super) woken: bool,
     pub(super) output_memory: Arc<OutputMemory>,
+    pub(super) loads: Arc<ShardLoads>,
     pub(super) logins: Arc<Logins>,
     pub(super) recorder: Recorder,
     pub(super) heartbeat: Arc<Heartbeat>,
@@ -107,7 +108,7 @@ pub(super) struct Conn {
 
 /// A closure to carry out.
 pub(super) struct Closing {
-    pub(super) id: ConnId,
+    pub(super) id: ConnHandle,
     /// Taken out of the table at once: the core may give the id to someone else within the same
     /// round. `None` when the socket is still on its way here.
     pub(super) conn: Option<Conn>,
@@ -151,6 +152,7 @@ impl Driver {
             paused: Vec::new(),
             woken: false,
             output_memory: parts.output_memory,
+            loads: parts.loads,
             logins: parts.logins,
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,
@@ -213,7 +215,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn adopt(&mut self, conn: ConnId, kind: ConnKind, key: ConnKey) {
+    pub(super) fn adopt(&mut self, conn: ConnHandle, kind: ConnKind, key: ConnKey) {
         let entry = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
         self.conns.insert(conn, entry);
         if self.by_key.len() <= key.index() {
@@ -223,7 +225,7 @@ impl Driver {
     }
 
     /// Notes a client that gives way as long as it has not logged in.
-    pub(super) fn note_stranger(&mut self, conn: ConnId) {
+    pub(super) fn note_stranger(&mut self, conn: ConnHandle) {
         if self.strangers.len() >= self.strangers_max {
             let shard = &self.shard;
             self.strangers.retain(|(_, conn)| shard.is_stranger(*conn));
@@ -232,7 +234,7 @@ impl Driver {
         self.strangers.push_back((self.now, conn));
     }
 
-    pub(super) fn forget(&mut self, conn: ConnId) -> Option<Conn> {
+    pub(super) fn forget(&mut self, conn: ConnHandle) -> Option<Conn> {
         if let Some(tap) = self.tap.take_if(|tap| tap.handle == conn) {
             tap.end("the connection was closed");
         }
@@ -241,25 +243,25 @@ impl Driver {
         Some(entry)
     }
 
-    pub(super) fn conn_of(&self, key: ConnKey) -> Option<ConnId> {
+    pub(super) fn conn_of(&self, key: ConnKey) -> Option<ConnHandle> {
         match self.by_key.get(key.index()) {
             Some(Some((known, conn))) if *known == key => Some(*conn),
             _ => None,
         }
     }
 
-    fn close(&mut self, id: ConnId, reason: CloseReason, flush: Vec<u8>) {
+    fn close(&mut self, id: ConnHandle, reason: CloseReason, flush: Vec<u8>) {
         let conn = self.forget(id);
         self.closing.push(Closing { id, conn, reason, flush });
     }
 
     /// The transport lost a connection.
-    pub(super) fn lose(&mut self, conn: ConnId, cause: Closed) {
+    pub(super) fn lose(&mut self, conn: ConnHandle, cause: Closed) {
         self.forget(conn);
         self.guard(|driver| driver.shard.handle_closed(driver.now, conn, cause));
     }
 
-    pub(super) fn mark_dirty(&mut self, conn: ConnId) {
+    pub(super) fn mark_dirty(&mut self, conn: ConnHandle) {
         if let Some(entry) = self.conns.get_mut(&conn)
             && !entry.dirty
         {
@@ -327,7 +329,7 @@ impl Driver {
     pub(super) fn restart(&mut self, life: Life) {
         self.life = life;
         self.broken = false;
-        let ids: Vec<ConnId> = self.conns.keys().copied().collect();
+        let ids: Vec<ConnHandle> = self.conns.keys().copied().collect();
         for id in ids {
             self.close(id, CloseReason::Restarted, Vec::new());
         }
@@ -347,7 +349,7 @@ impl Driver {
 
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
     /// connection.
-    pub(super) fn guard_conn(&mut self, conn: ConnId, input: impl FnOnce(&mut Driver)) {
+    pub(super) fn guard_conn(&mut self, conn: ConnHandle, input: impl FnOnce(&mut Driver)) {
         if self.guard(input) || self.broken {
             return;
         }
@@ -368,7 +370,7 @@ impl Driver {
         self.tap = Some(Box::new(Tap::new(handle, record, web_socket)));
     }
 
-    pub(super) fn tap_arrived(&mut self, conn: ConnId, bytes: &[u8]) {
+    pub(super) fn tap_arrived(&mut self, conn: ConnHandle, bytes: &[u8]) {
         let Some(tap) = &mut self.tap else { return };
         if tap.is_over(self.now) {
             self.tap = None;

@@ -95,7 +95,8 @@ mod tests {
         let memory = OutputMemory::new(3, 1_000);
         let backlog = |own_bytes, shared_bytes, entry_bytes| Backlog { own_bytes, shared_bytes, entry_bytes };
         assert_eq!(memory.publish(0, backlog(600, 0, 0)), None);
-        // Entries count once, on whatever shard they wait, and only as far as clients wait for them.
+        // Entries count once, on whatever shard they wait, and only as far as clients wait for
+        // them.
         assert_eq!(memory.publish(1, backlog(0, 0, 400)), None);
         assert_eq!(memory.publish(2, backlog(0, 9_000, 0)), None, "exactly the bound");
         assert_eq!(memory.publish(1, backlog(0, 0, 450)), Some((2, 50)));

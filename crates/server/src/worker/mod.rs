@@ -8,6 +8,7 @@
 
 mod driver;
 mod events;
+mod load;
 mod memory;
 mod output;
 
@@ -17,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnId, ConnKind, Framing, Shard, SharedFrame};
+use throng_gateway::{Closed, ConnHandle, ConnKind, Framing, Shard, SharedFrame};
 use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
 use throng_stdx::Instant;
 
 use self::driver::{Driver, PANIC_MEMORY};
+pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 use crate::auth::Logins;
 use crate::mailbox::{Life, Mailbox, Post};
@@ -59,6 +61,7 @@ pub(crate) struct WorkerParts {
     /// All mailboxes by shard, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) output_memory: Arc<OutputMemory>,
+    pub(crate) loads: Arc<ShardLoads>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) recorder: Recorder,
     pub(crate) heartbeat: Arc<Heartbeat>,
@@ -116,6 +119,7 @@ pub(crate) struct Worker {
     /// latest last. Without a file where making one failed.
     shared: VecDeque<(SharedFrame, Option<SharedFile>)>,
     pace: Pace,
+    looks: load::Looks,
     shutdown_timeout: Duration,
 }
 
@@ -123,7 +127,8 @@ impl Worker {
     pub(crate) fn new(parts: WorkerParts) -> Worker {
         let (pace, shutdown_timeout) = (Pace::new(parts.round_interval), parts.shutdown_timeout);
         let (event_loop, driver) = Driver::new(parts);
-        Worker { event_loop, driver, slices: Vec::new(), shared: VecDeque::new(), pace, shutdown_timeout }
+        let (slices, shared, looks) = (Vec::new(), VecDeque::new(), load::Looks::default());
+        Worker { event_loop, driver, slices, shared, pace, looks, shutdown_timeout }
     }
 
     /// As [`run`](Self::run). A panic outside of the core leaves sockets and tables in no known
@@ -190,7 +195,9 @@ impl Worker {
     fn round(&mut self, posts: &mut VecDeque<Post>) -> Instant {
         self.work(posts);
         let now = self.driver.clock.now();
-        self.driver.rounds.record(now.since(self.driver.now).as_nanos() as u64);
+        let busy = now.since(self.driver.now);
+        self.driver.rounds.record(busy.as_nanos() as u64);
+        self.note_load(busy);
         self.driver.heartbeat.end();
         now
     }
@@ -306,7 +313,7 @@ impl Worker {
         }
     }
 
-    fn attach(&mut self, conn: ConnId, kind: ConnKind, socket: DetachedConn) {
+    fn attach(&mut self, conn: ConnHandle, kind: ConnKind, socket: DetachedConn) {
         match self.event_loop.attach(socket) {
             Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
             Ok(key) => {

@@ -4,7 +4,7 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use throng_gateway::{CloseReason, ConnId};
+use throng_gateway::{CloseReason, ConnHandle};
 use throng_net::{CloseMode, ConnKey, SharedFile};
 
 use super::Worker;
@@ -37,7 +37,7 @@ impl Worker {
     /// Sends a large frame that many connections get by reference to bytes that the kernel has
     /// already. Does nothing if that is not what comes next; returns whether the connection is
     /// there and has more to write.
-    fn write_shared(&mut self, conn: ConnId) -> bool {
+    fn write_shared(&mut self, conn: ConnHandle) -> bool {
         let driver = &mut self.driver;
         let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
         let Some(outbox) = driver.shard.outbox(conn) else { return false };
@@ -73,7 +73,7 @@ impl Worker {
     }
 
     /// Gives a connection's output to the transport, as much as it takes.
-    fn write(&mut self, conn: ConnId) {
+    fn write(&mut self, conn: ConnHandle) {
         let driver = &mut self.driver;
         let Some(entry) = driver.conns.get_mut(&conn) else { return };
         entry.dirty = false;

@@ -22,11 +22,16 @@ impl Simulation {
                 let result: AuthResultMessage = message.decode()?;
                 client.link.conn = result.conn_id;
                 client.authenticated = true;
+                client.token = result.resume_token;
                 let avatar = client.avatar;
                 for server in 1..self.servers.len() {
                     self.set_interest(server, avatar);
                 }
-                self.enter_rooms(index);
+                if result.should_recover {
+                    self.outcome.resumed += 1;
+                } else {
+                    self.enter_rooms(index);
+                }
                 return Ok(());
             }
             6 => {
@@ -113,6 +118,25 @@ impl Simulation {
                     }
                 }
             }
+            20 => {
+                let recovered: ChannelDataRecoveryMessage = message.decode()?;
+                let value = recovered.channel_data.map(|data| data.value);
+                if is_entity {
+                    client.subscribed.insert(message.channel);
+                    if let Some(place) = place_of(value.as_deref()) {
+                        client.known.insert(message.channel, place);
+                    }
+                } else if message.channel >= SPATIAL {
+                    client.cells.insert(message.channel);
+                    let cell = SpatialChannelData::decode(&value.unwrap_or_default()[..]);
+                    for id in cell.map_err(|error| error.to_string())?.entities.into_keys() {
+                        client.view.insert(id, message.channel);
+                        wanted.push(id);
+                    }
+                }
+            }
+            // What went out of sight meanwhile.
+            21 => dropped.extend(client.subscribed.iter().filter(|id| !client.view.contains_key(id))),
             SPAWN => {
                 let forward: ServerForwardMessage = message.decode()?;
                 let spawn =
@@ -167,6 +191,8 @@ impl Client {
             known: BTreeMap::new(),
             subscribed: BTreeSet::new(),
             next_call: self.next_call,
+            token: std::mem::take(&mut self.token),
+            may_give_up: false,
             avatar: self.avatar,
             unsure: BTreeSet::new(),
             rooms: BTreeMap::new(),

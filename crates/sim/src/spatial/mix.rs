@@ -7,7 +7,6 @@
 use throng_gateway::{CloseReason, Lod, LodBand, OutboxBounds, ShardIndex};
 
 use super::*;
-use crate::world::Carrier;
 
 /// Time of faults of a mixed run: long enough that one feature meets the leftovers of another.
 pub(super) const FAULTS: Duration = Duration::from_secs(55);
@@ -31,13 +30,23 @@ pub(super) struct Mix {
     pub(super) shed: bool,
     /// There are rooms.
     pub(super) rooms: bool,
+    /// Clients resume their sessions.
+    pub(super) resume: bool,
 }
 
 impl Mix {
     /// Several features: a run with few finds what a run with all of them hides.
     pub(super) fn draw(rng: &mut Rng) -> Mix {
         let mut has = || rng.chance(0.7);
-        Mix { lod: has(), slow: has(), carriers: has(), options: has(), shed: has(), rooms: has() }
+        Mix {
+            lod: has(),
+            slow: has(),
+            carriers: has(),
+            options: has(),
+            shed: has(),
+            rooms: has(),
+            resume: has(),
+        }
     }
 
     pub(super) fn configure(self, config: &mut Config) {
@@ -45,6 +54,9 @@ impl Mix {
             let band = |within, interval_ms| LodBand { within, interval_ms };
             let bands = vec![band(SIDE / 2.0, 20), band(SIDE, 50)];
             config.spatial.lod = Some(Lod { bands, beyond_interval_ms: 200, hysteresis: 1.0 });
+        }
+        if self.resume {
+            config.recovery.client_window = Duration::from_secs(1);
         }
         if self.slow {
             config.outbox = OutboxBounds {
@@ -77,7 +89,7 @@ impl Mix {
         })
     }
 
-    /// Whether a client may be closed for this reason although it keeps all rules.
+    /// True if a client may be closed for this reason although it keeps all rules.
     pub(super) fn may_close(self, reason: CloseReason) -> bool {
         match reason {
             CloseReason::SlowReader | CloseReason::Stalled => self.slow,
@@ -157,6 +169,12 @@ impl Simulation {
                 if result.conn_id == client.link.conn {
                     client.rooms.remove(&room);
                 }
+            }
+            20 => {
+                let recovered: ChannelDataRecoveryMessage = message.decode()?;
+                let place = place_of(recovered.channel_data.as_ref().map(|data| &data.value[..]));
+                let count = place.ok_or("a recovered room without its count")?.count;
+                client.rooms.insert(room, count);
             }
             8 => {
                 let update: ChannelDataUpdateMessage = message.decode()?;

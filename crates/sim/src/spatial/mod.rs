@@ -50,7 +50,7 @@ use mix::Mix;
 
 use crate::check::Violation;
 use crate::link::LinkProfile;
-use crate::world::{Leave, Note, PeerId, World};
+use crate::world::{Carrier, Leave, Note, PeerId, World};
 
 /// Entity data, as the fixtures' `tpspb.EntityChannelData` has it.
 #[derive(Clone, PartialEq, Message)]
@@ -119,6 +119,8 @@ pub struct SpatialOutcome {
     pub resyncs: u64,
     /// Clients closed for what waited for them.
     pub closed: u64,
+    /// Sessions that clients resumed.
+    pub resumed: u64,
 }
 
 /// Movement of an entity.
@@ -192,6 +194,10 @@ struct Client {
     unsure: BTreeSet<u32>,
     /// Rooms that it is in, and the latest count that it has of each.
     rooms: BTreeMap<u32, u32>,
+    /// With which it resumes its session.
+    token: Vec<u8>,
+    /// Its connection may end without either side's doing: KCP gives up in a long stall.
+    may_give_up: bool,
 }
 
 struct Received {
@@ -380,6 +386,8 @@ impl Simulation {
                 avatar: 0,
                 unsure: BTreeSet::new(),
                 rooms: BTreeMap::new(),
+                token: Vec::new(),
+                may_give_up: false,
             });
             self.connect(Who::Client(self.clients.len() - 1));
         }
@@ -487,8 +495,13 @@ impl Simulation {
         if self.rng.chance(0.01) {
             let index = self.rng.below(self.clients.len() as u64) as usize;
             if let Some(peer) = self.clients[index].link.peer {
-                self.log(format_args!("client {index} leaves"));
-                self.world.leave(peer, Leave::Reset);
+                let how = match self.mix.resume.then(|| self.rng.below(3)) {
+                    Some(0) => Leave::Close,
+                    Some(1) => Leave::Vanish(Duration::from_millis(self.rng.range(10..900))),
+                    _ => Leave::Reset,
+                };
+                self.log(format_args!("client {index} leaves: {how:?}"));
+                self.world.leave(peer, how);
                 self.clients[index].gone();
                 self.connect(Who::Client(index));
             }
@@ -529,6 +542,9 @@ impl Simulation {
             Who::Client(_) if self.mix.carriers => self.mix.carrier(&mut self.rng),
             _ => Framing::Stream.into(),
         };
+        if let Who::Client(index) = who {
+            self.clients[index].may_give_up = matches!(carrier, Carrier::Kcp(_));
+        }
         let peer = self.world.connect(kind, carrier, addr, profile);
         self.by_peer.insert(peer, who);
         *self.link(who) = Link { peer: Some(peer), ..Link::new() };
@@ -592,8 +608,11 @@ impl Simulation {
                     Who::Server(index) => self.servers[index].pit.clone(),
                     Who::Client(index) => format!("client {index}"),
                 };
-                let auth =
-                    AuthMessage { player_identifier_token, login_token: "t".into(), resume_token: None };
+                let resume_token = match who {
+                    Who::Client(index) if self.mix.resume => Some(self.clients[index].token.clone()),
+                    _ => None,
+                };
+                let auth = AuthMessage { player_identifier_token, login_token: "t".into(), resume_token };
                 self.send(who, 0, MessageType::Auth, &auth);
             }
             Note::Bytes(_, bytes) => {
@@ -619,15 +638,16 @@ impl Simulation {
             }
             Note::Room(_) => self.push(who),
             Note::Refused(_) | Note::Closed(_) => {
-                if let Who::Client(index) = who
-                    && let Some(closed) =
-                        self.world.closed_by_gateway().iter().rev().find(|it| it.peer == peer)
-                    && self.mix.may_close(closed.reason)
-                {
-                    self.log(format_args!("client {index} is closed: {}", closed.reason));
-                    self.clients[index].gone();
-                    self.connect(who);
-                    return Ok(());
+                if let Who::Client(index) = who {
+                    let closed = self.world.closed_by_gateway().iter().rev().find(|it| it.peer == peer);
+                    let reason = closed.map(|closed| closed.reason);
+                    let gave_up = matches!(note, Note::Closed(_)) && self.clients[index].may_give_up;
+                    if reason.map_or(gave_up, |reason| self.mix.may_close(reason)) {
+                        self.log(format_args!("client {index} is closed: {reason:?}"));
+                        self.clients[index].gone();
+                        self.connect(who);
+                        return Ok(());
+                    }
                 }
                 let Who::Server(index) = who else {
                     return Err(format!(

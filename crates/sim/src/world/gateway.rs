@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnId, Effect, ShardIndex, Verdict};
+use throng_gateway::{Closed, ConnHandle, Effect, ShardIndex, Verdict};
 
 use super::{ClosedByGateway, Due, Inbox, KCP_SILENCE, Note, PeerId, PeerState, World};
 use crate::kcp_link::Direction;
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// The transport tells the gateway that a connection has ended.
-    pub(super) fn lose(&mut self, conn: ConnId, cause: Closed) {
+    pub(super) fn lose(&mut self, conn: ConnHandle, cause: Closed) {
         let Some(&peer) = self.sockets.get(&conn) else { return };
         let Some((_, shard)) = self.peers[peer.0].conn else { return };
         if self.postponed(shard, Due::Lost(conn, cause)) {
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Offers a connection's output to its link.
-    pub(super) fn write(&mut self, shard: ShardIndex, conn: ConnId) {
+    pub(super) fn write(&mut self, shard: ShardIndex, conn: ConnHandle) {
         let Some(&peer) = self.sockets.get(&conn) else { return };
         let end = &mut self.peers[peer.0];
         if !end.attached {

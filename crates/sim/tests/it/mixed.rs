@@ -1,7 +1,7 @@
 //! Long runs of the world together with everything else that the gateway does at the same time.
 //!
-//! `THRONG_SEED=17` plays one seed, `THRONG_MIXED_SEEDS=10000` plays more of them, `THRONG_FIRST_SEED=500`
-//! begins there, `THRONG_TRACE=1` prints what every peer is sent.
+//! `THRONG_SEED=17` plays one seed, `THRONG_MIXED_SEEDS=10000` plays more of them,
+//! `THRONG_FIRST_SEED=500` begins there, `THRONG_TRACE=1` prints what every peer is sent.
 
 use crate::common;
 
@@ -15,13 +15,15 @@ fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
     sum.in_rooms += outcome.in_rooms;
     sum.resyncs += outcome.resyncs;
     sum.closed += outcome.closed;
+    sum.resumed += outcome.resumed;
 }
 
 #[test]
 fn features_do_not_disturb_each_other() {
     let Some(sum) = common::play("mixed", COUNT, run_mixed, add) else { return };
-    let SpatialOutcome { across_servers, recovered, calls, seen, in_rooms, resyncs, closed, .. } = sum;
-    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, closed];
+    let SpatialOutcome { across_servers, recovered, calls, seen, in_rooms, resyncs, closed, resumed, .. } =
+        sum;
+    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, closed, resumed];
     assert!(met.iter().all(|&count| count > 20), "every kind of event was met: {sum:?}");
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use prost::Message as _;
 use throng_fuzz_targets::Process;
 use throng_gateway::data::{Schemas, SchemasBuilder};
-use throng_gateway::{CloseReason, Config, ConnId, ConnKind, Framing, Refusal, StateMachine, Stats};
+use throng_gateway::{CloseReason, Config, ConnHandle, ConnKind, Framing, Refusal, StateMachine, Stats};
 use throng_wire::{MessagePack, channeldpb as pb};
 
 use super::{check, hex};
@@ -341,10 +341,10 @@ fn messages() {
             let mut process = scene();
             let before = process.stats();
             let conn = match from {
-                Master => ConnId(1),
-                Client => ConnId(3),
-                Stranger => ConnId(4),
-                Server => ConnId(5),
+                Master => ConnHandle(1),
+                Client => ConnHandle(3),
+                Stranger => ConnHandle(4),
+                Server => ConnHandle(5),
             };
             let head = MessagePack {
                 channel_id: *channel,
@@ -401,7 +401,7 @@ fn scene() -> Process {
     process
 }
 
-fn send(process: &mut Process, conn: ConnId, channel_id: u32, msg_type: u32, body: Vec<u8>) {
+fn send(process: &mut Process, conn: ConnHandle, channel_id: u32, msg_type: u32, body: Vec<u8>) {
     process.send(conn, &MessagePack { channel_id, msg_type, body: &body, ..Default::default() });
 }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use prost::Message;
 use throng_gateway::data::{Schemas, SchemasBuilder};
 use throng_gateway::{
-    AcceptRefusal, CloseReason, Closed, Config, ConnId, ConnKind, Effect, Framing, Mail, Refusal, Shard,
+    AcceptRefusal, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing, Mail, Refusal, Shard,
     ShardIndex, Stats,
 };
 use throng_stdx::Instant;
@@ -73,7 +73,7 @@ impl Send {
 }
 
 struct Peer {
-    conn: ConnId,
+    conn: ConnHandle,
     shard: usize,
     framing: Framing,
     reader: FrameReader,
@@ -95,7 +95,7 @@ pub struct World {
     pub shards: Vec<Shard>,
     pub now: Instant,
     peers: Vec<Peer>,
-    by_conn: BTreeMap<ConnId, Id>,
+    by_conn: BTreeMap<ConnHandle, Id>,
     pub effects: Vec<Effect>,
     pub snappy_entries: usize,
 }

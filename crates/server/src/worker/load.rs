@@ -1,0 +1,134 @@
+//! Work of the shards, by which newcomers are spread: the first one runs the world besides.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use throng_stdx::Instant;
+
+use super::Worker;
+
+/// Time between two looks at the shards' work. Players of a world arrive over seconds, and the work
+/// that they cause must be seen while they do.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Total work of each shard, and its connections.
+pub(crate) struct ShardLoads(Box<[Published]>);
+
+/// A cache line of its own: every shard writes one in every round.
+#[derive(Default)]
+#[repr(align(64))]
+struct Published {
+    busy_ns: AtomicU64,
+    conns: AtomicU64,
+}
+
+/// Work of some shards within some time, and their connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Load {
+    busy_ns: u64,
+    conns: u64,
+}
+
+/// State of the first shard between two looks.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    next: Instant,
+    /// Work up to the last look: of the first shard, and of all others.
+    busy_ns: [u64; 2],
+    weight: u64,
+}
+
+impl ShardLoads {
+    pub(crate) fn new(shards: usize) -> ShardLoads {
+        ShardLoads((0..shards).map(|_| Published::default()).collect())
+    }
+
+    fn publish(&self, shard: usize, busy_ns: u64, conns: usize) {
+        self.0[shard].busy_ns.fetch_add(busy_ns, Ordering::Relaxed);
+        self.0[shard].conns.store(conns as u64, Ordering::Relaxed);
+    }
+
+    /// Of the first shard, and of all others together.
+    fn totals(&self) -> [Load; 2] {
+        let mut totals = [Load::default(); 2];
+        for (index, shard) in self.0.iter().enumerate() {
+            let total = &mut totals[usize::from(index > 0)];
+            total.busy_ns += shard.busy_ns.load(Ordering::Relaxed);
+            total.conns += shard.conns.load(Ordering::Relaxed);
+        }
+        totals
+    }
+}
+
+/// Work that the first shard does besides its connections, in connections: those of the others tell
+/// how much one takes. At most as many as there are.
+fn besides([first, others]: [Load; 2]) -> u64 {
+    if others.busy_ns == 0 || others.conns == 0 {
+        return 0;
+    }
+    let worth = u128::from(first.busy_ns) * u128::from(others.conns) / u128::from(others.busy_ns);
+    let besides = worth.saturating_sub(u128::from(first.conns));
+    besides.min(u128::from(first.conns + others.conns)) as u64
+}
+
+impl Looks {
+    /// The new weight, if it is time for one.
+    fn look(&mut self, now: Instant, totals: [Load; 2]) -> Option<u64> {
+        if now < self.next {
+            return None;
+        }
+        self.next = now + LOOK_INTERVAL;
+        let mut window = totals;
+        for (load, before) in window.iter_mut().zip(&mut self.busy_ns) {
+            let total = load.busy_ns;
+            load.busy_ns -= std::mem::replace(before, total);
+        }
+        // A single window may be that of one large message.
+        self.weight = (self.weight + besides(window)).div_ceil(2);
+        Some(self.weight)
+    }
+}
+
+impl Worker {
+    /// Publishes a round's work. The first shard tells its core what it does for the world.
+    pub(super) fn note_load(&mut self, busy: Duration) {
+        let (index, loads) = (self.driver.index, &self.driver.loads);
+        loads.publish(usize::from(index), busy.as_nanos() as u64, self.event_loop.conn_count());
+        if index == 0
+            && let Some(weight) = self.looks.look(self.driver.now, loads.totals())
+        {
+            self.driver.shard.set_world_weight(weight as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_besides_connections_counts_in_connections() {
+        let load = |busy_ns, conns| Load { busy_ns, conns };
+        assert_eq!(besides([load(1_000, 100), load(3_000, 300)]), 0, "all work is that of connections");
+        assert_eq!(besides([load(3_000, 100), load(3_000, 300)]), 200);
+        assert_eq!(besides([load(9_000_000, 100), load(3_000, 300)]), 400, "no more than there are");
+        assert_eq!(besides([load(9_000, 100), load(0, 0)]), 0, "nothing to compare with");
+    }
+
+    #[test]
+    fn a_look_is_about_the_time_since_the_last_one() {
+        let loads = ShardLoads::new(3);
+        let mut looks = Looks::default();
+        let publish = |busy: [u64; 3]| {
+            busy.iter().enumerate().for_each(|(shard, busy_ns)| loads.publish(shard, *busy_ns, 100));
+        };
+        publish([100, 100, 100]);
+        assert_eq!(looks.look(Instant::from_millis(1), loads.totals()), Some(0));
+        publish([500, 100, 100]);
+        assert_eq!(looks.look(Instant::from_millis(200), loads.totals()), None, "not yet");
+        // 500 for 100 connections, where others take 100: 400 besides, at most the 300 there are.
+        assert_eq!(looks.look(Instant::from_millis(251), loads.totals()), Some(150));
+        publish([100, 100, 100]);
+        assert_eq!(looks.look(Instant::from_millis(502), loads.totals()), Some(75), "it fades");
+    }
+}
