@@ -522,7 +522,7 @@ impl Matcher {
             write_bytes(out, 20, &room.text());
             write_u64(out, 21, rev);
         });
-        turn.notices.push(owner, std::iter::empty(), &self.scratch.event, 0);
+        turn.notices.push(self.people.number(owner), std::iter::empty(), &self.scratch.event, 0);
     }
 }
 

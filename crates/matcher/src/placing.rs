@@ -262,7 +262,7 @@ impl Matcher {
         self.write_players(index, 9, &mut rest);
         rest.extend_from_slice(&self.sides_of(index));
         self.write_ready(index, b"", &[], &rest);
-        turn.notices.push(server, std::iter::empty(), &self.scratch.event, 0);
+        turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a

@@ -248,7 +248,7 @@ impl Matcher {
             .tickets
             .objects
             .iter()
-            .map(|own| Ticket::load(own).map(|ticket| (own.id.place, ticket)))
+            .map(|own| Ticket::load(own, saved.now).map(|ticket| (own.id.place, ticket)))
             .collect();
         let matches: Result<Vec<_>, _> = saved
             .matches
@@ -292,10 +292,13 @@ impl Matcher {
         self.index_rooms()?;
         for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
             let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
-            ensure(
-                queue.rules().fits(&ticket.facts),
-                "a ticket names a position or region that its queue lacks",
-            )?;
+            // The rules see the party of a match that is being placed no more, and may be others by
+            // now; those of a paused queue are unknown.
+            if ticket.state != State::Placing && queue.paused.is_none() {
+                let rules = queue.rules();
+                let has_level = usize::from(ticket.level) < rules.levels.len();
+                ensure(has_level && rules.fits(&ticket.facts), "a ticket that its queue's rules do not fit")?;
+            }
             queue.live += 1;
             queue.proposed += u64::from(ticket.state == State::Proposed);
             self.live_tickets += 1;
@@ -462,7 +465,7 @@ impl Matcher {
     }
 }
 
-fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
+pub(crate) fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
     if holds { Ok(()) } else { Err(what) }
 }
 
@@ -586,6 +589,31 @@ mod tests {
         assert!(matcher.save() == state);
     }
 
+    #[test]
+    fn a_ticket_that_no_request_makes_is_refused() {
+        let matcher = Matcher::restore(FIXTURE).unwrap();
+        let with = |change: &dyn Fn(&mut v1::Ticket<'_>)| {
+            let mut state = matcher.document();
+            let mut tickets = state.tickets.objects.iter_mut();
+            change(tickets.find(|ticket| ticket.state == 0).expect("a ticket searches"));
+            Matcher::of_document(&state).map(drop)
+        };
+        assert_eq!(with(&|_| {}), Ok(()));
+        for priority in [-10, 10] {
+            assert_eq!(with(&|ticket| ticket.priority = priority), Ok(()));
+        }
+        for priority in [i8::MIN, -11, 11, i8::MAX] {
+            assert_eq!(with(&|ticket| ticket.priority = priority), Err("the priority of a ticket"));
+        }
+        assert_eq!(with(&|ticket| ticket.created = matcher.now + 1), Err("the times of a ticket"));
+        assert_eq!(with(&|ticket| ticket.expires = ticket.created - 1), Err("the times of a ticket"));
+        assert_eq!(with(&|ticket| ticket.players.clear()), Err("the players of a ticket"));
+        assert_eq!(with(&|ticket| ticket.facts.size += 1), Err("the facts of a ticket"));
+        let unfit = Err("a ticket that its queue's rules do not fit");
+        assert_eq!(with(&|ticket| ticket.level = u8::MAX), unfit);
+        assert_eq!(with(&|ticket| drop(ticket.facts.players[0].attributes.pop())), unfit);
+    }
+
     /// A changed state under its own new hash is refused or keeps every invariant.
     #[test]
     fn a_state_that_was_changed_is_refused_or_in_order() {
@@ -595,7 +623,12 @@ mod tests {
             let mut changed = state.to_vec();
             changed[at] ^= 1 << (at % 8);
             match Matcher::restore(&snapshot_of(1, &changed)) {
-                Ok(matcher) => {
+                Ok(mut matcher) => {
+                    let mut notices = crate::Notices::default();
+                    // Whatever was taken can go on: ticks, ends of tickets, seats and rooms.
+                    for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
+                        matcher.handle_timeout(at, &mut notices);
+                    }
                     matcher.check_invariants().unwrap();
                     taken += 1;
                 }

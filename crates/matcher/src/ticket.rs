@@ -2,6 +2,8 @@
 
 mod service;
 
+use std::ops::RangeInclusive;
+
 use smallvec::SmallVec;
 use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use throng_wire::{Field, fields};
@@ -12,10 +14,14 @@ use crate::matcher::{Matcher, fan_out};
 use crate::people::Numbers;
 use crate::problem::{Outcome, not_found, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, OnMemberLost, PlayerInput, anchor_of, number, ordered};
-use crate::schema::v1;
+use crate::schema::{ensure, v1};
 use crate::slab::NONE;
 use crate::turn::Turn;
 
+/// Players of one ticket.
+pub(crate) const PLAYERS_MAX: usize = 64;
+/// Priorities of tickets.
+pub(crate) const PRIORITIES: RangeInclusive<i8> = -10..=10;
 /// Attributes of one player.
 const ATTRIBUTES_MAX: usize = 32;
 /// Ended tickets stay readable for this long,
@@ -189,9 +195,16 @@ impl Ticket {
         }
     }
 
-    /// It stands nowhere yet, unless it has ended.
-    pub(crate) fn load(saved: &v1::Ticket<'_>) -> Result<Ticket, &'static str> {
+    /// It stands nowhere yet, unless it has ended. A ticket that no request makes by `now` is
+    /// refused.
+    pub(crate) fn load(saved: &v1::Ticket<'_>, now: u64) -> Result<Ticket, &'static str> {
         let state = *STATES.get(usize::from(saved.state)).ok_or("a ticket has an unknown state")?;
+        ensure(PRIORITIES.contains(&saved.priority), "the priority of a ticket")?;
+        ensure(saved.created <= now && saved.created <= saved.expires, "the times of a ticket")?;
+        let size = saved.players.len();
+        ensure((1..=PLAYERS_MAX).contains(&size), "the players of a ticket")?;
+        let facts = (saved.facts.size as usize, saved.facts.players.len());
+        ensure(!state.is_live() || facts == (size, size), "the facts of a ticket")?;
         let player = |own: &v1::TicketPlayer<'_>| TicketPlayer {
             player: own.player.unwrap_or(NONE),
             body: Box::from(own.body),

@@ -402,7 +402,7 @@ impl Ticket {
     fn anchor(&self, index: u32) -> Anchor {
         Anchor {
             class: 1,
-            rank: self.priority.saturating_neg(),
+            rank: -self.priority,
             created: self.created,
             backfill: false,
             index,
@@ -423,6 +423,9 @@ impl Matcher {
         let mut by_partition: BTreeMap<(u32, u32), Entries> = BTreeMap::new();
         for (index, place) in places {
             let v1::Waiting { partition, value, idle, cut } = place;
+            if cut && !idle {
+                return Err("a search that hit its limit goes on");
+            }
             let Some(ticket) = self.tickets.get_mut(index) else { return Err("a ticket is missing") };
             let Some(queue) = self.queues.list.get(ticket.queue) else { return Err("a queue is missing") };
             let partition = numbers[ticket.queue as usize].get(&partition);
