@@ -123,7 +123,7 @@ pub(crate) struct Hub {
 impl Hub {
     pub(crate) fn new(
         engine: Engine,
-        gate: Gate,
+        guard: Guard,
         tokens: Tokens,
         area: String,
         matcher_id: String,
@@ -135,8 +135,8 @@ impl Hub {
     ) -> Hub {
         Hub {
             engine,
-            guard: Guard::new(gate.clone()),
-            gate,
+            gate: guard.gate.clone(),
+            guard,
             tokens,
             area,
             matcher_id,
@@ -533,11 +533,13 @@ impl Handler for Hub {
         self.batch_began = Instant::now();
         self.spent = 0;
         let was_open = self.guard.is_open;
-        self.guard.pass();
+        self.guard.pass(now);
         if self.guard.is_open && !was_open {
-            // A lease that is granted with an empty state posts that before it opens the gate: no
-            // request may meet the old state.
+            // A lease that is granted with an empty state posts that before it opens the gate. What
+            // was asked before is refused: it would meet the state that is given up.
+            self.guard.is_open = false;
             self.take_posts();
+            self.guard.is_open = true;
         }
     }
 
@@ -667,8 +669,8 @@ mod tests {
         let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let (area, id) = (String::new(), String::new());
-        let hub =
-            Hub::new(engine, Gate::default(), tokens, area, id, 0, 1, Arc::clone(&inbox), report, 0);
+        let guard = Guard::new(Gate::default(), throng_stdx::Instant::ZERO);
+        let hub = Hub::new(engine, guard, tokens, area, id, 0, 1, Arc::clone(&inbox), report, 0);
         (hub, inbox)
     }
 
@@ -802,7 +804,7 @@ mod tests {
         stage.turn([stage.subscribe("a", None), stage.join("a", "ann"), stage.join("a", "bob")]);
         let gate = Gate::leased();
         stage.hub.gate = gate.clone();
-        stage.hub.guard = Guard::new(gate.clone());
+        stage.hub.guard = Guard::new(gate.clone(), throng_stdx::Instant::ZERO);
         // A service without the lease begins no session.
         stage.turn([stage.subscribe("late", None)]);
         assert_eq!(stage.read_by("late"), []);

@@ -527,7 +527,8 @@ mod tests {
     fn a_stream_is_what_lists_would_make_of_it() {
         for seed in 0..60 {
             let mut rng = Rng::new(seed);
-            let (mut session, mut model) = (Session::new("s".into(), ServerNumber::default(), 1), Model::default());
+            let (mut session, mut model) =
+                (Session::new("s".into(), ServerNumber::default(), 1), Model::default());
             let (keys, mark_every) = (1 + rng.below(40), 2 + rng.below(30));
             let got: Arc<Mutex<Frames>> = Arc::default();
             let given = Arc::clone(&got);
