@@ -9,7 +9,7 @@ use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write
 use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
-use crate::info::{RoleRef, Text, check_len};
+use crate::info::{RoleRef, check_len};
 use crate::keys::{Answer, Keys};
 use crate::matches::Match;
 use crate::modes::Modes;
@@ -283,13 +283,7 @@ impl Matcher {
 
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`],
     /// which stays until the server has no session and no roles; later it has another one.
-    pub fn handle_session(
-        &mut self,
-        now: u64,
-        srv: &str,
-        up: bool,
-        notices: &mut Notices,
-    ) -> ServerNumber {
+    pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> ServerNumber {
         let told = notices.bytes().len();
         self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
         self.note_notices(notices, told);
@@ -657,9 +651,4 @@ pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
 pub fn check_server_name(name: &str) -> Result<(), &'static str> {
     check_len(name.as_bytes(), crate::info::ID_BYTES_MAX, "SrvID")
         .map_err(|_| "SrvID is longer than 128 bytes")
-}
-
-/// A text as it is stored.
-pub(crate) fn stored(text: &[u8]) -> Text {
-    Text::from_slice(text)
 }

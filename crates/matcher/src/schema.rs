@@ -26,6 +26,7 @@ use crate::matches::Match;
 use crate::modes::Modes;
 use crate::people::{Numbers, People};
 use crate::policy::Hooks;
+use crate::problem::ensure;
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::room::Room;
@@ -312,8 +313,15 @@ impl Matcher {
             self.people.servers.get_mut(backfill.owner()).ok_or("a backfill has no owner")?.holds += 1;
         }
         for timer in &saved.timers {
-            if let v1::Action::Cooldown(player) = timer.action {
-                self.people.players.get_mut(player).ok_or("a player with a cooldown is missing")?.holds += 1;
+            match timer.action {
+                v1::Action::Cooldown(player) => {
+                    let player = self.people.players.get_mut(player);
+                    player.ok_or("a player with a cooldown is missing")?.holds += 1;
+                }
+                v1::Action::Tick(queue) | v1::Action::Updates(queue) => {
+                    ensure(self.queues.list.get(queue).is_some(), "a queue with a timer is missing")?;
+                }
+                _ => {}
             }
         }
         self.check_invariants()?;
@@ -448,6 +456,8 @@ impl Matcher {
         }
         let counted: u64 = live.values().map(|counts| counts[0]).sum();
         ensure(self.live_tickets as u64 == counted, "the number of tickets")?;
+        let searching: u64 = live.values().map(|counts| counts[2]).sum();
+        ensure(self.waiting.searching() == searching, "the tickets that wait")?;
         ensure(self.save_ended().len() == ended, "the tickets that have ended")?;
         for (index, queue) in self.queues.list.iter() {
             let counts = live.remove(&index).unwrap_or_default();
@@ -463,10 +473,6 @@ impl Matcher {
         }
         Ok(())
     }
-}
-
-pub(crate) fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
-    if holds { Ok(()) } else { Err(what) }
 }
 
 fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
@@ -608,6 +614,7 @@ mod tests {
         assert_eq!(with(&|ticket| ticket.created = matcher.now + 1), Err("the times of a ticket"));
         assert_eq!(with(&|ticket| ticket.expires = ticket.created - 1), Err("the times of a ticket"));
         assert_eq!(with(&|ticket| ticket.players.clear()), Err("the players of a ticket"));
+        assert_eq!(with(&|ticket| ticket.players[0].body = b"\xff"), Err("a player of a ticket"));
         assert_eq!(with(&|ticket| ticket.facts.size += 1), Err("the facts of a ticket"));
         let unfit = Err("a ticket that its queue's rules do not fit");
         assert_eq!(with(&|ticket| ticket.level = u8::MAX), unfit);

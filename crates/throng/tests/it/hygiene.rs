@@ -244,10 +244,6 @@ const CYCLES: &[(&str, &str)] = &[
         "gateway",
         "auth ban channel config connection fanout heal inspect registry requests shard switchboard view world",
     ),
-    (
-        "matcher",
-        "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",
-    ),
     ("matcher-server", "engine frames hub policy service trials watch"),
     ("matcher-server", "http notify"),
     ("net", "enet::sessions event_loop handler inbox kcp::sessions listener stream"),
