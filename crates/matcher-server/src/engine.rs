@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use throng_matcher::record::Input;
-use throng_matcher::{Answered, Caller, Handled, Matcher, Notices, Verdict};
+use throng_matcher::{Answered, Caller, Handled, Matcher, Notices, ServerNumber, Verdict};
 use throng_wire::matcher::{Method, method};
 
 use crate::Report;
@@ -52,7 +52,7 @@ impl Engine {
         self.matcher.handle(now, caller, number, body, answer, &mut self.notices)
     }
 
-    pub(crate) fn session(&mut self, now: u64, srv: &str, up: bool) -> u32 {
+    pub(crate) fn session(&mut self, now: u64, srv: &str, up: bool) -> ServerNumber {
         self.append(now, Input::Session { srv, up });
         self.matcher.handle_session(now, srv, up, &mut self.notices)
     }
@@ -146,9 +146,9 @@ impl Engine {
         self.journal.as_ref().map_or(u64::MAX, Journal::releases)
     }
 
-    /// Returns whether a server, by its number and name, still has roles or a session.
-    pub(crate) fn keeps(&self, server: u32, srv: &str) -> bool {
-        self.matcher.server_name(server) == Some(srv.as_bytes())
+    /// Returns whether a server still has roles or a session.
+    pub(crate) fn keeps(&self, server: ServerNumber) -> bool {
+        self.matcher.server_name(server).is_some()
     }
 
     /// Fills in what the matcher and its journal count.

@@ -70,7 +70,9 @@ impl Gate {
 /// The gate as the matcher's thread passes it, once a round.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    gate: Gate,
+    pub(crate) gate: Gate,
+    /// Boot time at which the clock of the matcher's thread is zero.
+    start: Instant,
     /// Time when the last round began.
     last: Instant,
     /// Requests that arrive before this had queued up while the process stood still.
@@ -80,18 +82,17 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(gate: Gate) -> Guard {
-        let now = boot_time();
-        let is_open = gate.is_open(now);
-        Guard { gate, last: now, stalled_until: Instant::ZERO, is_open }
+    pub(crate) fn new(gate: Gate, start: Instant) -> Guard {
+        let is_open = gate.is_open(start);
+        Guard { gate, start, last: start, stalled_until: Instant::ZERO, is_open }
     }
 
-    /// A round begins: whether it may serve.
-    pub(crate) fn pass(&mut self) {
+    /// A round begins at `now` by the clock of the matcher's thread: whether it may serve.
+    pub(crate) fn pass(&mut self, now: Instant) {
         if self.gate.0.is_none() {
             return;
         }
-        let now = boot_time();
+        let now = self.start + now.since(Instant::ZERO);
         if now.since(self.last) > STALL {
             self.stalled_until = now + STALLED_FOR;
         }

@@ -85,8 +85,8 @@ pub(crate) struct Hub {
     dirty: Vec<usize>,
     sessions: Vec<Option<Session>>,
     by_srv: BTreeMap<String, usize>,
-    /// Session by the matcher's number of its server.
-    by_server: Vec<u32>,
+    /// Session by the place of its server's number.
+    by_place: Vec<u32>,
     fresh: Vec<usize>,
     /// Sessions whose sinks wait for the journal.
     sealed: Vec<usize>,
@@ -123,7 +123,7 @@ pub(crate) struct Hub {
 impl Hub {
     pub(crate) fn new(
         engine: Engine,
-        gate: Gate,
+        guard: Guard,
         tokens: Tokens,
         area: String,
         matcher_id: String,
@@ -135,8 +135,8 @@ impl Hub {
     ) -> Hub {
         Hub {
             engine,
-            guard: Guard::new(gate.clone()),
-            gate,
+            gate: guard.gate.clone(),
+            guard,
             tokens,
             area,
             matcher_id,
@@ -144,7 +144,7 @@ impl Hub {
             dirty: Vec::new(),
             sessions: Vec::new(),
             by_srv: BTreeMap::new(),
-            by_server: Vec::new(),
+            by_place: Vec::new(),
             fresh: Vec::new(),
             sealed: Vec::new(),
             acts: Vec::new(),
@@ -336,7 +336,7 @@ impl Hub {
                 }
                 Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
                 #[cfg(feature = "nats")]
-                Post::BeginEmpty => self.engine.begin_empty(self.now),
+                Post::BeginEmpty => self.begin_empty(),
                 Post::Tried(answered) => self.engine.trials.take_done(answered),
                 Post::Stop => self.stop = true,
             }
@@ -354,11 +354,10 @@ impl Hub {
         for index in 0..self.sessions.len() {
             let engine = &self.engine;
             let gone = self.sessions[index].as_ref().is_some_and(|session| {
-                matches!(session.reader, Reader::Nobody) && !engine.keeps(session.server, &session.srv)
+                matches!(session.reader, Reader::Nobody) && !engine.keeps(session.server)
             });
-            if gone && let Some(session) = self.sessions[index].take() {
-                self.by_srv.remove(&session.srv);
-                self.by_server[session.server as usize] = NOBODY;
+            if gone {
+                self.remove_session(index);
             }
         }
         let report = &mut self.report;
@@ -533,7 +532,15 @@ impl Handler for Hub {
         self.now = self.now.max(self.wall_start + now.as_nanos() / 1_000_000);
         self.batch_began = Instant::now();
         self.spent = 0;
-        self.guard.pass();
+        let was_open = self.guard.is_open;
+        self.guard.pass(now);
+        if self.guard.is_open && !was_open {
+            // A lease that is granted with an empty state posts that before it opens the gate. What
+            // was asked before is refused: it would meet the state that is given up.
+            self.guard.is_open = false;
+            self.take_posts();
+            self.guard.is_open = true;
+        }
     }
 
     fn accepted(&mut self, _: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
@@ -648,44 +655,35 @@ mod tests {
     use std::time::Duration;
 
     use throng_matcher::{Config, Matcher, Notices};
+    use throng_net::Handler as _;
     use throng_wire::matcher::{Method, Writer};
 
     use super::*;
+    use crate::session::{Batch, Sink, Taken};
+
+    fn hub(config: Config) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+        let matcher = Matcher::new(config, [1; 32], 0);
+        let policies = crate::Policies::default();
+        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+        let engine = Engine { matcher, journal: None, notices, policies, trials };
+        let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
+        let (tokens, report) = (Tokens::default(), Arc::default());
+        let (area, id) = (String::new(), String::new());
+        let guard = Guard::new(Gate::default(), throng_stdx::Instant::ZERO);
+        let hub = Hub::new(engine, guard, tokens, area, id, 0, 1, Arc::clone(&inbox), report, 0);
+        (hub, inbox)
+    }
 
     #[test]
     fn a_request_that_comes_too_late_is_not_executed() {
         assert!(!is_late(2_999_999, 0) && is_late(3_000_001, 0), "the default");
         assert!(!is_late(50_000, 50) && is_late(50_001, 50));
-        let matcher = Matcher::new(Config::default(), [1; 32], 0);
-        let policies = crate::Policies::default();
-        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
-        let engine = Engine { matcher, journal: None, notices, policies, trials };
-        let inbox = Arc::default();
-        let (tokens, report) = (Tokens::default(), Arc::default());
-        let mut hub = Hub::new(
-            engine,
-            Gate::default(),
-            tokens,
-            String::new(),
-            String::new(),
-            0,
-            1,
-            Arc::clone(&inbox),
-            report,
-            0,
-        );
+        let (mut hub, inbox) = hub(Config::default());
         let seen: Arc<Mutex<Vec<Status>>> = Arc::default();
         for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
             let seen = Arc::clone(&seen);
-            let role = Writer::new().nested(1, Writer::new().str(1, "a"));
-            let call = Call {
-                srv: "s".to_owned(),
-                scope: Scope::Server,
-                method: Method::ROLE_CREATE_ROOM,
-                body: role.nested(2, Writer::new().str(1, "2v2")).into_bytes(),
-                reply: Box::new(move |status, _| seen.lock().unwrap().push(status)),
-            };
-            inbox.lock().unwrap().push(Post::Call { call, due });
+            let reply = Box::new(move |status, _| seen.lock().unwrap().push(status));
+            inbox.lock().unwrap().push(Post::Call { call: join("s", "ann", reply), due });
         }
         hub.take_posts();
         hub.end().unwrap();
@@ -693,5 +691,132 @@ mod tests {
         assert_eq!(*seen.lock().unwrap(), [Status::Timeout, Status::Ok]);
         hub.tidy();
         assert_eq!(hub.report.counts.rooms, 1);
+    }
+
+    /// A role of `srv` joins the open room.
+    fn join(srv: &str, role: &str, reply: crate::service::Reply) -> Call {
+        let role = Writer::new().nested(1, Writer::new().str(1, role));
+        Call {
+            srv: srv.to_owned(),
+            scope: Scope::Server,
+            method: Method::ROLE_JOIN_RANDOM_ROOM,
+            body: role.nested(2, Writer::new().str(1, "2v2")).into_bytes(),
+            reply,
+        }
+    }
+
+    /// A hub whose servers are given up after a second, and the batches that its servers read.
+    struct Stage {
+        hub: Hub,
+        inbox: Arc<Mutex<Vec<Post>>>,
+        now_ms: u64,
+        read: Arc<Mutex<Vec<(String, Batch)>>>,
+    }
+
+    impl Stage {
+        fn new() -> Stage {
+            let (hub, inbox) = hub(Config { presence_grace_ms: 1_000, ..Config::default() });
+            Stage { hub, inbox, now_ms: 0, read: Arc::default() }
+        }
+
+        fn turn(&mut self, posts: impl IntoIterator<Item = Post>) {
+            self.inbox.lock().unwrap().extend(posts);
+            self.hub.polled(throng_stdx::Instant::from_millis(self.now_ms));
+            self.hub.take_posts();
+            self.hub.end().unwrap();
+            self.hub.release();
+        }
+
+        fn subscribe(&self, srv: &str, after: Option<(u64, u64)>) -> Post {
+            let (read, name) = (Arc::clone(&self.read), srv.to_owned());
+            let sink: Sink = Box::new(move |batch| {
+                read.lock().unwrap().push((name.clone(), batch));
+                Taken::More
+            });
+            Post::Subscribe { srv: srv.to_owned(), after, sink, id: 1 }
+        }
+
+        fn join(&self, srv: &str, role: &str) -> Post {
+            let due = self.hub.batch_began + Duration::from_secs(3_600);
+            Post::Call { call: join(srv, role, Box::new(|_, _| {})), due }
+        }
+
+        /// The server's session ends, and then its grace.
+        fn give_up(&mut self, srv: &str) {
+            self.turn([Post::Unsubscribe { srv: srv.to_owned(), id: 1 }]);
+            self.now_ms += 2_000;
+            self.turn([]);
+            assert!(!self.hub.engine.matcher.has_server(srv.as_bytes()));
+        }
+
+        /// What `srv` has read: epochs, numbers and whether there were entries.
+        fn read_by(&self, srv: &str) -> Vec<(u64, u64, bool)> {
+            let all = self.read.lock().unwrap();
+            let own = all.iter().filter(|(name, _)| name == srv);
+            own.map(|(_, batch)| (batch.epoch, batch.seq, !batch.body.is_empty())).collect()
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_given_up_takes_nothing_from_the_one_that_has_its_place() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None)]);
+        stage.give_up("a");
+        stage.turn([stage.subscribe("b", None)]);
+        stage.hub.tidy();
+        stage.turn([stage.join("b", "carl")]);
+        let read = stage.read_by("b");
+        assert!(read.last().is_some_and(|(_, seq, has_entries)| *seq == 1 && *has_entries), "{read:?}");
+    }
+
+    #[test]
+    fn a_server_that_comes_back_reads_nothing_of_the_one_that_has_its_place() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None)]);
+        let (epoch, seq, _) = stage.read_by("a")[0];
+        stage.give_up("a");
+        stage.turn([stage.join("b", "carl")]);
+        stage.turn([stage.subscribe("a", Some((epoch, seq)))]);
+        stage.turn([]);
+        let read = stage.read_by("a");
+        assert!(read.iter().all(|(.., has_entries)| !has_entries), "{read:?}");
+        assert!(read[1].0 != epoch, "its roles were given up: {read:?}");
+    }
+
+    #[test]
+    fn a_notification_of_the_turn_in_which_its_server_is_given_up_goes_to_no_other() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None), stage.join("a", "ann"), stage.join("a", "bob")]);
+        stage.turn([Post::Unsubscribe { srv: "a".to_owned(), id: 1 }]);
+        stage.now_ms += 2_000;
+        let before = stage.read.lock().unwrap().len();
+        // The roles of `a` leave their room one by one, and `b` comes into the place of `a`.
+        stage.turn([stage.subscribe("b", None)]);
+        stage.turn([]);
+        let all = stage.read.lock().unwrap();
+        assert!(all[before..].iter().all(|(_, batch)| batch.body.is_empty()), "{:?}", &all[before..]);
+    }
+
+    #[cfg(feature = "nats")]
+    #[test]
+    fn no_request_meets_a_state_that_is_given_up() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None), stage.join("a", "ann"), stage.join("a", "bob")]);
+        let gate = Gate::leased();
+        stage.hub.gate = gate.clone();
+        stage.hub.guard = Guard::new(gate.clone(), throng_stdx::Instant::ZERO);
+        // A service without the lease begins no session.
+        stage.turn([stage.subscribe("late", None)]);
+        assert_eq!(stage.read_by("late"), []);
+        stage.inbox.lock().unwrap().push(Post::BeginEmpty);
+        gate.open_until(Some(throng_stdx::Instant::from_nanos(u64::MAX)));
+        stage.hub.polled(throng_stdx::Instant::from_millis(stage.now_ms));
+        assert_eq!(stage.hub.engine.matcher.counts().rooms, 0, "before any request of this turn");
+        stage.turn([stage.subscribe("b", None), stage.join("a", "dora")]);
+        stage.turn([]);
+        assert!(stage.read_by("b").iter().all(|(.., has_entries)| !has_entries));
+        let read = stage.read_by("a");
+        let [(first, ..), .., (gap, 0, false), (epoch, 1, true)] = read[..] else { panic!("{read:?}") };
+        assert!(first != gap && gap == epoch, "{read:?}");
     }
 }

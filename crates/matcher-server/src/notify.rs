@@ -53,6 +53,9 @@ pub(crate) fn answer<B>(handle: &Handle, srv: &str, request: &mut Request<B>) ->
     if srv.is_empty() {
         return Err(refusal(Status::Invalid, "say whose notifications: ?srv=SRV_ID"));
     }
+    if let Some(why) = handle.gate().why_closed() {
+        return Err(refusal(Status::Unavailable, why));
+    }
     let number = |name: &str| query(request, name).map(|text| text.parse::<u64>());
     let after = match (number("epoch").unwrap_or(Ok(0)), number("after")) {
         (Ok(epoch), Some(Ok(after))) => Some((epoch, after)),

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::Report;
 use crate::engine::Engine;
-use crate::gate::Gate;
+use crate::gate::{Gate, Guard, boot_time};
 use crate::hub::{Act, Hub};
 use crate::journal::{Durability, Journal, JournalError, OpenOptions, Recovered, Replay};
 use crate::policy::Policies;
@@ -468,12 +468,13 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         journal.commit(now).map_err(system("cannot write the journal"))?;
     }
     // Epochs of different lives of the process differ: they begin at the wall time.
+    let guard = Guard::new(gate, Instant::from_nanos(boot_time().as_nanos() - clock.now().as_nanos()));
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
     let policies = policies.answered_by(handle.clone());
     let trials = Trials::answered_by(handle.clone());
     let engine = Engine { matcher, journal, notices: Notices::default(), policies, trials };
     let mut hub =
-        Hub::new(engine, gate, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
+        Hub::new(engine, guard, tokens, area, format!("{now:x}"), now, now << 16, inbox, report, wall_start);
     let ends = Ends(handle.clone());
     let thread = std::thread::Builder::new()
         .name("matcher".to_owned())

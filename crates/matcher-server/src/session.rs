@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use throng_matcher::ServerNumber;
 use throng_wire::matcher::{Header, Kind};
 
 /// Longest body of a notify frame, unless one entry alone is longer.
@@ -55,7 +56,7 @@ pub(crate) enum Reader {
 pub(crate) struct Session {
     pub(crate) srv: String,
     /// Its number in the matcher.
-    pub(crate) server: u32,
+    pub(crate) server: ServerNumber,
     pub(crate) epoch: u64,
     pub(crate) reader: Reader,
     /// Number of the last entry that was queued.
@@ -108,7 +109,7 @@ pub(crate) enum Queued {
 }
 
 impl Session {
-    pub(crate) fn new(srv: String, server: u32, epoch: u64) -> Session {
+    pub(crate) fn new(srv: String, server: ServerNumber, epoch: u64) -> Session {
         Session {
             srv,
             server,
@@ -412,7 +413,7 @@ mod tests {
 
     #[test]
     fn frames_are_cut_by_bytes_and_entries_and_lose_nothing() {
-        let mut session = Session::new("s".into(), 0, 1);
+        let mut session = Session::new("s".into(), ServerNumber::default(), 1);
         let mut all = Vec::new();
         for index in 0..3_000_u32 {
             let entry = vec![index as u8; 1 + (index as usize * 37) % 600];
@@ -442,7 +443,7 @@ mod tests {
 
     #[test]
     fn a_resumption_repeats_exactly_what_was_not_acknowledged() {
-        let mut session = Session::new("s".into(), 0, 7);
+        let mut session = Session::new("s".into(), ServerNumber::default(), 7);
         let mut out = Vec::new();
         for entry in [&b"a"[..], b"b", b"c"] {
             session.push(entry, 0);
@@ -462,7 +463,7 @@ mod tests {
 
     #[test]
     fn a_slow_reader_costs_bounded_memory_and_learns_of_the_gap() {
-        let mut session = Session::new("s".into(), 0, 1);
+        let mut session = Session::new("s".into(), ServerNumber::default(), 1);
         let entry = vec![0; 1 << 20];
         let outcomes: Vec<Queued> = (0..17).map(|_| session.push(&entry, 0)).collect();
         assert_eq!(outcomes.last(), Some(&Queued::Lagging));
@@ -471,7 +472,7 @@ mod tests {
 
     #[test]
     fn later_values_replace_earlier_ones_that_were_not_sent() {
-        let mut session = Session::new("s".into(), 0, 1);
+        let mut session = Session::new("s".into(), ServerNumber::default(), 1);
         for (entry, key) in [(&b"x1"[..], 5), (b"join", 0), (b"y1", 6), (b"x2", 5)] {
             session.push(entry, key);
         }
@@ -526,7 +527,8 @@ mod tests {
     fn a_stream_is_what_lists_would_make_of_it() {
         for seed in 0..60 {
             let mut rng = Rng::new(seed);
-            let (mut session, mut model) = (Session::new("s".into(), 0, 1), Model::default());
+            let (mut session, mut model) =
+                (Session::new("s".into(), ServerNumber::default(), 1), Model::default());
             let (keys, mark_every) = (1 + rng.below(40), 2 + rng.below(30));
             let got: Arc<Mutex<Frames>> = Arc::default();
             let given = Arc::clone(&got);
@@ -570,7 +572,7 @@ mod tests {
 
     #[test]
     fn what_is_replaced_costs_no_memory() {
-        let mut session = Session::new("s".into(), 0, 1);
+        let mut session = Session::new("s".into(), ServerNumber::default(), 1);
         let entry = vec![7; 1 << 10];
         session.push(&entry, 0);
         for step in 0..200_000_u64 {

@@ -15,11 +15,15 @@ use throng_stdx::{Instant, Rng};
 use throng_wire::matcher::{Method, REQUEST_KEY_FIELD, Status, Writer, method};
 
 use crate::engine::Engine;
+use crate::gate::{Gate, Guard};
 use crate::hub::Hub;
 use crate::journal::{Durability, Journal, OpenOptions, Replay};
 use crate::service::{Call, Post};
 use crate::session::{Batch, Sink, Taken};
 use crate::{Policies, Tokens};
+
+#[cfg(feature = "nats")]
+mod area;
 
 const START_MS: u64 = 1_700_000_000_000;
 const SERVERS: u64 = 4;
@@ -90,12 +94,18 @@ struct Simulation {
     checks_boundaries: bool,
 }
 
-fn open(disk: &SimulatedDisk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+fn open(
+    disk: &SimulatedDisk,
+    now: u64,
+    config: Config,
+    gate: Gate,
+    secret: u8,
+) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let recovered = Journal::open(OpenOptions {
         fs: Some(Arc::new(disk.clone()) as Arc<dyn Fs>),
         durability: Durability::Async,
-        config: config(),
-        secret: [5; 32],
+        config,
+        secret: [secret; 32],
         now,
         salvage: false,
         wake: Box::new(|| {}),
@@ -110,7 +120,7 @@ fn open(disk: &SimulatedDisk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
     let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
     let hub = Hub::new(
         engine,
-        crate::Gate::default(),
+        Guard::new(gate, Instant::ZERO),
         Tokens::default(),
         String::new(),
         "sim".to_owned(),
@@ -126,7 +136,7 @@ fn open(disk: &SimulatedDisk, now: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
 impl Simulation {
     fn new(seed: u64) -> Simulation {
         let disk = SimulatedDisk::new(DiskState::default());
-        let (hub, inbox) = open(&disk, START_MS);
+        let (hub, inbox) = open(&disk, START_MS, config(), Gate::default(), 5);
         let servers = (0..SERVERS).map(|number| Server {
             name: format!("s{number}"),
             mailbox: Arc::default(),
@@ -358,7 +368,8 @@ impl Simulation {
     fn kill(&mut self) {
         self.kills += 1;
         self.disk = SimulatedDisk::new(self.disk.state());
-        (self.hub, self.inbox) = open(&self.disk, START_MS + self.clock_ms);
+        let now = START_MS + self.clock_ms;
+        (self.hub, self.inbox) = open(&self.disk, now, config(), Gate::default(), 5);
         self.servers.iter_mut().for_each(|server| server.subscription = None);
     }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::queue::{QueueRules, RuleProblem};
+use crate::queue::compiled::QueueRules;
+use crate::queue::ruleset::RuleProblem;
 
 /// Configuration of the matcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -31,12 +31,12 @@ impl Matcher {
         let ticket = &self.tickets[index];
         let compiled = self.queues.list[ticket.queue].rules();
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
-        let level = &compiled.levels[usize::from(ticket.level)];
-        let needs: u32 = level.mins.iter().sum();
         if ticket.state != State::Searching {
             write_bytes(turn.answer, 2, b"it does not search");
             return Ok(());
         }
+        let level = &compiled.levels[usize::from(ticket.level)];
+        let needs: u32 = level.mins.iter().sum();
         let shown = self.candidates(index, &compiled, needs as usize);
         let fits: u64 = shown
             .iter()

@@ -1,14 +1,7 @@
 //! History of a room: its last changes, as an answer shows them.
 
-use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{bytes_field_len, write_bytes, write_nested, write_u64};
-
-use crate::matcher::Matcher;
-use crate::people::People;
-use crate::problem::Outcome;
-use crate::slab::Slab;
-use crate::turn::Turn;
 
 /// Changes that are shown,
 const SHOWN: usize = 100;
@@ -17,7 +10,7 @@ const KEPT: u8 = 150;
 /// and bytes of them, where names are long.
 const BYTES_MAX: usize = 16 << 10;
 /// Roles that one change names.
-const NAMED_MAX: usize = 16;
+pub(crate) const NAMED_MAX: usize = 16;
 /// Bytes of a change's numbers, tags and lengths, those of its roles apart.
 const HEAD_BYTES_MAX: usize = 32;
 
@@ -104,41 +97,9 @@ impl History {
     }
 
     /// The last ones, as fields of an answer.
-    fn shown(&self) -> &[u8] {
+    pub(crate) fn shown(&self) -> &[u8] {
         &self.changes[self.first(usize::from(self.count).saturating_sub(SHOWN))..]
     }
-}
-
-impl Matcher {
-    pub(crate) fn get_room_history(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let room = self.find_room(crate::team::two_texts(body)?.0)?;
-        turn.answer.extend_from_slice(self.rooms[room].history.shown());
-        Ok(())
-    }
-
-    /// Notes a change of a room that has its revision by now, and whom it concerns.
-    pub(crate) fn note_change(&mut self, room: u32, change: Change<'_>, players: &[u32]) {
-        let Matcher { people, rooms, now, .. } = self;
-        let room = &mut rooms[room];
-        let roles = players.iter().map(|player| role(people, *player));
-        room.history.note((*now, room.rev), change, roles);
-    }
-
-    /// Notes the seats of a room from one on.
-    pub(crate) fn note_new_seats(&mut self, room: u32, first: usize) {
-        let Matcher { people, rooms, now, .. } = self;
-        let room = &mut rooms[room];
-        // Read twice: once from all over the memory.
-        let roles: SmallVec<[&[u8]; NAMED_MAX]> =
-            room.seats[first..].iter().map(|seat| role(people, seat.player)).collect();
-        let roles = roles.iter().copied();
-        room.history.note((*now, room.rev), Change::of("seats_made"), roles);
-    }
-}
-
-fn role(people: &People, player: u32) -> &[u8] {
-    let players: &Slab<_> = &people.players;
-    &players[player].id
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ mod updates;
 
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{Matcher, RULES, check_server_name};
-pub use notices::{Notice, Notices};
+pub use notices::{Notice, Notices, ServerNumber};
 pub use policy::{Answered, Handled, PolicyRequest, Verdict};
 pub use queue::{QueueRules, RuleProblem, Trial};
 pub use schema::{BadSnapshot, SnapshotHead};

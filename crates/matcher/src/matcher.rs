@@ -9,11 +9,11 @@ use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write
 use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
-use crate::info::{RoleRef, Text, check_len};
+use crate::info::{RoleRef, check_len};
 use crate::keys::{Answer, Keys};
 use crate::matches::Match;
 use crate::modes::Modes;
-use crate::notices::Notices;
+use crate::notices::{Notices, ServerNumber};
 use crate::outputs::Outputs;
 use crate::people::People;
 use crate::policy::{Handled, Hooks, PendingRequest, Verdict};
@@ -282,8 +282,8 @@ impl Matcher {
     }
 
     /// A server's session began (`up`) or was lost. Returns the server's number in [`Notices`],
-    /// which stays until the server has no session and no roles.
-    pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> u32 {
+    /// which stays until the server has no session and no roles; later it has another one.
+    pub fn handle_session(&mut self, now: u64, srv: &str, up: bool, notices: &mut Notices) -> ServerNumber {
         let told = notices.bytes().len();
         self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
         self.note_notices(notices, told);
@@ -295,7 +295,7 @@ impl Matcher {
             let at = server.grace_until;
             self.timers.set(at, Timer::Grace(index));
         }
-        index
+        self.people.number(index)
     }
 
     /// Does what is due at `now`, a bounded part at a time, and a part of a queue's search: call
@@ -436,8 +436,9 @@ impl Matcher {
 
     /// Name of a server that [`Notices`] mention.
     #[must_use]
-    pub fn server_name(&self, server: u32) -> Option<&[u8]> {
-        Some(&self.people.servers.get(server)?.id)
+    pub fn server_name(&self, server: ServerNumber) -> Option<&[u8]> {
+        let known = self.people.servers.get(server.place).filter(|known| known.age == server.age)?;
+        Some(&known.id)
     }
 
     /// Returns whether a server has a session or roles here, or has had them lately.
@@ -574,7 +575,7 @@ pub(crate) fn fan_out(
         all.sort_by_key(|(server, _)| people.servers[*server].age);
     }
     for group in all.chunk_by(|a, b| a.0 == b.0) {
-        notices.push(group[0].0, group.iter().map(|(_, id)| *id), event, collapse);
+        notices.push(people.number(group[0].0), group.iter().map(|(_, id)| *id), event, collapse);
     }
 }
 
@@ -650,9 +651,4 @@ pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
 pub fn check_server_name(name: &str) -> Result<(), &'static str> {
     check_len(name.as_bytes(), crate::info::ID_BYTES_MAX, "SrvID")
         .map_err(|_| "SrvID is longer than 128 bytes")
-}
-
-/// A text as it is stored.
-pub(crate) fn stored(text: &[u8]) -> Text {
-    Text::from_slice(text)
 }

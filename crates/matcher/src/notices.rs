@@ -3,6 +3,21 @@
 use throng_wire::matcher::write_bytes;
 use throng_wire::{varint_len, write_varint};
 
+/// Identity of a server for as long as the matcher remembers it. Numbers are never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ServerNumber {
+    pub(crate) place: u32,
+    pub(crate) age: u64,
+}
+
+impl ServerNumber {
+    /// Index for tables of servers. A later server may have the same one.
+    #[must_use]
+    pub fn place(self) -> usize {
+        self.place as usize
+    }
+}
+
 /// Notifications of some inputs, in order. The caller drains them after each input or batch.
 #[derive(Debug, Default)]
 pub struct Notices {
@@ -12,7 +27,7 @@ pub struct Notices {
 
 #[derive(Clone, Copy, Debug)]
 struct Head {
-    server: u32,
+    server: ServerNumber,
     end: usize,
     collapse: u64,
 }
@@ -21,7 +36,7 @@ struct Head {
 #[derive(Clone, Copy, Debug)]
 pub struct Notice<'a> {
     /// Its server; see [`Matcher::server_name`](crate::Matcher::server_name).
-    pub server: u32,
+    pub server: ServerNumber,
     /// The entry as a field of a batch, tag and length included: entries one after the other are a
     /// batch.
     pub entry: &'a [u8],
@@ -64,17 +79,10 @@ impl Notices {
         self.bytes.clear();
     }
 
-    /// Adds an entry that another matcher's notices had, under a number of its server that the
-    /// caller gives.
-    pub fn add(&mut self, server: u32, entry: &[u8], collapse: u64) {
-        self.bytes.extend_from_slice(entry);
-        self.heads.push(Head { server, end: self.bytes.len(), collapse });
-    }
-
     /// Adds an entry: `event` (an encoded field of an entry) for `roles` on `server`.
     pub(crate) fn push<'a>(
         &mut self,
-        server: u32,
+        server: ServerNumber,
         roles: impl Iterator<Item = &'a [u8]> + Clone,
         event: &[u8],
         collapse: u64,

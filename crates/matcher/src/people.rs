@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
+use crate::notices::ServerNumber;
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
 
@@ -280,6 +281,12 @@ impl People {
             let next = self.players[*index].next;
             (next != NONE).then_some(next)
         })
+    }
+
+    /// The identity of the server at `place`.
+    #[inline]
+    pub(crate) fn number(&self, place: u32) -> ServerNumber {
+        ServerNumber { place, age: self.servers[place].age }
     }
 
     pub(crate) fn server_of(&self, player: u32) -> &[u8] {

@@ -9,7 +9,7 @@ use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
 use crate::matcher::{Matcher, fan_out};
-use crate::matches::{Players, Stage};
+use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, quote};
 use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign, role_hash};
@@ -23,17 +23,6 @@ use crate::turn::Turn;
 const CONNECTION_BYTES_MAX: usize = 4 << 10;
 /// Key of a room's data that says where to connect.
 const CONNECTION_KEY: &str = "connection";
-
-/// Result of placing a match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Placement {
-    /// Its players are to be [told](Matcher::make_ready); until when their seats are held.
-    Ready(u64),
-    /// It waits for a server.
-    Waits,
-    /// The backfill's room does not take them: the tickets search on.
-    Refused,
-}
 
 /// Ids of the players of tickets.
 fn ids_of<'a>(
@@ -262,7 +251,7 @@ impl Matcher {
         self.write_players(index, 9, &mut rest);
         rest.extend_from_slice(&self.sides_of(index));
         self.write_ready(index, b"", &[], &rest);
-        turn.notices.push(server, std::iter::empty(), &self.scratch.event, 0);
+        turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a

@@ -71,3 +71,8 @@ pub(crate) fn quote_all<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> String
     let list: Vec<String> = texts.into_iter().map(quote).collect();
     format!("[{}]", list.join(","))
 }
+
+/// Refuses state that is not in order: `what` is wrong unless it `holds`.
+pub(crate) fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
+    if holds { Ok(()) } else { Err(what) }
+}

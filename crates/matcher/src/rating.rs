@@ -1,25 +1,22 @@
 //! Ratings: their pools, the results that change them, and the requests about them.
 
+mod service;
 mod systems;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
+use systems::{glicko2_period, weng_lin};
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
-use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{Text, bytes, check_id, entry, text};
-use crate::matcher::{Matcher, require};
-use crate::problem::{Outcome, invalid, not_found, too_large};
-use crate::queue::{Compiled, System};
+use crate::problem::{Outcome, invalid, too_large};
+use crate::queue::ruleset::System;
 use crate::schema::v1;
-use crate::timers::Timer;
-use crate::turn::Turn;
 
 pub(crate) use systems::{Rating, win_chance};
-use systems::{glicko2_period, weng_lin};
 
 /// A player's standing in a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,7 +67,6 @@ struct Change {
 /// are forgotten first.
 const REPORTS_MAX: usize = 100_000;
 const RESULT_PLAYERS_MAX: usize = 200;
-const RATINGS_MAX: usize = 1_000;
 
 impl Ratings {
     pub(crate) fn save(&self) -> (Vec<v1::RatingPool<'_>>, Vec<v1::Report<'_>>) {
@@ -455,182 +451,6 @@ impl<'a> Reported<'a> {
             digest.update(&(role.len() as u64).to_le_bytes()).update(role).update(&weight.to_le_bytes());
         }
         Ok(Reported { id, room, pool, amend, result, digest: *digest.finalize().as_bytes() })
-    }
-}
-
-impl Matcher {
-    pub(crate) fn report_result(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        require(turn.caller, Scope::Trusted)?;
-        let report = Reported::parse(body)?;
-        let about = self.rated_by(report.id, report.room, report.pool)?;
-        self.rate_report(about, &report, turn.answer)
-    }
-
-    /// Counts a result, of a match or room in a pool, once.
-    fn rate_report(
-        &mut self,
-        (about, name, system, period_ms): (Id, String, System, u64),
-        report: &Reported<'_>,
-        answer: &mut Vec<u8>,
-    ) -> Outcome {
-        let Reported { result, digest, .. } = report;
-        let key = (about, name);
-        let known = self.ratings.reports.get(&key).cloned();
-        let name = &key.1;
-        match &known {
-            Some(known) if known.digest == *digest => {
-                known.changes.iter().for_each(|change| change.write(answer));
-                return Ok(());
-            }
-            Some(_) if !report.amend => {
-                return Err(invalid("the match has another result; `Amend` replaces it"));
-            }
-            _ => {}
-        }
-        let changes = self.rate(about, name, system, period_ms, result, known.as_ref())?;
-        changes.iter().for_each(|change| change.write(answer));
-        self.ratings.remember(key, Report { digest: *digest, changes });
-        Ok(())
-    }
-
-    /// Subject of a report, and the pool that it changes.
-    fn rated_by(&self, id: &[u8], room: &[u8], pool: &[u8]) -> Outcome<(Id, String, System, u64)> {
-        let none = || not_found("the match has no rating pool; name one");
-        match self.match_named(id, room) {
-            Ok(index) => {
-                let found = &self.matches[index];
-                let rules = self.queues.list[found.queue].rules();
-                let rule = rules.set.rating.as_ref().ok_or_else(none)?;
-                Ok((found.id, rule.pool.clone(), rule.system, rule.period_s * 1_000))
-            }
-            Err(problem) if pool.is_empty() || room.is_empty() => Err(problem),
-            Err(_) => {
-                let about = self.rooms[self.find_room(room)?].id;
-                let name = String::from_utf8_lossy(pool).into_owned();
-                let known = self.ratings.pools.get(&name).map(|known| (known.system, known.period_ms));
-                let (system, period_ms) = known.unwrap_or((System::WengLin, 0));
-                Ok((about, name, system, period_ms))
-            }
-        }
-    }
-
-    fn rate(
-        &mut self,
-        about: Id,
-        name: &str,
-        system: System,
-        period_ms: u64,
-        result: &GameResult<'_>,
-        known: Option<&Report>,
-    ) -> Outcome<Vec<Change>> {
-        let now = self.now;
-        let pool = self.ratings.pool(name, system, period_ms);
-        pool.period_ms = period_ms;
-        let is_open = pool.games.iter().any(|(id, ..)| *id == about);
-        if pool.system == System::Glicko2 && (period_ms > 0 || is_open) {
-            let (a, b, score) = result.duel()?;
-            if known.is_some() && !is_open {
-                return Err(invalid("the rating period of this result is over"));
-            }
-            pool.games.retain(|(id, ..)| *id != about);
-            pool.games.push((about, Text::from_slice(a), Text::from_slice(b), score));
-            let unchanged = [a, b].map(|role| {
-                let Rated { rating, games } = pool.of(role);
-                Change { role: Text::from_slice(role), before: rating, after: rating, games }
-            });
-            let ends = now + period_ms;
-            // The period under way is not longer than one that would begin now.
-            if pool.period_ends == 0 || pool.period_ends > ends {
-                pool.period_ends = ends;
-                self.timers.set(ends, Timer::Period(Text::from_slice(name.as_bytes())));
-            }
-            return Ok(unchanged.to_vec());
-        }
-        match known {
-            Some(report) => {
-                // As if the first report had never been: its effect is taken away before the new
-                // one is worked out.
-                let mut before = pool.clone_of(&report.changes);
-                before.amend(&report.changes, &[]);
-                let changes = before.after(result)?;
-                pool.amend(&report.changes, &changes);
-                Ok(changes)
-            }
-            None => {
-                let changes = pool.after(result)?;
-                pool.apply(&changes);
-                Ok(changes)
-            }
-        }
-    }
-
-    /// The end of a Glicko-2 period: all of its games count at once; who did not play becomes less
-    /// certain.
-    pub(crate) fn end_rating_period(&mut self, name: &Text) {
-        let now = self.now;
-        let shown = String::from_utf8_lossy(name);
-        // A period that was cut short has left its timer behind.
-        let ends = |pool: &&mut RatingPool| pool.period_ends > 0 && pool.period_ends <= now;
-        let Some(pool) = self.ratings.pools.get_mut(&*shown).filter(ends) else { return };
-        let games = std::mem::take(&mut pool.games);
-        let mut played: BTreeMap<Text, Vec<(Rating, f64)>> = BTreeMap::new();
-        for (_, a, b, score) in &games {
-            let (of_a, of_b) = (pool.of(a).rating, pool.of(b).rating);
-            played.entry(a.clone()).or_default().push((of_b, *score));
-            played.entry(b.clone()).or_default().push((of_a, 1.0 - score));
-        }
-        for (role, rated) in &mut pool.players {
-            if !played.contains_key(role) {
-                rated.rating = glicko2_period(rated.rating, &[]);
-            }
-        }
-        for (role, games) in played {
-            let before = pool.of(&role);
-            let after = glicko2_period(before.rating, &games);
-            let rated = Rated { rating: after, games: before.games + games.len() as u64 };
-            pool.players.insert(role, rated);
-        }
-        pool.period_ends = if pool.period_ms > 0 { now + pool.period_ms } else { 0 };
-        if pool.period_ends > 0 {
-            self.timers.set(pool.period_ends, Timer::Period(name.clone()));
-        }
-    }
-
-    /// The system of a pool: that of its ratings, or of a queue but one that declares it.
-    pub(crate) fn system_of_pool(&self, name: &str, but: &str) -> Option<System> {
-        let others = self.queues.list.iter().map(|(_, queue)| queue).filter(|queue| queue.name != but);
-        let declared = |rules: &Compiled| {
-            rules.set.rating.as_ref().filter(|rule| rule.pool == name).map(|rule| rule.system)
-        };
-        let known = self.ratings.pools.get(name).map(|pool| pool.system);
-        known.or_else(|| others.map(|queue| queue.rules()).find_map(|rules| declared(&rules)))
-    }
-
-    pub(crate) fn get_ratings(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (mut name, mut roles) = (&[][..], Vec::new());
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => name = text(&field)?,
-                2 => roles.push(text(&field)?),
-                _ => {}
-            }
-        }
-        if roles.len() > RATINGS_MAX {
-            return Err(too_large(format!("more than {RATINGS_MAX} RoleIDs")));
-        }
-        let name = String::from_utf8_lossy(name);
-        match self.ratings.pools.get(&*name) {
-            Some(pool) => roles.iter().for_each(|role| pool.of(role).write(role, turn.answer)),
-            None => {
-                let system = self.system_of_pool(&name, "");
-                let system = system.ok_or_else(|| not_found("rating pool does not exist"))?;
-                let mut empty = Ratings::default();
-                let pool = empty.pool(&name, system, 0);
-                roles.iter().for_each(|role| pool.of(role).write(role, turn.answer));
-            }
-        }
-        Ok(())
     }
 }
 

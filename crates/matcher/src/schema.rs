@@ -26,6 +26,7 @@ use crate::matches::Match;
 use crate::modes::Modes;
 use crate::people::{Numbers, People};
 use crate::policy::Hooks;
+use crate::problem::ensure;
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::room::Room;
@@ -248,7 +249,7 @@ impl Matcher {
             .tickets
             .objects
             .iter()
-            .map(|own| Ticket::load(own).map(|ticket| (own.id.place, ticket)))
+            .map(|own| Ticket::load(own, saved.now).map(|ticket| (own.id.place, ticket)))
             .collect();
         let matches: Result<Vec<_>, _> = saved
             .matches
@@ -292,10 +293,13 @@ impl Matcher {
         self.index_rooms()?;
         for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
             let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
-            ensure(
-                queue.rules().fits(&ticket.facts),
-                "a ticket names a position or region that its queue lacks",
-            )?;
+            // The rules see the party of a match that is being placed no more, and may be others by
+            // now; those of a paused queue are unknown.
+            if ticket.state != State::Placing && queue.paused.is_none() {
+                let rules = queue.rules();
+                let has_level = usize::from(ticket.level) < rules.levels.len();
+                ensure(has_level && rules.fits(&ticket.facts), "a ticket that its queue's rules do not fit")?;
+            }
             queue.live += 1;
             queue.proposed += u64::from(ticket.state == State::Proposed);
             self.live_tickets += 1;
@@ -309,8 +313,15 @@ impl Matcher {
             self.people.servers.get_mut(backfill.owner()).ok_or("a backfill has no owner")?.holds += 1;
         }
         for timer in &saved.timers {
-            if let v1::Action::Cooldown(player) = timer.action {
-                self.people.players.get_mut(player).ok_or("a player with a cooldown is missing")?.holds += 1;
+            match timer.action {
+                v1::Action::Cooldown(player) => {
+                    let player = self.people.players.get_mut(player);
+                    player.ok_or("a player with a cooldown is missing")?.holds += 1;
+                }
+                v1::Action::Tick(queue) | v1::Action::Updates(queue) => {
+                    ensure(self.queues.list.get(queue).is_some(), "a queue with a timer is missing")?;
+                }
+                _ => {}
             }
         }
         self.check_invariants()?;
@@ -445,6 +456,8 @@ impl Matcher {
         }
         let counted: u64 = live.values().map(|counts| counts[0]).sum();
         ensure(self.live_tickets as u64 == counted, "the number of tickets")?;
+        let searching: u64 = live.values().map(|counts| counts[2]).sum();
+        ensure(self.waiting.searching() == searching, "the tickets that wait")?;
         ensure(self.save_ended().len() == ended, "the tickets that have ended")?;
         for (index, queue) in self.queues.list.iter() {
             let counts = live.remove(&index).unwrap_or_default();
@@ -460,10 +473,6 @@ impl Matcher {
         }
         Ok(())
     }
-}
-
-fn ensure(holds: bool, what: &'static str) -> Result<(), &'static str> {
-    if holds { Ok(()) } else { Err(what) }
 }
 
 fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
@@ -586,6 +595,32 @@ mod tests {
         assert!(matcher.save() == state);
     }
 
+    #[test]
+    fn a_ticket_that_no_request_makes_is_refused() {
+        let matcher = Matcher::restore(FIXTURE).unwrap();
+        let with = |change: &dyn Fn(&mut v1::Ticket<'_>)| {
+            let mut state = matcher.document();
+            let mut tickets = state.tickets.objects.iter_mut();
+            change(tickets.find(|ticket| ticket.state == 0).expect("a ticket searches"));
+            Matcher::of_document(&state).map(drop)
+        };
+        assert_eq!(with(&|_| {}), Ok(()));
+        for priority in [-10, 10] {
+            assert_eq!(with(&|ticket| ticket.priority = priority), Ok(()));
+        }
+        for priority in [i8::MIN, -11, 11, i8::MAX] {
+            assert_eq!(with(&|ticket| ticket.priority = priority), Err("the priority of a ticket"));
+        }
+        assert_eq!(with(&|ticket| ticket.created = matcher.now + 1), Err("the times of a ticket"));
+        assert_eq!(with(&|ticket| ticket.expires = ticket.created - 1), Err("the times of a ticket"));
+        assert_eq!(with(&|ticket| ticket.players.clear()), Err("the players of a ticket"));
+        assert_eq!(with(&|ticket| ticket.players[0].body = b"\xff"), Err("a player of a ticket"));
+        assert_eq!(with(&|ticket| ticket.facts.size += 1), Err("the facts of a ticket"));
+        let unfit = Err("a ticket that its queue's rules do not fit");
+        assert_eq!(with(&|ticket| ticket.level = u8::MAX), unfit);
+        assert_eq!(with(&|ticket| drop(ticket.facts.players[0].attributes.pop())), unfit);
+    }
+
     /// A changed state under its own new hash is refused or keeps every invariant.
     #[test]
     fn a_state_that_was_changed_is_refused_or_in_order() {
@@ -595,7 +630,12 @@ mod tests {
             let mut changed = state.to_vec();
             changed[at] ^= 1 << (at % 8);
             match Matcher::restore(&snapshot_of(1, &changed)) {
-                Ok(matcher) => {
+                Ok(mut matcher) => {
+                    let mut notices = crate::Notices::default();
+                    // Whatever was taken can go on: ticks, ends of tickets, seats and rooms.
+                    for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
+                        matcher.handle_timeout(at, &mut notices);
+                    }
                     matcher.check_invariants().unwrap();
                     taken += 1;
                 }

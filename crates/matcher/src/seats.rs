@@ -38,7 +38,12 @@ impl Matcher {
             self.tell_room(turn, index, 0);
             // The one who lost it hears it too.
             let player = &self.people.players[seat.player];
-            turn.notices.push(player.server, std::iter::once(role.as_slice()), &self.scratch.event, 0);
+            turn.notices.push(
+                self.people.number(player.server),
+                std::iter::once(role.as_slice()),
+                &self.scratch.event,
+                0,
+            );
             self.people.lose_seat(seat.player, index);
             self.people.release(seat.player);
         }

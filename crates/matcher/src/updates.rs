@@ -1,10 +1,7 @@
 //! Periodic updates of waiting tickets: waiting times, estimates and positions.
 
-use std::collections::BTreeSet;
-
 use crate::matcher::Matcher;
-use crate::queue::{Anchor, anchor_of};
-use crate::schema::v1;
+use crate::queue::{Round, anchor_of};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -18,31 +15,6 @@ const STEP_MS: u64 = 10;
 
 /// Partitions up to this size are counted for a ticket that comes back.
 const COUNTED_MAX: usize = 256;
-
-/// A round of telling all tickets of a queue. First they are put in order, then each is told how
-/// many were passed before it that still search: a position is as old as a round lasts, some 2 s
-/// with 100,000 tickets, and costs the search nothing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Round {
-    /// Number of the next ticket to put in order.
-    next: u32,
-    /// Tickets to notify, by number of their partition.
-    left: BTreeSet<(u64, Anchor)>,
-    /// A partition, and how many of it still searched when they were passed.
-    passed: (u64, u64),
-}
-
-impl Round {
-    pub(crate) fn save(&self) -> v1::Round {
-        let left = self.left.iter().map(|(partition, anchor)| (*partition, (*anchor).into()));
-        v1::Round { next: self.next, left: left.collect(), passed: self.passed }
-    }
-
-    pub(crate) fn load(saved: &v1::Round) -> Round {
-        let left = saved.left.iter().map(|(partition, anchor)| (*partition, (*anchor).into()));
-        Round { next: saved.next, left: left.collect(), passed: saved.passed }
-    }
-}
 
 impl Matcher {
     /// A queue that has tickets tells them how they stand from time to time.

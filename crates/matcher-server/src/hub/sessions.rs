@@ -12,12 +12,11 @@ impl Hub {
     pub(super) fn distribute(&mut self) {
         let mut notices = std::mem::take(&mut self.engine.notices);
         for notice in notices.iter() {
-            let Some(index) = self.by_server.get(notice.server as usize).filter(|index| **index != NOBODY)
-            else {
+            let index = self.by_place.get(notice.server.place()).copied().unwrap_or(NOBODY) as usize;
+            let Some(session) = self.sessions.get_mut(index).and_then(Option::as_mut) else { continue };
+            if session.server != notice.server {
                 continue;
-            };
-            let index = *index as usize;
-            let Some(session) = self.sessions[index].as_mut() else { continue };
+            }
             if !std::mem::replace(&mut session.fresh, true) {
                 self.fresh.push(index);
             }
@@ -27,18 +26,24 @@ impl Hub {
                 Queued::Replaced => self.report.notices_collapsed += 1,
                 Queued::Lagging => {
                     self.report.lagging += 1;
-                    let (epoch, conn) = (session.epoch, session.reader_conn());
-                    let place = session.place();
-                    if !session.give(place) {
-                        self.lose_session(index);
-                    } else if let Some(conn) = conn {
-                        self.hello_ack(conn, epoch, 1, false);
-                    }
+                    self.tell_epoch(index);
                 }
             }
         }
         notices.clear();
         self.engine.notices = notices;
+    }
+
+    /// Tells the reader of a session that a new epoch has begun.
+    fn tell_epoch(&mut self, index: usize) {
+        let Some(session) = self.sessions[index].as_mut() else { return };
+        let (epoch, conn) = (session.epoch, session.reader_conn());
+        let place = session.place();
+        if !session.give(place) {
+            self.lose_session(index);
+        } else if let Some(conn) = conn {
+            self.hello_ack(conn, epoch, 1, false);
+        }
     }
 
     /// Makes frames of what came for connections; for a sink it waits for the journal's `mark`.
@@ -94,7 +99,11 @@ impl Hub {
         matches!(session.reader, Reader::Sink { id: own, .. } if own == id).then_some(index)
     }
 
+    /// Without the lease there is no session: dropping the sink ends the stream.
     pub(super) fn subscribe(&mut self, srv: &str, after: Option<(u64, u64)>, sink: Sink, id: u64) {
+        if !self.guard.is_open {
+            return;
+        }
         let index = self.session_of(srv);
         let Some(session) = self.sessions[index].as_mut() else { return };
         let old = session.reader_conn();
@@ -140,14 +149,55 @@ impl Hub {
                 index
             }
         };
-        if let Some(session) = self.sessions[index].as_mut() {
-            session.server = server;
+        let mut old = None;
+        if let Some(session) = self.sessions[index].as_mut().filter(|session| session.server != server) {
+            // The server was given up meanwhile, and its stream has nothing of what came after.
+            session.reset();
+            old = Some(std::mem::replace(&mut session.server, server));
         }
-        if self.by_server.len() <= server as usize {
-            self.by_server.resize(server as usize + 1, NOBODY);
+        if let Some(old) = old {
+            self.leave_place(old.place(), index);
         }
-        self.by_server[server as usize] = index as u32;
+        if self.by_place.len() <= server.place() {
+            self.by_place.resize(server.place() + 1, NOBODY);
+        }
+        self.by_place[server.place()] = index as u32;
         index
+    }
+
+    /// A session has a place no longer, unless another one has it by now.
+    fn leave_place(&mut self, place: usize, index: usize) {
+        if let Some(own) = self.by_place.get_mut(place).filter(|own| **own as usize == index) {
+            *own = NOBODY;
+        }
+    }
+
+    /// Forgets a session that no one reads and whose server the matcher has forgotten.
+    pub(super) fn remove_session(&mut self, index: usize) {
+        let Some(session) = self.sessions[index].take() else { return };
+        self.by_srv.remove(&session.srv);
+        self.leave_place(session.server.place(), index);
+        // A later session of this server has none of its epochs.
+        self.epoch = self.epoch.max(session.epoch);
+    }
+
+    /// The state of the area is given up. Servers have other numbers from now on, and each reader
+    /// learns that it has missed something.
+    #[cfg(feature = "nats")]
+    pub(super) fn begin_empty(&mut self) {
+        self.engine.begin_empty(self.now);
+        self.by_place.clear();
+        for index in 0..self.sessions.len() {
+            let Some(session) = self.sessions[index].as_mut() else { continue };
+            if matches!(session.reader, Reader::Nobody) {
+                self.remove_session(index);
+                continue;
+            }
+            session.reset();
+            let srv = session.srv.clone();
+            self.session_of(&srv);
+            self.tell_epoch(index);
+        }
     }
 
     pub(super) fn lose_session(&mut self, index: usize) {

@@ -214,7 +214,6 @@ impl Bridge {
             while let Some(request) = lease.poll_request() {
                 under_way = Some(Box::pin(self.directory.clone().execute(request)));
             }
-            gate.open_until(lease.serves_until());
             while let Some(event) = lease.poll_event() {
                 match self.note(event) {
                     Ok(true) => match self.subscribe().await {
@@ -225,6 +224,8 @@ impl Bridge {
                     Err(error) => return error,
                 }
             }
+            // After the events: an empty state begins before the first request.
+            gate.open_until(lease.serves_until());
             let wait = lease.next_timeout().map_or(Duration::MAX, |at| at.since(boot_time()));
             tokio::select! {
                 answer = pending(&mut under_way) => {

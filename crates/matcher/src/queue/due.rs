@@ -66,6 +66,11 @@ impl Waiting {
         self.0.get(ticket as usize).is_some_and(|own| own.searches && own.queue == queue)
     }
 
+    /// Number of tickets that search, for checks.
+    pub(crate) fn searching(&self) -> u64 {
+        self.0.iter().filter(|wait| wait.searches).count() as u64
+    }
+
     /// Something that is known when a ticket's entry is at hand.
     pub(crate) fn touch(&self, ticket: u32) -> u64 {
         self.0.get(ticket as usize).map_or(0, |own| own.at)

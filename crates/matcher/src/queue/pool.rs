@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::anchors::{Anchor, Anchors};
 use super::compiled::Compiled;
-use super::facts::{Facts, REGIONS_MAX};
+use super::facts::{Facts, PlayerFacts, REGIONS_MAX};
 use super::order::Order;
 use super::ruleset::Clock;
 use crate::info::Text;
@@ -109,11 +109,15 @@ impl Compiled {
         Hot { size: facts.size as u8, level, idle: false, cut: false, avoids: facts.avoids, wants, mask }
     }
 
-    /// True if a party's facts name only positions of the rules, and no more regions than exist.
+    /// True if a party's facts are as these rules see a party: a value for each key, only positions
+    /// of theirs, no more regions than exist.
     pub(crate) fn fits(&self, facts: &Facts) -> bool {
-        let count = self.set.positions.len();
-        let mut wants = facts.players.iter().flat_map(|player| player.wants.iter());
-        facts.pings.len() <= REGIONS_MAX && (count == 0 || wants.all(|at| usize::from(*at) < count))
+        let (keys, count) = (self.keys.len(), self.set.positions.len());
+        let fits = |player: &PlayerFacts| {
+            let mut wants = player.wants.iter();
+            player.attrs.len() == keys && (count == 0 || wants.all(|at| usize::from(*at) < count))
+        };
+        facts.pings.len() <= REGIONS_MAX && facts.players.iter().all(fits)
     }
 
     /// Positions that somebody of a party takes, a bit for each.

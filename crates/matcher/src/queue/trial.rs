@@ -12,7 +12,8 @@ use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested, write_
 use throng_wire::{fields, write_varint};
 
 use super::pool::{Key, Scan};
-use super::{Anchor, QueueRules, SLICE_STEPS, anchor_of};
+use super::ticks::SLICE_STEPS;
+use super::{Anchor, QueueRules, anchor_of};
 use crate::config::{Caller, Config, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes};

@@ -135,7 +135,12 @@ impl Matcher {
                 write_bytes(out, 2, &player.id);
                 write_about(out, id, room.rev, "room_deleted");
             });
-            turn.notices.push(player.server, std::iter::once(player.id.as_slice()), &event, 0);
+            turn.notices.push(
+                self.people.number(player.server),
+                std::iter::once(player.id.as_slice()),
+                &event,
+                0,
+            );
         }
         self.scratch.event = event;
         let Some(room) = self.rooms.remove(index) else { return };

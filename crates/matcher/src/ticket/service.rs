@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use throng_wire::matcher::{Status, write_bytes, write_nested};
 use throng_wire::{WireType, fields};
 
-use super::{Standing, State, Ticket, TicketPlayer, parse_players};
+use super::{PLAYERS_MAX, PRIORITIES, Standing, State, Ticket, TicketPlayer, parse_players};
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
 use crate::matcher::{Matcher, require};
@@ -13,8 +13,6 @@ use crate::queue::{Compiled, Facts, PlayerInput};
 use crate::slab::NONE;
 use crate::turn::Turn;
 
-/// Players of one ticket.
-const PLAYERS_MAX: usize = 64;
 /// Bytes of a ticket's players as encoded.
 const TICKET_BYTES_MAX: usize = 4 << 10;
 /// Tickets in one answer.
@@ -265,7 +263,7 @@ impl<'a> TicketRequest<'a> {
                     let priority = (field.scalar >> 1) as i64 ^ -((field.scalar & 1) as i64);
                     asked.priority = i8::try_from(priority)
                         .ok()
-                        .filter(|priority| (-10..=10).contains(priority))
+                        .filter(|priority| PRIORITIES.contains(priority))
                         .ok_or_else(|| invalid("Priority is -10 to 10"))?;
                 }
                 _ => {}

@@ -243,3 +243,15 @@ fn the_named_rules_and_no_others_are_in_the_way() {
     }
     assert!(explained_tickets > 200 && several > 20, "{explained_tickets} {several}");
 }
+
+#[test]
+fn a_ticket_that_ended_under_rules_with_more_levels_is_explained() {
+    let relaxing = json!({"rules": [{"name": "near", "type": "near", "key": "n", "max": 1}],
+        "expand": [{"target": "rules.near.max", "steps": [{"after_s": 1, "value": 2}]}]});
+    let mut world = with(&rules(1, relaxing));
+    let gone = ticket(&mut world, 1, &[("", &[])]);
+    world.pass(2_000);
+    assert_eq!(world.cancel("s", &gone), Status::Ok);
+    world.put_queue(&rules(1, json!({})).to_string());
+    assert_eq!(explained(&mut world, &gone).0, "it does not search");
+}

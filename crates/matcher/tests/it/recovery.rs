@@ -2,9 +2,9 @@
 
 use crate::world;
 
-use throng_matcher::{Config, Scope};
+use throng_matcher::{Config, Matcher, Scope};
 use throng_wire::matcher::{Method, Status, Writer};
-use world::{World, roles_in, to_mode};
+use world::{World, player, roles_in, to_mode};
 
 /// A server that was already gone when the matcher ended has as long to come back as any other: it
 /// may have found nobody to come back to.
@@ -89,4 +89,25 @@ fn a_queue_whose_rule_set_is_not_taken_any_more_is_paused_and_goes_on_with_anoth
     world.solo("s", "duel", "ben", 1.0);
     world.pass(1_000);
     assert_eq!(world.get_ticket(&ann).status, "matched");
+}
+
+#[test]
+fn a_match_that_is_being_placed_does_not_keep_a_restart_from_other_rules() {
+    let rules = |positions: &str| {
+        format!(
+            r#"{{"name": "q", "tick_ms": 100, "assign": "external", "positions": [{positions}],
+                "sides": [{{"name": "side", "min": 2, "max": 2}}]}}"#
+        )
+    };
+    let position = |name: &str| format!(r#"{{"name": "{name}", "per_side_min": 1, "per_side_max": 2}}"#);
+    let mut world = World::new(Config::default());
+    world.put_queue(&rules(&format!("{}, {}", position("tank"), position("healer"))));
+    for (id, wants) in [("ann", "tank"), ("ben", "healer")] {
+        let ticket = world.ticket("s", "q", vec![player(id, &[]).str(5, wants)]);
+        world.pass(100);
+        assert_eq!(world.get_ticket(&ticket).status, if id == "ann" { "searching" } else { "placing" });
+    }
+    world.put_queue(&rules(&position("tank")));
+    let restarted = Matcher::restore(&world.matcher.snapshot()).expect("its own snapshot");
+    assert_eq!(restarted.digest(), world.matcher.digest());
 }

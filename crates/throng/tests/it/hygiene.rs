@@ -239,10 +239,6 @@ const BUILT_ALONE: &[&str] = &[
 const CYCLES: &[(&str, &str)] = &[
     ("client", "event options"),
     ("ddc-server", "answer body origin service streaming upload"),
-    (
-        "matcher",
-        "backfill config history matcher matches modes placing policy queue rating record room team ticket turn updates",
-    ),
     ("matcher-server", "engine frames hub policy service trials watch"),
     ("matcher-server", "http notify"),
     ("net", "enet::sessions event_loop handler inbox kcp::sessions listener stream"),

@@ -105,12 +105,6 @@ fn one_serves_and_the_other_waits_in_whatever_order_they_come() {
             first.kill();
             let mut first = start(names[0]);
             history.play(&caller, &mut rng, 400).await;
-            // It stands still for longer than its lease lasts, and goes on when it wakes: nobody
-            // else took the area.
-            signal(&first, "-STOP");
-            tokio::time::sleep(std::time::Duration::from_secs(13)).await;
-            signal(&first, "-CONT");
-            history.play(&caller, &mut rng, 400).await;
             // Lost for good: the other one serves once an operator gives its state up, and then
             // with an empty one.
             first.kill();

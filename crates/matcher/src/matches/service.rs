@@ -1,0 +1,424 @@
+//! Matches are proposed, answered and broken.
+
+use smallvec::SmallVec;
+use throng_wire::fields;
+use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
+
+use super::{Match, Placement, Players, Stage};
+use crate::id::Id;
+use crate::info::{check_id, text};
+use crate::matcher::{Matcher, fan_out};
+use crate::problem::{Outcome, Problem, not_found};
+use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
+use crate::ticket::{FORGOTTEN_PER_INPUT, State, TicketPlayer};
+use crate::timers::Timer;
+use crate::turn::Turn;
+
+/// A match stays known for this long after its room, so that its result can be reported.
+const KNOWN_MS: u64 = 3_600_000;
+
+impl Matcher {
+    /// A search has found a match: its tickets search no more. What is to be done with it comes
+    /// with the others of its batch, each step for all of them: so a step's code and the players'
+    /// entries are at hand.
+    pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
+        let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
+        // As in the search: one load does not wait for another.
+        let touch =
+            |all: u64, ticket: &u32| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
+        std::hint::black_box(tickets.iter().fold(0, touch));
+        self.leave_pool_together(&tickets, compiled);
+        self.scratch.found.push((filling, backfill));
+    }
+
+    /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are
+    /// asked, or they are placed at once.
+    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: u32, compiled: &Compiled) {
+        let mut found = std::mem::take(&mut self.scratch.found);
+        // As in the search: one load does not wait for another.
+        let touch = |all: u64, player: &TicketPlayer| {
+            let player = &self.people.players[player.player];
+            all ^ player.tickets.len() as u64 ^ u64::from(player.holds) ^ player.id.len() as u64
+        };
+        let tickets = found.iter().flat_map(|(filling, _)| filling.sides.iter().flatten());
+        let players = tickets.flat_map(|ticket| &self.tickets[*ticket].players);
+        std::hint::black_box(players.fold(0, touch));
+        let mut ready = std::mem::take(&mut self.scratch.ready);
+        for (filling, backfill) in found.drain(..) {
+            ready.extend(self.propose(turn, queue, compiled, filling, backfill));
+        }
+        for (index, until) in ready.drain(..) {
+            self.make_ready(turn, index, until);
+        }
+        (self.scratch.found, self.scratch.ready) = (found, ready);
+    }
+
+    /// Asks the players of a filling, or places it. Its match and until when its seats are held, if
+    /// it is ready.
+    fn propose(
+        &mut self,
+        turn: &mut Turn<'_>,
+        queue: u32,
+        compiled: &Compiled,
+        filling: Filling,
+        backfill: Option<u32>,
+    ) -> Option<(u32, u64)> {
+        let index = self.matches.next_index();
+        let id = self.new_id(index);
+        let asks = compiled.set.accept.required;
+        let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
+        let Filling { sides, level, quality, region } = filling;
+        let state = if asks { State::Proposed } else { State::Placing };
+        for ticket in sides.iter().flatten() {
+            let ticket = &mut self.tickets[*ticket];
+            ticket.rev += 1;
+            (ticket.state, ticket.matched, ticket.region) = (state, Some(id), region);
+        }
+        if asks {
+            self.queues.list[queue].proposed += sides.iter().map(Vec::len).sum::<usize>() as u64;
+        }
+        let shared = self.shared(compiled, &sides, level, backfill);
+        if let Some(backfill) = backfill {
+            self.backfills[backfill].pending = Some(index);
+        }
+        self.matches.insert(Match {
+            id,
+            queue,
+            stage: Stage::Proposed,
+            sides,
+            region,
+            quality,
+            level,
+            backfill,
+            room: None,
+            deadline,
+            accepted: Vec::new(),
+            positions: Vec::new(),
+            cast: Vec::new(),
+            shared,
+        });
+        if asks {
+            self.timers.set(deadline, Timer::Proposal(id));
+            self.tell_proposed(turn, index, compiled.set.accept.reveal);
+            return None;
+        }
+        match self.place(turn, index, compiled) {
+            Placement::Ready(until) => Some((index, until)),
+            Placement::Waits | Placement::Refused => None,
+        }
+    }
+
+    /// Entries that all players of a match share by the rules that ask for it, with those whom a
+    /// backfill finds there.
+    fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
+        let mut out = Vec::new();
+        let rules = &compiled.levels[usize::from(level)].rules;
+        let mut overlaps = rules.iter().filter(|rule| rule.rule.kind == RuleKind::Overlap).peekable();
+        if overlaps.peek().is_none() {
+            return out;
+        }
+        let fixed = backfill.map(|index| self.backfills[index].start(compiled, self.now).fixed);
+        let newcomers = sides.iter().map(|side| side.iter().map(|ticket| &self.tickets[*ticket].facts));
+        let mut all: Vec<Vec<Placed<'_>>> =
+            newcomers.map(|side| side.map(|facts| (facts, level)).collect()).collect();
+        for (side, there) in all.iter_mut().zip(fixed.unwrap_or_default()) {
+            side.extend(there.into_iter().map(|facts| (facts, level)));
+        }
+        let view = View { compiled, sides: &all, regions: &[], level };
+        for rule in overlaps {
+            let Some(shared) = view.overlap(rule) else { continue };
+            let name = Some(&rule.rule.name).filter(|name| !name.is_empty()).or(rule.rule.key.as_ref());
+            write_nested(&mut out, 8, |out| {
+                write_bytes(out, 1, name.map_or(&[], |name| name.as_bytes()));
+                shared.into_iter().for_each(|entry| write_bytes(out, 2, entry));
+            });
+        }
+        out
+    }
+
+    fn find_match(&self, id: &[u8]) -> Option<u32> {
+        let id = Id::parse(id)?;
+        self.match_of(id)
+    }
+
+    pub(crate) fn match_of(&self, id: Id) -> Option<u32> {
+        self.matches.get(id.index).filter(|found| found.id == id).map(|_| id.index)
+    }
+
+    pub(crate) fn players_of_match(&self, index: u32) -> Players {
+        let mut players = Players::new();
+        self.matches[index].sides.iter().for_each(|side| self.players_of(side, &mut players));
+        players
+    }
+
+    pub(crate) fn players_of(&self, tickets: &[u32], players: &mut Players) {
+        for ticket in tickets {
+            self.tickets[*ticket].players.iter().for_each(|player| players.push(player.player));
+        }
+    }
+
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: u32, reveal: bool) {
+        let players = self.players_of_match(index);
+        let found = &self.matches[index];
+        for ticket in found.tickets() {
+            self.scratch.event.clear();
+            let text = self.ticket_text(ticket);
+            let mut event = std::mem::take(&mut self.scratch.event);
+            write_nested(&mut event, Event::MATCH_PROPOSED, |out| {
+                write_bytes(out, 1, &found.id.text());
+                write_u64(out, 2, found.deadline);
+                write_u64(out, 3, players.len() as u64);
+                write_bytes(out, 4, &text);
+                for player in players.iter().filter(|_| reveal) {
+                    write_bytes(out, 5, &self.people.players[*player].id);
+                }
+            });
+            let own = self.tickets[ticket].players.iter().map(|player| player.player);
+            fan_out(&self.people, own, &event, 0, turn.notices);
+            self.scratch.event = event;
+        }
+    }
+
+    pub(crate) fn accept_match(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let (mut id, mut ticket, mut role, mut yes) = (&[][..], &[][..], &[][..], false);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => id = text(&field)?,
+                2 => ticket = text(&field)?,
+                3 => role = text(&field)?,
+                4 => yes = field.scalar != 0,
+                _ => {}
+            }
+        }
+        check_id(role, "RoleID")?;
+        let closed = || Problem::new(Status::NotProposed, "the match does not wait for this answer");
+        let index = self
+            .find_match(id)
+            .filter(|index| self.matches[*index].stage == Stage::Proposed)
+            .ok_or_else(closed)?;
+        let ticket = self.find_ticket(ticket)?;
+        if self.tickets[ticket].matched != Some(self.matches[index].id) {
+            return Err(closed());
+        }
+        let player = self
+            .people
+            .player(role)
+            .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == *player))
+            .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
+        self.check_acts_for(turn.caller, player)?;
+        if !yes {
+            let queue = self.matches[index].queue;
+            self.cool_down(player, queue);
+            let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
+            self.queues.list[queue].figures.declined += 1;
+            self.refuse_match(turn, index, ticket, requeue, "declined");
+            return Ok(());
+        }
+        let found = &mut self.matches[index];
+        if !found.accepted.contains(&player) {
+            found.accepted.push(player);
+        }
+        let accepted = found.accepted.len();
+        if accepted == self.players_of_match(index).len() {
+            for ticket in self.matches[index].tickets() {
+                self.change_ticket(ticket, State::Placing, "");
+            }
+            let compiled = self.queues.list[self.matches[index].queue].rules();
+            if let Placement::Ready(until) = self.place(turn, index, &compiled) {
+                self.make_ready(turn, index, until);
+            }
+        }
+        Ok(())
+    }
+
+    /// A proposed ticket was cancelled by its owner, which counts as declining.
+    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: u32) {
+        let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
+        for player in players {
+            self.cool_down(player, self.tickets[ticket].queue);
+        }
+        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.queues.list[self.tickets[ticket].queue].figures.declined += 1;
+            self.refuse_match(turn, index, ticket, false, "declined");
+        }
+    }
+
+    /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others
+    /// do.
+    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: u32, requeue: bool, reason: &str) {
+        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.refuse_match(turn, index, ticket, requeue, reason);
+        }
+    }
+
+    /// Ends a proposal because of one ticket; the others search on.
+    fn refuse_match(&mut self, turn: &mut Turn<'_>, index: u32, refused: u32, requeue: bool, reason: &str) {
+        for ticket in self.break_match(turn, index, reason) {
+            if ticket == refused && !requeue {
+                self.end_ticket(turn, ticket, State::Cancelled, reason);
+            } else {
+                self.return_ticket(turn, ticket);
+            }
+        }
+    }
+
+    /// The deadline of a proposal: who said yes searches on, the others as configured.
+    pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id) {
+        let open = |index: &u32| self.matches[*index].stage == Stage::Proposed;
+        let Some(index) = self.match_of(id).filter(open) else { return };
+        let queue = self.matches[index].queue;
+        let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
+        let accepted = self.matches[index].accepted.clone();
+        for ticket in self.break_match(turn, index, "no_answer") {
+            let all = self.tickets[ticket].players.iter().all(|player| accepted.contains(&player.player));
+            if all || requeue {
+                self.return_ticket(turn, ticket);
+            } else {
+                self.end_ticket(turn, ticket, State::Cancelled, "no_answer");
+            }
+        }
+    }
+
+    /// Tells everybody that a match is off and forgets it. Gives its tickets.
+    fn break_match(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) -> Vec<u32> {
+        let players = self.players_of_match(index);
+        let Some(found) = self.matches.remove(index) else { return Vec::new() };
+        self.event(Event::MATCH_CANCELLED, |out| {
+            write_bytes(out, 1, &found.id.text());
+            write_bytes(out, 2, reason.as_bytes());
+            if let Some(room) = found.room {
+                write_bytes(out, 20, &room.text());
+            }
+        });
+        fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
+        if let Some(backfill) = found.backfill.and_then(|backfill| self.backfills.get_mut(backfill)) {
+            backfill.pending = None;
+        }
+        found.tickets()
+    }
+
+    /// Returns whether a match has at most so many players for each side.
+    pub(crate) fn fits(&self, index: u32, open: &[u32]) -> bool {
+        let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
+        self.matches[index]
+            .sides
+            .iter()
+            .map(players)
+            .zip(open)
+            .all(|(size, open): (usize, _)| size <= *open as usize)
+    }
+
+    /// Breaks the match that a backfill waits for; its tickets search on.
+    pub(crate) fn break_match_of_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+        for ticket in self.break_match(turn, index, reason) {
+            self.return_ticket(turn, ticket);
+        }
+    }
+
+    /// Open proposals of a queue whose rules have changed are off.
+    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: u32) {
+        let open = |found: &Match| found.queue == queue && found.stage == Stage::Proposed;
+        let all: Vec<u32> = self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
+        for index in all {
+            self.break_match_of_backfill(turn, index, "rules_changed");
+        }
+    }
+
+    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: u32) {
+        let entry = &mut self.tickets[ticket];
+        (entry.matched, entry.room, entry.region) = (None, None, None);
+        // The rules may be others by now.
+        self.recheck(turn, ticket);
+        if self.tickets[ticket].state == State::Searching {
+            self.tell_ticket(turn, ticket);
+        }
+    }
+
+    fn cool_down(&mut self, player: u32, queue: u32) {
+        let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
+        if seconds > 0 {
+            let until = self.now + seconds * 1_000;
+            let entry = &mut self.people.players[player];
+            entry.cooldown_until = entry.cooldown_until.max(until);
+            entry.holds += 1;
+            self.timers.set(until, Timer::Cooldown(player));
+        }
+    }
+
+    pub(crate) fn end_cooldown(&mut self, player: u32) {
+        self.people.players[player].holds -= 1;
+        self.people.release(player);
+    }
+
+    /// No server was given: the room goes, the tickets search on.
+    pub(crate) fn end_unassigned(&mut self, turn: &mut Turn<'_>, id: Id, reason: &str) {
+        let waits = |index: &u32| self.matches[*index].stage == Stage::Assigning;
+        let Some(index) = self.match_of(id).filter(waits) else { return };
+        let room = self.matches[index].room;
+        let tickets = self.break_match(turn, index, reason);
+        for ticket in tickets {
+            self.return_ticket(turn, ticket);
+        }
+        if let Some(room) = room.filter(|room| self.rooms.get(room.index).is_some_and(|r| r.id == *room)) {
+            self.begin_end(turn, room.index);
+        }
+    }
+
+    /// After a restart: open proposals are off and nobody is blamed; what has a room is a match.
+    pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
+        let open: Vec<u32> =
+            self.matches.iter().filter(|(_, m)| m.stage != Stage::Made).map(|(i, _)| i).collect();
+        for index in open {
+            if self.matches.get(index).is_none() {
+                continue;
+            }
+            let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+            match room.filter(|_| self.matches[index].stage == Stage::Assigning) {
+                Some(room) => {
+                    let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
+                    self.make_ready(turn, index, until);
+                }
+                None => {
+                    for ticket in self.break_match(turn, index, "restarted") {
+                        self.return_ticket(turn, ticket);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A match's room is gone: the match stays known for its result.
+    pub(crate) fn room_of_match_ended(&mut self, matched: Option<Id>) {
+        if let Some(index) = matched.and_then(|id| self.match_of(id)) {
+            self.ended_matches.push_back((self.now + KNOWN_MS, self.matches[index].id));
+        }
+    }
+
+    /// Forgets matches whose time is over, a bounded number of them.
+    pub(crate) fn forget_matches(&mut self) {
+        for _ in 0..FORGOTTEN_PER_INPUT {
+            let Some((until, id)) = self.ended_matches.front().copied() else { return };
+            if until > self.now {
+                return;
+            }
+            self.ended_matches.pop_front();
+            if self.match_of(id).is_some() {
+                self.matches.remove(id.index);
+            }
+        }
+    }
+
+    /// The match that a request names by its id or its room's.
+    pub(crate) fn match_named(&self, id: &[u8], room: &[u8]) -> Outcome<u32> {
+        let found = if id.is_empty() {
+            let room = self.find_room(room)?;
+            self.rooms[room].matched.and_then(|id| self.match_of(id))
+        } else {
+            self.find_match(id)
+        };
+        found
+            .filter(|index| self.matches[*index].stage == Stage::Made)
+            .ok_or_else(|| not_found("match does not exist"))
+    }
+}
