@@ -181,7 +181,7 @@ pub struct Service {
     /// Milliseconds since 1970 at which last uses were last written down.
     pub(crate) noted: AtomicU64,
     pub(crate) counters: Counters,
-    /// What namespaces held when they were last counted, the largest first.
+    /// Sizes of namespaces at the last count, the largest first.
     pub(crate) sizes: Mutex<Vec<(Namespace, Usage)>>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A delete is a record too, and gives its space back only once a segment is empty. A collection
 //! therefore does on a disk that is nearly full what there is space for, with the garbage of the
-//! segments that give most back, and goes on with what those gave back.
+//! segments that give most back, and continues with what those gave back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -20,6 +20,7 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 use crate::change::{Change, Done};
 use crate::error::StoreError;
 use crate::key;
+use crate::locks::lock;
 use crate::store::Store;
 
 /// Length of a bucket of time.
@@ -162,6 +163,8 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn forget_events(&self, before: Timestamp) -> Result<u64, StoreError> {
+        // The slot for failures of the store's own changes has one user at a time.
+        let _one = lock(&self.maintenance);
         let mut count = 0;
         let mut last = BTreeMap::new();
         self.walk(b"e", &mut |index_key, value| {

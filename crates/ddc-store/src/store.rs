@@ -139,7 +139,7 @@ pub struct Store {
     pub(crate) is_full: AtomicBool,
     /// Namespaces of which nothing may go, while the folder holds more than it may without them.
     pub(crate) kept: RwLock<BTreeSet<Namespace>>,
-    /// The last failure of a change of the store's own, for whoever made it.
+    /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
     /// Only used by whoever holds `log`.

@@ -399,7 +399,8 @@ impl Connection {
         if self.left.is_none() && !self.read_head()? {
             return Ok(Step::Waiting);
         }
-        // What a session has decrypted, the poller does not know of: it is taken to its end.
+        // The poller does not know of bytes that a session has decrypted: they are taken to their
+        // end.
         let mut turn = if matches!(self.stream, Wire::Tls { .. }) { u64::MAX } else { TURN_BYTES as u64 };
         let left = self.left.get_or_insert(0);
         while *left > 0 && turn > 0 {

@@ -12,7 +12,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 
 use crate::socket::{Stream, Taken};
 
-/// Bytes that are decrypted at a time when nobody looks at them.
+/// Bytes that are decrypted and dropped at a time.
 const DISCARD_BYTES: usize = 64 << 10;
 
 /// A connection.
@@ -21,8 +21,7 @@ pub(crate) enum Wire {
     Tls { stream: Stream, session: Box<ClientConnection> },
 }
 
-/// A configuration that takes any certificate: a bench sends only what it made up, and measures
-/// whoever answers.
+/// A configuration that accepts any certificate: a bench sends only data of its own making.
 pub(crate) fn tls_config() -> io::Result<Arc<ClientConfig>> {
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -97,7 +96,9 @@ impl Wire {
             }
             match session.read_tls(&mut Raw(stream)) {
                 Ok(0) => return Ok(Taken::End),
-                Ok(_) => drop(session.process_new_packets().map_err(io::Error::other)?),
+                Ok(_) => {
+                    session.process_new_packets().map_err(io::Error::other)?;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Taken::Empty),
                 Err(error) => return Err(error),
             }

@@ -11,7 +11,7 @@ const NAMESPACES_MAX: usize = 20;
 /// Label of the others: no namespace, for a name has no spaces.
 const REST: &str = "all others";
 
-/// What namespaces of the cache hold, the largest first.
+/// Sizes of the namespaces of the cache, the largest first.
 pub(super) fn size_families(sizes: &[(String, throng_ddc_store::Usage)]) -> Vec<Family> {
     let by = |name, help, of: fn(&throng_ddc_store::Usage) -> u64| {
         let (large, rest) = sizes.split_at(sizes.len().min(NAMESPACES_MAX));

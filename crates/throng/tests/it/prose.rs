@@ -17,7 +17,7 @@ const OPENERS_PERCENT_MAX: usize = 4;
 /// change removes some.
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
-    ("ddc-server", 65),
+    ("ddc-server", 64),
     ("ddc-store", 28),
     ("fuzz-targets", 15),
     ("gateway", 239),

@@ -1,4 +1,4 @@
-//! What the cache did and what it holds.
+//! Counters of the cache and sizes of its namespaces, for metrics and console.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ const COUNT_EVERY: Duration = Duration::from_secs(60);
 const COUNT_PART: u32 = 100;
 
 impl Service {
-    /// What the cache did so far.
+    /// Counters since the start.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Service {
         }
     }
 
-    /// What namespaces held when they were last counted, the largest first.
+    /// Sizes of namespaces at the last count, the largest first.
     #[must_use]
     pub fn sizes(&self) -> Vec<(Namespace, Usage)> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner).clone()
