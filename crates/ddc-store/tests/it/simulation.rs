@@ -383,15 +383,15 @@ impl World {
         self.learn_removals(failures);
     }
 
-    /// Refs of `before` that were evicted or collected are gone for good. A put that failed may
-    /// still be found if its key was missing before.
+    /// Refs of `before` that are no longer visible were removed, and that was acknowledged. Other
+    /// removals may have failed, and be found to be made.
     fn learn_removed_refs(&mut self, before: BTreeSet<Key>, failures: u64) {
         let after = self.visible_refs();
         for key in before {
-            if self.store.stats().failures > failures {
-                self.is_unsure_of(key, None);
-            } else if !after.contains(&key) {
+            if !after.contains(&key) {
                 self.model.refs.insert(key, vec![None]);
+            } else if self.store.stats().failures > failures {
+                self.is_unsure_of(key, None);
             }
         }
     }
