@@ -280,6 +280,41 @@ fn a_collection_on_a_full_disk_removes_expired_refs_and_what_they_reach_step_by_
 }
 
 #[test]
+fn an_eviction_on_a_full_disk_removes_the_oldest_for_which_there_is_space_for_records() {
+    let (disk, store) = open_with_reserve();
+    for n in 0..3_000_u64 {
+        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[4; 300]].concat());
+        let hash = IoHash::of(&bytes);
+        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
+        let put = reference(n, vec![Value::BinaryAttachment(hash)], n, vec![hash]);
+        store.put_ref(put, Box::new(|_| {}));
+        if n % 20 == 0 {
+            store.commit();
+        }
+    }
+    store.commit();
+    store.checkpoint().expect("the disk works");
+    fill(&disk, &store);
+    let bytes_max = store.disk_bytes() / 4;
+    let mut left = 3_000;
+    loop {
+        evict(&store, bytes_max, 3_100, None);
+        let now = store.usage(&namespace()).expect("readable").refs;
+        let is_there =
+            |n: &u64| store.reference(&namespace(), &bucket(), &key(*n)).expect("readable").is_some();
+        let oldest = (0..3_000).find(is_there).expect("some are left");
+        assert_eq!(oldest + now, 3_000, "the oldest go first");
+        if now == left {
+            break;
+        }
+        left = now;
+    }
+    assert!(left < 1_500, "{left} refs are left");
+    let found = store.verify().expect("readable");
+    assert_eq!((found.incomplete, found.damaged), (0, 0), "{found:?}");
+}
+
+#[test]
 fn deletes_on_a_full_disk_leave_a_collection_the_space_that_it_needs() {
     let (disk, store) = open_with_reserve();
     for n in 0..1_500_u64 {
