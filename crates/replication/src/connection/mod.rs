@@ -174,6 +174,8 @@ pub(crate) struct Connection {
     roles: BTreeSet<u32>,
     /// Time of the oldest packet that nothing has answered.
     unheard: Option<Instant>,
+    /// Newest packet that an acknowledgement named.
+    acknowledged: u16,
     /// Nothing was acknowledged for too long; the server ends the connection after the frame.
     pub(crate) unresponsive: bool,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
@@ -238,6 +240,7 @@ impl Connection {
             attachments: Attachments::new(packet_bytes_max),
             roles: BTreeSet::new(),
             unheard: None,
+            acknowledged: u16::MAX,
             unresponsive: false,
             calling: Vec::new(),
             held: Bitmap::default(),
@@ -364,6 +367,11 @@ impl Connection {
         if self.log.newest_seq().wrapping_sub(ack) >= 0x8000 {
             return Err(DecodeError::AckUnsent);
         }
+        // Also one that comes too late for its packet, which was given up.
+        if ack != self.acknowledged && ack.wrapping_sub(self.acknowledged) < 0x8000 {
+            self.acknowledged = ack;
+            self.unheard = None;
+        }
         while let Some(packet) = self.log.front() {
             let age = ack.wrapping_sub(packet.seq);
             if age >= 0x8000 {
@@ -376,7 +384,6 @@ impl Connection {
                 self.stats.rtt = Duration::from_nanos(self.rtt_ns);
             }
             if age == 0 || age <= 64 && bits >> (age - 1) & 1 != 0 {
-                self.unheard = None;
                 self.delivered(sh);
             } else {
                 self.lost(sh);

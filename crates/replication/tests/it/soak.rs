@@ -1270,6 +1270,13 @@ fn everything_at_once_converges() {
     assert!(failed.is_empty(), "seeds {failed:?} fail; see above, and replay one with THRONG_SEED");
 }
 
+/// With a round trip beyond a second every acknowledgement comes after its packet was given up: the
+/// client was told off as silent.
+#[test]
+fn an_acknowledgement_that_comes_late_is_heard() {
+    [19_984, 40_148, 46_613].into_iter().for_each(play);
+}
+
 /// Ten thousand objects of eight components each; components come, change and go over a link that
 /// loses a tenth, and two clients see their surroundings. `lib.rs` promises the same bits.
 #[test]
