@@ -31,7 +31,7 @@ const WAIT_MS: u64 = 3_000;
 pub enum Handled {
     /// It was executed, or refused.
     Done(Status),
-    /// It waits for a policy; [`Matcher::poll_answered`] gives its answer under this number.
+    /// It waits for a policy; [`Matcher::poll_answered`](crate::Matcher::poll_answered) gives its answer under this number.
     Waits(u64),
 }
 
@@ -49,7 +49,7 @@ impl Handled {
 /// A question to a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyRequest {
-    /// Names it in [`Matcher::handle_verdict`].
+    /// Names it in [`Matcher::handle_verdict`](crate::Matcher::handle_verdict).
     pub id: u64,
     /// Policy of the mode.
     pub policy: String,
