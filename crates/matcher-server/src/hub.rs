@@ -749,7 +749,7 @@ mod tests {
             assert!(!self.hub.engine.matcher.has_server(srv.as_bytes()));
         }
 
-        /// What `srv` has read: epochs, numbers and whether there were entries.
+        /// Everything that `srv` has read: epochs, numbers, and whether there were entries.
         fn read_by(&self, srv: &str) -> Vec<(u64, u64, bool)> {
             let all = self.read.lock().unwrap();
             let own = all.iter().filter(|(name, _)| name == srv);

@@ -31,7 +31,8 @@ const WAIT_MS: u64 = 3_000;
 pub enum Handled {
     /// It was executed, or refused.
     Done(Status),
-    /// It waits for a policy; [`Matcher::poll_answered`](crate::Matcher::poll_answered) gives its answer under this number.
+    /// It waits for a policy; [`Matcher::poll_answered`](crate::Matcher::poll_answered) gives its
+    /// answer under this number.
     Waits(u64),
 }
 

@@ -632,7 +632,7 @@ mod tests {
             match Matcher::restore(&snapshot_of(1, &changed)) {
                 Ok(mut matcher) => {
                     let mut notices = crate::Notices::default();
-                    // Whatever was taken can go on: ticks, ends of tickets, seats and rooms.
+                    // A state that was accepted works: ticks, ends of tickets, seats and rooms.
                     for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
                         matcher.handle_timeout(at, &mut notices);
                     }

@@ -433,7 +433,7 @@ impl Area {
             self.fine_since = self.fine_since.max(self.now_ms);
         }
         let late = self.now_ms.saturating_sub(self.fine_since) > RETURN_MS;
-        assert!(serving.len() == 1 || !late, "nobody serves at {} though it could", self.now_ms);
+        assert!(serving.len() == 1 || !late, "no matcher serves at {} though one could", self.now_ms);
     }
 
     fn check(&mut self, client: usize) {
@@ -543,7 +543,7 @@ impl Area {
             self.step(false);
         }
         // Answers that the lost process had given before.
-        assert!(self.answered <= answered + CLIENTS, "nobody has the state, but requests are answered");
+        assert!(self.answered <= answered + CLIENTS, "no matcher has the state, but requests are answered");
         let (_, record) = self.directory.record.clone().expect("a record");
         assert_eq!(record.state, State::Lost);
         self.directory.revision += 1;

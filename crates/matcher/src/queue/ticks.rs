@@ -64,7 +64,7 @@ impl Matcher {
         for (index, place) in places {
             let v1::Waiting { partition, value, idle, cut } = place;
             if cut && !idle {
-                return Err("a search that hit its limit goes on");
+                return Err("a search that hit its limit is marked as unfinished");
             }
             let Some(ticket) = self.tickets.get_mut(index) else { return Err("a ticket is missing") };
             let Some(queue) = self.queues.list.get(ticket.queue) else { return Err("a queue is missing") };

@@ -1,5 +1,5 @@
-//! The layers between a socket and a host: DTLS if there is a certificate, and behind it nothing, or
-//! the sealed layer of [`throng_enet::secure`].
+//! The layers between a socket and a host: DTLS if there is a certificate, and behind it nothing,
+//! or the sealed layer of [`throng_enet::secure`].
 
 use std::io;
 use std::net::SocketAddr;

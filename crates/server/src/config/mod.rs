@@ -78,9 +78,9 @@ impl Config {
         self.loader.clone().load()
     }
 
-    /// The configuration after a reload of `next`, with its differences from `self`, which runs. Keys
-    /// that wait for a restart keep their running values, so that later reloads report them until
-    /// the file agrees with the process again.
+    /// The configuration after a reload of `next`, with its differences from `self`, which runs.
+    /// Keys that wait for a restart keep their running values, so that later reloads report them
+    /// until the file agrees with the process again.
     #[must_use]
     pub fn replaced_by(&self, mut next: Config) -> (Config, Changes) {
         let mut changes = Changes::default();

@@ -62,8 +62,8 @@ impl World {
         handled
     }
 
-    /// Checks the matcher's invariants after every input up to 1,000 objects, beyond that after every
-    /// 1,000th.
+    /// Checks the matcher's invariants after every input up to 1,000 objects, beyond that after
+    /// every 1,000th.
     fn check(&mut self) {
         self.inputs += 1;
         let counts = self.matcher.counts();
