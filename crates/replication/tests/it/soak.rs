@@ -1274,8 +1274,8 @@ fn everything_at_once_converges() {
     assert!(failed.is_empty(), "seeds {failed:?} fail; see above, and replay one with THRONG_SEED");
 }
 
-/// Where acknowledgements are lost for a second, the next one comes after its packets were given
-/// up: the client counted as silent nevertheless.
+/// After a second of lost acknowledgements the next one comes when its packets were given up: the
+/// client counted as silent nevertheless.
 #[test]
 fn an_acknowledgement_that_comes_late_is_heard() {
     [19_984, 40_148, 46_613].into_iter().for_each(play);
