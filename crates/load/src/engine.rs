@@ -320,6 +320,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
             .map(|(numbers, counts)| scope.spawn(|| fleet::run(&fleet_plan, numbers, &control, counts)))
             .collect();
         watch.wait_for_players()?;
+        watch.control.start();
         let mut outcome = watch.measure(memory_before, on_sample)?;
         drop(stop);
         let state = owner.and_then(|owner| owner.join().ok()).unwrap_or_default();

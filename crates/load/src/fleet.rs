@@ -89,6 +89,9 @@ pub(crate) struct Control {
     until_ns: AtomicU64,
     /// The channel that the owner made; `u32::MAX` until then.
     channel: AtomicU32,
+    /// All players are there: inputs may begin. Those of the first would delay the logins of the last
+    /// on a machine that is too slow for the load.
+    started: AtomicBool,
 }
 
 impl Control {
@@ -98,11 +101,16 @@ impl Control {
             from_ns: AtomicU64::new(u64::MAX),
             until_ns: AtomicU64::new(u64::MAX),
             channel: AtomicU32::new(u32::MAX),
+            started: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn start(&self) {
+        self.started.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -322,8 +330,9 @@ impl<'a> Fleet<'a> {
 
     fn send_due(&mut self, now: u64, counts: &mut crate::stats::Counts) {
         let Some(inputs) = self.plan.inputs else { return };
-        let Some(channel) = self.control.channel() else {
-            // The schedule starts when the owner is there.
+        let is_started = self.control.started.load(Ordering::Relaxed);
+        let Some(channel) = self.control.channel().filter(|_| is_started) else {
+            // The schedule starts when the owner and all players are there.
             self.schedule.restart(now);
             return;
         };
