@@ -89,8 +89,8 @@ pub(crate) struct Control {
     until_ns: AtomicU64,
     /// The channel that the owner made; `u32::MAX` until then.
     channel: AtomicU32,
-    /// All players are there: inputs may begin. Those of the first would delay the logins of the last
-    /// on a machine that is too slow for the load.
+    /// All players are there: inputs may begin. Those of the first would delay the logins of the
+    /// last on a machine that is too slow for the load.
     started: AtomicBool,
 }
 

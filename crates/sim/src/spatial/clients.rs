@@ -135,7 +135,7 @@ impl Simulation {
                     }
                 }
             }
-            // What went out of sight meanwhile.
+            // Entities that went out of sight meanwhile.
             21 => dropped.extend(client.subscribed.iter().filter(|id| !client.view.contains_key(id))),
             SPAWN => {
                 let forward: ServerForwardMessage = message.decode()?;
