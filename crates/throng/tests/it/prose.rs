@@ -20,7 +20,7 @@ const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc-server", 64),
     ("ddc-store", 28),
     ("fuzz-targets", 15),
-    ("gateway", 239),
+    ("gateway", 236),
     ("matcher", 30),
     ("matcher-server", 7),
     ("net", 3),
@@ -138,13 +138,13 @@ fn comments_open_with_their_subject() {
         }
     }
     assert!(wrong.is_empty(), "comments open with a free relative clause; begin with the subject:\n{wrong}");
-    for (name, allowed) in OPENERS_BY_CRATE {
-        let now = found.get(*name).map_or(0, Vec::len);
-        assert!(
-            now == *allowed,
-            "{name} has {now} such openers, OPENERS_BY_CRATE allows {allowed}: lower it to {now}"
-        );
-    }
+    let fewer: Vec<String> = OPENERS_BY_CRATE
+        .iter()
+        .map(|(name, allowed)| (name, allowed, found.get(*name).map_or(0, Vec::len)))
+        .filter(|(_, allowed, now)| now != *allowed)
+        .map(|(name, allowed, now)| format!("{name}: {now} such openers, {allowed} in OPENERS_BY_CRATE"))
+        .collect();
+    assert!(fewer.is_empty(), "lower the counts of these crates: {fewer:#?}");
 }
 
 #[test]
