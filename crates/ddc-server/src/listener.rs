@@ -1,6 +1,6 @@
 //! Kinds of listeners.
 
-/// What a listener shows.
+/// Namespaces that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
     /// Namespaces that are marked public.

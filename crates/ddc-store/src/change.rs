@@ -7,12 +7,12 @@ use crate::error::StoreError;
 use crate::key::{Location, RefValue};
 use crate::record::RecordPosition;
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeResult {
     /// It was made.
     Done,
-    /// What was to be put was there already; what was to be deleted or finalised was not.
+    /// The value to put was there already, or the one to delete or finalise was not.
     Unchanged,
     /// Another object is there, and overwriting was not permitted.
     Conflict(RefValue),
@@ -134,6 +134,6 @@ pub(crate) struct Queue {
     pub(crate) changes: Vec<(Change, Done)>,
     pub(crate) bytes: usize,
     pub(crate) closed: bool,
-    /// Who commits waits for so many.
+    /// Number of changes that the committing thread waits for.
     pub(crate) wanted: usize,
 }

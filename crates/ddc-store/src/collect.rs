@@ -31,19 +31,19 @@ const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
 const LIVE_PERCENT_MIN_FULL: u64 = 85;
 
-/// What a collection needs to know.
+/// Inputs of a collection.
 pub struct CollectOptions<'a> {
-    /// The time.
+    /// Present time.
     pub now: Timestamp,
-    /// How refs of a namespace expire.
+    /// Expiry of the refs of a namespace.
     pub policy: &'a dyn Fn(&Namespace) -> RefPolicy,
     /// Time when a ref was last used, if that is known better than the store has it noted.
     pub last_access: &'a dyn Fn(&Namespace, &Bucket, &Key) -> Option<Timestamp>,
-    /// Blobs younger than this stay, whoever needs them.
+    /// Least age of a blob that is removed; younger ones stay even if no ref reaches them.
     pub blob_age_min: Duration,
 }
 
-/// What a collection did.
+/// Counts of one collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectReport {
     /// Refs that had expired.

@@ -852,14 +852,10 @@ impl World {
             let peer = &mut self.peers[at];
             if !peer.silent
                 && let Some(packet) = peer.client.poll_packet(self.now)
+                && !self.rng.chance(loss)
             {
-                if self.rng.chance(loss) {
-                    // The server hears later what was lost, and repeats it later.
-                    peer.lost_at = frame;
-                } else {
-                    peer.up.push_back((frame + delay, packet.to_vec(), peer.owes));
-                    peer.owes = false;
-                }
+                peer.up.push_back((frame + delay, packet.to_vec(), peer.owes));
+                peer.owes = false;
             }
         }
     }
