@@ -17,8 +17,8 @@ const OPENERS_PERCENT_MAX: usize = 4;
 /// change removes some.
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
-    ("ddc-server", 64),
-    ("ddc-store", 28),
+    ("ddc-server", 63),
+    ("ddc-store", 22),
     ("fuzz-targets", 15),
     ("gateway", 236),
     ("matcher", 30),
