@@ -196,7 +196,8 @@ struct Peer {
     team: bool,
     teams: u64,
     replay: bool,
-    down: VecDeque<(u32, Vec<u8>)>,
+    /// Packets on their way, as sent: frame of arrival, bytes, a copy of the one before.
+    down: VecDeque<(u32, Vec<u8>, bool)>,
     /// Frame of arrival, bytes, and whether they acknowledge something new.
     up: VecDeque<(u32, Vec<u8>, bool)>,
     /// Something came that no packet has acknowledged.
@@ -824,9 +825,9 @@ impl World {
                     peer.lost_at = frame;
                 } else {
                     let due = frame + delay + rng.below(reorder + 1) as u32;
-                    peer.down.push_back((due, packet.to_vec()));
+                    peer.down.push_back((due, packet.to_vec(), false));
                     if rng.chance(duplicate) {
-                        peer.down.push_back((due + 1, packet.to_vec()));
+                        peer.down.push_back((due + 1, packet.to_vec(), true));
                     }
                 }
             }
@@ -838,8 +839,12 @@ impl World {
             self.take_server_event(event);
         }
         for at in 0..self.peers.len() {
-            while let Some(place) = self.peers[at].down.iter().position(|(due, _)| *due <= frame) {
-                let (_, packet) = self.peers[at].down.remove(place).expect("it is there");
+            while let Some(place) = self.peers[at].down.iter().position(|(due, ..)| *due <= frame) {
+                let (_, packet, _) = self.peers[at].down.remove(place).expect("it is there");
+                // Packets that this one overtakes will be stale: they count as lost from now on.
+                if self.peers[at].down.iter().take(place).any(|(.., copy)| !copy) {
+                    self.peers[at].lost_at = frame;
+                }
                 match self.peers[at].client.receive(&packet) {
                     Ok(Received::Applied) => self.peers[at].owes = true,
                     Ok(Received::Stale) => self.peers[at].lost_at = frame,
