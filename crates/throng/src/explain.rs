@@ -72,7 +72,7 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         print(&list);
         return ExitCode::SUCCESS;
     };
-    let named: String = reasons()
+    let named: Vec<String> = reasons()
         .filter(|reason| {
             reason.name.eq_ignore_ascii_case(code)
                 || reason.number.is_some_and(|number| number.to_string() == *code)
@@ -83,7 +83,7 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         })
         .collect();
     if !named.is_empty() {
-        print(&named);
+        print(&named.join("\n"));
         return ExitCode::SUCCESS;
     }
     let wanted = code.trim_start_matches("error[").trim_end_matches(']').to_ascii_uppercase();
@@ -99,7 +99,6 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-/// Name, kind and meaning of every reason that a metric, a log or the console names.
 /// An entry of a list that the protocols' crates keep.
 struct Reason {
     name: &'static str,
@@ -109,14 +108,15 @@ struct Reason {
     about: &'static str,
 }
 
+/// Every reason that a metric, a log or the console names.
 fn reasons() -> impl Iterator<Item = Reason> {
     let closed = CloseReason::ALL.iter().map(|each| {
         let (name, number, about) = (each.name(), each.close_code(), each.describe());
         Reason { name, number, kind: "a connection was closed", about }
     });
     let turned_away = AcceptRefusal::ALL.iter().map(|each| {
-        let (name, about) = (each.name(), each.describe());
-        Reason { name, number: None, kind: "a connection was not accepted", about }
+        let (name, number, about) = (each.name(), Some(each.close_code()), each.describe());
+        Reason { name, number, kind: "a connection was not accepted", about }
     });
     let refused = Refusal::ALL.iter().map(|each| {
         let (name, about) = (each.name(), each.describe());

@@ -158,6 +158,10 @@ fn default_file_and_schema_are_usable() {
 fn codes_are_explained_and_the_version_is_json() {
     assert!(text(&run(&["explain", "thr-0106"]).stdout).contains("unsafe_binds"));
     assert_eq!(run(&["explain", "THR-9999"]).status.code(), Some(2));
+    // A number may have several entries; a blank line stands between them.
+    let full = text(&run(&["explain", "1013"]).stdout);
+    assert!(full.starts_with("connections_max (1013): a connection was not accepted\n"), "{full}");
+    assert!(full.contains("\n\nconnections_per_address (1013): "), "{full}");
     let version: serde_json::Value = serde_json::from_slice(&run(&["version", "--json"]).stdout).unwrap();
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
     assert!(version["commit"].as_str().is_some_and(|commit| !commit.is_empty()), "{version}");
