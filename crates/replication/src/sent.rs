@@ -91,6 +91,13 @@ pub(crate) struct SentPacket {
     items: u32,
 }
 
+impl SentPacket {
+    /// Contains anything that is sent again after a loss.
+    pub(crate) fn is_laden(&self) -> bool {
+        self.words + self.items > 0
+    }
+}
+
 /// A queue of small values in one piece: taking many from its front costs nothing.
 #[derive(Clone, Debug)]
 struct Queue<T> {

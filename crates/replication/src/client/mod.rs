@@ -10,6 +10,7 @@ mod transfer;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use throng_stdx::Instant;
 
@@ -29,6 +30,11 @@ pub use replica::Replica;
 use replica::{RecordHead, read_property, skim_delta};
 use transfer::{Assembly, PartView};
 
+/// Time after which a packet counts as lost, before a round trip was measured.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time beyond one and a half round trips after which a packet counts as lost: the server answers
+/// with its next frame.
+const PATIENCE_MIN: Duration = Duration::from_millis(50);
 /// Inputs that wait for a packet; the oldest is dropped for the next.
 const INPUTS_MAX: usize = 16;
 
@@ -166,6 +172,10 @@ pub struct Client {
     inputs: VecDeque<Vec<u8>>,
     attachments: Attachments,
     log: SentLog,
+    /// Time at which the newest packet that was answered had been sent; taken by the next packet.
+    answered: Option<Instant>,
+    /// Smoothed time until an answer; zero before the first.
+    rtt: Duration,
     out: PacketOut,
     /// Sections of the packet being applied: kind, count, offset; and those of the transfer that it
     /// completes.
@@ -212,6 +222,8 @@ impl Client {
             resets: BTreeSet::new(),
             inputs: VecDeque::new(),
             log: SentLog::default(),
+            answered: None,
+            rtt: Duration::ZERO,
             out: PacketOut::default(),
             sections: Vec::new(),
             inner: Vec::new(),
@@ -597,25 +609,46 @@ impl Client {
     }
 
     fn acknowledge(&mut self, header: &Header) {
-        let mut items = Vec::new();
         while let Some(packet) = self.log.front() {
             let age = header.ack.wrapping_sub(packet.seq);
             if age >= 0x8000 {
                 break;
             }
-            let delivered = age == 0 || age <= 64 && header.ack_bits >> (age - 1) & 1 != 0;
-            self.log.pop_delivered(&mut items);
-            for item in items.drain(..) {
-                match item {
-                    Item::Attach { object, sequence } if delivered => {
-                        self.attachments.delivered(object, sequence);
-                    }
-                    Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
-                    Item::Reset { object } if !delivered && self.replica(object).is_some() => {
-                        self.resets.insert(object);
-                    }
-                    _ => {}
+            // Packets without contents are acknowledged by chance, whenever the server speaks.
+            if age == 0 && packet.is_laden() {
+                self.answered = Some(packet.at);
+            }
+            self.settle(age == 0 || age <= 64 && header.ack_bits >> (age - 1) & 1 != 0);
+        }
+    }
+
+    /// Gives up packets that should have been answered by now. Nothing else brings their contents
+    /// back when both sides have nothing more to say.
+    fn expire(&mut self, now: Instant) {
+        if let Some(at) = self.answered.take() {
+            let sample = now.since(at);
+            self.rtt = if self.rtt.is_zero() { sample } else { self.rtt / 8 * 7 + sample / 8 };
+        }
+        let patience = if self.rtt.is_zero() { PATIENCE } else { self.rtt * 3 / 2 + PATIENCE_MIN };
+        while self.log.front().is_some_and(|packet| now.since(packet.at) > patience) {
+            self.settle(false);
+        }
+    }
+
+    /// Takes the oldest packet in flight, whose contents are sent again unless it was delivered.
+    fn settle(&mut self, delivered: bool) {
+        let mut items = Vec::new();
+        self.log.pop_delivered(&mut items);
+        for item in items {
+            match item {
+                Item::Attach { object, sequence } if delivered => {
+                    self.attachments.delivered(object, sequence);
                 }
+                Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
+                Item::Reset { object } if !delivered && self.replica(object).is_some() => {
+                    self.resets.insert(object);
+                }
+                _ => {}
             }
         }
     }
@@ -625,6 +658,7 @@ impl Client {
     /// The packet that this client sends now, if it has anything to say: acknowledgements, calls,
     /// inputs. Call it once in each of the client's own frames.
     pub fn poll_packet(&mut self, now: Instant) -> Option<&[u8]> {
+        self.expire(now);
         // Calls on objects that are out of scope wait until they are back.
         let waits = |object: u32| self.replica(object).is_some();
         if !self.ack_owed

@@ -4,7 +4,7 @@
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{HEADER_BYTES, kind};
-use throng_replication::{AttachError, ClientEvent, DestroyReason, Handle, ServerConfig};
+use throng_replication::{AttachError, ClientEvent, DestroyReason, Event, Handle, ServerConfig};
 
 fn one_thing(net: &mut Net) -> Handle {
     let handle = net.server.create(THING).unwrap();
@@ -408,4 +408,45 @@ fn a_baseline_that_is_too_old_is_not_used() {
     }
     net.settle(5);
     net.check(&[thing]);
+}
+
+/// Nothing that the server says would show the client what was lost.
+#[test]
+fn a_call_that_was_lost_arrives_though_nobody_says_more() {
+    let mut net = Net::new(1);
+    let thing = one_thing(&mut net);
+    net.server.set_owner(thing, Some(net.peers[0].id)).unwrap();
+    net.steps(60);
+    while net.server.poll_event().is_some() {}
+    net.up_lost = true;
+    net.peers[0].client.attach(thing, 7, b"lost", true).unwrap();
+    net.step();
+    net.up_lost = false;
+    let mut calls = 0;
+    for _ in 0..60 {
+        net.step();
+        while let Some(event) = net.server.poll_event() {
+            calls += u32::from(matches!(event, Event::Attachment(_, call) if call.bytes == b"lost"));
+        }
+    }
+    assert_eq!(calls, 1);
+    // Once it was acknowledged, nothing is repeated.
+    assert!(net.peers[0].client.poll_packet(net.now).is_none());
+}
+
+/// The request for a state that is not there is repeated as well.
+#[test]
+fn a_request_for_a_lost_baseline_is_repeated() {
+    let mut net = Net::new(1);
+    let thing = net.server.create(DELTA_THING).unwrap();
+    net.steps(8);
+    net.server.set(thing, HEALTH, 5_u32).unwrap();
+    net.steps(8);
+    net.peers[0].client.forget_history();
+    net.up_lost = true;
+    net.server.set(thing, HEALTH, 6_u32).unwrap();
+    net.steps(2);
+    net.up_lost = false;
+    net.steps(60);
+    assert_eq!(net.value(0, thing, HEALTH), 6);
 }
