@@ -6,10 +6,12 @@ use crate::class::Condition;
 use crate::keyed::Cursor;
 use crate::sent::Item;
 use crate::server::Shared;
-use crate::wire::{bits_of, kind};
+use crate::wire::{HEADER_BYTES, bits_of, kind};
 
 /// Bytes of one item at most, so that it finds room in a packet that others have begun.
-const ITEM_BYTES: usize = 400;
+const ITEM_BYTES_MAX: usize = 400;
+/// Bytes around the operations of an item in a packet: section, index, array, length.
+const AROUND: usize = 12;
 
 impl Connection {
     /// True when the connection gets the array of the object.
@@ -90,6 +92,7 @@ impl Stage<'_> {
         let sh = self.sh;
         let class = &sh.store(object).class;
         let Some(arrays) = sh.keyed.get(&object) else { return true };
+        let bytes_max = ITEM_BYTES_MAX.min(sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + AROUND));
         for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
             loop {
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
@@ -101,7 +104,7 @@ impl Stage<'_> {
                     break;
                 }
                 scratch.delta.clear();
-                let reached = array.write(keyed, place, ITEM_BYTES, &mut scratch.delta);
+                let reached = array.write(keyed, place, bytes_max, &mut scratch.delta);
                 let record = &mut scratch.record;
                 record.clear();
                 write_varint(record, u64::from(object));

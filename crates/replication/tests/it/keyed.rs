@@ -214,3 +214,19 @@ fn what_does_not_fit_is_refused() {
     let hash = |max| Class::builder("c").keyed(Keyed::new("k", max)).build().unwrap().protocol_hash();
     assert!(hash(1) != hash(2) && hash(1) == hash(1));
 }
+
+/// An item of operations is no longer than a packet has room.
+#[test]
+fn elements_arrive_in_packets_of_any_length() {
+    for packet_bytes_max in [100, 150, 200, 300, 450] {
+        let (mut net, class) = with_bag(ServerConfig { packet_bytes_max, ..ServerConfig::default() }, 1);
+        let chest = net.server.create(class).unwrap();
+        seen(&mut net, chest);
+        for key in 0..200 {
+            net.server.set_element(chest, 0, key, &values(u64::from(key), 1)).unwrap();
+        }
+        net.settle(40);
+        let (held, wanted) = (on_client(&net, 0, chest, 0), on_server(&net, chest, 0));
+        assert_eq!(held, wanted, "packets of {packet_bytes_max} bytes");
+    }
+}
