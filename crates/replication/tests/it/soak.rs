@@ -260,7 +260,7 @@ impl World {
         });
         let config = ServerConfig {
             objects_max: 256,
-            packet_bytes_max: if rng.chance(0.5) { 1200 } else { 300 },
+            packet_bytes_max: [1200, 1200, 300, 200][rng.below(4) as usize],
             hysteresis_frames: rng.below(4) as u8,
             check_frames: if rng.chance(0.3) { 3 } else { 0 },
             creates_per_frame: if rng.chance(0.2) { 1 } else { 8192 },
