@@ -13,6 +13,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Debian's library, and a folder in which ours has its name.
 #[derive(Clone, Copy, Debug)]
@@ -124,10 +125,17 @@ fn is_there(program: &str, arguments: &[&str]) -> bool {
     there
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, below those that the system gives to clients: the clients of
+/// one test must not take the port of another's server.
 fn port() -> String {
-    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port is free");
-    socket.local_addr().expect("it is bound").port().to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 64;
+    loop {
+        let port = (10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000) as u16;
+        if UdpSocket::bind(("0.0.0.0", port)).is_ok() {
+            return port.to_string();
+        }
+    }
 }
 
 /// Names that an object exports.
