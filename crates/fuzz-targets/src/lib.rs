@@ -28,8 +28,8 @@ use throng_stdx::Rng;
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package, ddc_routes};
 pub use enet::{
-    enet_command, enet_compressed_session, enet_datagram, enet_gate, enet_hostile_session, enet_range_coder,
-    enet_session,
+    enet_command, enet_compressed_session, enet_datagram, enet_gate, enet_hostile_session, enet_long_session,
+    enet_range_coder, enet_session,
 };
 pub use files::{channel_settings, state_machine};
 pub use gateway::gateway;
@@ -69,6 +69,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "enet_datagram", run: enet_datagram },
     Target { name: "enet_gate", run: enet_gate },
     Target { name: "enet_hostile_session", run: enet_hostile_session },
+    Target { name: "enet_long_session", run: enet_long_session },
     Target { name: "enet_range_coder", run: enet_range_coder },
     Target { name: "enet_session", run: enet_session },
     Target { name: "frame", run: frame },

@@ -9,10 +9,11 @@
 #![allow(clippy::print_stderr, reason = "a test that is left out says so")]
 
 use std::collections::BTreeSet;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Debian's library, and a folder in which ours has its name.
 #[derive(Clone, Copy, Debug)]
@@ -94,15 +95,19 @@ fn program(name: &str) -> PathBuf {
 
 /// Compiles a program for the C library; `None`, with a line, without its headers.
 fn compile(name: &str) -> Option<PathBuf> {
+    compile_source(&program(name))
+}
+
+fn compile_source(source: &Path) -> Option<PathBuf> {
     if !Path::new("/usr/include/enet/enet.h").exists() {
         eprintln!("skipped: no libenet-dev; scripts/setup --tests installs it");
         return None;
     }
-    let out = folder().join(name.trim_end_matches(".c"));
+    let out = folder().join(source.file_stem().expect("a file"));
     let output = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-O1", "-o"])
         .arg(&out)
-        .arg(program(name))
+        .arg(source)
         .arg("-lenet")
         .output()
         .expect("cc runs");
@@ -120,10 +125,17 @@ fn is_there(program: &str, arguments: &[&str]) -> bool {
     there
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, below those that the system gives to clients: the clients of
+/// one test must not take the port of another's server.
 fn port() -> String {
-    let socket = UdpSocket::bind("127.0.0.1:0").expect("a port is free");
-    socket.local_addr().expect("it is bound").port().to_string()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 64;
+    loop {
+        let port = (10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000) as u16;
+        if UdpSocket::bind(("0.0.0.0", port)).is_ok() {
+            return port.to_string();
+        }
+    }
 }
 
 /// Names that an object exports.
@@ -183,6 +195,41 @@ fn it_goes_beyond_4095_peers_and_refuses_an_unknown_checksum() {
     assert_eq!(lines.lines().collect::<Vec<_>>(), expected);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(errors.lines().filter(|line| line.contains("checksum")).count(), 1, "one line: {errors}");
+}
+
+/// The server of `throng bench enet libenet` and its real clients, each with a socket of its own.
+#[test]
+fn the_benchs_server_holds_more_than_4095_real_clients() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/peers/libenet/peer.c");
+    let Some(peer) = compile_source(&source) else { return };
+    let port = port();
+    let serve = |library: Library| {
+        let mut command = library.command(&peer);
+        command.args(["serve", "127.0.0.1", &port, "8000", "100"]).stdin(Stdio::piped());
+        command
+    };
+    let refused = serve(Library::Debians).output().expect("it starts");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the library allows 4095"));
+    let (mut server, mut counts) = Running::start(serve(Library::Ours), "listening on");
+
+    let mut command = Library::Debians.command(&peer);
+    command.args(["swarm", "127.0.0.1", &port, "4200", "100", "2000", "32", "0", "1000", "2"]);
+    command.stdin(Stdio::piped());
+    let (mut clients, mut results) = Running::start(command, "connected");
+    let go =
+        |running: &mut Running| running.0.stdin.as_mut().expect("piped").write_all(b"\n").expect("it runs");
+    go(&mut server);
+    let mut peers = String::new();
+    counts.read_line(&mut peers).expect("text");
+    assert_eq!(peers, "peers 4200\n");
+
+    go(&mut clients);
+    let mut seen = String::new();
+    results.read_to_string(&mut seen).expect("the clients end");
+    for part in ["\"connected\":4200", "\"failed\":0", "\"lost\":0", "\"wrong\":0"] {
+        assert!(seen.contains(part), "{part}: {seen}");
+    }
+    assert!(!seen.contains("\"echoed\":0"), "{seen}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Bulk transfers: their speed alone, and the share that they leave to others.
 //!
-//! `THRONG_TRANSFER_SEEDS=<n>` plays more than a few of them on each network.
+//! `THRONG_TRANSFER_SEEDS=<n>` plays more than a few of them on each network, `--nocapture` shows the
+//! tables.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "seeds from the environment")]
+#![allow(clippy::print_stderr, reason = "tables on request")]
 
 use crate::network::{CONDITIONS, Condition, GOOD, Line, Link, Season, Weather};
 
@@ -420,6 +422,7 @@ fn alone_a_transfer_takes_no_longer_than_the_c_librarys() {
             slow.push(condition.name);
         }
     }
+    eprint!("{table}");
     assert!(slow.is_empty(), "{slow:?} are slower than the C library:\n{table}");
 }
 
@@ -468,6 +471,7 @@ fn two_transfers_share_a_link_equally() {
     for condition in [&NARROW, &SHARED] {
         let shares = share(condition, vec![Box::new(Ours::new(1)), Box::new(Ours::new(2))]);
         let jain = 1.0 / (2.0 * shares.iter().map(|share| share * share).sum::<f64>());
+        eprintln!("{}: Jain {jain:.3}: {shares:.3?}", condition.name);
         assert!(jain >= 0.9, "Jain {jain:.3}: {shares:?}");
     }
 }
@@ -478,6 +482,7 @@ fn beside_reno_and_the_c_library_neither_side_starves() {
         [("Reno", Box::new(Reno::new())), ("the C library", Box::new(Theirs::new(2)))];
     for (name, other) in others {
         let shares = share(&SHARED, vec![Box::new(Ours::new(1)), other]);
+        eprintln!("beside {name}: {shares:.3?}");
         assert!(shares.iter().all(|&share| share >= 0.2), "beside {name}: {shares:?}");
     }
 }

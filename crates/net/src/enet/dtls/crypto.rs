@@ -46,31 +46,39 @@ pub(super) fn provider() -> CryptoProvider {
 }
 
 thread_local! {
-    /// Random number of the client, and the cookie that it has shown.
+    /// Random number of a client, and the cookie that it has returned.
     static VOUCHED: Cell<Option<([u8; COOKIE_BYTES], [u8; COOKIE_BYTES])>> = const { Cell::new(None) };
 }
 
-/// Runs `begin` while `cookie` is the right one for the client with this random number.
+/// Runs `begin` with a provider that computes `cookie` for the client with this random number.
 ///
-/// dimpl makes the key of its cookies anew for each association, so that it must exist before its
-/// client has proven an address. Ours are checked before that; dimpl then has to find the same
-/// cookie right, because the client's hash of the handshake includes it.
+/// dimpl draws a key for cookies per association, so an association would have to exist before its
+/// client has proven an address. [`Cookies`](super::hello::Cookies) checks the cookie without one;
+/// dimpl must then accept the same cookie, because the hash of the handshake includes it.
 pub(super) fn vouch<T>(
     random: [u8; COOKIE_BYTES],
     cookie: [u8; COOKIE_BYTES],
     begin: impl FnOnce() -> T,
 ) -> T {
     VOUCHED.set(Some((random, cookie)));
-    let result = begin();
-    VOUCHED.set(None);
-    result
+    // Also after a panic: the next association on this thread must not inherit the cookie.
+    let _end = End;
+    begin()
+}
+
+struct End;
+
+impl Drop for End {
+    fn drop(&mut self) {
+        VOUCHED.set(None);
+    }
 }
 
 #[derive(Debug)]
 struct Hmac;
 
 impl HmacProvider for Hmac {
-    // Cookies are all that dimpl computes with this function.
+    // dimpl computes nothing but cookies with this function.
     fn hmac_sha256(&self, key: &[u8], data: &[u8]) -> Result<[u8; 32], CryptoError> {
         if let Some((random, cookie)) = VOUCHED.get()
             && data == random

@@ -4,9 +4,14 @@
 //! record of DTLS then carries one datagram of ENet, which does not know of it.
 //!
 //! # Strangers
-//! A hello without a good cookie is answered with one, in a datagram no longer than the hello, and
-//! leaves no trace. One with a cookie begins a handshake: so many at a time and per second, and so
-//! many of one network. Associations whose client is no ENet peer after ten seconds end.
+//! The server answers a hello without a valid cookie with one, in a datagram that is no longer than
+//! the hello, and keeps nothing. A valid cookie begins a handshake. Limits apply to handshakes in
+//! progress and per second, in total and per network, and to the datagrams that one of them keeps.
+//! Associations whose client is no ENet peer after ten seconds end.
+//!
+//! A cookie is valid for one address, one hello and at most a minute. Its key is drawn for each
+//! socket and lasts as long. The time is part of what the key signs, so collected cookies expire
+//! although the key stays.
 //!
 //! # After the end
 //! An association that ends leaves its address behind as long as a peer of ENet is there, so that
@@ -36,16 +41,16 @@ use hello::{Cookies, Hello};
 /// Time that a client has from its cookie to the end of ENet's handshake, and interval at which an
 /// association is asked for its peer.
 const LEASE: Duration = Duration::from_secs(10);
-/// Associations whose client is no peer yet. The oldest gives way: at [`STARTS`] a second it has
-/// had a second, four round trips of a slow connection.
+/// Associations whose client is no peer yet. A new one replaces the oldest, which at [`STARTS`] per
+/// second has had a second: four round trips of a slow connection.
 const YOUNG_MAX: usize = 512;
-/// Those of them from one /24 or /64.
+/// Share of one /24 or /64 in [`YOUNG_MAX`].
 const YOUNG_PER_BLOCK: usize = 64;
-/// Associations of all kinds, as a last resort: peers have limits of their own.
+/// Associations of all kinds. A last resort: peers have limits of their own.
 const ASSOCIATIONS_MAX: usize = 65_536;
 /// Handshakes begun per second. One costs a third of a millisecond: a sixth of a core.
 const STARTS: u32 = 500;
-/// Those of them from one /24 or /64.
+/// Share of one /24 or /64 in [`STARTS`].
 const STARTS_PER_BLOCK: u32 = 50;
 /// Counters of blocks. Two blocks that share one share its rate.
 const BLOCK_COUNTERS: usize = 4_096;
@@ -55,11 +60,17 @@ const OUT_BYTES_MAX: usize = 512 * 1024;
 const RECORD_BYTES_MAX: usize = 17 * 1024;
 /// Longest datagram of a handshake: passes everywhere.
 const HANDSHAKE_MTU: usize = 1_200;
+/// Longest datagram that a client sends: one of ENet, with its record around it.
+const DATAGRAM_BYTES_MAX: usize = 4_096 + 64;
+/// Longest datagram of a handshake that is taken.
+const EARLY_BYTES_MAX: usize = 2_048;
+/// Datagrams of a handshake that wait for an earlier one. A client's last flight takes three.
+const EARLY_DATAGRAMS_MAX: usize = 8;
 
-/// DTLS beside ENet: the server's certificate, and whether plain clients are let in as well.
+/// Server side of DTLS on an ENet port: the certificate, and the policy for plain clients.
 ///
-/// The certificate is a single one with an ECDSA key on P-256 or P-384: clients trust it itself, or
-/// its issuer. Clients show none.
+/// The server sends one certificate and no chain, so clients must trust it or its issuer. Its key
+/// is ECDSA on P-256 or P-384. The server does not ask clients for certificates.
 #[derive(Clone)]
 pub struct DtlsConfig {
     config: Arc<dimpl::Config>,
@@ -72,7 +83,7 @@ impl DtlsConfig {
     /// Takes a certificate and its private key (PKCS #8 or SEC 1), both as PEM text.
     ///
     /// # Errors
-    /// What is wrong with which of the two.
+    /// Names the text that cannot be used and the reason.
     pub fn from_pem(cert_pem: &[u8], key_pem: &[u8]) -> Result<Self, TlsConfigError> {
         // Compares the two, among others.
         tls_server_config(cert_pem, key_pem)?;
@@ -86,6 +97,7 @@ impl DtlsConfig {
             .with_crypto_provider(provider)
             .require_client_certificate(false)
             .mtu(HANDSHAKE_MTU)
+            .max_queue_rx(EARLY_DATAGRAMS_MAX)
             // The lease ends those that take too long.
             .handshake_timeout(2 * LEASE)
             .build()
@@ -120,7 +132,7 @@ pub struct DtlsStats {
     pub expired: u64,
     /// Handshakes refused by a limit.
     pub limited: u64,
-    /// Records that belong to no association or do not pass its checks.
+    /// Records that belong to no association, do not pass its checks or are too long.
     pub dropped: u64,
     /// Plain datagrams from the address of an association, or where only DTLS is served.
     pub dropped_plain: u64,
@@ -174,10 +186,10 @@ pub(super) struct Dtls {
 
 struct Association {
     serial: u64,
-    /// By which the client's hello is known.
+    /// Random number of the client's hello, which tells a resend from a new handshake.
     random: [u8; crypto::COOKIE_BYTES],
     via: Via,
-    /// `None` once it is over.
+    /// `None` once the association is over.
     dtls: Option<Box<dimpl::Dtls>>,
     /// The handshake is complete.
     is_open: bool,
@@ -226,6 +238,11 @@ impl Dtls {
             // A plain peer whose datagrams happen to begin like a record.
             return behind.deliver(from, via, datagram);
         }
+        let is_open = association.is_some_and(|association| association.is_open);
+        if datagram.len() > if is_open { DATAGRAM_BYTES_MAX } else { EARLY_BYTES_MAX } {
+            self.stats.dropped += 1;
+            return;
+        }
         if let Some(hello) = Hello::parse(datagram) {
             if !self.cookies.is_known(now, from, &hello) {
                 self.stats.hellos += 1;
@@ -256,7 +273,7 @@ impl Dtls {
         }
     }
 
-    /// Gives `push` what DTLS itself has to say.
+    /// Gives `push` the datagrams of DTLS itself.
     pub(super) fn drain(&mut self, push: impl FnMut(Transmit, &[u8])) {
         self.out.drain(push);
     }
@@ -380,7 +397,7 @@ impl Dtls {
         self.pump(address, behind);
     }
 
-    /// Takes out what an association has to say.
+    /// Takes an association's output: its datagrams, ENet's datagrams from its client, its timer.
     fn pump(&mut self, address: SocketAddr, behind: &mut dyn Behind) {
         let Some(association) = self.associations.get_mut(&address) else { return };
         let Some(dtls) = &mut association.dtls else { return };
@@ -419,7 +436,7 @@ impl Dtls {
         }
     }
 
-    /// Asks whether an association is still of use.
+    /// Ends the association if its address is no peer of ENet, and looks again later otherwise.
     fn renew(&mut self, now: Instant, address: SocketAddr, serial: u64, behind: &mut dyn Behind) {
         let found = self.associations.get_mut(&address).filter(|association| association.serial == serial);
         let Some(association) = found else { return };

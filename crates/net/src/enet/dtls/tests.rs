@@ -357,10 +357,39 @@ fn a_client_that_starts_again_replaces_its_association() {
     assert_eq!(server.dtls.stats().associations, 1);
 }
 
+/// A datagram made of those seen: bytes changed, header fields at their limits, cut off,
+/// or with the record of another behind it.
+fn changed(seen: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    let pick = |rng: &mut Rng| seen[rng.below(seen.len() as u64) as usize].clone();
+    let mut datagram = pick(rng);
+    for _ in 0..rng.below(4) {
+        let at = rng.below(datagram.len() as u64) as usize;
+        datagram[at] = rng.next_u32() as u8;
+    }
+    for _ in 0..rng.below(3) {
+        // Epoch, number and length of the record; length, number, offset and part of the message.
+        let (at, len) = [(3, 2), (5, 6), (11, 2), (14, 3), (17, 2), (19, 3), (22, 3)][rng.below(7) as usize];
+        let value = [0, 1, 2, 255, 0xFFFF, 0xFF_FFFF, datagram.len() as u64 - 13][rng.below(7) as usize];
+        if let Some(field) = datagram.get_mut(at..at + len) {
+            field.copy_from_slice(&value.to_be_bytes()[8 - len..]);
+        }
+    }
+    match rng.below(6) {
+        0 => datagram.truncate(rng.range(1..datagram.len() as u64 + 1) as usize),
+        1 => datagram.extend(pick(rng)),
+        2 => datagram = [pick(rng), datagram].concat(),
+        _ => {}
+    }
+    datagram
+}
+
 /// Every datagram of a handshake, changed at random, as a stranger and in the client's name.
+/// `THRONG_DTLS_SEEDS=<n>` plays more of them.
 #[test]
+#[allow(clippy::disallowed_methods, reason = "seeds from the environment")]
 fn garbage_ends_no_open_association() {
-    for seed in 0..20 {
+    let seeds = std::env::var("THRONG_DTLS_SEEDS").map_or(20, |text| text.parse().expect("a number"));
+    for seed in 0..seeds {
         let mut rng = Rng::new(seed);
         let mut server = Server::new(true);
         let mut friend = server.connected(address(1));
@@ -371,12 +400,7 @@ fn garbage_ends_no_open_association() {
                 for datagram in victim.said() {
                     seen.push(datagram.clone());
                     for _ in 0..20 {
-                        let mut garbage = seen[rng.below(seen.len() as u64) as usize].clone();
-                        for _ in 0..rng.below(4) {
-                            let at = rng.below(garbage.len() as u64) as usize;
-                            garbage[at] = rng.next_u32() as u8;
-                        }
-                        garbage.truncate(rng.range(1..garbage.len() as u64 + 20) as usize);
+                        let garbage = changed(&seen, &mut rng);
                         let as_whom = [number, 1, 1_000].map(address);
                         server.take(as_whom[rng.below(3) as usize], &garbage);
                     }
@@ -394,6 +418,96 @@ fn garbage_ends_no_open_association() {
         assert!(server.inside.got.contains(&(address(1), b"still here".to_vec())), "seed {seed}");
         assert!(server.dtls.stats().dropped > 0);
     }
+}
+
+/// Records that look right to anyone without the keys, in a client's name.
+#[test]
+fn an_open_association_outlasts_forged_records() {
+    let mut rng = Rng::new(3);
+    let mut server = Server::new(true);
+    let mut friend = server.connected(address(1));
+    let (mut asked, mut answered) = (0, 0);
+    for _ in 0..20_000 {
+        let mut forged = Vec::new();
+        for _ in 0..rng.range(1..5) {
+            forged.extend(record(&mut rng));
+        }
+        asked += forged.len();
+        answered += server.take(friend.address, &forged).iter().map(|(_, said)| said.len()).sum::<usize>();
+    }
+    assert!(answered < asked, "{answered} bytes for {asked}");
+    server.inside.got.clear();
+    friend.send(b"still here");
+    server.talk(&mut friend);
+    assert_eq!(server.inside.got, [(address(1), b"still here".to_vec())]);
+    let sealed = server.seal(address(1), b"welcome");
+    friend.take(&sealed[0]);
+    friend.said();
+    assert_eq!(friend.got, [b"welcome".to_vec()]);
+}
+
+/// A record of any kind, in the first epochs, with a message's header in half of the cases.
+fn record(rng: &mut Rng) -> Vec<u8> {
+    let mut content = vec![0; rng.range(0..120) as usize];
+    rng.fill(&mut content);
+    if rng.chance(0.5) && content.len() >= 12 {
+        let len = content.len() as u8 - 12;
+        let kind = [0, 1, 2, 3, 11, 12, 14, 16, 20][rng.below(9) as usize];
+        content[..12].copy_from_slice(&[kind, 0, 0, len, 0, rng.below(8) as u8, 0, 0, 0, 0, 0, len]);
+    }
+    let mut record = vec![20 + rng.below(6) as u8, 0xFE, 0xFD, 0, rng.below(3) as u8];
+    record.extend_from_slice(&rng.below(1 << 20).to_be_bytes()[2..]);
+    record.extend_from_slice(&(content.len() as u16).to_be_bytes());
+    record.extend(content);
+    record
+}
+
+/// Short datagrams with the sender's address forged ask a server to repeat its part of a handshake.
+#[test]
+fn a_handshake_in_progress_repeats_little() {
+    let mut server = Server::new(true);
+    let mut client = Client::new(address(1), &server);
+    let hello = hello_with_cookie(&mut server, &mut client);
+    let first: usize = server.take(client.address, &hello).iter().map(|(_, said)| said.len()).sum();
+    let mut repeated = 0;
+    // Headers of an empty ClientHello, which are no hello to answer with a cookie.
+    let mut ask = vec![22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for number in 0..9_000_u16 {
+        ask[9..11].copy_from_slice(&number.to_be_bytes());
+        let said = server.take(client.address, &ask).into_iter();
+        repeated +=
+            said.chain(server.advance(Duration::from_millis(1))).map(|(_, said)| said.len()).sum::<usize>();
+    }
+    assert!(first > 0 && repeated <= 8 * first, "{repeated} bytes after {first}");
+}
+
+/// A client that has proven its address sends the end of its handshake only, in long datagrams.
+#[test]
+fn a_handshake_out_of_order_takes_little_memory() {
+    let mut server = Server::new(true);
+    let mut client = Client::new(address(1), &server);
+    let hello = hello_with_cookie(&mut server, &mut client);
+    let (mut kept, mut most) = (0, 0);
+    let mut take = |server: &mut Server, datagram: &[u8]| {
+        let used = allocation_counter::measure(|| {
+            server.dtls.handle_datagram(server.now, address(1), Via(0), datagram, &mut server.inside);
+        });
+        kept += used.bytes_current;
+        most = most.max(kept);
+        server.said();
+    };
+    take(&mut server, &hello);
+    for number in 3..60_u8 {
+        for len in [60_000_u16, 4_000, 2_000] {
+            let mut datagram = vec![22, 0xFE, 0xFD, 0, 0, 0, 0, 0, 0, 0, number];
+            datagram.extend_from_slice(&len.to_be_bytes());
+            let [high, low] = (len - 12).to_be_bytes();
+            datagram.extend_from_slice(&[16, 0, high, low, 0, number, 0, 0, 0, 0, high, low]);
+            datagram.resize(13 + usize::from(len), 7);
+            take(&mut server, &datagram);
+        }
+    }
+    assert!(most < 96 * 1024, "{most} bytes for one handshake");
 }
 
 #[test]
