@@ -4,7 +4,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 
-/// Place of an object of kind `T`, which no place of another kind can be taken for. Optional ones are as small.
+/// Place of an object of kind `T`, which no place of another kind can be taken for. Optional ones
+/// are as small.
 pub(crate) struct Key<T> {
     /// One more than the index.
     place: NonZeroU32,
