@@ -30,6 +30,12 @@ pub(crate) fn write_unavailable(out: &mut Vec<u8>) -> Status {
     Status::Unavailable
 }
 
+pub(crate) fn write_without_session(out: &mut Vec<u8>) -> Status {
+    let why = "the session that reads the notifications has ended; nothing was done; try again";
+    out.extend_from_slice(&Writer::new().str(1, why).into_bytes());
+    Status::Unavailable
+}
+
 pub(crate) fn write_hello_ack(out: &mut Vec<u8>, matcher_id: &str, epoch: u64, first: u64, resumed: bool) {
     Header { kind: Kind::HelloAck, ..Header::default() }.write_with(out, |out| {
         write_u64(out, 1, PROTOCOL_VERSION);

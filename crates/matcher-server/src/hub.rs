@@ -16,7 +16,7 @@ use throng_wire::matcher::{
 
 use crate::Report;
 use crate::engine::Engine;
-use crate::frames::{is_late, write_goaway, write_late, write_unavailable};
+use crate::frames::{is_late, write_goaway, write_late, write_unavailable, write_without_session};
 use crate::gate::{Gate, Guard};
 use crate::service::{Call, Post};
 use crate::session::{Reader, Session};
@@ -298,7 +298,7 @@ impl Hub {
         let posts = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
         for post in posts {
             match post {
-                Post::Call { call, due } => {
+                Post::Call { call, reader, due } => {
                     self.batch += 1;
                     let mut answer = Vec::new();
                     let caller = Caller { srv: &call.srv, scope: call.scope };
@@ -306,6 +306,8 @@ impl Hub {
                         Handled::Done(write_unavailable(&mut answer))
                     } else if self.batch_began > due {
                         Handled::Done(write_late(&mut answer))
+                    } else if reader.is_some_and(|id| self.sink_of(&call.srv, id).is_none()) {
+                        Handled::Done(write_without_session(&mut answer))
                     } else {
                         self.engine.request(self.now, caller, call.method, &call.body, &mut answer)
                     };
@@ -683,7 +685,7 @@ mod tests {
         for due in [hub.batch_began - Duration::from_millis(1), hub.batch_began + Duration::from_millis(1)] {
             let seen = Arc::clone(&seen);
             let reply = Box::new(move |status, _| seen.lock().unwrap().push(status));
-            inbox.lock().unwrap().push(Post::Call { call: join("s", "ann", reply), due });
+            inbox.lock().unwrap().push(Post::Call { call: join("s", "ann", reply), reader: None, due });
         }
         hub.take_posts();
         hub.end().unwrap();
@@ -738,7 +740,17 @@ mod tests {
 
         fn join(&self, srv: &str, role: &str) -> Post {
             let due = self.hub.batch_began + Duration::from_secs(3_600);
-            Post::Call { call: join(srv, role, Box::new(|_, _| {})), due }
+            Post::Call { call: join(srv, role, Box::new(|_, _| {})), reader: None, due }
+        }
+
+        /// The answer to a join by a server whose notifications subscription `id` reads.
+        fn join_read_by(&mut self, id: u64, srv: &str, role: &str) -> Option<Status> {
+            let seen: Arc<Mutex<Option<Status>>> = Arc::default();
+            let slot = Arc::clone(&seen);
+            let reply = Box::new(move |status, _| *slot.lock().unwrap() = Some(status));
+            let due = self.hub.batch_began + Duration::from_secs(3_600);
+            self.turn([Post::Call { call: join(srv, role, reply), reader: Some(id), due }]);
+            seen.lock().unwrap().take()
         }
 
         /// The server's session ends, and then its grace.
@@ -795,6 +807,25 @@ mod tests {
         stage.turn([]);
         let all = stage.read.lock().unwrap();
         assert!(all[before..].iter().all(|(_, batch)| batch.body.is_empty()), "{:?}", &all[before..]);
+    }
+
+    #[test]
+    fn no_request_is_executed_after_the_session_that_reads_of_it_was_refused() {
+        let mut stage = Stage::new();
+        let gate = Gate::leased();
+        stage.hub.gate = gate.clone();
+        stage.hub.guard = Guard::new(gate.clone(), throng_stdx::Instant::ZERO);
+        // The gate opens between a subscription and the request that comes with it.
+        stage.turn([stage.subscribe("a", None)]);
+        gate.open_until(Some(throng_stdx::Instant::from_nanos(u64::MAX)));
+        stage.turn([]);
+        assert_eq!(stage.join_read_by(1, "a", "ann"), Some(Status::Unavailable));
+        assert_eq!(stage.hub.engine.matcher.counts().rooms, 0);
+        stage.turn([stage.subscribe("a", None)]);
+        assert_eq!(stage.join_read_by(1, "a", "ann"), Some(Status::Ok));
+        assert!(stage.read_by("a").last().is_some_and(|(_, seq, has_entries)| *seq == 1 && *has_entries));
+        // Another session took its place.
+        assert_eq!(stage.join_read_by(2, "a", "bob"), Some(Status::Unavailable));
     }
 
     #[cfg(feature = "nats")]

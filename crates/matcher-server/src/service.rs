@@ -132,9 +132,11 @@ pub struct Call {
 pub type Reply = Box<dyn FnOnce(Status, Vec<u8>) + Send>;
 
 pub(crate) enum Post {
-    /// A call, which is not executed any more when it is `due`.
+    /// A call, which is not executed any more when it is `due`, nor without the subscription
+    /// `reader`, which is to read of its effects.
     Call {
         call: Call,
+        reader: Option<u64>,
         due: std::time::Instant,
     },
     Subscribe {
@@ -187,6 +189,10 @@ impl Handle {
     /// `UNAVAILABLE`. One that waits for more than 3 s is answered with `TIMEOUT` and has no
     /// effect.
     pub fn call(&self, call: Call) {
+        self.call_read_by(None, call);
+    }
+
+    fn call_read_by(&self, reader: Option<u64>, call: Call) {
         let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = self.why_ended() {
             drop(inbox);
@@ -197,7 +203,7 @@ impl Handle {
             return (call.reply)(Status::Overloaded, Vec::new());
         }
         let due = std::time::Instant::now() + Duration::from_millis(DEADLINE_MS);
-        inbox.push(Post::Call { call, due });
+        inbox.push(Post::Call { call, reader, due });
         drop(inbox);
         self.waker.wake();
     }
@@ -205,10 +211,23 @@ impl Handle {
     /// Sends a request. The answer is `INTERNAL` when the service ends before it answers: the
     /// request may have had its effect.
     pub async fn ask(&self, srv: &str, scope: Scope, method: u16, body: Vec<u8>) -> (Status, Vec<u8>) {
+        self.ask_read_by(None, srv, scope, method, body).await
+    }
+
+    /// Sends a request. Without the subscription `reader` it is refused with `UNAVAILABLE`: a
+    /// server that has its answer has the notifications of it too.
+    pub(crate) async fn ask_read_by(
+        &self,
+        reader: Option<u64>,
+        srv: &str,
+        scope: Scope,
+        method: u16,
+        body: Vec<u8>,
+    ) -> (Status, Vec<u8>) {
         let (sender, receiver) = tokio::sync::oneshot::channel();
         // The caller may have given up.
         let reply: Reply = Box::new(move |status, body| drop(sender.send((status, body))));
-        self.call(Call { srv: srv.to_owned(), scope, method, body, reply });
+        self.call_read_by(reader, Call { srv: srv.to_owned(), scope, method, body, reply });
         receiver.await.unwrap_or_else(|_| {
             let why = self.why_ended().unwrap_or_else(|| "the matcher has ended".to_owned());
             (Status::Internal, refusal(&format!("{why}; it is unknown whether the request had its effect")))

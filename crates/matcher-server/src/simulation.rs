@@ -194,7 +194,11 @@ impl Simulation {
                 assert!(slot.lock().unwrap().replace((status, body)).is_none(), "answered twice");
             }),
         };
-        self.post(Post::Call { call, due: std::time::Instant::now() + Duration::from_secs(3_600) });
+        self.post(Post::Call {
+            call,
+            reader: None,
+            due: std::time::Instant::now() + Duration::from_secs(3_600),
+        });
         SentRequest { server, method, body, answer }
     }
 

@@ -85,6 +85,12 @@ impl Watch {
         (Watch { shared, handle, srv: srv.to_owned(), id }, sink)
     }
 
+    /// Number of the subscription.
+    #[cfg(feature = "nats")]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// The next batch; `None` after the last, when another session of the server began or the
     /// matcher ended. May be dropped before it is done, nothing is lost then.
     pub async fn next(&mut self) -> Option<Batch> {

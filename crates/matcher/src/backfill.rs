@@ -7,6 +7,7 @@ use throng_wire::{Field, fields};
 
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
+use crate::key::MatchKey;
 use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, invalid, too_large};
 use crate::queue::{Anchor, Compiled, Facts, PlayerFacts, Pool, REGIONS_MAX, Start, ordered};
@@ -36,7 +37,7 @@ pub(crate) struct Backfill {
     /// Arrivals in the partition when it last found nothing.
     pub(crate) seen: Option<u64>,
     /// A match whose players are asked.
-    pub(crate) pending: Option<u32>,
+    pub(crate) pending: Option<MatchKey>,
 }
 
 impl Backfill {
@@ -58,7 +59,7 @@ impl Backfill {
             class: self.class,
             partition,
             seen: self.seen,
-            pending: self.pending,
+            pending: self.pending.map(MatchKey::index),
         }
     }
 
@@ -80,7 +81,7 @@ impl Backfill {
             class: saved.class,
             partition,
             seen: saved.seen,
-            pending: saved.pending,
+            pending: saved.pending.map(MatchKey::new),
         }
     }
 

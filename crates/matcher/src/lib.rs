@@ -60,6 +60,7 @@ mod history;
 mod id;
 mod info;
 pub mod json;
+mod key;
 mod keys;
 mod listing;
 mod matcher;

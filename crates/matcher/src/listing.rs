@@ -11,11 +11,11 @@ use throng_wire::matcher::{write_bytes, write_nested};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
+use crate::key::{MatchKey, TeamKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::Assign;
 use crate::room::Room;
-use crate::slab::NONE;
 use crate::turn::Turn;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
@@ -116,9 +116,9 @@ impl Filter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Listed {
     Room(u32),
-    Team(u32),
+    Team(TeamKey),
     Ticket(u32),
-    Match(u32),
+    Match(MatchKey),
 }
 
 impl Listed {
@@ -126,9 +126,9 @@ impl Listed {
     fn token(self) -> String {
         match self {
             Listed::Room(index) => format!("0.{index}"),
-            Listed::Team(index) => format!("1.{index}"),
+            Listed::Team(key) => format!("1.{}", key.index()),
             Listed::Ticket(index) => format!("2.{index}"),
-            Listed::Match(index) => format!("3.{index}"),
+            Listed::Match(key) => format!("3.{}", key.index()),
         }
     }
 
@@ -141,9 +141,9 @@ impl Listed {
         let index = parts.and_then(|(_, index)| index.parse().ok());
         match (parts, index) {
             (Some(("0", _)), Some(index)) => Ok(Listed::Room(index)),
-            (Some(("1", _)), Some(index)) => Ok(Listed::Team(index)),
+            (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
             (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(index)),
-            (Some(("3", _)), Some(index)) => Ok(Listed::Match(index)),
+            (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
             _ => Err(invalid("Token is not the Next of an earlier answer")),
         }
     }
@@ -198,7 +198,7 @@ impl Matcher {
         for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
             let entry = &self.people.players[player];
             all.extend(entry.rooms.iter().chain(&entry.seats).map(|room| Listed::Room(*room)));
-            all.extend((entry.team != NONE).then_some(Listed::Team(entry.team)));
+            all.extend(entry.team.map(Listed::Team));
             all.extend(self.tickets_of(player).map(Listed::Ticket));
         }
         let allocates = |queue: u32| {
@@ -207,8 +207,8 @@ impl Matcher {
         };
         if !srv.is_empty() && self.queues.list.iter().any(|(queue, _)| allocates(queue)) {
             let is_there = |room: Id| self.rooms.get(room.index).is_some_and(|entry| entry.id == room);
-            let own = self.matches.iter().filter(|(_, found)| found.room.is_some_and(is_there));
-            all.extend(own.filter(|(_, found)| allocates(found.queue)).map(|(at, _)| Listed::Match(at)));
+            let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
+            all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
         }
         all
     }
@@ -239,8 +239,8 @@ impl Matcher {
         for room in entry.rooms.iter().chain(&entry.seats) {
             write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
         }
-        if entry.team != NONE {
-            write_nested(turn.answer, 4, |out| self.write_team(entry.team, out));
+        if let Some(team) = entry.team {
+            write_nested(turn.answer, 4, |out| self.write_team(team, out));
         }
         for ticket in self.tickets_of(player) {
             write_nested(turn.answer, 5, |out| self.write_ticket(ticket, out));

@@ -1,7 +1,5 @@
 //! The state machine: one input at a time, then its answer and notices.
 
-use std::collections::VecDeque;
-
 use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
@@ -10,8 +8,9 @@ use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, check_len};
+use crate::key::MatchKey;
 use crate::keys::{Answer, Keys};
-use crate::matches::Match;
+use crate::matches::Matches;
 use crate::modes::Modes;
 use crate::notices::{Notices, ServerNumber};
 use crate::outputs::Outputs;
@@ -22,9 +21,9 @@ use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::record::Input;
 use crate::room::Room;
-use crate::slab::{NONE, Slab};
+use crate::slab::Slab;
 use crate::stats::{Counts, ModeCounts, Stats};
-use crate::team::Team;
+use crate::team::Teams;
 use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, Ticket};
 use crate::timers::{Timer, Timers};
 use crate::turn::Turn;
@@ -38,7 +37,7 @@ pub struct Matcher {
     pub(crate) order: u64,
     pub(crate) nonces: Nonces,
     pub(crate) people: People,
-    pub(crate) teams: Slab<Team>,
+    pub(crate) teams: Teams,
     pub(crate) rooms: Slab<Room>,
     pub(crate) modes: Modes,
     pub(crate) timers: Timers,
@@ -48,8 +47,7 @@ pub struct Matcher {
     pub(crate) live_tickets: usize,
     /// In order of time: when each is forgotten.
     pub(crate) ended_tickets: EndedTickets,
-    pub(crate) matches: Slab<Match>,
-    pub(crate) ended_matches: VecDeque<(u64, Id)>,
+    pub(crate) matches: Matches,
     pub(crate) backfills: Slab<Backfill>,
     pub(crate) ratings: Ratings,
     pub(crate) keys: Keys<Answer>,
@@ -76,7 +74,7 @@ pub(crate) struct Scratch {
     /// for.
     pub(crate) found: Vec<(crate::queue::Filling, Option<u32>)>,
     /// Matches that were placed and are not told of yet, and until when their seats are held.
-    pub(crate) ready: Vec<(u32, u64)>,
+    pub(crate) ready: Vec<(MatchKey, u64)>,
     /// The part of a tick that was done last, until the driver says how long it took.
     pub(crate) slice: Option<crate::queue::Slice>,
 }
@@ -112,7 +110,7 @@ impl Matcher {
             order: 0,
             nonces: Nonces::new([0; 32]),
             people: People::default(),
-            teams: Slab::default(),
+            teams: Teams::default(),
             rooms: Slab::default(),
             modes: Modes::default(),
             timers: Timers::default(),
@@ -121,8 +119,7 @@ impl Matcher {
             waiting: Waiting::default(),
             live_tickets: 0,
             ended_tickets: EndedTickets::default(),
-            matches: Slab::default(),
-            ended_matches: VecDeque::new(),
+            matches: Matches::default(),
             backfills: Slab::default(),
             ratings: Ratings::default(),
             keys: Keys::default(),
@@ -536,8 +533,7 @@ impl Matcher {
         let Some(entry) = self.people.players.get_mut(player) else { return };
         entry.holds += 1;
         self.drop_from_tickets(turn, player, "disconnected");
-        let team = self.people.players[player].team;
-        if team != NONE {
+        if let Some(team) = self.people.players[player].team {
             self.remove_from_team(turn, team, player, "disconnected");
         }
         let rooms = self.people.players[player].rooms.clone();

@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
+use crate::key::TeamKey;
 use crate::notices::ServerNumber;
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
@@ -18,7 +19,7 @@ pub(crate) struct Player {
     /// Neighbours in the server's list.
     previous: u32,
     next: u32,
-    pub(crate) team: u32,
+    pub(crate) team: Option<TeamKey>,
     /// The live room whose mode is exclusive.
     pub(crate) room: u32,
     /// Every room that lists it as a member, lingering ones too.
@@ -69,7 +70,7 @@ impl Player {
         let place = |index: u32| (index != NONE).then_some(index);
         v1::Player {
             role: &self.id,
-            team: place(self.team),
+            team: self.team.map(TeamKey::index),
             room: place(self.room),
             rooms: self.rooms.to_vec(),
             seats: self.seats.to_vec(),
@@ -84,7 +85,7 @@ impl Player {
             server: NONE,
             previous: NONE,
             next: NONE,
-            team: saved.team.unwrap_or(NONE),
+            team: saved.team.map(TeamKey::new),
             room: saved.room.unwrap_or(NONE),
             rooms: SmallVec::from_slice(&saved.rooms),
             seats: SmallVec::from_slice(&saved.seats),
@@ -219,7 +220,7 @@ impl People {
             server: NONE,
             previous: NONE,
             next: NONE,
-            team: NONE,
+            team: None,
             room: NONE,
             rooms: SmallVec::new(),
             seats: SmallVec::new(),
@@ -251,7 +252,7 @@ impl People {
     /// Forgets a role that is in nothing.
     pub(crate) fn release(&mut self, index: u32) {
         let Some(player) = self.players.get(index) else { return };
-        let is_in = player.team != NONE || !player.rooms.is_empty() || !player.tickets.is_empty();
+        let is_in = player.team.is_some() || !player.rooms.is_empty() || !player.tickets.is_empty();
         if is_in || !player.seats.is_empty() || player.holds > 0 {
             return;
         }

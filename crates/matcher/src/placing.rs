@@ -8,6 +8,7 @@ use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
+use crate::key::MatchKey;
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
@@ -37,8 +38,8 @@ fn ids_of<'a>(
 impl Matcher {
     /// Makes the room, or takes the backfill's, with a seat for everybody; ends the players' other
     /// tickets.
-    pub(crate) fn place(&mut self, turn: &mut Turn<'_>, index: u32, compiled: &Compiled) -> Placement {
-        let (queue, backfill) = (self.matches[index].queue, self.matches[index].backfill);
+    pub(crate) fn place(&mut self, turn: &mut Turn<'_>, index: MatchKey, compiled: &Compiled) -> Placement {
+        let (queue, backfill) = (self.matches[index].queue(), self.matches[index].backfill());
         let room = match backfill {
             Some(backfill) => match self.room_to_fill(index, backfill) {
                 Some(room) => room,
@@ -49,7 +50,8 @@ impl Matcher {
             },
             None => self.room_of_match(index, queue),
         };
-        self.matches[index].positions = self.positions_of(index, compiled);
+        let positions = self.positions_of(index, compiled);
+        self.matches.set_positions(index, positions);
         let external = compiled.set.assign == Assign::External && backfill.is_none();
         let ttl = compiled.set.seat_ttl_s * 1_000;
         let asks = compiled.set.assign == Assign::Policy
@@ -63,7 +65,7 @@ impl Matcher {
         let until = self.now + wait + ttl;
         let id = self.rooms[room].id;
         let players = self.players_of_match(index);
-        let sides = std::mem::take(&mut self.matches[index].sides);
+        let sides = self.matches.take_sides(index);
         self.end_other_tickets(turn, index, &players);
         let seats = self.rooms[room].seats.len();
         self.rooms[room].seats.reserve(players.len());
@@ -76,12 +78,12 @@ impl Matcher {
         if let Some(backfill) = backfill {
             self.backfill_placed(turn, backfill, room, &sides);
         }
-        self.matches[index].sides = sides;
+        self.matches.put_sides(index, sides);
         if external {
             self.await_server(turn, index, compiled);
         } else if asks {
-            self.matches[index].stage = Stage::Assigning;
-            let found = self.matches[index].id;
+            self.matches.await_server(index, None);
+            let found = self.matches[index].id();
             self.ask_for_server(found, room);
         } else {
             return Placement::Ready(until);
@@ -90,25 +92,25 @@ impl Matcher {
     }
 
     /// Counts a match whose seats are there.
-    fn note_placed(&mut self, index: u32, room: Id) {
+    fn note_placed(&mut self, index: MatchKey, room: Id) {
         let now = self.now;
-        let found = &mut self.matches[index];
-        found.room = Some(room);
-        let (queue, level, quality) = (found.queue, found.level, found.quality);
+        self.matches.set_room(index, room);
+        let found = &self.matches[index];
+        let (queue, level, quality) = (found.queue(), found.level(), found.quality());
         let entry = &mut self.queues.list[queue];
         entry.figures.record(now, level, quality);
         entry.observed.qualities.observe(quality);
-        if !self.matches[index].positions.is_empty() {
+        if !self.matches[index].positions().is_empty() {
             self.note_positions(index, room);
         }
     }
 
     /// Keeps the positions of a match with those of its room's, where backfills find them.
-    fn note_positions(&mut self, index: u32, room: Id) {
-        let rules = self.queues.list[self.matches[index].queue].rules();
+    fn note_positions(&mut self, index: MatchKey, room: Id) {
+        let rules = self.queues.list[self.matches[index].queue()].rules();
         let names = &rules.set.positions;
         let cast: Vec<(u64, Text)> = self.matches[index]
-            .positions
+            .positions()
             .iter()
             .map(|(player, at)| {
                 let name = names.get(usize::from(*at)).map_or("", |position| &position.name);
@@ -121,34 +123,34 @@ impl Matcher {
             let sides = self.rooms[room.index].sides.list();
             let there: Vec<u64> =
                 sides.iter().flat_map(|side| &side.players).map(|role| role_hash(role)).collect();
-            self.matches[own].cast.retain(|(role, _)| there.contains(role));
+            self.matches.keep_cast(own, &there);
         }
-        self.matches[own].cast.extend(cast);
+        self.matches.add_cast(own, cast);
     }
 
     /// The match that a room is, if both are here.
-    fn match_of_room(&self, room: Id) -> Option<u32> {
+    fn match_of_room(&self, room: Id) -> Option<MatchKey> {
         let room = self.rooms.get(room.index).filter(|entry| entry.id == room)?;
         self.match_of(room.matched?)
     }
 
     /// Positions that players of a room were given, by the hashes of their roles.
     pub(crate) fn cast_of(&self, room: Id) -> &[(u64, Text)] {
-        self.match_of_room(room).map_or(&[], |found| &self.matches[found].cast)
+        self.match_of_room(room).map_or(&[], |found| self.matches[found].cast())
     }
 
-    fn room_of_match(&mut self, index: u32, queue: u32) -> u32 {
+    fn room_of_match(&mut self, index: MatchKey, queue: u32) -> u32 {
         let mode = self.queues.list[queue].mode;
         let room = self.insert_room(mode, true, DataMap::default(), NONE);
         let entry = &mut self.rooms[room];
         // Nobody else comes in, but by a backfill.
         (entry.full, entry.forced_full) = (true, true);
-        entry.matched = Some(self.matches[index].id);
+        entry.matched = Some(self.matches[index].id());
         room
     }
 
     /// The room of a backfill, if what was found still fits.
-    fn room_to_fill(&self, index: u32, backfill: u32) -> Option<u32> {
+    fn room_to_fill(&self, index: MatchKey, backfill: u32) -> Option<u32> {
         let backfill = self.backfills.get(backfill)?;
         let room = backfill.room.index;
         let entry = self.rooms.get(room).filter(|room| room.id == backfill.room)?;
@@ -157,13 +159,13 @@ impl Matcher {
         (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
     }
 
-    fn positions_of(&self, index: u32, compiled: &Compiled) -> Vec<(u32, u8)> {
+    fn positions_of(&self, index: MatchKey, compiled: &Compiled) -> Vec<(u32, u8)> {
         let mut positions = Vec::new();
         if compiled.set.positions.is_empty() {
             return positions;
         }
-        let backfill = self.matches[index].backfill.and_then(|backfill| self.backfills.get(backfill));
-        for (number, side) in self.matches[index].sides.iter().enumerate() {
+        let backfill = self.matches[index].backfill().and_then(|backfill| self.backfills.get(backfill));
+        for (number, side) in self.matches[index].sides().iter().enumerate() {
             let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
             let players: Vec<u32> =
                 tickets().flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
@@ -179,8 +181,8 @@ impl Matcher {
     }
 
     /// The players of a match wait for nothing else any more.
-    fn end_other_tickets(&mut self, turn: &mut Turn<'_>, index: u32, players: &[u32]) {
-        let found = Some(self.matches[index].id);
+    fn end_other_tickets(&mut self, turn: &mut Turn<'_>, index: MatchKey, players: &[u32]) {
+        let found = Some(self.matches[index].id());
         // Their entries are all over the memory: here one load does not wait for another.
         let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
         let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
@@ -240,11 +242,10 @@ impl Matcher {
         }
     }
 
-    fn await_server(&mut self, turn: &mut Turn<'_>, index: u32, compiled: &Compiled) {
+    fn await_server(&mut self, turn: &mut Turn<'_>, index: MatchKey, compiled: &Compiled) {
         let deadline = self.now + compiled.set.assign_timeout_s * 1_000;
-        let found = &mut self.matches[index];
-        (found.stage, found.deadline) = (Stage::Assigning, deadline);
-        let id = found.id;
+        self.matches.await_server(index, Some(deadline));
+        let id = self.matches[index].id();
         self.timers.set(deadline, Timer::Assign(id));
         let Some(server) = self.people.server(compiled.set.allocator.as_bytes()) else { return };
         let mut rest = self.ready_for_all(index, 0);
@@ -256,15 +257,16 @@ impl Matcher {
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a
     /// server. `rest` is what [is the same](Matcher::ready_for_all) for all of them.
-    fn write_ready(&mut self, index: u32, side: &[u8], players: &[u32], rest: &[u8]) {
+    fn write_ready(&mut self, index: MatchKey, side: &[u8], players: &[u32], rest: &[u8]) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
-        let compiled = (!found.positions.is_empty()).then(|| self.queues.list[found.queue].rules());
+        let compiled = (!found.positions().is_empty()).then(|| self.queues.list[found.queue()].rules());
         let positions = compiled.as_ref().map_or(&[][..], |compiled| &compiled.set.positions);
         write_nested(&mut event, Event::MATCH_READY, |out| {
-            write_bytes(out, 1, &found.id.text());
-            for (player, position) in found.positions.iter().filter(|(player, _)| players.contains(player)) {
+            write_bytes(out, 1, &found.id().text());
+            for (player, position) in found.positions().iter().filter(|(player, _)| players.contains(player))
+            {
                 write_nested(out, 2, |out| {
                     write_bytes(out, 1, &self.people.players[*player].id);
                     let name = positions.get(usize::from(*position)).map_or("", |position| &position.name);
@@ -278,27 +280,27 @@ impl Matcher {
     }
 
     /// Fields of the ready event that are the same for all players.
-    fn ready_for_all(&self, index: u32, seat_until: u64) -> Vec<u8> {
+    fn ready_for_all(&self, index: MatchKey, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
-        let queue = &self.queues.list[found.queue];
-        let connection = found.room.and_then(|room| self.rooms.get(room.index)).and_then(connection_of);
+        let queue = &self.queues.list[found.queue()];
+        let connection = found.room().and_then(|room| self.rooms.get(room.index)).and_then(connection_of);
         let mut out = Vec::with_capacity(128);
         write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
-        if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+        if let Some(region) = found.region().and_then(|region| queue.regions.get(usize::from(region))) {
             write_bytes(&mut out, 5, region);
         }
         write_u64(&mut out, 6, seat_until);
         write_bytes(&mut out, 7, queue.name.as_bytes());
-        out.extend_from_slice(&found.shared);
-        if let Some(room) = found.room {
+        out.extend_from_slice(found.shared());
+        if let Some(room) = found.room() {
             write_bytes(&mut out, 20, &room.text());
         }
         out
     }
 
     /// The players of a match as their tickets say, but for whom they avoid.
-    fn write_players(&self, index: u32, number: u32, out: &mut Vec<u8>) {
-        for ticket in self.matches[index].sides.iter().flatten() {
+    fn write_players(&self, index: MatchKey, number: u32, out: &mut Vec<u8>) {
+        for ticket in self.matches[index].sides().iter().flatten() {
             for player in &self.tickets[*ticket].players {
                 write_nested(out, number, |out| {
                     let told = fields(player.body()).map_while(Result::ok).filter(|field| field.number != 6);
@@ -309,38 +311,38 @@ impl Matcher {
     }
 
     /// The sides of a match's room, as fields of a room.
-    fn sides_of(&self, index: u32) -> Vec<u8> {
-        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+    fn sides_of(&self, index: MatchKey) -> Vec<u8> {
+        let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
         room.map(|room| room.sides.bytes().to_vec()).unwrap_or_default()
     }
 
     /// A match as its allocator finds it again.
-    pub(crate) fn write_match(&self, index: u32, out: &mut Vec<u8>) {
+    pub(crate) fn write_match(&self, index: MatchKey, out: &mut Vec<u8>) {
         let found = &self.matches[index];
-        let queue = &self.queues.list[found.queue];
-        let room = found.room.and_then(|room| self.rooms.get(room.index));
-        write_bytes(out, 1, &found.id.text());
-        if let Some(room) = found.room {
+        let queue = &self.queues.list[found.queue()];
+        let room = found.room().and_then(|room| self.rooms.get(room.index));
+        write_bytes(out, 1, &found.id().text());
+        if let Some(room) = found.room() {
             write_bytes(out, 2, &room.text());
         }
         write_bytes(out, 3, queue.name.as_bytes());
-        let waits = found.stage == Stage::Assigning;
+        let waits = found.stage() == Stage::Assigning;
         write_bytes(out, 4, if waits { b"assigning" } else { b"assigned" });
-        if let Some(region) = found.region.and_then(|region| queue.regions.get(usize::from(region))) {
+        if let Some(region) = found.region().and_then(|region| queue.regions.get(usize::from(region))) {
             write_bytes(out, 5, region);
         }
         write_bytes(out, 6, room.and_then(connection_of).unwrap_or_default().as_bytes());
-        write_u64(out, 7, if waits { found.deadline } else { 0 });
+        write_u64(out, 7, if waits { found.deadline() } else { 0 });
         self.write_players(index, 8, out);
     }
 
     /// Tells the players where they play; their tickets have ended well.
-    pub(crate) fn make_ready(&mut self, turn: &mut Turn<'_>, index: u32, seat_until: u64) {
-        let queue = self.matches[index].queue;
+    pub(crate) fn make_ready(&mut self, turn: &mut Turn<'_>, index: MatchKey, seat_until: u64) {
+        let queue = self.matches[index].queue();
         let compiled = self.queues.list[queue].rules();
-        let sides = std::mem::take(&mut self.matches[index].sides);
+        let sides = self.matches.take_sides(index);
         let rest = self.ready_for_all(index, seat_until);
-        let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
+        let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
         let mut names = room.map(|room| room.sides.names()).unwrap_or_default().into_iter();
         for side in &sides {
             let name = names.next().unwrap_or_default();
@@ -352,15 +354,12 @@ impl Matcher {
             self.write_ready(index, &name, &players, &rest);
             fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
         }
-        let found = &mut self.matches[index];
-        found.stage = Stage::Made;
-        (found.positions, found.accepted, found.shared) = (Vec::new(), Vec::new(), Vec::new());
-        let (is_backfill, id) = (found.backfill.take().is_some(), found.id);
+        let is_backfill = self.matches.make(index);
         self.record_waits(queue, &compiled, sides.iter().flatten());
         self.end_matched(queue, &sides);
         if is_backfill {
             // Its result is the room's own match's.
-            self.matches.remove(id.index);
+            self.matches.remove(index);
         }
     }
 
@@ -402,10 +401,10 @@ impl Matcher {
         let room = self.find_room(room)?;
         let closed = || Problem::new(Status::NotProposed, "the room is no match that waits for a server");
         let index = self.rooms[room].matched.and_then(|id| self.match_of(id)).ok_or_else(closed)?;
-        if self.matches[index].stage != Stage::Assigning {
+        if self.matches[index].stage() != Stage::Assigning {
             return Err(closed());
         }
-        let rules = self.queues.list[self.matches[index].queue].rules();
+        let rules = self.queues.list[self.matches[index].queue()].rules();
         let is_allocator = !turn.caller.srv.is_empty() && rules.set.allocator == turn.caller.srv;
         if turn.caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
@@ -415,21 +414,21 @@ impl Matcher {
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
-        self.give_server(turn, self.matches[index].id, room, values);
+        self.give_server(turn, self.matches[index].id(), room, values);
         Ok(())
     }
 
     /// The room of a match that has no server yet.
     pub(crate) fn room_that_waits(&self, found: Id) -> Option<u32> {
         let found = &self.matches[self.match_of(found)?];
-        let room = found.room.filter(|_| found.stage == Stage::Assigning)?;
+        let room = found.room().filter(|_| found.stage() == Stage::Assigning)?;
         self.rooms.get(room.index).filter(|entry| entry.id == room).map(|_| room.index)
     }
 
     /// A match has its server, as the room's data say: its players hear of it.
     pub(crate) fn give_server(&mut self, turn: &mut Turn<'_>, found: Id, room: u32, data: DataMap) {
         let Some(index) = self.match_of(found) else { return };
-        let rules = self.queues.list[self.matches[index].queue].rules();
+        let rules = self.queues.list[self.matches[index].queue()].rules();
         let until = self.now + rules.set.seat_ttl_s * 1_000;
         let entry = &mut self.rooms[room];
         entry.data = data;

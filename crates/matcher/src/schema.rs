@@ -22,7 +22,7 @@ use crate::id::{Id, Nonces};
 use crate::info::Text;
 use crate::keys::Keys;
 use crate::matcher::{Matcher, RULES};
-use crate::matches::Match;
+use crate::matches::Matches;
 use crate::modes::Modes;
 use crate::people::{Numbers, People};
 use crate::policy::Hooks;
@@ -31,7 +31,7 @@ use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::room::Room;
 use crate::slab::Slab;
-use crate::team::Team;
+use crate::team::Teams;
 use crate::ticket::{State, Ticket};
 use crate::timers::{Timer, Timers};
 
@@ -180,13 +180,13 @@ impl Matcher {
             servers,
             modes: self.modes.save(),
             queues: self.queues.save(),
-            teams: places(&self.teams, |team| team.save(&numbers)),
+            teams: self.teams.save(&numbers),
             rooms: places(&self.rooms, |room| room.save(&numbers, |ticket| seat_ticket(room, ticket))),
             tickets: places(&self.tickets, |ticket| ticket.save(&numbers, self.place_of(ticket))),
-            matches: places(&self.matches, |found| found.save(&numbers)),
+            matches: self.matches.save(&numbers),
             backfills: places(&self.backfills, |own| own.save(&numbers, backfill(own))),
             ended_tickets: self.save_ended(),
-            ended_matches: self.ended_matches.iter().map(|(at, id)| (*at, (*id).into())).collect(),
+            ended_matches: self.matches.ended().map(|(at, id)| (at, id.into())).collect(),
             waits: self.waiting.save(),
             rating_pools,
             reports,
@@ -251,12 +251,7 @@ impl Matcher {
             .iter()
             .map(|own| Ticket::load(own, saved.now).map(|ticket| (own.id.place, ticket)))
             .collect();
-        let matches: Result<Vec<_>, _> = saved
-            .matches
-            .objects
-            .iter()
-            .map(|own| Match::load(own).map(|found| (own.id.place, found)))
-            .collect();
+        let ended = saved.ended_matches.iter().map(|(at, id)| (*at, (*id).into()));
         let tickets = slab(tickets?, &saved.tickets.free)?;
         let matcher = Matcher {
             now: saved.now,
@@ -264,10 +259,7 @@ impl Matcher {
             order: saved.rooms_made,
             nonces: Nonces::load(saved.secret, saved.nonces_given),
             people,
-            teams: slab(
-                saved.teams.objects.iter().map(|own| (own.id.place, Team::load(own))).collect(),
-                &saved.teams.free,
-            )?,
+            teams: Teams::load(&saved.teams).ok_or(UNPLACED)?,
             rooms: slab(
                 saved.rooms.objects.iter().map(|own| (own.id.place, Room::load(own))).collect(),
                 &saved.rooms.free,
@@ -275,8 +267,7 @@ impl Matcher {
             modes: Modes::load(&saved.modes)?,
             queues,
             waiting: Waiting::load(&saved.waits, tickets.next_new())?,
-            matches: slab(matches?, &saved.matches.free)?,
-            ended_matches: saved.ended_matches.iter().map(|(at, id)| (*at, (*id).into())).collect(),
+            matches: Matches::load(&saved.matches, ended, UNPLACED)?,
             backfills: slab(backfills, &saved.backfills.free)?,
             ratings: Ratings::load(&saved.rating_pools, &saved.reports)?,
             timers: Timers::load(saved.timers.iter().map(timer), saved.timers_set),
@@ -359,9 +350,11 @@ impl Matcher {
         }
         ensure(players == self.people.players.len(), "a player lives on no server")?;
         for (index, player) in self.people.players.iter() {
-            let is_in_team =
-                self.teams.get(player.team).map(|team| team.members.iter().any(|own| own.player == index));
-            ensure(is_in_team.unwrap_or(player.team == crate::slab::NONE), "a player's team")?;
+            let has_it = |team| {
+                let team = self.teams.get(team);
+                team.is_some_and(|team| team.members().iter().any(|own| own.player == index))
+            };
+            ensure(player.team.is_none_or(has_it), "a player's team")?;
             let is_member = |room: &u32| self.rooms.get(*room).is_some_and(|room| room.has_member(index));
             ensure(player.rooms.iter().all(is_member), "a player's room")?;
             ensure(
@@ -378,14 +371,9 @@ impl Matcher {
             };
             ensure(player.tickets.iter().all(has_ticket), "a player's ticket")?;
         }
-        for (index, team) in self.teams.iter() {
-            ensure(team.id.index == index, "the id of a team")?;
-            let is_in =
-                |player: u32| self.people.players.get(player).is_some_and(|player| player.team == index);
-            ensure(team.members.iter().all(|own| is_in(own.player)), "a member of a team")?;
-            ensure(team.members.iter().any(|own| own.player == team.leader), "the leader of a team")?;
-        }
-        Ok(())
+        self.teams.check_invariants(|player, key| {
+            self.people.players.get(player).is_some_and(|player| player.team == Some(key))
+        })
     }
 
     fn check_rooms(&self) -> Result<(), &'static str> {
@@ -464,23 +452,24 @@ impl Matcher {
             ensure([queue.live, queue.proposed, queue.pool.size] == counts, "the counts of a queue")?;
             ensure(queue.pool.is_counted(), "the counts of a pool")?;
         }
-        for (index, found) in self.matches.iter() {
-            ensure(found.id.index == index, "the id of a match")?;
-            ensure(self.queues.list.get(found.queue).is_some(), "the queue of a match")?;
+        self.matches.check_invariants(|found| {
+            ensure(self.queues.list.get(found.queue()).is_some(), "the queue of a match")?;
             let is_here =
-                |ticket: &u32| self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id));
-            ensure(found.sides.iter().flatten().all(is_here), "a ticket of a match")?;
-        }
-        Ok(())
+                |ticket: &u32| self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id()));
+            ensure(found.sides().iter().flatten().all(is_here), "a ticket of a match")
+        })
     }
 }
+
+/// Reason to refuse objects whose places do not fit together.
+const UNPLACED: &str = "an object is missing or there twice";
 
 fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
     v1::Places { objects: slab.iter().map(|(_, object)| save(object)).collect(), free: slab.free().to_vec() }
 }
 
 fn slab<T>(objects: Vec<(u32, T)>, free: &[u32]) -> Result<Slab<T>, &'static str> {
-    Slab::from_places(objects.into_iter(), free.to_vec()).ok_or("an object is missing or there twice")
+    Slab::from_places(objects.into_iter(), free.to_vec()).ok_or(UNPLACED)
 }
 
 fn timer(saved: &v1::Timer<'_>) -> (u64, u64, Timer) {

@@ -155,7 +155,10 @@ pub async fn take_over(url: &str, bus_token: &str, area: &str) -> Result<Record,
 }
 
 async fn connect(url: &str, bus_token: &str) -> Result<Client, NatsError> {
-    let mut connect = async_nats::ConnectOptions::new().name("throng matcher");
+    let mut connect = async_nats::ConnectOptions::new()
+        .name("throng matcher")
+        // Without it the pause grows to 4 s, and the area is served that much later.
+        .reconnect_delay_callback(|attempts| if attempts <= 1 { Duration::ZERO } else { REST });
     if !bus_token.is_empty() {
         connect = connect.token(bus_token.to_owned());
     }
@@ -177,8 +180,17 @@ struct Shared {
     area: String,
     id: String,
     slots: Arc<Semaphore>,
-    /// Time when each server that wants notifications has asked for something last.
-    sessions: Mutex<BTreeMap<String, Instant>>,
+    /// Servers that want notifications.
+    sessions: Mutex<BTreeMap<String, Session>>,
+}
+
+/// Session of a server that wants notifications.
+#[derive(Clone, Copy)]
+struct Session {
+    /// Number of its subscription.
+    reader: u64,
+    /// Time of its last request.
+    asked: Instant,
 }
 
 impl Bridge {
@@ -363,10 +375,9 @@ impl Shared {
         mail: &Mail,
         wants_notices: bool,
     ) -> (Status, Bytes) {
-        if wants_notices && self.handle.gate().why_closed().is_none() {
-            self.begin_session(srv);
-        }
-        let asked = self.handle.ask(srv, scope, method.number, mail.payload.to_vec());
+        // A gate or a stall may close between the two: the matcher then refuses the request too.
+        let reader = wants_notices.then(|| self.begin_session(srv));
+        let asked = self.handle.ask_read_by(reader, srv, scope, method.number, mail.payload.to_vec());
         match tokio::time::timeout(ANSWER_TIMEOUT, asked).await {
             Ok((status, body)) => (status, body.into()),
             Err(_) => refusal(Status::Overloaded, "no answer in time; what became of the request is unknown"),
@@ -382,16 +393,22 @@ impl Shared {
         let _ = self.client.publish_with_headers(to.clone(), headers, body).await;
     }
 
-    /// Has the notifications of a server published, unless they are already.
-    fn begin_session(self: &Arc<Self>, srv: &str) {
+    /// Has the notifications of a server published, unless they are already. Returns the number of
+    /// the subscription.
+    fn begin_session(self: &Arc<Self>, srv: &str) -> u64 {
+        let asked = Instant::now();
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions.insert(srv.to_owned(), Instant::now()).is_none() {
-            // Before the request that comes with it: what that one has to tell is part of the
-            // stream.
-            let watch = self.handle.watch(srv, None);
-            let (shared, srv) = (Arc::clone(self), srv.to_owned());
-            tokio::spawn(async move { shared.publish_notices(&srv, watch).await });
+        if let Some(session) = sessions.get_mut(srv) {
+            session.asked = asked;
+            return session.reader;
         }
+        // Before the request that comes with it: what that one has to tell is part of the stream.
+        let watch = self.handle.watch(srv, None);
+        let reader = watch.id();
+        sessions.insert(srv.to_owned(), Session { reader, asked });
+        let (shared, srv) = (Arc::clone(self), srv.to_owned());
+        tokio::spawn(async move { shared.publish_notices(&srv, watch).await });
+        reader
     }
 
     async fn publish_notices(&self, srv: &str, mut watch: Watch) {
@@ -412,7 +429,7 @@ impl Shared {
                 }
                 _ = look.tick() => {
                     let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-                    if sessions.get(srv).is_none_or(|asked| asked.elapsed() > SESSION_IDLE) {
+                    if sessions.get(srv).is_none_or(|session| session.asked.elapsed() > SESSION_IDLE) {
                         sessions.remove(srv);
                         return;
                     }

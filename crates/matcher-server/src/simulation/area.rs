@@ -366,7 +366,7 @@ impl Area {
             reply: Box::new(move |status, body| *slot.lock().unwrap() = Some((status, body))),
         };
         let due = std::time::Instant::now() + Duration::from_secs(3_600);
-        self.processes[target].inbox.lock().unwrap().push(Post::Call { call, due });
+        self.processes[target].inbox.lock().unwrap().push(Post::Call { call, reader: None, due });
     }
 
     fn ask(&mut self, client: usize) {

@@ -6,6 +6,7 @@ use super::{Backfill, BackfillRequest, region_number};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::Text;
+use crate::key::MatchKey;
 use crate::matcher::Matcher;
 use crate::problem::{Outcome, Problem, invalid, not_found};
 use crate::queue::{BackfillPriority, Facts, PlayerInput, role_hash};
@@ -102,7 +103,7 @@ impl Matcher {
     /// Place where the match of a room is played.
     fn region_of_room(&self, room: u32) -> Option<Text> {
         let found = &self.matches[self.match_of(self.rooms[room].matched?)?];
-        self.queues.list[found.queue].regions.get(usize::from(found.region?)).cloned()
+        self.queues.list[found.queue()].regions.get(usize::from(found.region()?)).cloned()
     }
 
     /// Works out who is in the room now and in which part of the pool players are looked for.
@@ -326,7 +327,7 @@ impl Matcher {
 
     /// A match does not fit its backfill's room any more: its tickets search on, the backfill
     /// offers what there is.
-    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: u32, backfill: u32) {
+    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: u32) {
         self.break_match_of_backfill(turn, index, "room_closed");
         let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room.index));
         self.shrink_backfill(backfill, free);

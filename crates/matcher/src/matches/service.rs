@@ -7,6 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use super::{Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
+use crate::key::MatchKey;
 use crate::matcher::{Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
@@ -62,9 +63,9 @@ impl Matcher {
         compiled: &Compiled,
         filling: Filling,
         backfill: Option<u32>,
-    ) -> Option<(u32, u64)> {
-        let index = self.matches.next_index();
-        let id = self.new_id(index);
+    ) -> Option<(MatchKey, u64)> {
+        let index = self.matches.next_key();
+        let id = self.new_id(index.index());
         let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
@@ -81,22 +82,8 @@ impl Matcher {
         if let Some(backfill) = backfill {
             self.backfills[backfill].pending = Some(index);
         }
-        self.matches.insert(Match {
-            id,
-            queue,
-            stage: Stage::Proposed,
-            sides,
-            region,
-            quality,
-            level,
-            backfill,
-            room: None,
-            deadline,
-            accepted: Vec::new(),
-            positions: Vec::new(),
-            cast: Vec::new(),
-            shared,
-        });
+        let how = (level, quality, region);
+        self.matches.propose(Match::new(id, queue, sides, how, backfill, deadline, shared));
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
             self.tell_proposed(turn, index, compiled.set.accept.reveal);
@@ -136,18 +123,18 @@ impl Matcher {
         out
     }
 
-    fn find_match(&self, id: &[u8]) -> Option<u32> {
+    fn find_match(&self, id: &[u8]) -> Option<MatchKey> {
         let id = Id::parse(id)?;
         self.match_of(id)
     }
 
-    pub(crate) fn match_of(&self, id: Id) -> Option<u32> {
-        self.matches.get(id.index).filter(|found| found.id == id).map(|_| id.index)
+    pub(crate) fn match_of(&self, id: Id) -> Option<MatchKey> {
+        self.matches.find(id)
     }
 
-    pub(crate) fn players_of_match(&self, index: u32) -> Players {
+    pub(crate) fn players_of_match(&self, index: MatchKey) -> Players {
         let mut players = Players::new();
-        self.matches[index].sides.iter().for_each(|side| self.players_of(side, &mut players));
+        self.matches[index].sides().iter().for_each(|side| self.players_of(side, &mut players));
         players
     }
 
@@ -157,7 +144,7 @@ impl Matcher {
         }
     }
 
-    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: u32, reveal: bool) {
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool) {
         let players = self.players_of_match(index);
         let found = &self.matches[index];
         for ticket in found.tickets() {
@@ -165,8 +152,8 @@ impl Matcher {
             let text = self.ticket_text(ticket);
             let mut event = std::mem::take(&mut self.scratch.event);
             write_nested(&mut event, Event::MATCH_PROPOSED, |out| {
-                write_bytes(out, 1, &found.id.text());
-                write_u64(out, 2, found.deadline);
+                write_bytes(out, 1, &found.id().text());
+                write_u64(out, 2, found.deadline());
                 write_u64(out, 3, players.len() as u64);
                 write_bytes(out, 4, &text);
                 for player in players.iter().filter(|_| reveal) {
@@ -195,10 +182,10 @@ impl Matcher {
         let closed = || Problem::new(Status::NotProposed, "the match does not wait for this answer");
         let index = self
             .find_match(id)
-            .filter(|index| self.matches[*index].stage == Stage::Proposed)
+            .filter(|index| self.matches[*index].stage() == Stage::Proposed)
             .ok_or_else(closed)?;
         let ticket = self.find_ticket(ticket)?;
-        if self.tickets[ticket].matched != Some(self.matches[index].id) {
+        if self.tickets[ticket].matched != Some(self.matches[index].id()) {
             return Err(closed());
         }
         let player = self
@@ -208,23 +195,19 @@ impl Matcher {
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
         self.check_acts_for(turn.caller, player)?;
         if !yes {
-            let queue = self.matches[index].queue;
+            let queue = self.matches[index].queue();
             self.cool_down(player, queue);
             let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
             self.queues.list[queue].figures.declined += 1;
             self.refuse_match(turn, index, ticket, requeue, "declined");
             return Ok(());
         }
-        let found = &mut self.matches[index];
-        if !found.accepted.contains(&player) {
-            found.accepted.push(player);
-        }
-        let accepted = found.accepted.len();
+        let accepted = self.matches.accept(index, player);
         if accepted == self.players_of_match(index).len() {
             for ticket in self.matches[index].tickets() {
                 self.change_ticket(ticket, State::Placing, "");
             }
-            let compiled = self.queues.list[self.matches[index].queue].rules();
+            let compiled = self.queues.list[self.matches[index].queue()].rules();
             if let Placement::Ready(until) = self.place(turn, index, &compiled) {
                 self.make_ready(turn, index, until);
             }
@@ -253,7 +236,14 @@ impl Matcher {
     }
 
     /// Ends a proposal because of one ticket; the others search on.
-    fn refuse_match(&mut self, turn: &mut Turn<'_>, index: u32, refused: u32, requeue: bool, reason: &str) {
+    fn refuse_match(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: MatchKey,
+        refused: u32,
+        requeue: bool,
+        reason: &str,
+    ) {
         for ticket in self.break_match(turn, index, reason) {
             if ticket == refused && !requeue {
                 self.end_ticket(turn, ticket, State::Cancelled, reason);
@@ -265,11 +255,11 @@ impl Matcher {
 
     /// The deadline of a proposal: who said yes searches on, the others as configured.
     pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id) {
-        let open = |index: &u32| self.matches[*index].stage == Stage::Proposed;
+        let open = |index: &MatchKey| self.matches[*index].stage() == Stage::Proposed;
         let Some(index) = self.match_of(id).filter(open) else { return };
-        let queue = self.matches[index].queue;
+        let queue = self.matches[index].queue();
         let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
-        let accepted = self.matches[index].accepted.clone();
+        let accepted = self.matches[index].accepted().to_vec();
         for ticket in self.break_match(turn, index, "no_answer") {
             let all = self.tickets[ticket].players.iter().all(|player| accepted.contains(&player.player));
             if all || requeue {
@@ -281,28 +271,28 @@ impl Matcher {
     }
 
     /// Tells everybody that a match is off and forgets it. Gives its tickets.
-    fn break_match(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) -> Vec<u32> {
+    fn break_match(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) -> Vec<u32> {
         let players = self.players_of_match(index);
         let Some(found) = self.matches.remove(index) else { return Vec::new() };
         self.event(Event::MATCH_CANCELLED, |out| {
-            write_bytes(out, 1, &found.id.text());
+            write_bytes(out, 1, &found.id().text());
             write_bytes(out, 2, reason.as_bytes());
-            if let Some(room) = found.room {
+            if let Some(room) = found.room() {
                 write_bytes(out, 20, &room.text());
             }
         });
         fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
-        if let Some(backfill) = found.backfill.and_then(|backfill| self.backfills.get_mut(backfill)) {
+        if let Some(backfill) = found.backfill().and_then(|backfill| self.backfills.get_mut(backfill)) {
             backfill.pending = None;
         }
         found.tickets()
     }
 
     /// Returns whether a match has at most so many players for each side.
-    pub(crate) fn fits(&self, index: u32, open: &[u32]) -> bool {
+    pub(crate) fn fits(&self, index: MatchKey, open: &[u32]) -> bool {
         let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
         self.matches[index]
-            .sides
+            .sides()
             .iter()
             .map(players)
             .zip(open)
@@ -310,7 +300,7 @@ impl Matcher {
     }
 
     /// Breaks the match that a backfill waits for; its tickets search on.
-    pub(crate) fn break_match_of_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+    pub(crate) fn break_match_of_backfill(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) {
         for ticket in self.break_match(turn, index, reason) {
             self.return_ticket(turn, ticket);
         }
@@ -318,8 +308,9 @@ impl Matcher {
 
     /// Open proposals of a queue whose rules have changed are off.
     pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: u32) {
-        let open = |found: &Match| found.queue == queue && found.stage == Stage::Proposed;
-        let all: Vec<u32> = self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
+        let open = |found: &Match| found.queue() == queue && found.stage() == Stage::Proposed;
+        let all: Vec<MatchKey> =
+            self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
         for index in all {
             self.break_match_of_backfill(turn, index, "rules_changed");
         }
@@ -353,9 +344,9 @@ impl Matcher {
 
     /// No server was given: the room goes, the tickets search on.
     pub(crate) fn end_unassigned(&mut self, turn: &mut Turn<'_>, id: Id, reason: &str) {
-        let waits = |index: &u32| self.matches[*index].stage == Stage::Assigning;
+        let waits = |index: &MatchKey| self.matches[*index].stage() == Stage::Assigning;
         let Some(index) = self.match_of(id).filter(waits) else { return };
-        let room = self.matches[index].room;
+        let room = self.matches[index].room();
         let tickets = self.break_match(turn, index, reason);
         for ticket in tickets {
             self.return_ticket(turn, ticket);
@@ -367,14 +358,14 @@ impl Matcher {
 
     /// After a restart: open proposals are off and nobody is blamed; what has a room is a match.
     pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
-        let open: Vec<u32> =
-            self.matches.iter().filter(|(_, m)| m.stage != Stage::Made).map(|(i, _)| i).collect();
+        let open: Vec<MatchKey> =
+            self.matches.iter().filter(|(_, m)| m.stage() != Stage::Made).map(|(i, _)| i).collect();
         for index in open {
-            if self.matches.get(index).is_none() {
+            if !self.matches.has(index) {
                 continue;
             }
-            let room = self.matches[index].room.and_then(|room| self.rooms.get(room.index));
-            match room.filter(|_| self.matches[index].stage == Stage::Assigning) {
+            let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
+            match room.filter(|_| self.matches[index].stage() == Stage::Assigning) {
                 Some(room) => {
                     let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
                     self.make_ready(turn, index, until);
@@ -391,26 +382,21 @@ impl Matcher {
     /// A match's room is gone: the match stays known for its result.
     pub(crate) fn room_of_match_ended(&mut self, matched: Option<Id>) {
         if let Some(index) = matched.and_then(|id| self.match_of(id)) {
-            self.ended_matches.push_back((self.now + KNOWN_MS, self.matches[index].id));
+            self.matches.end(index, self.now + KNOWN_MS);
         }
     }
 
     /// Forgets matches whose time is over, a bounded number of them.
     pub(crate) fn forget_matches(&mut self) {
         for _ in 0..FORGOTTEN_PER_INPUT {
-            let Some((until, id)) = self.ended_matches.front().copied() else { return };
-            if until > self.now {
+            if !self.matches.forget_one(self.now) {
                 return;
-            }
-            self.ended_matches.pop_front();
-            if self.match_of(id).is_some() {
-                self.matches.remove(id.index);
             }
         }
     }
 
     /// The match that a request names by its id or its room's.
-    pub(crate) fn match_named(&self, id: &[u8], room: &[u8]) -> Outcome<u32> {
+    pub(crate) fn match_named(&self, id: &[u8], room: &[u8]) -> Outcome<MatchKey> {
         let found = if id.is_empty() {
             let room = self.find_room(room)?;
             self.rooms[room].matched.and_then(|id| self.match_of(id))
@@ -418,7 +404,7 @@ impl Matcher {
             self.find_match(id)
         };
         found
-            .filter(|index| self.matches[*index].stage == Stage::Made)
+            .filter(|index| self.matches[*index].stage() == Stage::Made)
             .ok_or_else(|| not_found("match does not exist"))
     }
 }

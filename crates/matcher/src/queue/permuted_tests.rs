@@ -110,7 +110,8 @@ fn matches_of(matcher: &mut Matcher, all: &[u32]) -> (Vec<Option<String>>, Vec<F
     let name = |region: u16| String::from_utf8_lossy(&regions[usize::from(region)]).into_owned();
     let home = |ticket: &u32| matcher.tickets[*ticket].facts.home.map(u16::from).map(name);
     let found = matcher.matches.iter().map(|(_, found)| found);
-    let found = found.map(|found| (found.sides.clone(), found.quality.to_bits(), found.region.map(name)));
+    let found =
+        found.map(|found| (found.sides().to_vec(), found.quality().to_bits(), found.region().map(name)));
     (searching.iter().map(home).collect(), found.collect())
 }
 

@@ -414,7 +414,7 @@ impl SideReport {
 
     fn finish(&mut self, matcher: &Matcher) {
         self.left = matcher.live_tickets as u64;
-        self.qualities = matcher.matches.iter().map(|(_, found)| found.quality).collect();
+        self.qualities = matcher.matches.iter().map(|(_, found)| found.quality()).collect();
         if let Some((_, queue)) = matcher.queues.list.iter().next() {
             self.expansions.clone_from(&queue.figures.expansions);
         }

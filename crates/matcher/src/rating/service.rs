@@ -58,9 +58,9 @@ impl Matcher {
         match self.match_named(id, room) {
             Ok(index) => {
                 let found = &self.matches[index];
-                let rules = self.queues.list[found.queue].rules();
+                let rules = self.queues.list[found.queue()].rules();
                 let rule = rules.set.rating.as_ref().ok_or_else(none)?;
-                Ok((found.id, rule.pool.clone(), rule.system, rule.period_s * 1_000))
+                Ok((found.id(), rule.pool.clone(), rule.system, rule.period_s * 1_000))
             }
             Err(problem) if pool.is_empty() || room.is_empty() => Err(problem),
             Err(_) => {

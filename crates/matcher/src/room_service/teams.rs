@@ -84,7 +84,7 @@ impl Matcher {
     fn team_newcomers(&mut self, id: &[u8]) -> Outcome<Newcomers> {
         let missing = || not_found("can not find team");
         let team = self.find_team(id).map_err(|_| missing())?;
-        let members = &self.teams[team].members;
+        let members = self.teams[team].members();
         if members.is_empty() {
             return Err(Problem::new(Status::TeamEmpty, "team is empty"));
         }

@@ -147,10 +147,10 @@ impl Matcher {
     /// queue declares them.
     fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
         let team = &self.teams[self.find_team(team)?];
-        self.check_acts_for(caller, team.leader)?;
+        self.check_acts_for(caller, team.leader())?;
         let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
-        let mut players = Vec::with_capacity(team.members.len());
-        for member in &team.members {
+        let mut players = Vec::with_capacity(team.members().len());
+        for member in team.members() {
             let mut body = Vec::new();
             write_bytes(&mut body, 1, &self.people.players[member.player].id);
             write_bytes(&mut body, 2, self.people.server_of(member.player));

@@ -1,0 +1,70 @@
+//! Places of objects by kind.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::num::NonZeroU32;
+
+/// Place of an object of kind `T`, which no place of another kind can be taken for. Optional ones
+/// are as small.
+pub(crate) struct Key<T> {
+    /// One more than the index.
+    place: NonZeroU32,
+    kind: PhantomData<fn() -> T>,
+}
+
+/// Kind of the places of teams.
+pub(crate) enum TeamKind {}
+
+/// Place of a team.
+pub(crate) type TeamKey = Key<TeamKind>;
+
+/// Kind of the places of matches.
+pub(crate) enum MatchKind {}
+
+/// Place of a match.
+pub(crate) type MatchKey = Key<MatchKind>;
+
+impl<T> Key<T> {
+    /// The place at an index of a slab.
+    pub(crate) fn new(index: u32) -> Key<T> {
+        Key { place: NonZeroU32::MIN.saturating_add(index), kind: PhantomData }
+    }
+
+    pub(crate) fn index(self) -> u32 {
+        self.place.get() - 1
+    }
+}
+
+impl<T> Clone for Key<T> {
+    fn clone(&self) -> Key<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Key<T> {}
+
+impl<T> PartialEq for Key<T> {
+    fn eq(&self, other: &Key<T>) -> bool {
+        self.place == other.place
+    }
+}
+
+impl<T> Eq for Key<T> {}
+
+impl<T> PartialOrd for Key<T> {
+    fn partial_cmp(&self, other: &Key<T>) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Key<T> {
+    fn cmp(&self, other: &Key<T>) -> std::cmp::Ordering {
+        self.place.cmp(&other.place)
+    }
+}
+
+impl<T> fmt::Debug for Key<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.index())
+    }
+}
