@@ -325,10 +325,23 @@ impl World {
                 server.entities += cell.entities.len();
             }
         }
-        let entities = self.entities.values();
-        let placeless = entities.filter(|entity| !self.cells.is_empty() && entity.is_placeless()).count();
         let (entities, waiting) = (self.entities.len(), self.waiting.len());
-        WorldView { servers, fullest_cell, entities, placeless, waiting }
+        WorldView { servers, fullest_cell, entities, placeless: self.placeless_count(), waiting }
+    }
+
+    /// Entities whose data has no position that can be read; 0 without a grid, which none needs
+    /// one for. Costs a walk over all entities.
+    pub(crate) fn placeless_count(&self) -> usize {
+        if self.cells.is_empty() {
+            return 0;
+        }
+        self.entities.values().filter(|entity| entity.is_placeless()).count()
+    }
+
+    /// Types of entity data without a position that can be read; none without a grid.
+    pub(crate) fn placeless_types(&self) -> Vec<String> {
+        let types = self.locators.iter().filter(|(_, locator)| !locator.has_position());
+        types.map(|(plan, _)| plan.name().to_owned()).filter(|_| !self.cells.is_empty()).collect()
     }
 
     /// Checks what must hold between inputs.
