@@ -31,8 +31,8 @@ fn resident_bytes(process: &Process) -> usize {
 fn client(admin: &str) -> Option<Value> {
     let listed = fetch(admin, "/api/v1/connections?search=client").expect("it answers");
     let listed: Value = serde_json::from_str(&listed).expect("JSON");
-    let rows = listed["connections"].as_array()?.iter();
-    rows.filter(|row| row["kind"] == "client" && row["authenticated"] == true).next_back().cloned()
+    let mut rows = listed["connections"].as_array()?.iter();
+    rows.find(|row| row["kind"] == "client" && row["authenticated"] == true).cloned()
 }
 
 #[test]
