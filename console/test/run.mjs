@@ -210,7 +210,7 @@ async function everything() {
   // A gateway with a hostile name in it, which then dies and comes back.
   const ports = [await freePort(), await freePort(), await freePort()];
   writeFileSync(join(folder, "hostile.proto"), `syntax = "proto3"; package hostile; message Name { string name = 1; }`);
-  const up = ["up", "--console-token", "--dev", "--schema", "hostile.proto", "--gateway.servers.addr", `127.0.0.1:${ports[0]}`, "--gateway.clients.addr", `127.0.0.1:${ports[1]}`, "--http", `127.0.0.1:${ports[2]}`];
+  const up = ["up", "--console-token", "--dev", "--schema", "hostile.proto", "--gateway.spatial.controller", "4x1", "--gateway.servers.addr", `127.0.0.1:${ports[0]}`, "--gateway.clients.addr", `127.0.0.1:${ports[1]}`, "--http", `127.0.0.1:${ports[2]}`];
   const first = await start(up, /console\s+(http:\S+#token=[0-9a-f]+)/);
   await page.goto("about:blank");
   await page.goto(first.match[1]);
@@ -223,6 +223,10 @@ async function everything() {
   await shot("hostile");
   assert.equal(await page.evaluate(() => window.pwned), undefined, "a name ran");
   say("hostile names are text");
+  await page.goto(first.match[1].replace(/#.*/, "#/map"));
+  await page.waitForSelector("dl.facts div:has-text('Without position'):has-text('1: hostile.Name')");
+  await shot("without-position");
+  say("entities without a position are named on the map's page");
   await page.goto(first.match[1].replace(/#.*/, "#/overview"));
   await page.waitForSelector(".stats");
   await stop(first.child);
@@ -356,8 +360,8 @@ async function hostile(port) {
   const varint = (n) => (n < 128 ? [n] : [(n & 127) | 128, ...varint(n >> 7)]);
   const field = (number, value) => (typeof value === "number" ? [number << 3, ...varint(value)] : [(number << 3) | 2, ...varint(value.length), ...value]);
   const text = (value) => [...Buffer.from(value)];
-  const send = (type, body) => {
-    const packet = field(1, [...field(3, 1), ...field(4, type), ...field(5, body)]);
+  const send = (type, body, channel = 0) => {
+    const packet = field(1, [...field(1, channel), ...field(3, 1), ...field(4, type), ...field(5, body)]);
     socket.write(Uint8Array.from([0x43, 0x48, packet.length >> 8, packet.length & 255, 0, ...packet]));
   };
   const answer = () => new Promise((resolve) => socket.once("data", resolve));
@@ -365,5 +369,10 @@ async function hostile(port) {
   await answer();
   const any = [...field(1, text("type.googleapis.com/hostile.Name")), ...field(2, field(1, text(HOSTILE)))];
   send(3, [...field(1, 3), ...field(2, text(HOSTILE)), ...field(4, any)]);
+  await answer();
+  // An entity whose data has no position.
+  send(3, field(1, 4));
+  await answer();
+  send(15, [...field(1, 0x80001), ...field(4, any)], 0x10000);
   await answer();
 }

@@ -79,6 +79,9 @@ export function MapPage({ connection }: { connection: number | null }) {
           <Facts
             rows={[
               ["Entities", data ? count(data.entity_count) : "–"],
+              ...(data?.entities_without_position > 0
+                ? [["Without position", <Badge tone="warn">{count(data.entities_without_position)}: {data.types_without_position.join(", ")}</Badge>] as [string, Json]]
+                : []),
               ["Cells", data ? count(data.cells.length) : "–"],
               ["Handovers", last("handovers") === null ? "–" : `${count(last("handovers"))}/s`],
               ["Between servers", data ? count(data.handovers_across_servers) : "–"],

@@ -39,6 +39,16 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const PROFILE_MAX: Duration = Duration::from_secs(300);
 /// Longest lifetime of a connection, which bounds the memory of stalled readers.
 const CONNECTION_MAX: Duration = Duration::from_secs(330);
+/// Bounds of a connection's times.
+#[derive(Clone, Copy)]
+struct Times {
+    /// See [`HEAD_TIMEOUT`].
+    head: Duration,
+    /// See [`CONNECTION_MAX`].
+    connection: Duration,
+}
+
+const TIMES: Times = Times { head: HEAD_TIMEOUT, connection: CONNECTION_MAX };
 /// Bytes of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
@@ -106,6 +116,19 @@ pub(crate) async fn serve_connection<S>(
 ) where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    serve_within(TIMES, stream, from, guest, router, keep_alive).await;
+}
+
+async fn serve_within<S>(
+    times: Times,
+    stream: S,
+    from: Option<SocketAddr>,
+    guest: Guest,
+    router: Router,
+    keep_alive: bool,
+) where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let stream = Metered::new(stream, guest.clone());
     let service = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
@@ -124,11 +147,11 @@ pub(crate) async fn serve_connection<S>(
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(times.head)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(keep_alive)
         .serve_connection(TokioIo::new(stream), service);
-    let _ = tokio::time::timeout(CONNECTION_MAX, connection).await;
+    let _ = tokio::time::timeout(times.connection, connection).await;
 }
 
 pub(crate) fn router(app: App) -> Router {
@@ -232,5 +255,55 @@ async fn profile(query: Result<Query<ProfileQuery>, BadQuery>) -> Response {
             (StatusCode::NOT_IMPLEMENTED, problem(&error.to_string())).into_response()
         }
         Err(ProfileError::Failed(why)) => (StatusCode::INTERNAL_SERVER_ERROR, problem(&why)).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+
+    use super::*;
+    use crate::crowd::{Admission, Crowd};
+
+    /// No bound that a test reaches.
+    const LONG: Duration = Duration::from_secs(3_600);
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn client(times: Times) -> DuplexStream {
+        let (client, server) = duplex(64 * 1024);
+        let crowd = Crowd::new(1, no_exemptions());
+        let Admission::Admitted(guest) = crowd.admit([192, 0, 2, 1].into(), false) else {
+            panic!("there is room");
+        };
+        let router = Router::new().route("/", get(|| async { "here" }));
+        tokio::spawn(serve_within(times, server, None, guest, router, true));
+        client
+    }
+
+    #[tokio::test]
+    async fn a_client_that_never_completes_its_head_is_closed() {
+        let mut client = client(Times { head: Duration::from_millis(20), connection: LONG });
+        client.write_all(b"GET / HTTP/1.1\r\nHost: slo").await.unwrap();
+        let mut got = Vec::new();
+        // An answer that says so may come first.
+        let end = tokio::time::timeout(PATIENCE, client.read_to_end(&mut got)).await;
+        assert!(end.is_ok(), "the connection stays open");
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_in_the_middle_of_its_requests() {
+        let mut client = client(Times { head: LONG, connection: Duration::from_millis(100) });
+        let ask = async {
+            let (mut answers, mut part) = (0, [0; 1_024]);
+            while client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.is_ok() {
+                match client.read(&mut part).await {
+                    Ok(1..) => answers += 1,
+                    _ => break,
+                }
+            }
+            answers
+        };
+        let answers = tokio::time::timeout(PATIENCE, ask).await.expect("the connection stays open");
+        assert!(answers > 0, "it ended before its first answer");
     }
 }

@@ -71,18 +71,19 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
-    /// Keeps the shard's backlog in step with the outbox. Game servers do not count: they are few,
+    /// Keeps the shard's backlog in step with the outbox. Game servers count apart: they are few,
     /// and each has a bound of its own.
     #[inline]
     pub(crate) fn count_backlog(&mut self, total: &mut Backlog) {
-        if self.kind == ConnKind::Client {
-            let now = Backlog {
-                own_bytes: self.outbox.heap_bytes(),
-                shared_bytes: self.outbox.shared_bytes(),
-                entry_bytes: 0,
-            };
-            total.replace(std::mem::replace(&mut self.counted, now), now);
-        }
+        let buffers = self.outbox.heap_bytes();
+        let now = match self.kind {
+            ConnKind::Client => {
+                let shared_bytes = self.outbox.shared_bytes();
+                Backlog { own_bytes: buffers, shared_bytes, ..Backlog::default() }
+            }
+            ConnKind::Server => Backlog { server_bytes: buffers, ..Backlog::default() },
+        };
+        total.replace(std::mem::replace(&mut self.counted, now), now);
     }
 
     /// Takes the connection out of the shard's backlog.

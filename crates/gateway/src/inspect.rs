@@ -88,6 +88,11 @@ pub struct WorldDetail {
     /// Rates by distance: up to so many world units, so many milliseconds. The last band is
     /// infinitely wide.
     pub bands: Vec<(f64, u32)>,
+    /// Entities of a world with a grid whose data has no position that can be read, so that none of
+    /// them changes its cell.
+    pub placeless: usize,
+    /// Types of their data, in the order in which the gateway met them.
+    pub placeless_types: Vec<String>,
 }
 
 /// What one connection is interested in.
@@ -193,6 +198,8 @@ impl Shard {
             entities,
             entity_count,
             bands,
+            placeless: world.placeless_count(),
+            placeless_types: world.placeless_types(),
         })
     }
 

@@ -14,9 +14,10 @@ use crate::settings::ChannelType;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionView {
-    /// How peers name it.
+    /// Id by which peers name it.
     pub id: ConnId,
-    /// How the driver names it; differs for one that took over a lost connection's id.
+    /// Handle by which the driver names it; it differs from the id after the connection took over
+    /// that of a lost one.
     pub handle: ConnHandle,
     /// Server or client.
     pub kind: ConnKind,
@@ -26,9 +27,9 @@ pub struct ConnectionView {
     pub state: String,
     /// It has authenticated.
     pub authenticated: bool,
-    /// When it was accepted.
+    /// Time at which it was accepted.
     pub accepted: Instant,
-    /// When it last sent something.
+    /// Time of the latest bytes from it.
     pub received: Instant,
     /// Packets received.
     pub packets_in: u64,
@@ -65,21 +66,21 @@ impl ConnectionView {
     }
 }
 
-/// A connection that is gone, and why.
+/// A connection that was closed, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClosureView {
-    /// How peers named it.
+    /// Id by which peers named it.
     pub id: ConnId,
     /// Server or client.
     pub kind: ConnKind,
     /// The peer's address.
     pub addr: IpAddr,
-    /// Why it was closed.
+    /// Reason of the closure.
     pub reason: CloseReason,
-    /// When it was accepted.
+    /// Time at which it was accepted.
     pub accepted: Instant,
-    /// When it was closed.
+    /// Time of the closure.
     pub closed: Instant,
     /// It had authenticated.
     pub authenticated: bool,
@@ -116,7 +117,7 @@ pub struct ChannelView {
     pub id: ChannelId,
     /// Its type.
     pub channel_type: ChannelType,
-    /// What its creator wrote about it.
+    /// Text that its creator attached.
     pub metadata: String,
     /// Its live owner.
     pub owner: Option<ConnId>,
@@ -136,7 +137,7 @@ pub struct ChannelView {
     pub cohorts: usize,
     /// The cell that an entity belongs to.
     pub cell: Option<ChannelId>,
-    /// How often an entity was handed over.
+    /// Handovers of the entity so far.
     pub version: u64,
 }
 
@@ -191,7 +192,7 @@ pub struct EntityView {
     pub cell: Option<u32>,
     /// The client whose entity it is.
     pub client: Option<ConnId>,
-    /// How often it was handed over.
+    /// Handovers of the entity so far.
     pub version: u64,
 }
 

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
 use crate::bare::{self, BarePlan};
+use crate::link::Transport;
 use crate::spatial::{Grid, avatar};
+use crate::tls::{SERVER_NAME, Trust};
 use crate::{arena, demo_players, interrupt, probe};
 
 /// Time for a server to become ready before the bench gives up.
@@ -196,6 +198,8 @@ pub struct OwnServer {
     pub servers: SocketAddr,
     /// Health and metrics.
     pub http: SocketAddr,
+    /// Its certificate, if players reach it encrypted.
+    pub trust: Option<Trust>,
     /// Time from the start of the process until it reported readiness.
     pub start: Duration,
 }
@@ -207,8 +211,8 @@ pub struct ServerOptions {
     pub program: PathBuf,
     /// Threads, the server's own choice when not given.
     pub shards: Option<u16>,
-    /// Transport of the players' listener, in the words of the configuration.
-    pub transport: Option<String>,
+    /// Transport of the players' listener. Encrypted ones get a new certificate.
+    pub transport: Transport,
     /// Further flags for `throng up`.
     pub flags: Vec<String>,
     /// The cache and the matcher as well, on free ports.
@@ -254,6 +258,10 @@ impl OwnServer {
         if options.whole {
             std::fs::write(folder.path("queues.toml"), demo_players::QUEUE).map_err(failed)?;
         }
+        let trust = match options.transport.is_encrypted() {
+            true => Some(certificate(&folder).map_err(failed)?),
+            false => None,
+        };
         let config = config(options, &folder, clients, servers, http);
         std::fs::write(folder.path("throng.toml"), config).map_err(failed)?;
         let log = std::fs::File::create(folder.path("log")).map_err(failed)?;
@@ -262,7 +270,7 @@ impl OwnServer {
         command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
         let started = Instant::now();
         let child = Owned::spawn(&mut command).map_err(failed)?;
-        let mut server = Self { child, folder, clients, servers, http, start: Duration::ZERO };
+        let mut server = Self { child, folder, clients, servers, http, trust, start: Duration::ZERO };
         server.wait_until_ready(&program, started)?;
         server.child.watch("the server under test");
         Ok(server)
@@ -308,6 +316,19 @@ impl OwnServer {
     }
 }
 
+const CERTIFICATE: &str = "cert.pem";
+const KEY: &str = "key.pem";
+
+/// Writes a new certificate and its key into the server's folder.
+fn certificate(folder: &Folder) -> io::Result<Trust> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let names = [SERVER_NAME.to_owned()];
+    let made = throng_net::development_certificate(&names, now).map_err(io::Error::other)?;
+    std::fs::write(folder.path(CERTIFICATE), &made.cert_pem)?;
+    std::fs::write(folder.path(KEY), &made.key_pem)?;
+    Trust::new(&made.cert_pem).map_err(io::Error::other)
+}
+
 fn config(
     options: &ServerOptions,
     folder: &Folder,
@@ -347,8 +368,12 @@ fn config(
         // Players subscribe to the characters that they see.
         line(format_args!("state_machine = \"client_authoratative\""));
     }
-    if let Some(transport) = &options.transport {
-        line(format_args!("transport = {}\nkcp_profile = \"game\"", toml_string(transport)));
+    if options.transport != Transport::Tcp {
+        line(format_args!("transport = \"{}\"\nkcp_profile = \"game\"", options.transport.listener()));
+    }
+    if options.transport.is_encrypted() {
+        let [cert, key] = [CERTIFICATE, KEY].map(|name| quote(folder.path(name)));
+        line(format_args!("tls = true\ntls_cert = {cert}\ntls_key = {key}"));
     }
     // A login that a saturated machine delays is a slow login, not an attack.
     line(format_args!("[gateway.limits]\nauth_timeout_ms = 60000"));
@@ -474,7 +499,7 @@ mod tests {
         let folder = Folder::new().expect("temporary folder");
         let [clients, servers, http] = listen([0; 3]).expect("ports");
         let options =
-            ServerOptions { shards: Some(2), transport: Some("ws".to_owned()), ..ServerOptions::default() };
+            ServerOptions { shards: Some(2), transport: Transport::WebSocket, ..ServerOptions::default() };
         let text = config(&options, &folder, clients, servers, http);
         for part in
             ["shards = 2", "demo.proto", "transport = \"ws\"", &clients.to_string(), &http.to_string()]

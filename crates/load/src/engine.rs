@@ -14,6 +14,7 @@ use crate::owner::{self, OwnerCounts, OwnerPlan};
 use crate::probe::{Memory, Probe};
 use crate::protocol::CHANNEL_TYPE_GLOBAL;
 use crate::stats::{Counts, Times};
+use crate::tls::Trust;
 use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 pub use crate::watch::{RunError, Sample};
 
@@ -47,6 +48,8 @@ pub struct Plan {
     pub servers: SocketAddr,
     /// Transport of the players.
     pub transport: Transport,
+    /// The server's certificate, for encrypted transports.
+    pub trust: Option<Trust>,
     /// Simulated network between the players and the server.
     pub network: Network,
     /// Simulated players.
@@ -108,6 +111,7 @@ impl Plan {
             clients,
             servers,
             transport: Transport::Tcp,
+            trust: None,
             network: Network::default(),
             players,
             characters: Some(players),
@@ -154,6 +158,7 @@ impl Plan {
         FleetPlan {
             server: self.clients,
             transport: self.transport,
+            trust: self.trust.clone(),
             network: self.network.clone(),
             connects_per_second: (CONNECTS_PER_SECOND / threads).max(1),
             login: self.owner || self.join.is_some(),

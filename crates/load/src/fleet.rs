@@ -18,6 +18,7 @@ use crate::poll::Poller;
 use crate::protocol::{self, Head, Scanner, Sink, kind};
 use crate::schedule::Schedule;
 use crate::socket;
+use crate::tls::Trust;
 
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -43,6 +44,8 @@ pub(crate) const TURN_OR_JUMP_PER_SECOND: f64 = 0.1;
 pub(crate) struct FleetPlan {
     pub(crate) server: SocketAddr,
     pub(crate) transport: Transport,
+    /// The server's certificate, for encrypted transports.
+    pub(crate) trust: Option<Trust>,
     /// Simulated network between the players and the server.
     pub(crate) network: Network,
     /// Connections opened per second and thread.
@@ -316,6 +319,9 @@ impl<'a> Fleet<'a> {
         let source = socket::source_for(self.plan.server, player.number);
         let buffer = stalled.then_some(STALLED_BUFFER_BYTES);
         let mut link = Link::connect(self.plan.server, self.plan.transport, source, buffer, scanner)?;
+        if let Some(trust) = &self.plan.trust {
+            link.secure(trust)?;
+        }
         if !self.plan.network.is_clear() {
             link.pass_through(&self.plan.network, self.plan.seed ^ (player.number as u64) << 20);
         }
@@ -423,7 +429,9 @@ impl<'a> Fleet<'a> {
                 return Err(LinkError::Closed);
             }
             if readable && player.state != State::Connecting {
-                let scratch = if player.view.is_some() { READ_ALL_BYTES } else { READ_BYTES };
+                // Encrypted bytes cannot be skipped unread.
+                let whole = player.view.is_some() || self.plan.trust.is_some();
+                let scratch = if whole { READ_ALL_BYTES } else { READ_BYTES };
                 let mut reader = Reader { plan: self.plan, control: self.control, player, counts };
                 link.receive(&mut self.scratch[..scratch], &mut reader)?;
             }

@@ -65,6 +65,7 @@ mod socket;
 pub mod spatial;
 pub mod stats;
 pub mod suites;
+mod tls;
 mod watch;
 mod websocket;
 pub mod world;
@@ -74,3 +75,4 @@ pub use owner::OwnerCounts;
 pub use socket::raise_descriptor_limit;
 /// Plays recorded sessions; `throng replay` is made of it.
 pub use throng_client::replay;
+pub use tls::Trust;

@@ -12,6 +12,7 @@ use crate::clock;
 use crate::network::{Fates, Network, Way};
 use crate::protocol::{ScanError, Scanner, Sink};
 use crate::socket::{Stream, Taken};
+use crate::tls::{Tls, TlsError, Trust};
 use crate::websocket;
 
 /// Transport of frames between a simulated player and the server.
@@ -24,6 +25,31 @@ pub enum Transport {
     WebSocket,
     /// KCP over UDP, with the settings for games.
     Kcp,
+    /// TLS over TCP.
+    Tls,
+    /// WebSocket over TLS.
+    Wss,
+}
+
+impl Transport {
+    /// True if the bytes are encrypted.
+    #[must_use]
+    pub fn is_encrypted(self) -> bool {
+        matches!(self, Self::Tls | Self::Wss)
+    }
+
+    fn is_websocket(self) -> bool {
+        matches!(self, Self::WebSocket | Self::Wss)
+    }
+
+    /// The transport below the encryption, in the words of a server's configuration.
+    pub(crate) fn listener(self) -> &'static str {
+        match self {
+            Self::Tcp | Self::Tls => "tcp",
+            Self::WebSocket | Self::Wss => "ws",
+            Self::Kcp => "kcp",
+        }
+    }
 }
 
 impl std::str::FromStr for Transport {
@@ -34,6 +60,8 @@ impl std::str::FromStr for Transport {
             "tcp" => Ok(Self::Tcp),
             "ws" | "websocket" => Ok(Self::WebSocket),
             "kcp" => Ok(Self::Kcp),
+            "tls" => Ok(Self::Tls),
+            "wss" => Ok(Self::Wss),
             _ => Err(UnknownTransport(text.to_owned())),
         }
     }
@@ -45,13 +73,15 @@ impl std::fmt::Display for Transport {
             Self::Tcp => "tcp",
             Self::WebSocket => "ws",
             Self::Kcp => "kcp",
+            Self::Tls => "tls",
+            Self::Wss => "wss",
         })
     }
 }
 
-/// A transport name that is none of `tcp`, `ws`, `kcp`.
+/// A transport name that is none of `tcp`, `ws`, `kcp`, `tls`, `wss`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("unknown transport `{0}`; use tcp, ws or kcp")]
+#[error("unknown transport `{0}`; use tcp, ws, kcp, tls or wss")]
 pub struct UnknownTransport(String);
 
 /// Bytes kept for a server that does not read; beyond, inputs are refused and counted.
@@ -92,6 +122,8 @@ pub(crate) enum LinkError {
     Io(#[from] io::Error),
     #[error("the server sent {0}")]
     Scan(#[from] ScanError),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("WebSocket: {0}")]
     WebSocket(#[from] websocket::WebSocketError),
 }
@@ -102,6 +134,9 @@ pub(crate) struct Link {
     stream: Stream,
     /// State of the WebSocket layer, if that is the transport.
     websocket: Option<Box<websocket::ClientSide>>,
+    /// State of the TLS layer, if the transport has one. WebSocket lies above it, and the simulated
+    /// network below.
+    tls: Option<Box<Tls>>,
     /// State of the KCP layer, if that is the transport; the stream is a UDP socket then.
     kcp: Option<Box<KcpSide>>,
     scanner: Scanner,
@@ -129,8 +164,8 @@ impl Link {
         };
         let stream = stream.map_err(LinkError::Connect)?;
         let descriptor = stream.raw().cast_unsigned();
-        let websocket = (transport == Transport::WebSocket)
-            .then(|| Box::new(websocket::ClientSide::new(u64::from(descriptor))));
+        let websocket =
+            transport.is_websocket().then(|| Box::new(websocket::ClientSide::new(u64::from(descriptor))));
         let kcp = (transport == Transport::Kcp).then(|| {
             // The session number only has to differ from that of an earlier session of the same
             // local port.
@@ -142,6 +177,7 @@ impl Link {
         Ok(Self {
             stream,
             websocket,
+            tls: None,
             kcp,
             between,
             paused,
@@ -150,6 +186,13 @@ impl Link {
             bytes_in: 0,
             bytes_out: 0,
         })
+    }
+
+    /// Encrypts everything that is sent from now on. Encrypted transports need it before the
+    /// connection stands.
+    pub(crate) fn secure(&mut self, trust: &Trust) -> Result<(), LinkError> {
+        self.tls = Some(Box::new(Tls::new(trust)?));
+        Ok(())
     }
 
     /// Puts a network between the socket and everything above. Needs calls of [`Self::receive`]
@@ -294,12 +337,13 @@ impl Link {
             let request = websocket.request(host);
             self.write(request.as_bytes())?;
         }
-        Ok(())
+        self.send_records()
     }
 
     /// True if frames can be sent.
     pub(crate) fn is_open(&self) -> bool {
-        self.websocket.as_ref().is_none_or(|websocket| websocket.is_open())
+        self.tls.as_ref().is_none_or(|tls| tls.is_open())
+            && self.websocket.as_ref().is_none_or(|websocket| websocket.is_open())
     }
 
     /// Sends whole frames. Ok(false) when the server has not been reading for so long that they
@@ -373,11 +417,24 @@ impl Link {
     }
 
     fn skip_bytes(&self) -> usize {
+        if self.tls.is_some() {
+            return 0;
+        }
         let skip = self.scanner.skip_bytes();
         self.websocket.as_ref().map_or(skip, |websocket| skip.min(websocket.skip_bytes()))
     }
 
     fn take(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
+        let Some(tls) = &mut self.tls else { return self.take_plain(bytes, sink) };
+        let plain = tls.open(bytes)?;
+        self.take_plain(&plain, sink)?;
+        if let Some(tls) = &mut self.tls {
+            tls.reuse_plain(plain);
+        }
+        self.send_records()
+    }
+
+    fn take_plain(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(), LinkError> {
         let Some(websocket) = &mut self.websocket else {
             return Ok(self.scanner.feed(bytes, sink)?);
         };
@@ -396,6 +453,26 @@ impl Link {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        let Some(tls) = &mut self.tls else { return self.transfer(bytes) };
+        tls.seal(bytes)?;
+        self.send_records()
+    }
+
+    /// Sends the records that the TLS layer has ready, if there is one.
+    fn send_records(&mut self) -> Result<(), LinkError> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        let records = tls.take_records()?;
+        if !records.is_empty() {
+            self.transfer(&records)?;
+        }
+        if let Some(tls) = &mut self.tls {
+            tls.reuse(records);
+        }
+        Ok(())
+    }
+
+    /// Sends bytes as they are, through the simulated network if there is one.
+    fn transfer(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
         if let Some(between) = &mut self.between {
             between.to_server.push(clock::now_ns(), bytes);
             return Ok(());

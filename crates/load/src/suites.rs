@@ -79,6 +79,11 @@ pub const TESTS: &[Test] = &[
         run: worlds::entity_bytes,
     },
     Test {
+        name: "channel transports",
+        summary: "300 players on one channel over TCP, WebSocket, TLS and WebSocket over TLS: CPU of each against TCP",
+        run: channel::transports,
+    },
+    Test {
         name: "gateway idle",
         summary: "10,000 idle connections: CPU and memory of each",
         run: gateway::idle,
@@ -294,8 +299,17 @@ impl Context<'_> {
     }
 
     fn server_with(&self, world: Option<World>) -> Result<Server, BenchError> {
+        self.server_on(self.options.transport, world)
+    }
+
+    fn server_on(&self, transport: Transport, world: Option<World>) -> Result<Server, BenchError> {
         let options = self.options;
         let (own, target) = match options.target {
+            Some(_) if transport.is_encrypted() => {
+                return Err(BenchError::Unfit(format!(
+                    "players on {transport} trust the certificate of a server of their own only; omit --addr"
+                )));
+            }
             Some(target) => (None, target),
             None => {
                 let mut flags = options.server_flags.clone();
@@ -303,7 +317,7 @@ impl Context<'_> {
                 let own = OwnServer::start(&ServerOptions {
                     program: options.program.clone(),
                     shards: options.shards,
-                    transport: (options.transport != Transport::Tcp).then(|| options.transport.to_string()),
+                    transport,
                     flags,
                     whole: options.whole,
                     default_ports: options.default_ports,
@@ -329,6 +343,7 @@ impl Context<'_> {
         let duration = options.duration.unwrap_or(Duration::from_millis(duration));
         Plan {
             transport: options.transport,
+            trust: server.own.as_ref().and_then(|own| own.trust.clone()),
             network: options.network.clone(),
             threads: options.threads,
             warmup: options.warmup.unwrap_or(Duration::from_millis(warmup)),

@@ -419,6 +419,9 @@ impl Stream {
             while !rest.is_empty() && !self.blocked {
                 let part = if open > 0 { &rest[..open.min(rest.len())] } else { rest };
                 let count = self.send(&[IoSlice::new(part)], stats);
+                if count == 0 {
+                    return taken;
+                }
                 taken += count;
                 rest = &rest[count..];
                 if let Some(ws) = &mut self.ws {
@@ -522,6 +525,10 @@ impl Stream {
             if let Some(ws) = &mut self.ws {
                 ws.control_sent(count);
             }
+            // A TLS session that has failed takes nothing, now or later.
+            if count == 0 {
+                return;
+            }
         }
     }
 
@@ -531,22 +538,24 @@ impl Stream {
             return self.send_raw(slices, stats);
         }
         let mut taken = 0;
+        let offered: usize = slices.iter().map(|slice| slice.len()).sum();
         self.flush_tls(stats);
-        for slice in slices {
-            let mut rest: &[u8] = slice;
-            while !rest.is_empty() && !self.blocked {
-                let Some(tls) = &mut self.tls else { return taken };
-                // Takes nothing only when the buffer is full, and then flushing blocks or makes
-                // room.
-                let count = tls.writer().write(rest).unwrap_or(0);
-                taken += count;
-                rest = &rest[count..];
-                if count == 0 {
-                    self.flush_tls(stats);
+        while taken < offered && !self.blocked {
+            let Some(tls) = &mut self.tls else { return taken };
+            // All slices at once: the header of a frame shares the record of what follows. TLS
+            // takes less only when its buffer is full, and then flushing blocks or makes room.
+            let count = match taken {
+                0 => tls.writer().write_vectored(slices),
+                _ => {
+                    let rest: Vec<_> = skip(slices, taken).map(IoSlice::new).collect();
+                    tls.writer().write_vectored(&rest)
                 }
-            }
+            };
+            // A session that has failed takes nothing any more; reading finds that out.
+            let Ok(count) = count else { return taken };
+            taken += count;
+            self.flush_tls(stats);
         }
-        self.flush_tls(stats);
         taken
     }
 

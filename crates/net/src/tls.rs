@@ -83,7 +83,7 @@ pub enum TlsConfigError {
 /// private key (PKCS #8, PKCS #1 or SEC 1), both as PEM text.
 ///
 /// # Errors
-/// What is wrong with which of the two.
+/// [`TlsConfigError`] names the text that is wrong, certificate or key, and the reason.
 pub fn tls_server_config(cert_pem: &[u8], key_pem: &[u8]) -> Result<Arc<ServerConfig>, TlsConfigError> {
     let chain = certificates(cert_pem)?;
     let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|error| match error {

@@ -1,13 +1,16 @@
 //! Checks of a machine against a configuration: problems that would prevent a start, make it slow
 //! or unsafe.
 //!
-//! Nothing is changed. Addresses are bound for a moment to see whether they are free.
+//! Nothing is changed. Addresses are bound for a moment to see whether they are free. A process
+//! that already runs at the admin address reports on its world ([`positions_in`]).
 
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::Path;
 
-use crate::config::{Config, Listener, resolve_addr};
-use crate::{listen, services};
+use serde_json::Value;
+
+use crate::config::{Config, Listener, Settings, resolve_addr};
+use crate::{gateway_config, listen, schemas, services};
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
 const DESCRIPTORS_BESIDES: u64 = 64;
@@ -20,6 +23,8 @@ const BACKLOG: u64 = 1_024;
 const FREE_BYTES_MIN: u64 = 1 << 30;
 /// Before this (2024), a clock has never been set.
 const UNIX_SECONDS_MIN: u64 = 1_704_067_200;
+
+const POSITIONS: &str = "positions";
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,7 +97,59 @@ pub fn examine(config: &Config) -> Vec<Finding> {
     }
     findings.push(clock());
     findings.push(folder(Path::new(&settings.server.data)));
+    findings.extend(runs(services::GATEWAY).then(|| positions(settings)).flatten());
     findings
+}
+
+/// Checks that the schemas have the configured positions of entities; nothing without a grid or
+/// schemas.
+fn positions(settings: &Settings) -> Option<Finding> {
+    if settings.spatial.controller.is_empty() || settings.gateway.schemas.is_empty() {
+        return None;
+    }
+    let remedy = "see `gateway.spatial.positions` and `gateway.schemas`";
+    let schemas = match schemas::load(settings) {
+        Ok(schemas) => schemas,
+        Err(why) => return Some(Finding::bad(POSITIONS, why, remedy)),
+    };
+    let unknown = gateway_config::unknown_positions(settings, &schemas);
+    if !unknown.is_empty() {
+        return Some(Finding::bad(POSITIONS, unknown.join("; "), remedy));
+    }
+    let paths = settings.spatial.positions.iter().map(|path| path.trim_end_matches(":z-up"));
+    let found: Vec<_> = paths.filter(|path| schemas.has_position(path)).collect();
+    Some(match found.is_empty() {
+        true => Finding::warning(
+            POSITIONS,
+            "no type of `gateway.schemas` has a position that can be read: entities never change their cell",
+            "set `gateway.spatial.positions` to the paths of your types",
+        ),
+        false => {
+            Finding::good(POSITIONS, format!("types of `gateway.schemas` have `{}`", found.join("`, `")))
+        }
+    })
+}
+
+/// Positions of the entities of a running process, by its answer to `/api/v1/world`. Nothing
+/// without a grid.
+#[must_use]
+pub fn positions_in(world: &Value) -> Option<Finding> {
+    let without = world["entities_without_position"].as_u64().filter(|_| world["grid"].is_object())?;
+    let known = world["entity_count"].as_u64().unwrap_or_default();
+    let types: Vec<_> =
+        world["types_without_position"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    Some(match without {
+        0 => Finding::good(POSITIONS, format!("the running process reads those of {known} entities")),
+        _ => Finding::warning(
+            POSITIONS,
+            format!(
+                "{without} entities of the running process have none that can be read, so they never change \
+                 their cell; types: `{}`",
+                types.join("`, `")
+            ),
+            "set `gateway.spatial.positions` to the paths of these types",
+        ),
+    })
 }
 
 fn descriptors(connections_max: u64) -> Finding {

@@ -284,6 +284,8 @@ fn world_row(world: &WorldDetail, interest: Option<&InterestView>, stats: [u64; 
         "cells": cells.collect::<Vec<_>>(),
         "bands": bands.collect::<Vec<_>>(),
         "entity_count": world.entity_count,
+        "entities_without_position": world.placeless,
+        "types_without_position": world.placeless_types,
         "entities": {
             "channel": entities.iter().map(|entity| entity.channel.0).collect::<Vec<_>>(),
             "x": entities.iter().map(|entity| tenth(entity.x)).collect::<Vec<_>>(),

@@ -70,3 +70,4 @@ pub use throng_matcher_server::{
     export as export_matcher, replay as replay_matcher, settle as settle_matcher,
 };
 pub use throng_wire::matcher::STATUSES as MATCHER_STATUSES;
+pub use worker::set_return_memory;

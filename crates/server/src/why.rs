@@ -164,10 +164,15 @@ impl Found {
         } else {
             ""
         };
+        let placeless = if sight.placeless {
+            "; its data has no position that can be read (`gateway.spatial.positions`), so it never changes its cell"
+        } else {
+            ""
+        };
         Some(Step::new(
             "interest",
             subscribed || sight.cells_away.is_some(),
-            format!("{cell}, {interest}{waits}"),
+            format!("{cell}, {interest}{waits}{placeless}"),
         ))
     }
 
@@ -310,7 +315,7 @@ fn sight_row(sight: &Sight) -> Value {
         "interest_cells": sight.interest_cells, "cells_away": sight.cells_away,
         "own_entity": sight.own_entity.map(|entity| entity.0), "distance": sight.distance,
         "band": sight.band.map(|(band, _)| band), "band_within": sight.band.and_then(|(_, within)| within),
-        "handover_waits": sight.handover_waits,
+        "handover_waits": sight.handover_waits, "without_position": sight.placeless,
     })
 }
 

@@ -123,7 +123,7 @@ struct Moves {
 /// The first broken promise.
 ///
 /// # Panics
-/// When an invariant of the gateway breaks.
+/// An invariant of the gateway is broken.
 pub fn run_crowd(seed: u64, motion: Motion, balance: Option<Balance>) -> Result<CrowdOutcome, Violation> {
     let mut crowd = Crowd::new(seed, motion, balance);
     let mut outcome = CrowdOutcome::default();

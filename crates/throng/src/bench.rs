@@ -161,7 +161,7 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) server_flag: Vec<String>,
-    /// Transport of the players: tcp, ws or kcp
+    /// Transport of the players: tcp, ws, kcp, tls or wss
     #[arg(hide_short_help = true, long, default_value_t = Transport::Tcp, help_heading = "Load")]
     pub(crate) transport: Transport,
     /// Generator threads for players [default: one per two processors]; with `enet --serve`, server

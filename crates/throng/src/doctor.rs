@@ -1,11 +1,15 @@
 //! `throng doctor`: checks of this machine for problems that would prevent a start, slow it down,
-//! or leave it open to others.
+//! or leave it open to others. A process that already runs at the admin address reports on the
+//! entities of its world.
 
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::doctor::{Finding, Severity, examine};
+use serde_json::Value;
+use throng_server::config::Http;
+use throng_server::doctor::{Finding, Severity, examine, positions_in};
 
+use crate::admin::AdminArgs;
 use crate::output::print;
 use crate::up;
 
@@ -14,12 +18,22 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         Ok(config) => config,
         Err(code) => return code,
     };
-    let findings = examine(&config);
+    let mut findings = examine(&config);
+    findings.extend(running(&config.settings.http).as_ref().and_then(positions_in));
     print(&if matches.get_flag("json") { json(&findings) } else { text(&findings) });
     match findings.iter().any(|finding| finding.severity == Severity::Bad) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     }
+}
+
+/// The world of a process that already runs at the admin address, if one does and answers.
+fn running(http: &Http) -> Option<Value> {
+    if http.addr.is_empty() || http.addr.ends_with(":0") {
+        return None;
+    }
+    let token_file = (!http.tokens_file.is_empty()).then(|| http.tokens_file.as_str().into());
+    AdminArgs { http: http.addr.clone(), token_file }.get("world?entities=0").ok()
 }
 
 /// The severity in JSON.

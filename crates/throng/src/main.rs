@@ -44,6 +44,15 @@ const PURGE_DELAY_MS: std::ffi::c_long = 60_000;
 unsafe extern "C" {
     /// Sets an option that the environment does not set.
     fn mi_option_set_default(option: std::ffi::c_int, value: std::ffi::c_long);
+    /// Frees what the calling thread keeps, and with `force` returns the free memory of the process
+    /// to the system.
+    fn mi_collect(force: bool);
+}
+
+/// Returns free memory to the system.
+fn return_memory() {
+    // SAFETY: it takes no memory that is in use, and may be called by any thread.
+    unsafe { mi_collect(true) };
 }
 
 fn main() -> ExitCode {
@@ -52,6 +61,8 @@ fn main() -> ExitCode {
     // MIMALLOC_PURGE_DELAY overrides that. SAFETY: it stores a number, and no other thread runs
     // yet.
     unsafe { mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
+    // The output of a slow reader is no such memory, and may be many MiB.
+    throng_server::set_return_memory(return_memory);
     // A page of 2 MiB is cleared when its first byte is written, up to 6 ms in which a thread
     // serves nobody, and stays whole for a few buffers: with small pages a connection takes half
     // the memory. What touches much fresh memory at once pays for it: the start takes some 5 ms

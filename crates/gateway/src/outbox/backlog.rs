@@ -12,6 +12,8 @@ pub struct Backlog {
     /// Bytes of the entries that the shard has made and that still exist, each counted once.
     /// Clients of other shards, game servers and mail hold them as well.
     pub entry_bytes: usize,
+    /// Bytes of the buffers of game servers, which no bound of the clients' output counts.
+    pub server_bytes: usize,
 }
 
 impl Backlog {
@@ -28,10 +30,17 @@ impl Backlog {
         self.own_bytes + self.shared_bytes
     }
 
+    /// Memory of the output that the shard has allocated, for clients and game servers.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> usize {
+        self.own_bytes + self.entry_bytes + self.server_bytes
+    }
+
     /// Replaces a part of this sum.
     pub(crate) fn replace(&mut self, old: Self, new: Self) {
         self.own_bytes = self.own_bytes - old.own_bytes + new.own_bytes;
         self.shared_bytes = self.shared_bytes - old.shared_bytes + new.shared_bytes;
+        self.server_bytes = self.server_bytes - old.server_bytes + new.server_bytes;
     }
 }
 
@@ -41,6 +50,7 @@ impl Sum for Backlog {
             own_bytes: sum.own_bytes + part.own_bytes,
             shared_bytes: sum.shared_bytes + part.shared_bytes,
             entry_bytes: sum.entry_bytes + part.entry_bytes,
+            server_bytes: sum.server_bytes + part.server_bytes,
         })
     }
 }

@@ -18,6 +18,7 @@ use throng_stdx::Instant;
 use throng_wire::channeldpb::{ChannelDataAccess, ChannelSubscriptionOptions, MessageType};
 
 use super::config::Balance;
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind};
 use crate::mail::Head;
 use crate::shard::Shard;
@@ -189,8 +190,10 @@ impl Shard {
             scale.moved = Some((self.board.now, from));
         }
         let Some(channel) = self.channels.get_mut(&id) else { return };
+        world.moves_cell = true;
         let giver = channel.owner.filter(|giver| *giver != taker);
         channel.owner_replaced(&mut self.board, taker);
+        failpoint!();
         self.subscribe_server(id, taker, options.as_ref());
         if let Some(giver) = giver {
             self.step_down(id, giver, grid.config().border_cells > 0);
@@ -203,6 +206,9 @@ impl Shard {
         self.board.stats.cells_moved += 1;
         self.announce_regions();
         self.adopt_entities(cell, taker);
+        if let Some(world) = &mut self.world {
+            world.moves_cell = false;
+        }
         self.retry_waiting();
     }
 

@@ -85,6 +85,8 @@ pub(crate) struct World {
     /// Rates by distance, where the gateway sets them.
     lod: Option<lod::LodIndex>,
     scales: balance::Scales,
+    /// A cell is on its way to another server.
+    moves_cell: bool,
 }
 
 /// The place of one spatial server.
@@ -168,6 +170,7 @@ impl World {
             placeless: Vec::new(),
             lod: config.spatial.lod.as_ref().map(|lod| lod::LodIndex::new(lod, hasher)),
             scales: balance::Scales::default(),
+            moves_cell: false,
         }
     }
 
@@ -322,10 +325,23 @@ impl World {
                 server.entities += cell.entities.len();
             }
         }
-        let entities = self.entities.values();
-        let placeless = entities.filter(|entity| !self.cells.is_empty() && entity.is_placeless()).count();
         let (entities, waiting) = (self.entities.len(), self.waiting.len());
-        WorldView { servers, fullest_cell, entities, placeless, waiting }
+        WorldView { servers, fullest_cell, entities, placeless: self.placeless_count(), waiting }
+    }
+
+    /// Entities whose data has no position that can be read; 0 without a grid, which none needs
+    /// one for. Costs a walk over all entities.
+    pub(crate) fn placeless_count(&self) -> usize {
+        if self.cells.is_empty() {
+            return 0;
+        }
+        self.entities.values().filter(|entity| entity.is_placeless()).count()
+    }
+
+    /// Types of entity data without a position that can be read; none without a grid.
+    pub(crate) fn placeless_types(&self) -> Vec<String> {
+        let types = self.locators.iter().filter(|(_, locator)| !locator.has_position());
+        types.map(|(plan, _)| plan.name().to_owned()).filter(|_| !self.cells.is_empty()).collect()
     }
 
     /// Checks what must hold between inputs.
@@ -363,6 +379,7 @@ impl World {
             let listed_here = |id: &ChannelId| self.objects.get(id) == here.as_ref();
             findings.expect(cell.objects.iter().all(listed_here), "an object is not where its cell has it");
         }
+        findings.expect(!self.moves_cell, "a cell has moved halfway");
         findings.expect(self.groups.iter().all(|(_, group)| !group.is_empty()), "an empty group remains");
         let mut known = self.waiting.keys().chain(&self.well_known);
         findings.expect(

@@ -13,6 +13,7 @@ use throng_wire::unrealpb::{DestroyObjectMessage, SpawnObjectMessage};
 use throng_wire::{Forward, MessagePack};
 
 use crate::data::ChannelData;
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ShardIndex};
 use crate::mail::{Head, Letter};
 use crate::reason::Refusal;
@@ -167,6 +168,7 @@ impl Shard {
         if let Some(cell) = cell.filter(|cell| world.listed_in(id) == Some(*cell)) {
             world.place(id, None);
             world.place_object(id, None);
+            failpoint!();
             self.unlist(cell, id);
         }
     }

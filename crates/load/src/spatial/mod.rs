@@ -33,6 +33,7 @@ use crate::interrupt;
 use crate::link::Transport;
 use crate::probe::{self, Memory, Probe};
 use crate::stats::{Counts, Times};
+use crate::tls::Trust;
 use crate::watch::{self, Scenario, Servers, StopOnDrop, Timing, share};
 
 pub use servers::ServersCounts;
@@ -146,6 +147,8 @@ pub struct Plan {
     pub servers: SocketAddr,
     /// Transport of the players.
     pub transport: Transport,
+    /// The server's certificate, for encrypted transports.
+    pub trust: Option<Trust>,
     /// Simulated players, each with a character.
     pub players: usize,
     /// Shape of the world.
@@ -189,6 +192,7 @@ impl Plan {
             clients,
             servers,
             transport: Transport::Tcp,
+            trust: None,
             players,
             layout: Layout::Grid(Grid::PUBLISHED),
             interest_metres: 30.0,
@@ -367,6 +371,7 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
     let players_plan = PlayersPlan {
         server: plan.clients,
         transport: plan.transport,
+        trust: plan.trust.clone(),
         connects_per_second: (CONNECTS_PER_SECOND / u32::try_from(threads).unwrap_or(1)).max(1),
         inputs_per_second: plan.inputs_per_second,
         players: plan.players,

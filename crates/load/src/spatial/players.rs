@@ -24,6 +24,7 @@ use crate::protocol::{self, Head, Scanner, Sink, kind};
 use crate::schedule::Schedule;
 use crate::socket;
 use crate::stats::{Counts, Times};
+use crate::tls::Trust;
 
 /// Longest sleep, so that a stop is noticed.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -39,6 +40,8 @@ const SLACK: u32 = 6;
 pub(crate) struct PlayersPlan {
     pub(crate) server: std::net::SocketAddr,
     pub(crate) transport: Transport,
+    /// The server's certificate, for encrypted transports.
+    pub(crate) trust: Option<Trust>,
     /// Connections opened per second and thread.
     pub(crate) connects_per_second: u32,
     /// Inputs per second to the owner of the player's character.
@@ -281,7 +284,11 @@ impl<'a> Players<'a> {
     fn connect(&mut self, index: usize) -> Result<(), LinkError> {
         let player = &mut self.players[index];
         let source = socket::source_for(self.plan.server, player.number);
-        let link = Link::connect(self.plan.server, self.plan.transport, source, None, Scanner::thorough())?;
+        let mut link =
+            Link::connect(self.plan.server, self.plan.transport, source, None, Scanner::thorough())?;
+        if let Some(trust) = &self.plan.trust {
+            link.secure(trust)?;
+        }
         self.poller.add(link.raw(), index, true, true)?;
         player.link = Some(link);
         Ok(())

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{BenchError, CPU_PLAYERS, Context, MEASURED, MIB, P99_MAX_MS, PUBLISHED, SHARE_MIN};
 use crate::engine::{EngineReport, Plan, RunError};
+use crate::link::Transport;
 use crate::report::{Better, Report, Row, Run};
 
 /// The published result: one channel held 50 Hz to about so many players.
@@ -186,6 +187,63 @@ pub(super) fn fan_out_only(context: &Context<'_>) -> Result<Report, BenchError> 
     if let Some(ratio) = bare_ratio(context, &mut report, &outcome)? {
         let what = "server CPU per delivered frame, bare writer = 1";
         report.row(Row::new(what, "x", Better::Lower, ratio));
+    }
+    Ok(report)
+}
+
+/// The players for which the transports are compared.
+const TRANSPORT_PLAYERS: usize = 300;
+
+/// Transports that are compared, the base first. Marks are the floor and the aim of their CPU.
+const COMPARED: [(Transport, Option<(f64, f64)>); 4] = [
+    (Transport::Tcp, None),
+    (Transport::WebSocket, None),
+    (Transport::Tls, Some((1.8, 1.5))),
+    (Transport::Wss, Some((2.1, 1.7))),
+];
+
+pub(super) fn transports(context: &Context<'_>) -> Result<Report, BenchError> {
+    if context.options.target.is_some() {
+        return Err(BenchError::NeedsOwnServer(context.name));
+    }
+    let (players, canonical) = context.size(TRANSPORT_PLAYERS, 20);
+    let mut report = context.report(canonical);
+    report.setting("transport", "each of those compared");
+    let (mut costs, mut ratios) = ([const { Vec::new() }; 4], [const { Vec::new() }; 4]);
+    let mut complete = true;
+    // In turn: the speed of a shared machine drifts within minutes.
+    for round in 1..=context.options.effort.pick(3, 1, 1) {
+        let mut base = None;
+        for (index, (transport, _)) in COMPARED.into_iter().enumerate() {
+            let server = context.server_on(transport, None)?;
+            let plan = Plan { transport, ..context.plan(&server, players) };
+            let name = format!("{players} players on {transport}, run {round}");
+            let outcome = context.run(&name, &plan, &server)?;
+            complete &= outcome.delivered_share() >= SHARE_MIN;
+            let window = outcome.window.as_secs_f64();
+            if let Some(cpu) = outcome.server_cpu {
+                let cost = cpu.as_secs_f64() * 1e3 / window / players as f64;
+                costs[index].push(cost);
+                ratios[index].push(cost / *base.get_or_insert(cost));
+            }
+            report.run(Run::new(name, &outcome));
+        }
+    }
+    report.threshold("fan-outs delivered on each transport >= 99%", f64::from(u8::from(complete)), complete);
+    for (index, (transport, marks)) in COMPARED.into_iter().enumerate() {
+        if costs[index].is_empty() {
+            continue;
+        }
+        let what = format!("server CPU per second and player over {transport} at {players} players");
+        report.row(Row::new(what, "ms", Better::Lower, median(&mut costs[index])));
+        if transport == Transport::Tcp {
+            continue;
+        }
+        let what = format!("server CPU per player over {transport} at {players} players, tcp = 1");
+        let row = Row::new(what, "x", Better::Lower, median(&mut ratios[index]));
+        // CPU that was not spent because nothing was delivered is no achievement.
+        let judged = marks.filter(|_| complete && players == TRANSPORT_PLAYERS);
+        report.row(judged.map_or(row.clone(), |(floor, aim)| row.marks(floor, aim)));
     }
     Ok(report)
 }

@@ -476,6 +476,7 @@ impl Context<'_> {
         };
         spatial::Plan {
             transport: common.transport,
+            trust: common.trust,
             threads: common.threads,
             warmup: common.warmup,
             duration: common.duration,

@@ -131,6 +131,68 @@ fn websocket_over_tls_with_a_library_client() {
 }
 
 #[test]
+fn a_websocket_whose_tls_breaks_ends() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::WebSocket, &certified.acceptor));
+    let client = std::thread::spawn(move || {
+        let stream = plain_client(addr, certified.client);
+        let (mut client, _) =
+            tungstenite::client(format!("wss://localhost:{}/", addr.port()), stream).unwrap();
+        // A record that no key has made.
+        let record = [&[23, 3, 3, 0, 32][..], &[7; 32]].concat();
+        client.get_mut().sock.write_all(&record).unwrap();
+        assert!(client.read().is_err(), "an alert is no close frame");
+    });
+    let key = node.accepted_one();
+    node.until("the connection ends", |node| node.seen.closed.contains_key(&key));
+    assert_eq!(node.seen.closed[&key].name(), "tls_error");
+    node.until("the client is done", |_| client.is_finished());
+    client.join().unwrap();
+}
+
+#[test]
+fn slices_of_one_write_share_a_record() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let client = std::thread::spawn(move || {
+        let mut socket = TcpStream::connect(addr).unwrap();
+        let mut client = ClientConnection::new(certified.client, localhost()).unwrap();
+        let (mut wire, mut plain, mut part) = (Vec::new(), Vec::new(), [0; 4_096]);
+        while plain.len() < 215 {
+            while client.wants_write() {
+                client.write_tls(&mut socket).unwrap();
+            }
+            let count = socket.read(&mut part).unwrap();
+            assert!(count > 0, "an end before everything has come");
+            wire.extend_from_slice(&part[..count]);
+            let mut bytes = &part[..count];
+            while !bytes.is_empty() {
+                client.read_tls(&mut bytes).unwrap();
+                client.process_new_packets().unwrap();
+                // `WouldBlock` behind the last byte.
+                let _ = client.reader().read_to_end(&mut plain);
+            }
+        }
+        let mut records = Vec::new();
+        while wire.len() >= 5 {
+            let len = usize::from(u16::from_be_bytes([wire[3], wire[4]]));
+            records.push(len);
+            wire.drain(..5 + len);
+        }
+        records
+    });
+    let key = node.accepted_one();
+    let parts = [&[1; 5][..], &[2; 100], &[3; 5], &[4; 100], &[5; 5]];
+    let slices = parts.map(IoSlice::new);
+    assert_eq!(node.net.write(key, &slices).taken, 215);
+    node.until("the client is done", |_| client.is_finished());
+    // Type and tag of TLS 1.3.
+    assert_eq!(client.join().unwrap().into_iter().filter(|len| *len == 215 + 17).count(), 1);
+}
+
+#[test]
 fn what_is_not_tls_fails_the_handshake_and_nothing_else() {
     let certified = certified();
     let mut node = Node::new();

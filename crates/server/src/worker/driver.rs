@@ -14,6 +14,7 @@ use throng_gateway::{
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
 
+use super::memory::Returner;
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
@@ -71,6 +72,7 @@ pub(super) struct Driver {
     pub(super) paused: Vec<ConnKey>,
     pub(super) woken: bool,
     pub(super) output_memory: Arc<OutputMemory>,
+    pub(super) returner: Returner,
     pub(super) loads: Arc<ShardLoads>,
     pub(super) logins: Arc<Logins>,
     pub(super) recorder: Recorder,
@@ -152,6 +154,7 @@ impl Driver {
             paused: Vec::new(),
             woken: false,
             output_memory: parts.output_memory,
+            returner: Returner::default(),
             loads: parts.loads,
             logins: parts.logins,
             recorder: parts.recorder,
@@ -179,7 +182,7 @@ impl Driver {
         let timers = self.shard.next_timeout().map(|at| at.max(self.timers_from));
         let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
         let farewells = self.farewells.values().map(|farewell| farewell.until).min();
-        [timers, writes, self.stopping, farewells].into_iter().flatten().min()
+        [timers, writes, self.stopping, farewells, self.returner.deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn run_due(&mut self) {

@@ -25,6 +25,7 @@ use throng_stdx::Instant;
 use self::driver::{Driver, PANIC_MEMORY};
 pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
+pub use self::memory::set_return_memory;
 use crate::auth::Logins;
 use crate::mailbox::{Life, Mailbox, Post};
 use crate::pace::Pace;

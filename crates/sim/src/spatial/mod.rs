@@ -250,7 +250,7 @@ enum Who {
 /// The first broken promise.
 ///
 /// # Panics
-/// When an invariant of the gateway breaks.
+/// An invariant of the gateway is broken.
 pub fn run_spatial(seed: u64) -> Result<SpatialOutcome, Violation> {
     let mut simulation = Simulation::new(seed, false);
     simulation.play()?;
@@ -265,7 +265,7 @@ pub fn run_spatial(seed: u64) -> Result<SpatialOutcome, Violation> {
 /// The first broken promise.
 ///
 /// # Panics
-/// When an invariant of the gateway breaks.
+/// An invariant of the gateway is broken.
 pub fn run_mixed(seed: u64) -> Result<SpatialOutcome, Violation> {
     let mut simulation = Simulation::new(seed, true);
     simulation.play()?;

@@ -501,6 +501,13 @@ fn the_fast_run_starts_no_process() {
 }
 
 #[test]
+fn panics_can_strike_the_cores_at_fifty_places() {
+    let sources = rust_sources().filter(|(path, _)| relative(path).starts_with("crates/gateway/src/"));
+    let places: usize = sources.map(|(_, text)| text.matches("failpoint!();").count()).sum();
+    assert!(places >= 50, "{places} failpoints");
+}
+
+#[test]
 fn unsafe_code_stays_where_it_has_a_reason() {
     // In two parts, so that this file passes.
     let [block, function] = [concat!("unsa", "fe {"), concat!("unsa", "fe fn")];

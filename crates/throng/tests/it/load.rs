@@ -104,7 +104,7 @@ fn progress_is_shown_unless_it_is_not_wanted() {
 
 #[test]
 fn players_come_by_every_transport() {
-    for transport in ["ws", "kcp"] {
+    for transport in ["ws", "kcp", "tls", "wss"] {
         let load = ["--smoke", "--players", "10", "--duration", "300ms", "--json", "--transport", transport];
         let output = run(&[&["bench", "channel", "single"], &load[..]].concat());
         let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");

@@ -13,6 +13,7 @@ mod hygiene;
 mod linear;
 mod load;
 mod matcher;
+mod memory;
 mod nats;
 mod operate;
 #[path = "support/peers.rs"]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use process::{Process, up};
 use serde_json::Value;
-use throng_client::{ChannelType, Client, CreateChannel, Event, SessionConfig, SubscribeOptions};
+use throng_client::{ChannelId, ChannelType, Client, CreateChannel, Event, SessionConfig, SubscribeOptions};
 
 /// Far beyond what any step needs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start() -> Gateway {
+    fn start(arguments: &[&str]) -> Gateway {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(
             folder.path().join("tokens"),
@@ -43,7 +43,8 @@ impl Gateway {
         command
             .args(["--dev", "--gateway.servers.addr", "127.0.0.1:0", "--gateway.clients.addr", "127.0.0.1:0"])
             .args(["--http.tokens_file", "tokens", "--server.shards", "2", "--schema"])
-            .arg(schema);
+            .arg(schema)
+            .args(arguments);
         let (process, said) = Process::ready(&mut command);
         let [servers, players, admin] = ["game servers", "players", "admin"].map(|name| {
             let line = said.iter().find(|line| line.trim_start().starts_with(name));
@@ -94,7 +95,7 @@ fn passes(answer: &Value, step: &str) -> Option<bool> {
 
 #[test]
 fn why_a_client_gets_no_update_is_told_at_every_step_of_its_way() {
-    let gateway = Gateway::start();
+    let gateway = Gateway::start(&[]);
     tokio::runtime::Runtime::new().expect("threads").block_on(follow_an_update(&gateway));
 }
 
@@ -160,8 +161,54 @@ async fn follow_an_update(gateway: &Gateway) {
 }
 
 #[test]
+fn entities_without_a_position_are_reported_by_why_and_doctor() {
+    let gateway = Gateway::start(&["--gateway.spatial.controller", "4x1"]);
+    tokio::runtime::Runtime::new().expect("threads").block_on(misplace_an_entity(&gateway));
+}
+
+async fn misplace_an_entity(gateway: &Gateway) {
+    const CELL: ChannelId = ChannelId(65_536);
+    const ENTITY: u32 = 524_289;
+    let doctor = || {
+        let admin = gateway.admin.trim_start_matches("http://");
+        let tokens = gateway.folder.path().join("tokens").display().to_string();
+        let output = throng(&["doctor", "--json", "--http", admin, "--http.tokens_file", &tokens]);
+        let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let rows = rows.as_array().expect("a list").iter();
+        rows.filter(|row| row["subject"] == "positions").cloned().collect::<Vec<_>>()
+    };
+    assert!(doctor().iter().all(|row| row["severity"] == "ok"), "{:?}", doctor());
+    let address = gateway.servers.parse().expect("an address");
+    let (server, _events) =
+        Client::connect(address, SessionConfig::server("server", "")).await.expect("a server");
+    let request = |channel: ChannelId, kind: u32, body: &'static [u8]| {
+        server.submit(move |session, now| session.request_raw(now, channel, kind, body))
+    };
+    // CREATE_CHANNEL of type SPATIAL, then CREATE_ENTITY_CHANNEL with data that has no position.
+    request(ChannelId(0), 3, b"\x08\x04").await.expect("sent");
+    let entity = b"\x08\x81\x80\x20\x22\x2c\x0a\x2atype.googleapis.com/chatpb.ChatChannelData";
+    request(CELL, 15, entity).await.expect("sent");
+    let until = Instant::now() + PATIENCE;
+    let answer = loop {
+        let (_, answer) = gateway.why(server.conn().0, ENTITY);
+        if answer["sight"].is_object() {
+            break answer;
+        }
+        assert!(Instant::now() < until, "{answer}");
+    };
+    assert_eq!(answer["sight"]["without_position"], true, "{answer}");
+    let steps = answer["steps"].as_array().expect("steps");
+    let place = steps.iter().find(|step| step["step"] == "interest").expect("a place");
+    assert!(place["what"].as_str().is_some_and(|what| what.contains("no position")), "{answer}");
+    let found = doctor();
+    assert!(found.iter().any(|row| row["severity"] == "poor"), "{found:?}");
+    let text = format!("{found:?}");
+    assert!(text.contains("chatpb.ChatChannelData") && text.contains("gateway.spatial.positions"), "{text}");
+}
+
+#[test]
 fn what_changes_something_is_a_line_of_the_audit_log() {
-    let gateway = Gateway::start();
+    let gateway = Gateway::start(&[]);
     assert_eq!(gateway.request("POST", "/api/v1/capture", r#"{"connection":77}"#), 404);
     assert_eq!(gateway.request("DELETE", "/api/v1/capture", ""), 200);
     let text = std::fs::read_to_string(gateway.folder.path().join("data/audit.jsonl")).expect("it is there");

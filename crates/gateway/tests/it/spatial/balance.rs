@@ -1,6 +1,8 @@
 //! Cells move between servers by load.
 
-use throng_gateway::Balance;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use throng_gateway::{Balance, failpoint};
 
 use super::*;
 
@@ -99,4 +101,54 @@ fn nothing_moves_while_frozen_and_every_move_is_announced() {
     assert_eq!(told, [Some(regions.clone()), Some(regions)]);
     // The cell's entities went along, and their former owner's word counts no more.
     assert_eq!(entity(&world, E + 3), (Some(CELL + 2), Some(world.conn(b))));
+}
+
+#[test]
+fn a_panic_while_a_cell_moves_leaves_no_cell_between_two_servers() {
+    let mut halves = 0;
+    for place in 1..200 {
+        let mut config = config(6, 2);
+        config.spatial.balance =
+            Some(Balance { interval_ms: 250, ratio: 1.2, load_min: 10.0, cooldown_ms: 1000 });
+        config.spatial.balance_frozen = true;
+        let mut world = world(config.clone());
+        let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
+        for index in 0..12 {
+            create_entity(&mut world, a, CELL + index % 3, E + 1 + index, 5.0 + (index % 3) as f32 * 10.0);
+        }
+        for step in 0..40 {
+            for index in 0..12 {
+                let x = 4.0 + (index % 3) as f32 * 10.0 + (step % 2) as f32;
+                move_to(&mut world, a, E + 1 + index, x);
+            }
+            world.run_ms(50);
+        }
+        world.run_ms(20);
+        config.spatial.balance_frozen = false;
+        world.shards[0].reconfigure(&config);
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let struck = catch_unwind(AssertUnwindSafe(|| world.run_ms(300))).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert_eq!(world.stats().cells_moved, 1);
+            assert!(halves > 0, "no panic struck the move itself");
+            return;
+        }
+        let broken = world.shards[0].heal();
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("moved halfway")));
+        if !broken.is_empty() {
+            // The driver restarts the world.
+            continue;
+        }
+        world.run_ms(300);
+        let regions = world.shards[0].regions_by_cell();
+        for (cell, region) in regions.into_iter().enumerate() {
+            let server = world.conn([a, b][region as usize]);
+            for index in 0..12 {
+                let (lies_in, owner) = entity(&world, E + 1 + index);
+                assert!(lies_in != Some(CELL + cell as u32) || owner == Some(server), "place {place}");
+            }
+        }
+    }
+    unreachable!("moving a cell passes fewer places");
 }

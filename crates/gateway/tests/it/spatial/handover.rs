@@ -323,4 +323,6 @@ fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
     assert_eq!(world.shards[0].world().map(|view| view.placeless), Some(2));
     let sight = world.shards[0].sight_of(ConnId(world.conn(a)), ChannelId(E + 1)).expect("an entity");
     assert!(sight.placeless);
+    let detail = world.shards[0].world_detail(10).expect("a world");
+    assert_eq!((detail.placeless, &detail.placeless_types[..]), (2, &["snake.Soul".to_owned()][..]));
 }

@@ -1,6 +1,8 @@
 //! SPAWN and DESTROY of Unreal, from servers and from cheats.
 
-use throng_gateway::{Permissions, Refusal};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use throng_gateway::{Permissions, Refusal, failpoint};
 use throng_wire::unrealpb::{DestroyObjectMessage, SpawnObjectMessage};
 
 use super::*;
@@ -328,4 +330,26 @@ fn an_object_is_listed_in_its_cell_also_when_it_is_spawned_through_another_chann
     assert_eq!(lists(&world), [NONE, vec![E + 7]]);
     world.send(a, [spawn_naming(Some(CELL), E + 7, 5.0).to(0)]);
     assert_eq!(lists(&world), [vec![E + 7], NONE]);
+}
+
+#[test]
+fn a_panic_while_an_object_ends_is_found_by_the_list_that_names_it() {
+    let mut found = 0;
+    for place in 1..100 {
+        let mut world = world(config(2, 1));
+        let a = spatial_server(&mut world, "a");
+        world.send(a, [spawn(E + 8, CELL, 5.0)]);
+        assert_eq!(listed(&world, CELL), [E + 8]);
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let struck = catch_unwind(AssertUnwindSafe(|| world.send(a, [destroy(E + 8, CELL)]))).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert_eq!(listed(&world, CELL), NONE);
+            assert!(found > 0, "no panic struck between the object and its list");
+            return;
+        }
+        let broken = world.shards[0].heal();
+        found += u32::from(broken.iter().any(|broken| broken.what == "a cell lists what lies elsewhere"));
+    }
+    unreachable!("an object's end passes fewer places");
 }
