@@ -138,6 +138,8 @@ async function everything() {
     },
     cache: async () => {
       await page.waitForSelector("td:has-text('demo')", { timeout: 30_000 });
+      await page.waitForSelector("h2:has-text('Evicted next')");
+      await page.waitForSelector("[aria-label='Evicted next']");
       const collections = () => page.locator("dl.facts div", { hasText: "garbage collections" }).locator("dd").innerText();
       const before = await collections();
       await page.click("text=Collect garbage now");

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { post, session, usePoll, type Json } from "../api.ts";
 import { Chart } from "../chart.tsx";
-import { bytes, count, percent } from "../format.ts";
+import { bytes, count, duration, percent } from "../format.ts";
 import { Badge, Card, Empty, Facts, Stat, Table, Trouble } from "../ui.tsx";
 
 const words = (name: string) => name.replaceAll("_", " ");
@@ -100,6 +100,20 @@ export function Cache() {
             </Card>
             <Card title="Store"><Facts rows={facts(data.store)} /></Card>
           </div>
+          <Card title="Evicted next" side={<span class="hint">from {bytes(data.eviction.begins_at_bytes)} on the disk</span>}>
+            <Table
+              caption="Evicted next"
+              rows={data.eviction.next as Json[]}
+              id={(row) => `${row.namespace}/${row.kind}/${row.name}`}
+              empty="Nothing can be evicted"
+              columns={[
+                { head: "Namespace", cell: (row) => <code>{row.namespace}</code> },
+                { head: "Kind", cell: (row) => row.kind },
+                { head: "Name", wide: true, cell: (row) => <code>{row.name}</code> },
+                { head: "Unused for", num: true, cell: (row) => duration(Math.max(0, Date.now() - row.used_unix_s * 1000)) },
+              ]}
+            />
+          </Card>
           <Card title="Namespaces">
             <Table
               caption="Namespaces"

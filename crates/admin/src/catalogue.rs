@@ -220,7 +220,7 @@ pub const ROUTES: &[Route] = &[
         Guard::Monitor,
         Endpoint::Cache,
         &[],
-        "The derived-data cache: traffic, store, namespaces.",
+        "The derived-data cache: traffic, store, namespaces, and which refs or copies are evicted next.",
     ),
     get(
         "/api/v1/rooms",

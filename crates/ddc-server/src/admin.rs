@@ -8,6 +8,7 @@ use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, Namespace, Value};
 
 use crate::answer::{Answer, Problem, object};
+use crate::blocking;
 use crate::body::Body;
 use crate::listener::Listener;
 use crate::service::{ApiRequest, Service, json};
@@ -65,7 +66,7 @@ impl Service {
                 "settings": { "site": self.rules().site, "figures": self.report() },
             }))),
             Route::LastAccessRollup => {
-                let noted: Vec<serde_json::Value> = tokio::task::block_in_place(|| self.note_accesses())
+                let noted: Vec<serde_json::Value> = blocking::in_place(|| self.note_accesses())
                     .iter()
                     .map(|(namespace, bucket, key)| {
                         serde_json::json!({
@@ -76,7 +77,7 @@ impl Service {
                 Ok(json(&serde_json::json!({ "updatedRecords": noted })))
             }
             Route::RefCleanup => {
-                let collected = tokio::task::block_in_place(|| self.collect())?;
+                let collected = blocking::in_place(|| self.collect())?;
                 Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
             }
             Route::ReplicationLog(namespace) => self.incremental(request, namespace),

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
@@ -14,11 +13,13 @@ use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
 
 use crate::answer::{Answer, Problem, empty, object};
-use crate::body::{Body, Check, CheckKind};
+use crate::blocking;
+use crate::body::{Body, Check, CheckKind, Findings};
+use crate::fetch::Found;
 use crate::headers::IO_HASH;
 use crate::origin::Reach;
 use crate::service::{ApiRequest, Service, check_hash, hash_value, over_quota};
-use crate::streaming::{Found, StreamedBlob};
+use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
 /// Blobs that were read and found sound; when there are more, all that is forgotten and gained
@@ -29,6 +30,17 @@ const READ_BYTES_MAX: u64 = 16 << 10;
 /// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end
 /// held back.
 const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
+
+impl Findings for Service {
+    fn damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) {
+        self.counters.add_damaged();
+        self.store.discard_damaged(namespace, hash, blob);
+    }
+
+    fn sound(&self, blob: &Blob) {
+        self.set_verified(blob);
+    }
+}
 
 impl Service {
     pub(crate) async fn blob_route(
@@ -224,6 +236,11 @@ impl Service {
         Ok(describe(response, hash, media))
     }
 
+    fn check(self: &Arc<Service>, namespace: &Namespace, hash: &IoHash, kind: CheckKind) -> Check {
+        let findings: Arc<dyn Findings> = Arc::<Service>::clone(self);
+        Check { findings, namespace: namespace.clone(), hash: *hash, kind }
+    }
+
     /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is
     /// checked on its way.
     async fn part_body(
@@ -236,8 +253,7 @@ impl Service {
     ) -> Result<Body, Problem> {
         let mut body = Body::default();
         if !self.is_verified(&blob) && blob.has_sums() {
-            let (service, namespace) = (Arc::clone(self), namespace.clone());
-            let check = Check { service, namespace, hash: *hash, kind: CheckKind::Parts };
+            let check = self.check(namespace, hash, CheckKind::Parts);
             body.push_blob(blob, start, end, Some(Box::new(check)));
             return Ok(body);
         }
@@ -276,9 +292,7 @@ impl Service {
         if self.is_verified(&blob) {
             body.push_blob(blob, 0, len, None);
         } else if len > HASH_FIRST_BYTES_MAX {
-            let (service, namespace) = (Arc::clone(self), namespace.clone());
-            let check =
-                Check { service, namespace, hash: *hash, kind: CheckKind::Whole(Box::new(Hasher::new())) };
+            let check = self.check(namespace, hash, CheckKind::Whole(Box::new(Hasher::new())));
             body.push_blob(blob, 0, len, Some(Box::new(check)));
         } else if len <= SMALL_BYTES_MAX as u64 {
             let bytes = blob.read(0, len as usize);
@@ -307,12 +321,12 @@ impl Service {
     /// not.
     async fn hash_now(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) -> Result<bool, Problem> {
         let (read, wanted) = (blob.clone(), *hash);
-        let sound = tokio::task::spawn_blocking(move || match read.hash() {
+        let sound = blocking::elsewhere(move || match read.hash() {
             Ok(found) => Ok(found == wanted),
             Err(error) if is_damage(&error) => Ok(false),
             Err(error) => Err(error),
         });
-        let sound = sound.await.map_err(|_| StoreError::Busy)??;
+        let sound = sound.await.ok_or(StoreError::Busy)??;
         if sound {
             self.set_verified(blob);
         } else {
@@ -356,7 +370,8 @@ impl Service {
     fn is_verified(&self, blob: &Blob) -> bool {
         let recheck = self.rules().recheck;
         let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        verified.get(&blob.id()).is_some_and(|checked| checked.elapsed() < recheck)
+        let now = self.clock.elapsed();
+        verified.get(&blob.id()).is_some_and(|checked| now.saturating_sub(*checked) < recheck)
     }
 
     pub(crate) fn set_verified(&self, blob: &Blob) {
@@ -368,7 +383,7 @@ impl Service {
         if verified.len() >= VERIFIED_MAX {
             verified.clear();
         }
-        verified.insert(blob.id(), Instant::now());
+        verified.insert(blob.id(), self.clock.elapsed());
     }
 
     pub(crate) async fn put_blob(
@@ -496,9 +511,16 @@ impl Service {
     pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
         let hash = received.hash();
         self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
-        // The usual repeated upload: what is in the index is durable.
-        if self.store.blob(namespace, &hash)?.is_some() {
-            return Ok(());
+        // The usual repeated upload: what is in the index is durable. Of an object storage another
+        // node may have deleted it meanwhile.
+        if let Some(copy) = self.store.blob(namespace, &hash)? {
+            let Some(tier) = self.tier() else { return Ok(()) };
+            if self.heard(tier.blob_len(namespace, &hash).await)?.is_some() {
+                return Ok(());
+            }
+            if matches!(received, Received::Known(..)) {
+                return self.share_copy(tier, namespace, &hash, &copy).await;
+            }
         }
         // Never the other way round: a copy here says that the object storage has the blob.
         self.share(namespace, &received).await?;
@@ -527,7 +549,7 @@ impl Service {
                 // It waits for the disk, on one of few threads that are there for that.
                 let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
                 let put = move || store.put_large(&namespace, *writer, now, done);
-                tokio::task::spawn_blocking(put).await.unwrap_or(Err(StoreError::Busy))?;
+                blocking::elsewhere(put).await.unwrap_or(Err(StoreError::Busy))?;
             }
         }
         if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {

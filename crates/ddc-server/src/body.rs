@@ -9,7 +9,6 @@ use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
-use crate::service::Service;
 use crate::streaming::StreamedBlob;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
@@ -36,9 +35,18 @@ pub(crate) struct FilePart {
     pub(crate) end: u64,
 }
 
+/// Receiver of what is found out about blobs on their way out.
+pub(crate) trait Findings: Send + Sync {
+    /// A stored blob is damaged.
+    fn damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob);
+
+    /// A stored blob has its hash.
+    fn sound(&self, blob: &Blob);
+}
+
 /// Check of a blob on its way out.
 pub(crate) struct Check {
-    pub(crate) service: Arc<Service>,
+    pub(crate) findings: Arc<dyn Findings>,
     pub(crate) namespace: Namespace,
     pub(crate) hash: IoHash,
     pub(crate) kind: CheckKind,
@@ -58,8 +66,7 @@ impl Check {
         let damage = |error: io::Error| {
             if is_damage(&error) {
                 // The rest is not sent: the receiver sees an answer that broke off.
-                self.service.counters.add_damaged();
-                self.service.store.discard_damaged(&self.namespace, &self.hash, blob);
+                self.findings.damaged(&self.namespace, &self.hash, blob);
             }
             error
         };
@@ -77,7 +84,7 @@ impl Check {
                         let error = io::Error::new(io::ErrorKind::InvalidData, "a stored blob is damaged");
                         return Err(damage(error));
                     }
-                    self.service.set_verified(blob);
+                    self.findings.sound(blob);
                 }
                 Ok(bytes)
             }

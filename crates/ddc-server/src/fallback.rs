@@ -12,6 +12,7 @@ use throng_ddc::{IoHash, Namespace};
 use throng_ddc_store::{Blob, LargeWriter};
 
 use crate::answer::{Problem, empty};
+use crate::blocking;
 use crate::body::Body;
 use crate::origin::Reach;
 use crate::service::{ApiRequest, Service};
@@ -99,7 +100,7 @@ impl Service {
             return Ok(Received::Small(bytes, hash));
         }
         let mut writer: Box<LargeWriter> = Box::new(self.store.begin_large()?);
-        tokio::task::block_in_place(|| {
+        blocking::in_place(|| {
             let mut at = 0;
             while at < blob.len() {
                 let piece = blob.read(at, (blob.len() - at).min(PIECE_BYTES) as usize)?;

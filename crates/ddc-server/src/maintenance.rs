@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
-use throng_ddc_store::{CollectOptions, CollectReport, EvictOptions, ScrubReport, StoreError};
+use throng_ddc_store::{CollectOptions, CollectReport, EvictOptions, ScrubReport, StoreError, Unused};
 
 use crate::service::{Accesses, Maintenance, Service};
 
@@ -62,9 +62,20 @@ impl Service {
     /// # Errors
     /// As the store says.
     pub fn evict(&self, bytes_max: u64) -> Result<CollectReport, StoreError> {
+        let evicted = self.with_eviction(bytes_max, |options| self.store.evict(options))?;
+        self.counters.add_collected(&evicted);
+        Ok(evicted)
+    }
+
+    /// Refs and copies that the next eviction removes first, at most `count`.
+    pub(crate) fn longest_unused(&self, count: usize) -> Result<Vec<Unused>, StoreError> {
+        self.with_eviction(self.bytes_max(), |options| self.store.longest_unused(options, count))
+    }
+
+    fn with_eviction<T>(&self, bytes_max: u64, act: impl FnOnce(&EvictOptions<'_>) -> T) -> T {
         let last_use =
             |hash: &IoHash| self.uses.lock().unwrap_or_else(PoisonError::into_inner).get(hash).copied();
-        let evicted = self.store.evict(&EvictOptions {
+        act(&EvictOptions {
             bytes_max,
             copies: self.tier().is_some(),
             now: self.now(),
@@ -72,9 +83,7 @@ impl Service {
             keeps: &|namespace| self.rules_of(namespace).keeps,
             last_use: &last_use,
             last_access: &|namespace, bucket, key| self.last_access(namespace, bucket, key),
-        })?;
-        self.counters.add_collected(&evicted);
-        Ok(evicted)
+        })
     }
 
     /// Reads every blob, `bytes_per_s` bytes in a second, and puts damaged ones aside.
@@ -83,7 +92,7 @@ impl Service {
     /// As the store says.
     pub fn scrub(&self, bytes_per_s: u64) -> Result<ScrubReport, StoreError> {
         let scrubbed = self.store.scrub(&mut |bytes| {
-            std::thread::sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_s.max(1) as f64));
+            self.clock.sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_s.max(1) as f64));
         })?;
         self.counters.add_scrubbed(&scrubbed);
         self.store.note_scrub(self.now());
@@ -109,6 +118,9 @@ impl Service {
     }
 
     pub(crate) fn note(&self, accesses: Accesses) {
+        // In an order that does not depend on the map, so that a simulated run can be repeated.
+        let mut accesses: Vec<_> = accesses.into_iter().collect();
+        accesses.sort_unstable();
         let accesses =
             accesses.into_iter().map(|((namespace, bucket, key), used)| (namespace, bucket, key, used));
         // A use that is lost with the process makes a ref look older than it is, by as long as

@@ -17,6 +17,8 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use throng_ddc::compressed::{OodleDecoder, OodleOutcome};
 use tracing::{debug, warn};
 
+use crate::blocking;
+
 /// What a program says first.
 const GREETING: [u8; 8] = *b"oodle 1\n";
 
@@ -116,7 +118,7 @@ impl OodleProgram {
 impl OodleDecoder for OodleProgram {
     fn decode(&self, block: &[u8], raw: &mut [u8]) -> OodleOutcome {
         // Other requests go on meanwhile.
-        tokio::task::block_in_place(|| self.decode_waiting(block, raw))
+        blocking::in_place(|| self.decode_waiting(block, raw))
     }
 }
 

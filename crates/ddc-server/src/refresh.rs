@@ -12,6 +12,7 @@ use throng_ddc::{Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{RefValue, Tier};
 
 use crate::answer::Problem;
+use crate::blocking;
 use crate::origin::Reach;
 use crate::service::Service;
 
@@ -91,7 +92,7 @@ impl Service {
             return Ok(None);
         }
         let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
-        if tokio::task::block_in_place(|| blob.hash())? != *hash {
+        if blocking::in_place(|| blob.hash())? != *hash {
             self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, &blob);
             return Ok(None);

@@ -16,6 +16,7 @@ use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
 use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::origin::{Closed, Reach};
@@ -190,7 +191,7 @@ impl Service {
         let stored = request.upload.exactly(entry.size as usize).await?;
         let root = if entry.flags.has(Flags::COMPRESSED) {
             let rules = self.rules();
-            let raw = tokio::task::block_in_place(|| {
+            let raw = blocking::in_place(|| {
                 throng_ddc::compressed::decompress(&stored, rules.object_bytes_max, rules.oodle.clone())
             });
             Bytes::from(
@@ -307,8 +308,7 @@ impl Service {
             self.push_whole(&mut body, namespace, &hash, blob).await?;
             return Ok(with_type(body, Media::Octets));
         }
-        let raw =
-            tokio::task::block_in_place(|| decompress(&blob, RAW_BYTES_MAX, self.rules().oodle.clone()))?;
+        let raw = blocking::in_place(|| decompress(&blob, RAW_BYTES_MAX, self.rules().oodle.clone()))?;
         let raw =
             raw.ok_or_else(|| Problem::missing("what the ref refers to cannot be decompressed here"))?;
         Ok(reply(StatusCode::OK, Media::Octets.name(), raw))

@@ -18,6 +18,7 @@ use throng_ddc_store::{Cursor, Event, LargeWriter, Snapshot, StoreError};
 use tokio::sync::oneshot;
 
 use crate::answer::{Answer, Problem};
+use crate::blocking;
 use crate::service::{ApiRequest, Service, json};
 use crate::upload::Received;
 
@@ -80,7 +81,7 @@ impl Service {
         self.check_replication()?;
         let at = self.now();
         let (service, of) = (Arc::clone(self), namespace.clone());
-        let written = tokio::task::spawn_blocking(move || service.write_snapshot(&of)).await;
+        let written = blocking::elsewhere(move || service.write_snapshot(&of)).await;
         let writer = written.unwrap_or(Err(StoreError::Busy))?;
         let received = Received::Large(Box::new(writer));
         let blob = received.hash();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use throng_ddc::Namespace;
-use throng_ddc_store::{StoreError, Usage};
+use throng_ddc_store::{FULL_PERCENT, StoreError, Unused, UnusedName, Usage};
 
 use crate::service::Service;
 use crate::stats::{CacheStats, Latencies};
@@ -16,6 +16,8 @@ use crate::stats::{CacheStats, Latencies};
 const COUNT_EVERY: Duration = Duration::from_secs(60);
 /// A count takes at most this part of the time.
 const COUNT_PART: u32 = 100;
+/// Refs or copies that the report names as the next to be evicted.
+const UNUSED_MAX: usize = 20;
 
 impl Service {
     /// Counters since the start.
@@ -59,7 +61,8 @@ impl Service {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts what namespaces hold: a walk over the whole index.
+    /// Counts what namespaces hold, and looks for what the next eviction removes first: a walk over
+    /// the whole index.
     ///
     /// # Errors
     /// As the store says.
@@ -71,7 +74,14 @@ impl Service {
         }
         sizes.sort_by_key(|(_, usage)| std::cmp::Reverse(usage.blob_bytes));
         *self.sizes.lock().unwrap_or_else(PoisonError::into_inner) = sizes;
+        let unused = self.longest_unused(UNUSED_MAX)?;
+        *self.unused.lock().unwrap_or_else(PoisonError::into_inner) = unused;
         Ok(())
+    }
+
+    /// Refs and copies that the next eviction removes first, as of the last count.
+    fn unused(&self) -> Vec<Unused> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counts what namespaces hold from time to time until `end` is gone. For a thread of its own.
@@ -120,6 +130,10 @@ impl Service {
                 "blobs": usage.blobs,
                 "blob_bytes": usage.blob_bytes,
             })).collect::<Vec<_>>(),
+            "eviction": {
+                "begins_at_bytes": self.bytes_max() / 100 * FULL_PERCENT,
+                "next": self.unused().iter().map(unused_row).collect::<Vec<_>>(),
+            },
             "scrubbed_bytes": stats.scrubbed_bytes,
             "damaged": stats.damaged + stats.store.damaged,
             "disk": {
@@ -144,4 +158,18 @@ impl Service {
             },
         })
     }
+}
+
+/// Something that the next eviction removes, with its last use in seconds since 1970.
+fn unused_row(unused: &Unused) -> Value {
+    let (kind, name) = match &unused.name {
+        UnusedName::Ref(bucket, key) => ("ref", format!("{bucket}/{key}")),
+        UnusedName::Blob(hash) => ("blob", hash.to_string()),
+    };
+    json!({
+        "namespace": unused.namespace.as_str(),
+        "kind": kind,
+        "name": name,
+        "used_unix_s": unused.used.unix_ms() / 1000,
+    })
 }

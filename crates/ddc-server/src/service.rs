@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -14,12 +14,13 @@ use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
-use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError, Usage};
+use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError, Unused, Usage};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
+use crate::clock::{Clock, SystemClock};
 use crate::entry::Entry;
 use crate::listener::Listener;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
@@ -161,6 +162,7 @@ pub(crate) type Accesses = HashMap<(Namespace, Bucket, throng_ddc::Key), Timesta
 
 /// Answers requests. One for all listeners.
 pub struct Service {
+    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<Store>,
     rules: RwLock<Arc<Rules>>,
     pub(crate) origin: Origin,
@@ -173,16 +175,19 @@ pub struct Service {
     /// Time when copies of blobs were last used. Only with an object storage, whose copies they
     /// are.
     pub(crate) uses: Mutex<HashMap<IoHash, Timestamp>>,
-    /// Blobs whose bytes were seen to have their hash since start, by where they lie.
-    pub(crate) verified: Mutex<HashMap<throng_ddc_store::BlobId, Instant>>,
+    /// Blobs whose bytes were seen to have their hash, by where they lie, each with the time of the
+    /// service's clock.
+    pub(crate) verified: Mutex<HashMap<throng_ddc_store::BlobId, Duration>>,
     /// Refs that came from the upstream, and when it last said that they are as they were.
-    pub(crate) fresh: Mutex<HashMap<RefName, Instant>>,
+    pub(crate) fresh: Mutex<HashMap<RefName, Duration>>,
     pub(crate) accesses: Mutex<Accesses>,
     /// Milliseconds since 1970 at which last uses were last written down.
     pub(crate) noted: AtomicU64,
     pub(crate) counters: Counters,
     /// Sizes of namespaces at the last count, the largest first.
     pub(crate) sizes: Mutex<Vec<(Namespace, Usage)>>,
+    /// Refs and copies that were unused longest at the last count, the longest first.
+    pub(crate) unused: Mutex<Vec<Unused>>,
 }
 
 impl fmt::Debug for Service {
@@ -245,8 +250,20 @@ impl Service {
     /// from `origin`.
     #[must_use]
     pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
+        Service::with_clock(store, rules, origin, Arc::new(SystemClock::new()))
+    }
+
+    /// The same, with a clock of the caller's.
+    #[must_use]
+    pub fn with_clock(
+        store: Arc<Store>,
+        rules: Rules,
+        origin: Origin,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Service> {
         store.set_quotas(rules.quotas.clone());
         Arc::new(Service {
+            clock,
             store,
             rules: RwLock::new(Arc::new(rules)),
             origin,
@@ -261,6 +278,7 @@ impl Service {
             noted: AtomicU64::new(0),
             counters: Counters::default(),
             sizes: Mutex::default(),
+            unused: Mutex::default(),
         })
     }
 
@@ -567,8 +585,7 @@ impl Service {
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Timestamp::from_unix_ms(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+        self.clock.now()
     }
 
     /// Notes that a ref was used; gives when it was used before.

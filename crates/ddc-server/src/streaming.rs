@@ -5,17 +5,11 @@
 //! response with damaged stored bytes. A blob is kept only if it is verified.
 
 use std::io;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use hyper::{StatusCode, header};
-use throng_ddc::{IoHash, Namespace};
+use hyper::StatusCode;
 use throng_ddc_store::Blob;
-
-use crate::answer::Problem;
-use crate::origin::Origin;
-use crate::service::Service;
 
 /// Bytes at the end that are not sent before everything is verified.
 const HELD_BYTES: u64 = 64 << 10;
@@ -23,6 +17,9 @@ const HELD_BYTES: u64 = 64 << 10;
 /// A blob on its way here, and those who wait for it.
 #[derive(Default)]
 pub(crate) struct StreamedBlob(Mutex<State>);
+
+/// Status and reason of a transfer that failed.
+pub(crate) type Failure = (StatusCode, String);
 
 #[derive(Default)]
 struct State {
@@ -33,7 +30,7 @@ struct State {
     /// True if it came, and was what it should be.
     end: Option<bool>,
     /// Why nobody could say.
-    failure: Option<(StatusCode, String)>,
+    failure: Option<Failure>,
     waiting: Vec<Waker>,
 }
 
@@ -48,12 +45,11 @@ impl StreamedBlob {
         self.change(|state| state.part = Some(part));
     }
 
-    fn end(&self, brought: Result<bool, Problem>) {
+    /// It came and was sound, or why not.
+    pub(crate) fn end(&self, brought: Result<bool, Failure>) {
         self.change(|state| match brought {
             Ok(sound) => state.end = Some(sound),
-            Err(problem) => {
-                (state.end, state.failure) = (Some(false), Some((problem.status, problem.title)));
-            }
+            Err(failure) => (state.end, state.failure) = (Some(false), Some(failure)),
         });
     }
 
@@ -70,13 +66,10 @@ impl StreamedBlob {
     }
 
     /// Its size when its first bytes are here; `None` when there will be nothing to wait for.
-    fn poll_begun(&self, context: &Context<'_>) -> Poll<Result<Option<u64>, Problem>> {
+    pub(crate) fn poll_begun(&self, context: &Context<'_>) -> Poll<Result<Option<u64>, Failure>> {
         let mut state = self.state();
         match &*state {
-            State { failure: Some((status, title)), .. } => {
-                let problem = Problem::new(*status, title.as_str());
-                Poll::Ready(Err(problem.with(header::RETRY_AFTER, "1")))
-            }
+            State { failure: Some(failure), .. } => Poll::Ready(Err(failure.clone())),
             State { end: Some(_), .. } => Poll::Ready(Ok(None)),
             State { total: Some(total), part: Some(_), .. } => Poll::Ready(Ok(Some(*total))),
             _ => {
@@ -104,63 +97,5 @@ impl StreamedBlob {
         }
         state.waiting.push(context.waker().clone());
         Poll::Pending
-    }
-}
-
-/// A blob that can be answered with.
-pub(crate) enum Found {
-    /// It is here.
-    Here(Blob),
-    /// It is on its way here, and so large.
-    Streamed(Arc<StreamedBlob>, u64),
-}
-
-impl Service {
-    /// A blob, brought here if it is elsewhere; a large one is on its way when this returns, a
-    /// small one here.
-    pub(crate) async fn find_or_begin(
-        self: &Arc<Service>,
-        namespace: &Namespace,
-        hash: &IoHash,
-    ) -> Result<Option<Found>, Problem> {
-        if matches!(self.origin, Origin::Alone) || self.store.has_blob(namespace, hash)? {
-            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
-        }
-        self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
-        let found = match self.begin(namespace, hash).await? {
-            Some((streamed, len)) => Some(Found::Streamed(streamed, len)),
-            None => self.store.blob(namespace, hash)?.map(Found::Here),
-        };
-        if found.is_some() {
-            self.note_use(hash);
-        }
-        Ok(found)
-    }
-
-    /// Begins to bring a blob, unless that began already. Its size if it is large; else it is here,
-    /// if it can be had.
-    async fn begin(
-        self: &Arc<Service>,
-        namespace: &Namespace,
-        hash: &IoHash,
-    ) -> Result<Option<(Arc<StreamedBlob>, u64)>, Problem> {
-        let wanted = (namespace.clone(), *hash);
-        let (streamed, first) = {
-            let mut all = self.streamed.lock().unwrap_or_else(PoisonError::into_inner);
-            let first = !all.contains_key(&wanted);
-            (Arc::clone(all.entry(wanted.clone()).or_default()), first)
-        };
-        if first {
-            // It goes on if the client leaves: the next one will want it.
-            let (service, streamed) = (Arc::clone(self), Arc::clone(&streamed));
-            tokio::spawn(async move {
-                let (namespace, hash) = &wanted;
-                let brought = service.fetch_blob(namespace, hash, Some(&streamed)).await;
-                service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
-                streamed.end(brought);
-            });
-        }
-        let total = std::future::poll_fn(|context| streamed.poll_begun(context)).await?;
-        Ok(total.map(|total| (streamed, total)))
     }
 }

@@ -12,6 +12,7 @@ use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Timestamp};
 use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError};
 
 use crate::node::Node;
+use crate::service::Service;
 use crate::upload::SMALL_BYTES_MAX;
 
 /// Entries that one step reads of the index.
@@ -109,15 +110,24 @@ impl Node {
     /// # Errors
     /// As [`TransferError`] says. What was brought in by then stays.
     pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
-        let mut import =
-            Import { store: self.service().store(), acknowledgements: mpsc::channel(), waiting: 0 };
+        self.service().import(input)
+    }
+}
+
+impl Service {
+    /// See [`Node::import`].
+    ///
+    /// # Errors
+    /// As [`TransferError`] says. What was brought in by then stays.
+    pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
+        let mut import = Import { store: self.store(), acknowledgements: mpsc::channel(), waiting: 0 };
         let mut done = Transferred::default();
         let first = read_line(input)?.filter(|first| first["export"] == 1);
         first.ok_or_else(|| TransferError::Malformed("it does not begin like one".to_owned()))?;
         while let Some(entry) = read_line(input)? {
             let text = |name: &str| entry[name].as_str().unwrap_or_default();
             let namespace: Namespace = parse(text("namespace"))?;
-            let now = self.service().now();
+            let now = self.now();
             if entry.get("blob").is_some() && entry.get("content").is_none() {
                 let len = number(&entry, "bytes")?;
                 import.blob(&namespace, parse(text("blob"))?, len, now, input)?;
@@ -209,7 +219,12 @@ impl Import<'_> {
     /// Waits until at most so many changes wait.
     fn settle(&mut self, at_most: usize) -> Result<(), TransferError> {
         while self.waiting > at_most {
-            let outcome = self.acknowledgements.1.recv();
+            let mut outcome = self.acknowledgements.1.try_recv();
+            if outcome.is_err() {
+                // This answers everything that is queued, whether or not a thread commits as well.
+                self.store.commit();
+                outcome = self.acknowledgements.1.try_recv();
+            }
             self.waiting -= 1;
             if outcome.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
                 return Err(StoreError::Full.into());

@@ -15,7 +15,7 @@ use crate::marks::Marks;
 use crate::store::Store;
 
 /// Blobs are removed when the folder has reached this part of what it may hold ...
-const FULL_PERCENT: u64 = 95;
+pub const FULL_PERCENT: u64 = 95;
 /// ... until the blobs are this part of it. Segments then hold a little more than the blobs in
 /// them.
 const KEEP_PERCENT: u64 = 72;

@@ -5,7 +5,7 @@ use std::sync::mpsc;
 
 use bytes::Bytes;
 use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value};
-use throng_ddc_server::{Node, Rules};
+use throng_ddc_server::{NamespaceRules, Node, Rules};
 use throng_ddc_store::{ChangeResult, Done, Options, PutRef, RefValue, StoreError};
 
 fn open(folder: &std::path::Path) -> Node {
@@ -71,6 +71,55 @@ fn namespaces_are_counted_the_largest_first() {
         .collect();
     assert_eq!(rows, [("game", 1, 2, 5 + (3 << 20)), ("other", 0, 1, 20)]);
     assert_eq!(node.service().report()["sizes"][1]["namespace"], "other");
+}
+
+#[test]
+fn the_report_names_what_is_evicted_next() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut rules = Rules::default();
+    rules.maintenance.bytes_max = Some(1 << 30);
+    let kept = NamespaceRules { keeps: true, ..NamespaceRules::default() };
+    rules.namespaces.insert("kept".parse().expect("a name"), kept);
+    let node = Node::open(folder.path(), Options::default(), rules).expect("the folder opens");
+    let store = node.service().store();
+    let bucket: throng_ddc::Bucket = "default".parse().expect("a name");
+    let put = |namespace: &str, n: u64, put_ms: u64| {
+        let (namespace, key): (Namespace, Key) =
+            (namespace.parse().expect("a name"), format!("{n:040}").parse().expect("a key"));
+        let object = Bytes::from(Value::object([("n", Value::Integer(n))]).encode(Style::Plain));
+        let value = RefValue {
+            object: IoHash::of(&object),
+            finalised: true,
+            put: Timestamp::from_unix_ms(put_ms),
+            inline: Some(object),
+            adopted: false,
+        };
+        let relies_on = Vec::new();
+        let put = PutRef { namespace, bucket: bucket.clone(), key, value, overwrite: true, relies_on };
+        assert_eq!(wait(|done| store.put_ref(put, done)), ChangeResult::Done);
+    };
+    // More than the report names, the oldest of which were used again; nothing of `kept` goes.
+    for n in 0..30 {
+        put("game", n, 1_000_000 * (n + 1));
+    }
+    put("kept", 0, 1);
+    let used = Timestamp::from_unix_ms(1_700_000_000_000);
+    let first: Key = format!("{:040}", 0).parse().expect("a key");
+    wait(|done| store.note_accesses([(namespace(), bucket.clone(), first, used)], done));
+    node.service().count_sizes().expect("the disk works");
+    let report = node.service().report();
+    let eviction = &report["eviction"];
+    assert_eq!(eviction["begins_at_bytes"], (1_u64 << 30) / 100 * 95);
+    let next = eviction["next"].as_array().expect("a list");
+    assert_eq!(next.len(), 20);
+    for (row, n) in next.iter().zip(1_u64..) {
+        let name = format!("default/{n:040}");
+        assert_eq!((row["kind"].as_str(), row["name"].as_str()), (Some("ref"), Some(name.as_str())));
+        assert_eq!(
+            (row["namespace"].as_str(), row["used_unix_s"].as_u64()),
+            (Some("game"), Some(1_000 * (n + 1)))
+        );
+    }
 }
 
 #[test]

@@ -133,6 +133,22 @@ async fn a_node_that_loses_its_folder_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_of_what_another_node_deleted_is_in_the_bucket_again() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let [first, second] = [one.client().await, two.client().await];
+    // A small one, and one that is only hashed when it is uploaded again.
+    for bytes in [content(21, 5_000), content(22, 3 << 20)] {
+        let path = put_blob(&first, &bytes).await;
+        assert_eq!(second.get(&path, "*/*").await.body, bytes);
+        assert_eq!(first.send("DELETE", &path, &[], "").await.status, StatusCode::NO_CONTENT);
+        assert_eq!(first.get(&path, "*/*").await.status, StatusCode::NOT_FOUND);
+        put_blob(&second, &bytes).await;
+        assert_eq!(first.get(&path, "*/*").await.body, bytes);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overwriting_is_refused_across_nodes() {
     let s3 = S3::start().await;
     let mut servers = Vec::new();
@@ -309,6 +325,15 @@ async fn the_folder_stays_within_its_bound() {
         assert!(held <= FOLDER_BYTES_MAX * 100 / 85, "{held} bytes after blob {seed}");
     }
     assert_eq!(one.service().stats().fetched, 0, "what is in use stays");
+    one.service().count_sizes().expect("the disk works");
+    let report = one.service().report();
+    let next = report["eviction"]["next"].as_array().expect("a list");
+    // The folder holds fewer than are named; the one that is used all the time is the last.
+    let names = next.iter().map(|row| row["name"].as_str().expect("a hash"));
+    let names: Vec<String> = names.map(|name| format!("/api/v1/blobs/game/{name}")).collect();
+    assert!(next.iter().all(|row| row["kind"] == "blob") && names.len() > 1, "{next:?}");
+    let times = next.iter().map(|row| row["used_unix_s"].as_u64().expect("a time"));
+    assert!(times.is_sorted() && names[0] != paths[0].0, "{next:?}");
     for (path, bytes) in &paths {
         assert_eq!(client.get(path, "*/*").await.body, *bytes);
         one.service().evict(FOLDER_BYTES_MAX).expect("the disk works");

@@ -1,5 +1,6 @@
 //! Objects of the storage: one request for each read and each change.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,6 +42,13 @@ impl Tier {
     pub fn new(options: &TierOptions) -> Result<Tier, TierError> {
         let (client, prefix) = connect(options)?;
         Ok(Tier { client, prefix, refresh: options.refresh })
+    }
+
+    /// A tier over a storage of the caller's, for simulations. It gives no addresses to clients and
+    /// writes nothing again.
+    #[must_use]
+    pub fn over(store: Arc<dyn ObjectStore>) -> Tier {
+        Tier { client: Client { store, signer: None }, prefix: Path::default(), refresh: None }
     }
 
     /// Age at which what is used is to be written again; see [`TierOptions::refresh`].
@@ -112,7 +120,9 @@ impl Tier {
         valid: Duration,
     ) -> Result<String, TierError> {
         let path = self.blob_path(namespace, hash);
-        Ok(self.client.signer.signed_url(hyper::Method::GET, &path, valid).await?.into())
+        let signer = self.client.signer.as_ref();
+        let signer = signer.ok_or_else(|| TierError::Config("the storage signs no addresses".to_owned()))?;
+        Ok(signer.signed_url(hyper::Method::GET, &path, valid).await?.into())
     }
 
     /// Puts a blob whose hash the caller has checked. It is there, for every node, when this

@@ -28,13 +28,13 @@ const RETRIES_MAX: usize = 3;
 pub(super) struct Client {
     pub(super) store: Arc<dyn ObjectStore>,
     /// The same, for addresses that work without credentials.
-    pub(super) signer: Arc<dyn Signer>,
+    pub(super) signer: Option<Arc<dyn Signer>>,
 }
 
 impl Client {
     fn new<C: ObjectStore + Signer>(client: C) -> Client {
         let client = Arc::new(client);
-        Client { store: Arc::<C>::clone(&client), signer: client }
+        Client { store: Arc::<C>::clone(&client), signer: Some(client) }
     }
 }
 

@@ -209,6 +209,23 @@ fn open_with_reserve() -> (throng_platform::SimulatedDisk, Arc<Store>) {
     (disk, store)
 }
 
+/// Puts `count` blobs, each with a ref whose put time is `minutes` of its number, and checkpoints.
+/// The refs have `shared` as another attachment, if it is given.
+fn put_refs(store: &Store, count: u64, noise: &[u8], shared: Option<IoHash>, minutes: impl Fn(u64) -> u64) {
+    for n in 0..count {
+        let bytes = Bytes::from([n.to_le_bytes().as_slice(), noise].concat());
+        let hash = IoHash::of(&bytes);
+        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
+        let attachments = std::iter::once(hash).chain(shared).map(Value::BinaryAttachment).collect();
+        store.put_ref(reference(n, attachments, minutes(n), vec![hash]), Box::new(|_| {}));
+        if n % 20 == 0 {
+            store.commit();
+        }
+    }
+    store.commit();
+    store.checkpoint().expect("the disk works");
+}
+
 #[test]
 fn a_collection_on_a_full_disk_frees_space_before_its_records_fill_the_reserve() {
     let (disk, store) = open_with_reserve();
@@ -244,20 +261,8 @@ fn a_collection_on_a_full_disk_frees_space_before_its_records_fill_the_reserve()
 fn a_collection_on_a_full_disk_removes_expired_refs_and_what_they_reach_step_by_step() {
     let (disk, store) = open_with_reserve();
     let shared = put_blob(&store, b"every ref reaches it");
-    for n in 0..3_000_u64 {
-        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[2; 600]].concat());
-        let hash = IoHash::of(&bytes);
-        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
-        let attachments = vec![Value::BinaryAttachment(hash), Value::BinaryAttachment(shared)];
-        // The last ones are young.
-        let put = reference(n, attachments, if n < 2_900 { 0 } else { 10_000 }, vec![hash]);
-        store.put_ref(put, Box::new(|_| {}));
-        if n % 20 == 0 {
-            store.commit();
-        }
-    }
-    store.commit();
-    store.checkpoint().expect("the disk works");
+    // The last ones are young.
+    put_refs(&store, 3_000, &[2; 600], Some(shared), |n| if n < 2_900 { 0 } else { 10_000 });
     fill(&disk, &store);
     let collect = || {
         store.collect(&CollectOptions {
@@ -282,18 +287,7 @@ fn a_collection_on_a_full_disk_removes_expired_refs_and_what_they_reach_step_by_
 #[test]
 fn an_eviction_on_a_full_disk_removes_the_oldest_for_which_there_is_space_for_records() {
     let (disk, store) = open_with_reserve();
-    for n in 0..3_000_u64 {
-        let bytes = Bytes::from([n.to_le_bytes().as_slice(), &[4; 300]].concat());
-        let hash = IoHash::of(&bytes);
-        store.put_blob(&namespace(), hash, bytes, at(0), Box::new(|_| {}));
-        let put = reference(n, vec![Value::BinaryAttachment(hash)], n, vec![hash]);
-        store.put_ref(put, Box::new(|_| {}));
-        if n % 20 == 0 {
-            store.commit();
-        }
-    }
-    store.commit();
-    store.checkpoint().expect("the disk works");
+    put_refs(&store, 3_000, &[4; 300], None, |n| n);
     fill(&disk, &store);
     let bytes_max = store.disk_bytes() / 4;
     let mut left = 3_000;

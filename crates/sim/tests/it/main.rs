@@ -1,5 +1,6 @@
 //! The integration tests of this crate, one module per behaviour, in one program that links once.
 
+mod cache;
 mod common;
 mod conformance;
 mod crowds;

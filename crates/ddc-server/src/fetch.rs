@@ -1,0 +1,641 @@
+//! Blobs and refs from the origin of the data, and changes where they are shared.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, io};
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use http_body_util::BodyExt as _;
+use hyper::{Response, StatusCode, header};
+use throng_ddc::api::RefName;
+use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
+use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
+
+use crate::answer::Problem;
+use crate::blocking;
+use crate::origin::{Closed, Origin, Reach};
+use crate::service::Service;
+use crate::streaming::StreamedBlob;
+use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
+use crate::upstream::{Form, Lookup, Upstream};
+use crate::watchdog::Watchdog;
+
+/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
+/// for the first byte.
+const STALL: Duration = Duration::from_secs(8);
+/// A copy of this age is no proof any more that the object storage has the blob.
+const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
+/// Refs of the upstream whose age is known; with more, all are forgotten and looked up again.
+const FRESH_MAX: usize = 1 << 18;
+/// Attachments of one object that are looked up at a time.
+const LOOKUPS_MAX: usize = 32;
+
+impl Service {
+    pub(crate) fn tier(&self) -> Option<&Tier> {
+        match &self.origin {
+            Origin::Tier(tier) => Some(tier),
+            _ => None,
+        }
+    }
+
+    fn upstream(&self) -> Option<&Upstream> {
+        match &self.origin {
+            Origin::Upstream(upstream) => Some(upstream),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn upstream_failures(&self) -> u64 {
+        self.upstream().map_or(0, |upstream| upstream.failures.load(Ordering::Relaxed))
+    }
+
+    /// What the object storage says, or that it says nothing.
+    pub(crate) fn heard<T>(&self, said: Result<T, TierError>) -> Result<T, Problem> {
+        let counters = &self.origin_counters;
+        match said {
+            Ok(value) => {
+                if counters.failing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("the object storage answers again");
+                }
+                Ok(value)
+            }
+            Err(error) => {
+                counters.failures.fetch_add(1, Ordering::Relaxed);
+                if !counters.failing.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "the object storage fails; requests that need it are answered with 503");
+                }
+                let title = match error {
+                    TierError::Damaged(_) => "what the object storage holds under this name is damaged",
+                    TierError::Contended(_) => "the ref keeps changing",
+                    _ => "the object storage does not answer",
+                };
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1"))
+            }
+        }
+    }
+
+    // --- Blobs
+
+    /// A blob, brought here if it is elsewhere.
+    pub(crate) async fn find_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Blob>, Problem> {
+        let mut found = self.store.blob(namespace, hash)?;
+        let hit = found.is_some();
+        if !hit && self.fetch_blob(namespace, hash, None).await? {
+            found = self.store.blob(namespace, hash)?;
+        }
+        let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if found.is_some() {
+            self.note_use(hash);
+        }
+        Ok(found)
+    }
+
+    /// Size of a blob, wherever it is.
+    pub(crate) async fn blob_len(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<u64>, Problem> {
+        if let Some(blob) = self.store.blob(namespace, hash)? {
+            return Ok(Some(blob.len()));
+        }
+        match self.tier() {
+            Some(tier) => self.heard(tier.blob_len(namespace, hash).await),
+            None => Ok(self.find_blob(namespace, hash).await?.map(|blob| blob.len())),
+        }
+    }
+
+    /// The bytes of a ref's object. `None` if it is a blob that is gone.
+    pub(crate) async fn object_of(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+    ) -> Result<Option<Bytes>, Problem> {
+        match &value.inline {
+            Some(inline) => Ok(Some(inline.clone())),
+            None => self.read_blob(namespace, &value.object).await,
+        }
+    }
+
+    /// A whole blob in memory.
+    pub(crate) async fn read_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Bytes>, Problem> {
+        let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
+        self.checked_bytes(namespace, hash, &blob).await
+    }
+
+    /// The blob of a content id, or else the one with this hash, if it can be had.
+    pub(crate) async fn locate(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        reach: Reach,
+    ) -> Result<Option<IoHash>, Problem> {
+        let here = match self.store.content(namespace, id)? {
+            Some(form) => Some(form),
+            None => self.store.has_blob(namespace, id)?.then_some(*id),
+        };
+        if let (Some(hash), Reach::Own) = (&here, reach) {
+            self.confirm(namespace, hash).await?;
+        }
+        if here.is_some() {
+            return Ok(here);
+        }
+        match &self.origin {
+            Origin::Alone => Ok(None),
+            Origin::Tier(tier) => {
+                for (_, form, _) in self.heard(tier.forms(namespace, id).await)? {
+                    if self.heard(tier.blob_len(namespace, &form).await)?.is_some() {
+                        return Ok(Some(form));
+                    }
+                }
+                Ok(self.heard(tier.blob_len(namespace, id).await)?.map(|_| *id))
+            }
+            Origin::Upstream(_) if reach == Reach::Own => Ok(None),
+            Origin::Upstream(upstream) => self.fetch_form(upstream, namespace, id).await,
+        }
+    }
+
+    /// Puts an old copy back where it is shared, if it is there no more: a rule of the bucket may
+    /// have removed it, and what relies on it is about to be shared.
+    async fn confirm(&self, namespace: &Namespace, hash: &IoHash) -> Result<(), Problem> {
+        let (Some(tier), Some(copy)) = (self.tier(), self.store.blob(namespace, hash)?) else {
+            return Ok(());
+        };
+        let age_ms = self.now().unix_ms().saturating_sub(copy.put().unix_ms());
+        if age_ms < CONFIRM_AGE_MS || self.heard(tier.blob_len(namespace, hash).await)?.is_some() {
+            return Ok(());
+        }
+        self.share_copy(tier, namespace, hash, &copy).await
+    }
+
+    /// Puts a copy where it is shared. Others will rely on it, so it is hashed first.
+    pub(crate) async fn share_copy(
+        &self,
+        tier: &Tier,
+        namespace: &Namespace,
+        hash: &IoHash,
+        copy: &Blob,
+    ) -> Result<(), Problem> {
+        if blocking::in_place(|| copy.hash())? != *hash {
+            self.counters.add_damaged();
+            self.store.discard_damaged(namespace, hash, copy);
+            return Err(Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "a copy was damaged and is gone; try again",
+            )
+            .with(header::RETRY_AFTER, "1"));
+        }
+        self.heard(tier.put_large(namespace, hash, copy).await)
+    }
+
+    /// Walks everything that an object reaches.
+    pub(crate) async fn close(
+        &self,
+        namespace: &Namespace,
+        object: &[u8],
+        reach: Reach,
+    ) -> Result<Closed, Problem> {
+        let document = Document::parse(object).map_err(Problem::bad)?;
+        if self.tier().is_none() && (reach == Reach::Own || self.upstream().is_none()) {
+            let (closure, blobs) = self.store.close(namespace, &document)?;
+            return Ok(Closed { missing: closure.missing().to_vec(), blobs });
+        }
+        let mut closure = Closure::new(&document);
+        let mut located = self.locate_all(namespace, &document, reach).await?;
+        while let Some(attachment) = closure.next() {
+            let hash = attachment.hash;
+            if !attachment.is_object() {
+                let blob = located.remove(&hash).flatten();
+                closure.resolve(blob.map_or(Resolution::Missing, Resolution::Blob));
+                continue;
+            }
+            match self.read_blob(namespace, &hash).await? {
+                Some(bytes) => {
+                    if let Ok(document) = Document::parse(&bytes) {
+                        located.extend(self.locate_all(namespace, &document, reach).await?);
+                    }
+                    closure.resolve(Resolution::Object(&bytes));
+                }
+                None => closure.resolve(Resolution::Missing),
+            }
+        }
+        let blobs = closure.blobs().iter().chain(closure.objects()).copied().collect();
+        Ok(Closed { missing: closure.missing().to_vec(), blobs })
+    }
+
+    /// Looks up the binary attachments of one object, many at a time.
+    async fn locate_all(
+        &self,
+        namespace: &Namespace,
+        document: &Document<'_>,
+        reach: Reach,
+    ) -> Result<HashMap<IoHash, Option<IoHash>>, Problem> {
+        let binary = document.attachments().into_iter().filter(|attachment| !attachment.is_object());
+        let hashes: Vec<IoHash> = binary.map(|attachment| attachment.hash).collect();
+        stream::iter(hashes)
+            .map(|hash| async move { Ok((hash, self.locate(namespace, &hash, reach).await?)) })
+            .buffer_unordered(LOOKUPS_MAX)
+            .try_collect()
+            .await
+    }
+
+    /// Brings a blob here. Whether it is here now. `streamed` learns of its progress if it is
+    /// large.
+    pub(crate) async fn fetch_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        streamed: Option<&StreamedBlob>,
+    ) -> Result<bool, Problem> {
+        if matches!(self.origin, Origin::Alone) {
+            return Ok(false);
+        }
+        let flight = self.flights.join(namespace, hash);
+        let _turn = flight.turn().await;
+        if self.store.blob(namespace, hash)?.is_some() {
+            return Ok(true);
+        }
+        let incoming = match &self.origin {
+            Origin::Alone => None,
+            Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
+            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await.map(incoming),
+        };
+        let Some(incoming) = incoming else { return Ok(false) };
+        let streamed = streamed.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
+        if let Some(streamed) = streamed {
+            streamed.begin(incoming.len);
+        }
+        let mut upload = self.receive_from(incoming)?.shown_to(streamed);
+        let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+        if received.hash() != *hash {
+            self.counters.add_damaged();
+            tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
+            return Ok(false);
+        }
+        self.count_fetched(&received);
+        self.keep_here(namespace, received).await?;
+        Ok(true)
+    }
+
+    /// Brings what an upstream has for a content id. The blob that it is.
+    async fn fetch_form(
+        &self,
+        upstream: &Upstream,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Result<Option<IoHash>, Problem> {
+        let flight = self.flights.join(namespace, id);
+        let _turn = flight.turn().await;
+        if let Some(form) = self.store.content(namespace, id)? {
+            return Ok(Some(form));
+        }
+        let response = match upstream.form(namespace, id).await {
+            None => return Ok(None),
+            Some(Form::Raw(response)) => {
+                let mut upload = self.receive_from(incoming(response))?;
+                let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+                if received.hash() != *id {
+                    self.counters.add_damaged();
+                    return Ok(None);
+                }
+                self.count_fetched(&received);
+                self.keep_here(namespace, received).await?;
+                return Ok(Some(*id));
+            }
+            Some(Form::Compressed(response)) => response,
+        };
+        let mut decoder = self.decoder();
+        let mut upload = self.receive_from(incoming(response))?;
+        let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
+        // What does not decode, or to something else, is as good as nothing.
+        let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
+            self.counters.add_damaged();
+            return Ok(None);
+        };
+        if found.header.raw_hash != *id || !found.hash_checked && !self.rules_of(namespace).unverified {
+            self.counters.add_damaged();
+            return Ok(None);
+        }
+        let (hash, len) = (received.hash(), received.len());
+        self.count_fetched(&received);
+        self.keep_here(namespace, received).await?;
+        let form = (len, hash, found.hash_checked);
+        self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
+        Ok(Some(hash))
+    }
+
+    fn receive_from<'c>(&self, incoming: Incoming) -> Result<Upload<'c>, Problem> {
+        Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)
+    }
+
+    fn count_fetched(&self, received: &Received) {
+        self.origin_counters.fetched.fetch_add(1, Ordering::Relaxed);
+        self.origin_counters.fetched_bytes.fetch_add(received.len(), Ordering::Relaxed);
+    }
+
+    /// Puts what was received where it is shared, if it is.
+    pub(crate) async fn share(&self, namespace: &Namespace, received: &Received) -> Result<(), Problem> {
+        let Some(tier) = self.tier() else { return Ok(()) };
+        let hash = received.hash();
+        match received {
+            Received::Small(bytes, _) => self.heard(tier.put_blob(namespace, &hash, bytes.clone()).await),
+            Received::Large(writer) => {
+                // Another node may have it, and large uploads are dear.
+                if self.heard(tier.blob_len(namespace, &hash).await)? == Some(writer.written()) {
+                    return Ok(());
+                }
+                self.heard(tier.put_large(namespace, &hash, &writer.blob()).await)
+            }
+            Received::Known(..) => Ok(()),
+        }
+    }
+
+    /// Notes that a copy was used, for the choice of copies to remove.
+    pub(crate) fn note_use(&self, hash: &IoHash) {
+        if self.tier().is_none() {
+            return;
+        }
+        let now = self.now();
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        if uses.len() >= crate::service::USES_MAX {
+            uses.clear();
+        }
+        uses.insert(*hash, now);
+    }
+
+    // --- Refs
+
+    /// A ref, finalised or not, as it is now.
+    pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match &self.origin {
+            Origin::Tier(tier) => self.heard(tier.reference(namespace, bucket, key).await),
+            Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
+            Origin::Upstream(upstream) => {
+                let found = self.store.reference(namespace, bucket, key)?;
+                let is_stale = |value: &RefValue| value.adopted && !self.is_fresh(name);
+                if found.as_ref().is_some_and(|value| value.finalised && !is_stale(value)) {
+                    return Ok(found);
+                }
+                let limit = self.rules().object_bytes_max;
+                let brought = match upstream.reference(name, limit).await {
+                    Lookup::Found(brought) => brought,
+                    Lookup::Missing => match found {
+                        Some(value) if value.adopted => {
+                            let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
+                            self.commit(outcome).await?;
+                            return Ok(None);
+                        }
+                        found => return Ok(found),
+                    },
+                    Lookup::Unknown => {
+                        if found.as_ref().is_some_and(|value| value.finalised) {
+                            self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
+                        }
+                        return Ok(found);
+                    }
+                };
+                self.set_fresh(name);
+                let (object, bytes) = brought;
+                match found {
+                    Some(value) if value.finalised && value.object == object => Ok(Some(value)),
+                    _ => {
+                        let inline = Some(bytes);
+                        Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports whether the upstream said lately that a ref is as it was.
+    fn is_fresh(&self, name: &RefName) -> bool {
+        let within = self.rules().upstream_fresh;
+        let fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.elapsed();
+        fresh.get(name).is_some_and(|seen| now.saturating_sub(*seen) < within)
+    }
+
+    fn set_fresh(&self, name: &RefName) {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        if fresh.len() >= FRESH_MAX {
+            fresh.clear();
+        }
+        fresh.insert(name.clone(), self.clock.elapsed());
+    }
+
+    /// Keeps a ref that came from the upstream, once everything that it reaches is here.
+    pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
+        let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
+        let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
+        // A ref that was put here is never replaced by one of the upstream.
+        let replaces = here.as_ref().is_none_or(|here| here.adopted && here.object != value.object);
+        if !replaces || object.len() > self.store.inline_bytes_max() {
+            return Ok(());
+        }
+        let closed = self.close(&name.namespace, object, Reach::Own).await?;
+        if closed.missing.is_empty() {
+            let put = PutRef {
+                namespace: name.namespace.clone(),
+                bucket: name.bucket.clone(),
+                key: name.key,
+                value: value.clone(),
+                overwrite: here.is_some(),
+                relies_on: closed.blobs,
+            };
+            self.commit(|done| self.store.put_ref(put, done)).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn put_reference(&self, put: PutRef) -> Result<ChangeResult, Problem> {
+        match self.tier() {
+            Some(tier) => self.heard(tier.put_ref(&put).await),
+            None => Ok(self.commit(|done| self.store.put_ref(put, done)).await?),
+        }
+    }
+
+    pub(crate) async fn finalise_reference(
+        &self,
+        name: &RefName,
+        object: IoHash,
+        relies_on: &[IoHash],
+    ) -> Result<ChangeResult, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match self.tier() {
+            Some(tier) => self.heard(tier.finalise(namespace, bucket, key, object).await),
+            None => Ok(self
+                .commit(|done| self.store.finalise(namespace, bucket, key, object, relies_on, done))
+                .await?),
+        }
+    }
+
+    /// Reports whether there was one.
+    pub(crate) async fn delete_reference(&self, name: &RefName) -> Result<bool, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match self.tier() {
+            Some(tier) => self.heard(tier.delete_ref(namespace, bucket, key).await),
+            None => {
+                let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
+                Ok(outcome == ChangeResult::Done)
+            }
+        }
+    }
+
+    /// Deletes every ref of a bucket or namespace. Gives how many there were.
+    pub(crate) async fn delete_refs(
+        &self,
+        namespace: &Namespace,
+        bucket: Option<&Bucket>,
+    ) -> Result<u64, Problem> {
+        if let Some(tier) = self.tier() {
+            return self.heard(tier.delete_refs(namespace, bucket).await);
+        }
+        let mut count = 0;
+        let mut after: Option<(Bucket, throng_ddc::Key)> = None;
+        loop {
+            let step = self.store.refs(namespace, bucket, after.as_ref().map(|(b, k)| (b, k)), 512)?;
+            let Some((last_bucket, last_key, _)) = step.last() else { return Ok(count) };
+            after = Some((last_bucket.clone(), *last_key));
+            for (bucket, key, _) in &step {
+                let outcome = self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
+                count += u64::from(outcome == ChangeResult::Done);
+            }
+        }
+    }
+
+    pub(crate) async fn namespaces(&self) -> Result<Vec<Namespace>, Problem> {
+        match self.tier() {
+            Some(tier) => self.heard(tier.namespaces().await),
+            None => Ok(self.store.namespaces()?),
+        }
+    }
+}
+
+/// A blob that can be answered with.
+pub(crate) enum Found {
+    /// It is here.
+    Here(Blob),
+    /// It is on its way here, and so large.
+    Streamed(Arc<StreamedBlob>, u64),
+}
+
+impl Service {
+    /// A blob, brought here if it is elsewhere; a large one is on its way when this returns, a
+    /// small one here.
+    pub(crate) async fn find_or_begin(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Found>, Problem> {
+        if matches!(self.origin, Origin::Alone) || self.store.has_blob(namespace, hash)? {
+            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
+        }
+        self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
+        let found = match self.begin(namespace, hash).await? {
+            Some((streamed, len)) => Some(Found::Streamed(streamed, len)),
+            None => self.store.blob(namespace, hash)?.map(Found::Here),
+        };
+        if found.is_some() {
+            self.note_use(hash);
+        }
+        Ok(found)
+    }
+
+    /// Begins to bring a blob, unless that began already. Its size if it is large; else it is here,
+    /// if it can be had.
+    async fn begin(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<(Arc<StreamedBlob>, u64)>, Problem> {
+        let wanted = (namespace.clone(), *hash);
+        let (streamed, first) = {
+            let mut all = self.streamed.lock().unwrap_or_else(PoisonError::into_inner);
+            let first = !all.contains_key(&wanted);
+            (Arc::clone(all.entry(wanted.clone()).or_default()), first)
+        };
+        if first {
+            // It goes on if the client leaves: the next one will want it.
+            let (service, streamed) = (Arc::clone(self), Arc::clone(&streamed));
+            tokio::spawn(async move {
+                let (namespace, hash) = &wanted;
+                let brought = service.fetch_blob(namespace, hash, Some(&streamed)).await;
+                service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
+                streamed.end(brought.map_err(|problem| (problem.status, problem.title)));
+            });
+        }
+        let total = std::future::poll_fn(|context| streamed.poll_begun(context)).await;
+        let total =
+            total.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
+        Ok(total.map(|total| (streamed, total)))
+    }
+}
+
+fn broke_off(problem: Problem) -> Problem {
+    if problem.status.is_server_error() {
+        return problem;
+    }
+    // The client did nothing wrong.
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
+        .with(header::RETRY_AFTER, "1")
+}
+
+fn incoming(response: Response<hyper::body::Incoming>) -> Incoming {
+    use hyper::body::Body as _;
+    let body = response.into_body();
+    let len = body.size_hint().exact().unwrap_or(0);
+    Incoming { len, bytes: body.into_data_stream().map_err(io::Error::other).boxed() }
+}
+
+/// A blob on its way here, as the body of an upload.
+struct FetchedBody {
+    incoming: Mutex<Incoming>,
+    watchdog: Watchdog,
+}
+
+impl FetchedBody {
+    fn new(incoming: Incoming) -> FetchedBody {
+        FetchedBody { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
+    }
+}
+
+impl fmt::Debug for FetchedBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FetchedBody")
+    }
+}
+
+impl Source for FetchedBody {
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match incoming.bytes.poll_next_unpin(context) {
+                Poll::Pending => return self.watchdog.poll(context),
+                Poll::Ready(Some(Ok(piece))) if piece.is_empty() => {}
+                Poll::Ready(piece) => {
+                    self.watchdog.within(STALL);
+                    return Poll::Ready(piece.transpose());
+                }
+            }
+        }
+    }
+
+    fn declared(&self) -> Option<u64> {
+        let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        (incoming.len > 0).then_some(incoming.len)
+    }
+}

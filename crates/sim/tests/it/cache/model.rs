@@ -1,0 +1,259 @@
+//! Model of what a cache holds: the values that each key may have.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use throng_ddc::{Document, IoHash, Key};
+
+use super::requests::{Op, Seen, raw_object};
+
+/// Value of a ref: its object, and whether everything that it reaches was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Value {
+    pub(super) object: IoHash,
+    pub(super) finalised: bool,
+}
+
+/// Values that a key may have.
+pub(super) type Possible = BTreeSet<Option<Value>>;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    /// Everything that was ever sent.
+    pub(super) bytes: BTreeMap<IoHash, Bytes>,
+    /// Blobs that were acknowledged, and neither deleted nor collected.
+    pub(super) blobs: BTreeSet<IoHash>,
+    /// Compressed buffers that were acknowledged, by the hash of their content.
+    pub(super) forms: BTreeMap<IoHash, BTreeSet<IoHash>>,
+    pub(super) refs: BTreeMap<Key, Possible>,
+    /// Conditions under which requests may fail.
+    pub(super) trouble: Trouble,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trouble {
+    /// Writes or the bucket fail: an answer may be 503, and the outcome is unknown.
+    pub(super) fails: bool,
+    /// The disk is full: an upload may be refused with 507.
+    pub(super) is_full: bool,
+    /// Bits flipped: something may be missing.
+    pub(super) damage: bool,
+    /// Bodies from the bucket may be damaged: something may seem to be missing.
+    pub(super) is_garbled: bool,
+}
+
+/// Operation, and the answer to it.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) op: Op,
+    pub(super) seen: Seen,
+    /// The answer came after the power had failed, so it reached no client.
+    pub(super) is_unheard: bool,
+}
+
+impl Exchange {
+    /// Line about it for a printed run.
+    pub(super) fn line(&self) -> String {
+        let op = format!("{:?}", self.op);
+        let op: String = op.chars().take(120).collect();
+        let heard = if self.is_unheard { "unheard " } else { "" };
+        format!("{heard}{} {op} {:?}", self.seen.status.as_u16(), self.op.writes())
+    }
+}
+
+impl Model {
+    pub(super) fn possible(&self, key: &Key) -> Possible {
+        self.refs.get(key).cloned().unwrap_or_else(|| Possible::from([None]))
+    }
+
+    pub(super) fn learn_bytes(&mut self, bytes: &Bytes) {
+        self.bytes.insert(IoHash::of(bytes), bytes.clone());
+    }
+
+    /// Reports whether the content of an attachment was acknowledged and is still there.
+    pub(super) fn holds(&self, id: &IoHash) -> bool {
+        let has_form = |forms: &BTreeSet<IoHash>| forms.iter().any(|form| self.blobs.contains(form));
+        self.blobs.contains(id) || self.forms.get(id).is_some_and(has_form)
+    }
+
+    /// Attachments of refs that are surely there and finalised.
+    pub(super) fn attached(&self) -> BTreeSet<IoHash> {
+        let values = self.refs.values().filter(|possible| possible.len() == 1).flatten().flatten();
+        let objects =
+            values.filter(|value| value.finalised).filter_map(|value| self.bytes.get(&value.object));
+        let mut attached = BTreeSet::new();
+        for object in objects {
+            let document = Document::parse(object).expect("it was put whole");
+            attached.extend(document.attachments().iter().map(|attachment| attachment.hash));
+        }
+        attached
+    }
+
+    /// Values that a round may give to keys.
+    pub(super) fn round_values(&self, ops: &[Op]) -> BTreeMap<Key, Possible> {
+        let mut values: BTreeMap<Key, Possible> = BTreeMap::new();
+        for (key, object) in ops.iter().flat_map(Op::writes) {
+            let possible = values.entry(key).or_insert_with(|| self.possible(&key));
+            match object {
+                None => drop(possible.insert(None)),
+                Some(object) => {
+                    let both = [false, true].map(|finalised| Some(Value { object, finalised }));
+                    possible.extend(both);
+                }
+            }
+        }
+        values
+    }
+
+    /// Checks an answer, which may see what others of its round did: `possible` of each key, blobs
+    /// that may have gone.
+    pub(super) fn check(
+        &self,
+        outcome: &Exchange,
+        values: &BTreeMap<Key, Possible>,
+        may_be_gone: &dyn Fn(&IoHash) -> bool,
+    ) {
+        let Exchange { op, seen, .. } = outcome;
+        let trouble = &self.trouble;
+        if outcome.is_unheard {
+            return;
+        }
+        if !seen.is_whole {
+            assert!(trouble.damage || trouble.fails, "an answer broke off: {op:?}");
+            return;
+        }
+        match seen.status.as_u16() {
+            503 => return assert!(trouble.fails, "{op:?}: {seen:?}"),
+            507 => return assert!(trouble.is_full, "{op:?}: {seen:?}"),
+            429 | 500.. => panic!("{op:?}: {seen:?}"),
+            _ => {}
+        }
+        let absent = |id: &IoHash| !self.holds(id) || may_be_gone(id) || trouble.damage || trouble.is_garbled;
+        let found = seen.status.is_success();
+        match op {
+            Op::PutBroken(..) => assert_eq!(seen.status, StatusCode::BAD_REQUEST, "{op:?}"),
+            Op::PutBlob(_) | Op::PutCompressed(..) | Op::Batch(_) => {
+                assert_eq!(seen.status, StatusCode::OK, "{op:?} {seen:?}");
+            }
+            Op::PutRef(..) | Op::PutRaw(..) => assert!(seen.needs().is_some(), "{op:?} {seen:?}"),
+            Op::GetBlob(hash) if found => assert_eq!(IoHash::of(&seen.body), *hash, "wrong bytes: {op:?}"),
+            Op::GetPart(hash, start, end) if found => {
+                let part = self.bytes[hash].slice(*start as usize..*end as usize);
+                assert!(seen.body == part || seen.body == self.bytes[hash], "wrong bytes: {op:?}");
+            }
+            Op::GetForm(id) if found => {
+                let hash = IoHash::of(&seen.body);
+                let is_form = self.bytes.get(&hash).is_some_and(|bytes| is_form_of(bytes, id));
+                assert!(hash == *id || is_form, "wrong bytes: {op:?}");
+            }
+            Op::GetBlob(hash) | Op::HeadBlob(hash) | Op::GetPart(hash, ..) if !found => {
+                let is_gone = !self.blobs.contains(hash) || absent(hash);
+                assert!(is_gone, "{op:?} is {}, and was acknowledged", seen.status);
+            }
+            Op::GetForm(id) => assert!(absent(id), "{op:?} is {}, and was acknowledged", seen.status),
+            Op::GetRef(key) => {
+                let possible = values.get(key).cloned().unwrap_or_else(|| self.possible(key));
+                let is_right = possible.iter().any(|value| match (seen.status.as_u16(), value) {
+                    (200, Some(value)) => value.finalised && IoHash::of(&seen.body) == value.object,
+                    (400, Some(value)) => !value.finalised,
+                    (404, value) => value.is_none() || trouble.damage || trouble.is_garbled,
+                    _ => false,
+                });
+                assert!(
+                    is_right,
+                    "{op:?} is {} {}, not one of {possible:?}",
+                    seen.status,
+                    IoHash::of(&seen.body)
+                );
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over what a round did. `is_certain` is false if it ended with a power failure.
+    pub(super) fn learn(&mut self, outcomes: &[Exchange]) {
+        let mut acknowledged: BTreeMap<Key, Possible> = BTreeMap::new();
+        let mut unknown: BTreeMap<Key, Possible> = BTreeMap::new();
+        let mut deleted = BTreeSet::new();
+        let mut forgotten = BTreeSet::new();
+        for outcome in outcomes {
+            let Exchange { op, seen, .. } = outcome;
+            let is_heard = !outcome.is_unheard && seen.is_whole;
+            let is_unknown = !is_heard || seen.status.is_server_error();
+            let is_done = is_heard && seen.status.is_success();
+            match op {
+                Op::PutBlob(bytes) if is_done => drop(self.blobs.insert(IoHash::of(bytes))),
+                Op::PutRaw(_, bytes) if is_done => drop(self.blobs.insert(IoHash::of(bytes))),
+                Op::PutCompressed(raw, buffer) if is_done => {
+                    self.blobs.insert(IoHash::of(buffer));
+                    self.forms.entry(*raw).or_default().insert(IoHash::of(buffer));
+                }
+                Op::DeleteBlob(hash) => drop(deleted.insert(*hash)),
+                Op::DeleteForms(id) => drop(forgotten.insert(*id)),
+                _ => {}
+            }
+            let needs = match op {
+                Op::Batch(puts) => seen.batch_needs(puts.len()),
+                Op::DeleteRef(_) => vec![is_done.then_some(0)],
+                _ => vec![seen.needs()],
+            };
+            for ((key, object), needs) in op.writes().into_iter().zip(needs) {
+                match (object, needs) {
+                    (None, Some(_)) if is_heard => drop(acknowledged.entry(key).or_default().insert(None)),
+                    (Some(object), Some(needs)) if is_heard => {
+                        // A finalisation that still needs something changes nothing.
+                        if needs > 0 && matches!(op, Op::Finalise(..)) {
+                            continue;
+                        }
+                        let value = Value { object, finalised: needs == 0 };
+                        acknowledged.entry(key).or_default().insert(Some(value));
+                    }
+                    (object, _) if is_unknown || matches!(op, Op::Batch(_)) => {
+                        let values = unknown.entry(key).or_default();
+                        match object {
+                            None => drop(values.insert(None)),
+                            Some(object) => values
+                                .extend([false, true].map(|finalised| Some(Value { object, finalised }))),
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let keys: BTreeSet<Key> = acknowledged.keys().chain(unknown.keys()).copied().collect();
+        for key in keys {
+            let mut possible = match acknowledged.remove(&key) {
+                Some(values) => values,
+                None => self.possible(&key),
+            };
+            possible.extend(unknown.remove(&key).unwrap_or_default());
+            self.refs.insert(key, possible);
+        }
+        self.blobs.retain(|hash| !deleted.contains(hash));
+        self.forms.retain(|id, _| !forgotten.contains(id));
+    }
+
+    /// Remembers what an operation sends.
+    pub(super) fn learn_sent(&mut self, op: &Op) {
+        match op {
+            Op::PutBlob(bytes)
+            | Op::PutBroken(bytes, _)
+            | Op::PutRef(_, bytes)
+            | Op::PutCompressed(_, bytes) => {
+                self.learn_bytes(bytes);
+            }
+            Op::PutRaw(_, bytes) => {
+                self.learn_bytes(bytes);
+                self.learn_bytes(&raw_object(bytes).into());
+            }
+            Op::Batch(puts) => puts.iter().for_each(|(_, object)| self.learn_bytes(object)),
+            _ => {}
+        }
+    }
+}
+
+fn is_form_of(buffer: &[u8], id: &IoHash) -> bool {
+    let raw = throng_ddc::compressed::decompress(buffer, 64 << 20, None);
+    raw.is_ok_and(|raw| raw.is_some_and(|raw| IoHash::of(&raw) == *id))
+}

@@ -1,0 +1,645 @@
+//! A life: rounds of concurrent requests and maintenance, and the disasters between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use throng_ddc::compressed::compress_lz4;
+use throng_ddc::gc::RefPolicy;
+use throng_ddc::{IoHash, Key, Namespace, Style, Value as Field};
+use throng_ddc_server::{Node as Transfer, Rules, Service};
+use throng_ddc_store::Quotas;
+use throng_platform::{DiskState, Fs as _, SimulatedDisk};
+use throng_stdx::Rng;
+use tokio::runtime::{Builder, Runtime};
+
+use super::bucket::FaultyBucket;
+use super::model::{Exchange, Model, Trouble};
+use super::node::{DISK_BYTES, Node, VirtualClock};
+use super::requests::{BUCKET, NAMESPACE, Op};
+
+const PHASES: u64 = 5;
+const KEYS: u64 = 10;
+const REQUESTS_MAX: u64 = 6;
+const MINUTE: Duration = Duration::from_secs(60);
+/// Keys that a bit takes at most: a blob, and the content id and the ref that need it.
+const BIT_KEYS_MAX: usize = 3;
+
+struct World {
+    rng: Rng,
+    runtime: Runtime,
+    clock: Arc<VirtualClock>,
+    bucket: Option<FaultyBucket>,
+    nodes: Vec<Node>,
+    model: Model,
+    inline_bytes_max: usize,
+    /// Keys that damage may take, and those that it took.
+    damage_max: usize,
+    lost: usize,
+    /// Refs expire in this life.
+    expires: bool,
+    /// Steps are printed.
+    is_told: bool,
+}
+
+pub(super) fn live(seed: u64, is_told: bool) {
+    let mut rng = Rng::new(seed);
+    let clock = Arc::<VirtualClock>::default();
+    let bucket = rng.chance(0.4).then(|| FaultyBucket::new(rng.next_u64()));
+    let inline_bytes_max = [64, 1_000][rng.below(2) as usize];
+    let nodes = (0..if bucket.is_some() { 2 } else { 1 })
+        .map(|_| {
+            let disk = SimulatedDisk::new(DiskState::default());
+            Node::new(disk, &clock, bucket.as_ref(), inline_bytes_max)
+        })
+        .collect();
+    let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime of one thread");
+    let expires = rng.chance(0.2);
+    let mut world = World {
+        rng,
+        runtime,
+        clock,
+        bucket,
+        nodes,
+        model: Model::default(),
+        inline_bytes_max,
+        damage_max: 0,
+        lost: 0,
+        expires,
+        is_told,
+    };
+    for _ in 0..PHASES {
+        world.set_rules();
+        for _ in 0..world.rng.below(8) {
+            world.round();
+        }
+        world.end_phase();
+    }
+    world.heal();
+}
+
+fn namespace() -> Namespace {
+    NAMESPACE.parse().expect("a name")
+}
+
+/// Maintenance that a node does between the steps of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Upkeep {
+    Collect,
+    Evict(u64),
+    Scrub,
+    Checkpoint,
+    Merge,
+    NoteAccesses,
+    LookAtDisk,
+}
+
+impl World {
+    fn is_shared(&self) -> bool {
+        self.bucket.is_some()
+    }
+
+    // --- Requests
+
+    fn key(&mut self) -> Key {
+        format!("{:040}", self.rng.below(KEYS)).parse().expect("a key")
+    }
+
+    fn any_bytes(&mut self) -> Bytes {
+        let len = match self.rng.below(50) {
+            0 => 1_200_000,
+            1..4 => 20_000,
+            _ => [0, 1, 90, 600, 1_500][self.rng.below(5) as usize],
+        };
+        let mut bytes = vec![0; len];
+        let random = len.min(2_000);
+        self.rng.fill(&mut bytes[..random]);
+        bytes.into()
+    }
+
+    fn any_blob(&mut self) -> Option<IoHash> {
+        let at = self.rng.below((self.model.blobs.len() as u64).max(1)) as usize;
+        self.model.blobs.iter().nth(at).copied()
+    }
+
+    /// Something that a ref may name: a blob, or the content of a compressed buffer.
+    fn any_content(&mut self) -> Option<IoHash> {
+        if self.rng.chance(0.5) {
+            return self.any_blob();
+        }
+        let at = self.rng.below((self.model.forms.len() as u64).max(1)) as usize;
+        self.model.forms.keys().nth(at).copied().or_else(|| self.any_blob())
+    }
+
+    fn any_object(&mut self) -> Bytes {
+        let count = self.rng.below(3);
+        let mut attached: Vec<IoHash> = (0..count).filter_map(|_| self.any_content()).collect();
+        if self.rng.chance(0.1) {
+            attached.push(IoHash::of(&self.rng.next_u64().to_le_bytes()));
+        }
+        let fields = attached.into_iter().map(Field::BinaryAttachment).collect();
+        let number = Field::Integer(self.rng.next_u64());
+        Field::object([("payload", Field::Array(fields)), ("n", number)]).encode(Style::Plain).into()
+    }
+
+    fn any_op(&mut self) -> Option<Op> {
+        Some(match self.rng.below(30) {
+            0..=4 => Op::PutBlob(self.any_bytes()),
+            5 => {
+                let bytes = self.any_bytes();
+                if bytes.is_empty() {
+                    return None;
+                }
+                Op::PutBroken(bytes, self.rng.chance(0.5))
+            }
+            6..=7 => {
+                let raw = self.any_bytes();
+                Op::PutCompressed(IoHash::of(&raw), compress_lz4(&raw, 12 + self.rng.below(4) as u8).into())
+            }
+            8..=11 => Op::PutRef(self.key(), self.any_object()),
+            12..=13 => Op::PutRaw(self.key(), self.any_bytes()),
+            14..=15 => {
+                let count = 1 + self.rng.below(4);
+                let puts: BTreeMap<Key, Bytes> =
+                    (0..count).map(|_| (self.key(), self.any_object())).collect();
+                Op::Batch(puts.into_iter().collect())
+            }
+            16 => {
+                let key = self.key();
+                let value = self.model.possible(&key).into_iter().flatten().next()?;
+                Op::Finalise(key, value.object)
+            }
+            17..=18 => Op::DeleteRef(self.key()),
+            19 => Op::DeleteBlob(self.any_blob()?),
+            20 if !self.is_shared() && self.rng.chance(0.3) => Op::DeleteForms(self.any_content()?),
+            21..=22 => Op::GetBlob(self.any_blob()?),
+            23 => Op::HeadBlob(self.any_blob()?),
+            24 => {
+                let hash = self.any_blob()?;
+                let len = self.model.bytes[&hash].len() as u64;
+                let start = self.rng.below(len.max(2) - 1);
+                let end = (start + 1 + self.rng.below(2_000)).min(len);
+                if start >= end {
+                    return None;
+                }
+                Op::GetPart(hash, start, end)
+            }
+            25 => Op::GetForm(self.any_content()?),
+            26 => Op::GetPackage(self.key()),
+            _ => Op::GetRef(self.key()),
+        })
+    }
+
+    fn any_upkeep(&mut self) -> Upkeep {
+        match self.rng.below(9) {
+            0..=1 => Upkeep::Collect,
+            2 => Upkeep::Evict(2_000 + self.rng.below(40_000)),
+            3 => Upkeep::Scrub,
+            4 => Upkeep::Checkpoint,
+            5 => Upkeep::Merge,
+            6 => Upkeep::NoteAccesses,
+            _ => Upkeep::LookAtDisk,
+        }
+    }
+
+    /// Plays requests at the same time, with maintenance between their steps.
+    fn round(&mut self) {
+        self.clock.advance(Duration::from_millis(self.rng.below(10 * 60_000)));
+        let count = 1 + self.rng.below(REQUESTS_MAX);
+        let ops: Vec<Op> = (0..count).filter_map(|_| self.any_op()).collect();
+        let upkeep: Vec<(usize, Upkeep)> = (0..self.rng.below(3))
+            .map(|_| (self.rng.below(self.nodes.len() as u64) as usize, self.any_upkeep()))
+            .collect();
+        self.play(ops, upkeep);
+    }
+
+    fn play(&mut self, ops: Vec<Op>, upkeep: Vec<(usize, Upkeep)>) {
+        ops.iter().for_each(|op| self.model.learn_sent(op));
+        let values = self.model.round_values(&ops);
+        let outcomes = self.run(&ops, &upkeep);
+        let removes = |upkeep: &Upkeep| matches!(upkeep, Upkeep::Collect | Upkeep::Evict(_));
+        let may_remove = !self.is_shared() && upkeep.iter().any(|(_, upkeep)| removes(upkeep));
+        let deleted: BTreeSet<IoHash> = outcomes
+            .iter()
+            .filter_map(|outcome| match outcome.op {
+                Op::DeleteBlob(hash) | Op::DeleteForms(hash) => Some(hash),
+                _ => None,
+            })
+            .collect();
+        if self.is_told {
+            outcomes.iter().for_each(|outcome| eprintln!("{}", outcome.line()));
+            eprintln!("{upkeep:?}");
+        }
+        // A deleted buffer takes the content along that it holds.
+        let is_gone = |id: &IoHash| {
+            let forms = self.model.forms.get(id);
+            deleted.contains(id) || forms.is_some_and(|forms| forms.iter().any(|form| deleted.contains(form)))
+        };
+        let may_be_gone = |id: &IoHash| may_remove || is_gone(id);
+        let mut values = values;
+        if may_remove {
+            for key in self.model.refs.keys() {
+                values.entry(*key).or_insert_with(|| self.model.possible(key)).insert(None);
+            }
+        }
+        for outcome in &outcomes {
+            self.model.check(outcome, &values, &may_be_gone);
+        }
+        // Nothing removes attachments of refs that are still there.
+        let attached: BTreeSet<IoHash> =
+            self.model.attached().into_iter().filter(|id| self.model.holds(id) && !is_gone(id)).collect();
+        let before = self.model.clone();
+        self.model.learn(&outcomes);
+        if may_remove {
+            let may_remove_refs =
+                self.expires || upkeep.iter().any(|(_, upkeep)| matches!(upkeep, Upkeep::Evict(_)));
+            self.learn_removals(&before, &attached, may_remove_refs);
+        }
+    }
+
+    /// Runs the operations, each on some node, until all are answered.
+    fn run(&mut self, ops: &[Op], upkeep: &[(usize, Upkeep)]) -> Vec<Exchange> {
+        let outcomes = Arc::new(Mutex::new(Vec::new()));
+        let mut requests = Vec::new();
+        for op in ops {
+            let place = self.rng.below(self.nodes.len() as u64) as usize;
+            let node = &self.nodes[place];
+            requests.push((
+                op.clone(),
+                Arc::clone(&node.service),
+                Arc::clone(&node.is_dead),
+                op.request(&mut self.rng),
+            ));
+        }
+        let count = requests.len();
+        let (rng, nodes) = (&mut self.rng, &self.nodes);
+        let mut upkeep = upkeep.iter();
+        let trouble = self.model.trouble;
+        let slot = Arc::clone(&outcomes);
+        self.runtime.block_on(async move {
+            for (op, service, is_dead, request) in requests {
+                let outcomes = Arc::clone(&slot);
+                tokio::spawn(async move {
+                    let seen = Op::ask(service, request).await;
+                    let is_unheard = is_dead.load(Ordering::Relaxed);
+                    outcomes.lock().expect("no panic").push(Exchange { op, seen, is_unheard });
+                });
+            }
+            let mut steps = 0;
+            while slot.lock().expect("no panic").len() < count {
+                pause(rng.below(4)).await;
+                if rng.chance(0.3)
+                    && let Some((place, upkeep)) = upkeep.next()
+                {
+                    keep_up(&nodes[*place], *upkeep, trouble);
+                }
+                if rng.chance(0.6) {
+                    nodes.iter().for_each(Node::commit);
+                }
+                steps += 1;
+                assert!(steps < 100_000, "a request is never answered");
+            }
+            for (place, upkeep) in upkeep {
+                keep_up(&nodes[*place], *upkeep, trouble);
+            }
+            // Tasks that outlive their answers end, too.
+            pause(20).await;
+            nodes.iter().for_each(Node::commit);
+        });
+        std::mem::take(&mut *outcomes.lock().expect("no panic"))
+    }
+
+    /// Blobs that nothing reached may be gone, and refs that expired; everything else is there.
+    fn learn_removals(&mut self, before: &Model, attached: &BTreeSet<IoHash>, may_remove_refs: bool) {
+        let store = self.nodes[0].store();
+        let namespace = namespace();
+        let bucket = BUCKET.parse().expect("a name");
+        let mut removed = BTreeSet::new();
+        for (key, possible) in &mut self.model.refs {
+            if store.reference(&namespace, &bucket, key).expect("readable").is_none() {
+                let was_there = !possible.contains(&None);
+                assert!(!was_there || may_remove_refs || self.model.trouble.damage, "ref {key} was removed");
+                // After the power has failed the removal is not durable; a change that failed may be
+                // found to be made by the next start.
+                possible.insert(None);
+                if !self.nodes[0].is_dead() && !self.model.trouble.fails {
+                    *possible = [None].into();
+                }
+                removed.insert(*key);
+            } else if (self.nodes[0].is_dead() || self.model.trouble.fails) && may_remove_refs {
+                possible.insert(None);
+            }
+        }
+        self.model.blobs.retain(|hash| store.has_blob(&namespace, hash).expect("readable"));
+        if !removed.is_empty() || self.model.trouble.fails || self.model.trouble.damage {
+            return;
+        }
+        // A ref that the round replaced reaches nothing any more.
+        let still: BTreeSet<IoHash> = self.model.attached();
+        for id in attached.intersection(&still) {
+            let held = self.model.holds(id)
+                || store.content(&namespace, id).expect("readable").is_some()
+                || store.has_blob(&namespace, id).expect("readable");
+            assert!(held, "{id} was removed although a ref reaches it; before: {}", before.holds(id));
+        }
+    }
+
+    // --- Disasters
+
+    fn end_phase(&mut self) {
+        let place = self.rng.below(self.nodes.len() as u64) as usize;
+        let disaster = self.rng.below(10);
+        if self.is_told {
+            eprintln!("--- {disaster} on node {place}, shared: {}", self.is_shared());
+        }
+        match (disaster, self.is_shared()) {
+            (0, _) => {
+                let reindex = self.rng.chance(0.5);
+                self.nodes[place].restart(reindex);
+            }
+            (1..=3, _) => self.crash(place),
+            (4..=5, false) => self.flip(),
+            (4..=5, true) => self.damage_copies(place),
+            (6, false) => self.fail_writes(),
+            (6, true) => self.lose_folder(place),
+            (7, false) => self.fill(),
+            (7..=8, true) => self.fail_bucket(),
+            (_, false) if self.damage_max == 0 => self.move_house(),
+            _ => {}
+        }
+        self.check();
+    }
+
+    fn set_rules(&mut self) {
+        let mut rules = Rules::default();
+        if self.expires {
+            rules.default.refs = RefPolicy::Ttl(MINUTE * 60 * (1 + self.rng.below(4) as u32));
+        }
+        if self.rng.chance(0.3) {
+            rules.recheck = Duration::ZERO;
+        }
+        rules.quotas = Quotas::default();
+        for node in &self.nodes {
+            node.service.set_rules(clone_rules(&rules));
+        }
+    }
+
+    /// The power of a node fails at some write of the next rounds.
+    fn crash(&mut self, place: usize) {
+        self.nodes[place].fail_power_after(self.rng.below(120));
+        for _ in 0..8 {
+            self.round();
+            if self.nodes[place].is_dead() {
+                break;
+            }
+        }
+        let node = &mut self.nodes[place];
+        node.recover(&mut self.rng);
+        self.set_rules();
+    }
+
+    /// A bit flips while the only node is stopped.
+    fn flip(&mut self) {
+        if self.damage_max > 0 {
+            // One bit cannot be in a directory and in what it names, so nothing becomes older.
+            return;
+        }
+        self.nodes[0].store().checkpoint().expect("the disk works");
+        let mut state = self.nodes[0].disk.state();
+        let prefix = ["segments/", "segments/", "index/", "large/", ""][self.rng.below(5) as usize];
+        if state.flip_a_bit(prefix, &mut self.rng).is_some() {
+            self.damage_max += BIT_KEYS_MAX;
+            self.model.trouble.damage = true;
+        }
+        let reindex = self.rng.chance(0.5);
+        self.nodes[0].restart_from(state, reindex);
+        self.set_rules();
+    }
+
+    /// Copies of what the bucket has are damaged in every way.
+    fn damage_copies(&mut self, place: usize) {
+        self.nodes[place].store().checkpoint().expect("the disk works");
+        let mut state = self.nodes[place].disk.state();
+        for _ in 0..1 + self.rng.below(5) {
+            match self.rng.chance(0.7) {
+                true => drop(state.flip_a_bit("", &mut self.rng)),
+                false => drop(state.misdirect("", &mut self.rng)),
+            }
+        }
+        let reindex = self.rng.chance(0.5);
+        self.nodes[place].restart_from(state, reindex);
+        self.set_rules();
+    }
+
+    /// A node starts with an empty folder.
+    fn lose_folder(&mut self, place: usize) {
+        self.nodes[place].restart_from(DiskState::default(), false);
+        self.set_rules();
+    }
+
+    /// Writes and syncs fail, perhaps in part.
+    fn fail_writes(&mut self) {
+        let mut rng = Rng::new(self.rng.next_u64());
+        self.nodes[0].disk.set_hook(Some(Box::new(move |_| match rng.chance(0.05) {
+            true => Err(std::io::ErrorKind::Other.into()),
+            false => Ok(()),
+        })));
+        self.model.trouble.fails = true;
+        for _ in 0..self.rng.below(8) {
+            self.round();
+        }
+        // Removals that failed may be found to be made.
+        let attached = self.model.attached();
+        let is_attached = |hash: &IoHash| {
+            let forms = self.model.forms.iter().filter(|(id, _)| attached.contains(*id));
+            attached.contains(hash) || forms.into_iter().any(|(_, forms)| forms.contains(hash))
+        };
+        let kept: BTreeSet<IoHash> =
+            self.model.blobs.iter().filter(|hash| is_attached(hash)).copied().collect();
+        self.model.blobs = kept;
+        if self.rng.chance(0.5) {
+            let node = &mut self.nodes[0];
+            node.recover(&mut self.rng);
+        } else {
+            self.nodes[0].disk.set_hook(None);
+            let reindex = self.rng.chance(0.3);
+            self.nodes[0].restart(reindex);
+        }
+        self.model.trouble.fails = false;
+        self.set_rules();
+    }
+
+    fn fail_bucket(&mut self) {
+        let bucket = self.bucket.clone().expect("a bucket");
+        bucket.set_fails(true);
+        let calm = self.model.trouble;
+        self.model.trouble = Trouble { fails: true, is_garbled: true, ..calm };
+        for _ in 0..self.rng.below(8) {
+            self.round();
+        }
+        bucket.set_fails(false);
+        self.model.trouble = calm;
+    }
+
+    /// The disk has little or no space: uploads may be refused, nothing else is.
+    fn fill(&mut self) {
+        let node = &self.nodes[0];
+        node.store().look_at_disk();
+        let free = node.disk.free_bytes().expect("known").expect("it has an end");
+        node.disk.set_capacity(Some(DISK_BYTES - free + self.rng.below(3_000)));
+        self.model.trouble.is_full = true;
+        for _ in 0..self.rng.below(8) {
+            self.round();
+        }
+        self.nodes[0].disk.set_capacity(Some(DISK_BYTES));
+        self.nodes[0].store().look_at_disk();
+        self.model.trouble.is_full = false;
+    }
+
+    /// Everything is exported, and another folder takes it in.
+    fn move_house(&mut self) {
+        let mut exported = Vec::new();
+        Transfer::export(self.nodes[0].store(), None, &mut exported).expect("nothing is damaged");
+        let disk = SimulatedDisk::new(DiskState::default());
+        let node = Node::new(disk, &self.clock, None, self.inline_bytes_max);
+        node.service.import(&mut &exported[..]).expect("an export");
+        self.nodes[0] = node;
+        for possible in self.model.refs.values_mut() {
+            // Refs are resolved again against what there is now.
+            let both: Vec<_> = possible.iter().flatten().copied().collect();
+            for value in both {
+                possible
+                    .extend([false, true].map(|finalised| Some(super::model::Value { finalised, ..value })));
+            }
+        }
+        self.set_rules();
+    }
+
+    // --- Checks
+
+    /// Reads everything by requests. After damage a key may be missing, and stays so.
+    fn check(&mut self) {
+        let mut missing = Vec::new();
+        for hash in self.model.blobs.clone() {
+            if !self.reads(Op::GetBlob(hash)) {
+                self.model.blobs.remove(&hash);
+                missing.push(hash.to_string());
+            }
+        }
+        for id in self.model.forms.keys().copied().collect::<Vec<_>>() {
+            if !self.reads(Op::GetForm(id)) && self.model.holds(&id) {
+                self.model.forms.remove(&id);
+                missing.push(id.to_string());
+            }
+        }
+        for key in self.model.refs.keys().copied().collect::<Vec<_>>() {
+            let outcome = self.read(Op::GetRef(key));
+            let possible = self.model.possible(&key);
+            let found = match outcome.seen.status.as_u16() {
+                404 => None,
+                status => {
+                    let is_found = |value: &super::model::Value| match status {
+                        200 => value.finalised && value.object == IoHash::of(&outcome.seen.body),
+                        _ => !value.finalised,
+                    };
+                    possible.iter().flatten().copied().find(|value| is_found(value))
+                }
+            };
+            if !possible.contains(&found) {
+                missing.push(key.to_string());
+            }
+            // Of several values that are not finalised, the answer does not tell which it is.
+            let is_same = |value: &Option<super::model::Value>| match (value, found) {
+                (Some(value), Some(found)) => {
+                    value.finalised == found.finalised && (!found.finalised || *value == found)
+                }
+                (None, None) => true,
+                _ => false,
+            };
+            let mut left: super::model::Possible = possible.into_iter().filter(is_same).collect();
+            if left.is_empty() {
+                left.insert(None);
+            }
+            self.model.refs.insert(key, left);
+        }
+        self.lost += missing.len();
+        assert!(self.lost <= self.damage_max, "damage of {} keys at most took {missing:?}", self.damage_max);
+    }
+
+    fn reads(&mut self, op: Op) -> bool {
+        self.read(op).seen.status.is_success()
+    }
+
+    /// One request by itself, checked.
+    fn read(&mut self, op: Op) -> Exchange {
+        let outcome = self.run(std::slice::from_ref(&op), &[]).pop().expect("an answer");
+        self.model.check(&outcome, &BTreeMap::new(), &|_| false);
+        outcome
+    }
+
+    /// Without faults everything can be stored, and all garbage goes.
+    fn heal(&mut self) {
+        self.expires = false;
+        self.set_rules();
+        let put = Op::PutRaw(self.key(), self.any_bytes());
+        self.play(vec![put], Vec::new());
+        self.check();
+        let keys: Vec<Key> = self.model.refs.keys().copied().collect();
+        self.play(keys.into_iter().map(Op::DeleteRef).collect(), Vec::new());
+        self.check();
+        if self.is_shared() {
+            return;
+        }
+        self.clock.advance(MINUTE * 600);
+        for _ in 0..3 {
+            self.play(Vec::new(), vec![(0, Upkeep::Collect)]);
+        }
+        assert!(self.model.blobs.is_empty(), "no ref reaches anything");
+        let store = self.nodes[0].store();
+        let bytes = store.disk_bytes() - store.index_bytes();
+        // The open segment has room for the largest record; damaged files stay in quarantine.
+        assert!(bytes < 40_000 || self.damage_max > 0, "{bytes} bytes are still used");
+    }
+}
+
+/// Does maintenance on a node. It fails only while the disk does.
+fn keep_up(node: &Node, upkeep: Upkeep, trouble: Trouble) {
+    let service: &Arc<Service> = &node.service;
+    let done = match upkeep {
+        Upkeep::Collect => service.collect().map(drop),
+        Upkeep::Evict(bytes_max) => service.evict(bytes_max).map(drop),
+        Upkeep::Scrub => service.scrub(1 << 20).map(drop),
+        Upkeep::Checkpoint => node.store().checkpoint(),
+        // It writes as much as it merges: a full disk has no space for that.
+        Upkeep::Merge => {
+            node.store().merge().or_else(|error| if trouble.is_full { Ok(()) } else { Err(error) })
+        }
+        Upkeep::NoteAccesses => {
+            service.note_accesses();
+            Ok(())
+        }
+        Upkeep::LookAtDisk => {
+            node.store().look_at_disk();
+            Ok(())
+        }
+    };
+    assert!(done.is_ok() || trouble.fails, "{upkeep:?}: {done:?}");
+}
+
+fn clone_rules(rules: &Rules) -> Rules {
+    Rules {
+        default: rules.default.clone(),
+        recheck: rules.recheck,
+        quotas: rules.quotas.clone(),
+        ..Rules::default()
+    }
+}
+
+/// Lets other tasks go on.
+async fn pause(times: u64) {
+    for _ in 0..times {
+        tokio::task::yield_now().await;
+    }
+}
