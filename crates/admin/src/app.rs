@@ -47,8 +47,8 @@ pub(crate) async fn allowed(
         Decision::Allow => return Ok(()),
         Decision::Unauthorized => (
             StatusCode::UNAUTHORIZED,
-            "a credential is needed: the console's one-time address, or Authorization: Bearer TOKEN \
-             (http.tokens_file lists tokens)",
+            "authentication required: pass --token-file with a token from `http.tokens_file`, send it as \
+             `Authorization: Bearer TOKEN`, or open the console's one-time address",
         ),
         Decision::Forbidden => (
             StatusCode::FORBIDDEN,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -198,11 +198,12 @@ async fn index(request: Request) -> Response {
 }
 
 async fn unknown() -> impl IntoResponse {
-    (StatusCode::NOT_FOUND, problem("no such page; / lists them"))
+    (StatusCode::NOT_FOUND, problem("no such route; GET / lists all routes"))
 }
 
-async fn wrong_method() -> impl IntoResponse {
-    (StatusCode::METHOD_NOT_ALLOWED, problem("the page has other methods, which the header `Allow` names"))
+async fn wrong_method(method: Method) -> impl IntoResponse {
+    let what = format!("method {method} not allowed; the header `Allow` lists the allowed methods");
+    (StatusCode::METHOD_NOT_ALLOWED, problem(&what))
 }
 
 async fn live(State(app): State<App>) -> Response {

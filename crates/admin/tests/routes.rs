@@ -99,8 +99,8 @@ async fn every_route_answers() {
         ("/console/../Cargo.toml", 404, "no such"),
         ("/debug/pprof/profile?seconds=0", 400, "from 1 to 300"),
         ("/debug/pprof/profile?seconds=301", 400, "from 1 to 300"),
-        ("/nothing", 404, "no such page"),
-        ("/metrics/../api", 404, "no such page"),
+        ("/nothing", 404, "no such route"),
+        ("/metrics/../api", 404, "no such route"),
     ];
     for (path, status, part) in table {
         let (actual, text) = request(addr, path, "").await;

@@ -43,7 +43,10 @@ impl Service {
             ("PUT", Kind::Content(_) | Kind::Action | Kind::Named) => Action::WriteObject,
             ("MKCOL", Kind::Folder | Kind::Named) => Action::WriteObject,
             ("DELETE", Kind::Named) => Action::DeleteObject,
-            _ => return Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the entry has other methods")),
+            _ => {
+                let what = format!("method {verb} not allowed for this entry");
+                return Err(Problem::new(StatusCode::METHOD_NOT_ALLOWED, what));
+            }
         };
         self.permit(request, action, &name.namespace, Some(&name.bucket))?;
         match verb {

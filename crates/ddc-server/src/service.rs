@@ -624,15 +624,16 @@ enum Target {
     Build(Entry),
 }
 
-fn find_route(method: &str, path: &str) -> Result<Route, Problem> {
-    let method = Method::parse(method)
-        .ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, "no route has this method"))?;
+fn find_route(verb: &str, path: &str) -> Result<Route, Problem> {
+    let method = Method::parse(verb)
+        .ok_or_else(|| Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("method {verb} not allowed")))?;
     Route::find(method, path).map_err(|error| match error {
         RouteError::Unknown => Problem::missing("no such route"),
         RouteError::Malformed(why) => Problem::bad(why),
         RouteError::Method(allowed) => {
-            Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the route has other methods")
-                .with(header::ALLOW, Allow(allowed).to_string())
+            let allowed = Allow(allowed).to_string();
+            let what = format!("method {verb} not allowed; allowed: {allowed}");
+            Problem::new(StatusCode::METHOD_NOT_ALLOWED, what).with(header::ALLOW, allowed)
         }
     })
 }

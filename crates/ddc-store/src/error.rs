@@ -62,7 +62,7 @@ pub enum StoreError {
     #[error("the store refuses writes after one failed: {0}")]
     Broken(Arc<io::Error>),
     /// The system says no.
-    #[error("the store: {0}")]
+    #[error("the store failed: {0}")]
     Io(Arc<io::Error>),
     /// The index file says no.
     #[error(transparent)]

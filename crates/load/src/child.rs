@@ -343,7 +343,8 @@ fn config(
         let _ = text.write_fmt(args);
         text.push('\n');
     };
-    line(format_args!("[server]\ndata = {}", quote(folder.path("data"))));
+    // Its data is thrown away, so nothing is worth waiting for at its end.
+    line(format_args!("[server]\ndata = {}\nshutdown_timeout_ms = 600", quote(folder.path("data"))));
     if let Some(shards) = options.shards {
         line(format_args!("shards = {shards}"));
     }

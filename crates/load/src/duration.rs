@@ -44,6 +44,25 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if bounded { Ok(Duration::from_nanos(nanoseconds as u64)) } else { Err(error()) }
 }
 
+/// Reads a duration longer than zero.
+///
+/// # Errors
+/// As [`parse`]; also for zero.
+pub fn positive(text: &str) -> Result<Duration, String> {
+    let duration = parse(text).map_err(|error| error.to_string())?;
+    if duration.is_zero() { Err("it must be longer than 0".to_owned()) } else { Ok(duration) }
+}
+
+/// Writes a duration in messages: `81 ms`, `1.5 s`, `60 s`.
+#[must_use]
+pub fn short(duration: Duration) -> String {
+    match duration.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.0} ms", seconds * 1e3),
+        seconds if seconds < 10.0 => format!("{seconds:.1} s"),
+        seconds => format!("{seconds:.0} s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,7 +84,14 @@ mod tests {
     }
 
     #[test]
+    fn messages_have_rounded_durations() {
+        let shown = [80_950_519, 1_500_000_000, 60_009_847_363].map(|ns| short(Duration::from_nanos(ns)));
+        assert_eq!(shown, ["81 ms", "1.5 s", "60 s"]);
+    }
+
+    #[test]
     fn other_text_is_refused() {
+        assert!(positive("0s").is_err() && positive("1ms").is_ok());
         for text in ["", "10", "ms", "-1s", "1x", "1s2", "1..5s", "99999999h"] {
             assert!(parse(text).is_err(), "{text}");
         }

@@ -420,11 +420,35 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Returns a server on the default ports of this machine that reports itself ready, if there is
 /// one.
-#[must_use]
-pub fn local_server() -> Option<Target> {
+///
+/// # Errors
+/// `None` if there is none, or the reason why players cannot use it with this transport.
+pub fn local_server(transport: Transport) -> Result<Target, Option<String>> {
     let [clients, servers, http] = DEFAULT_PORTS.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-    probe::fetch(http, "/health/ready").ok()?;
-    Some(Target { clients, servers, pid: None, metrics: Some(http), console: None })
+    probe::fetch(http, "/health/ready").map_err(|_| None::<String>)?;
+    let clients = player_listener(&probe::services(http), transport, clients).map_err(Some)?;
+    Ok(Target { clients, servers, pid: None, metrics: Some(http), console: None })
+}
+
+/// Address for players of one transport, of the services of a running server. A server that names
+/// none is asked at `default`.
+fn player_listener(
+    services: &[(String, String)],
+    transport: Transport,
+    default: SocketAddr,
+) -> Result<SocketAddr, String> {
+    let players: Vec<&str> =
+        services.iter().filter(|(service, _)| service == "clients").map(|(_, url)| url.as_str()).collect();
+    if players.is_empty() {
+        return Ok(default);
+    }
+    let scheme = format!("{transport}://");
+    let found = players.iter().find_map(|url| url.strip_prefix(&scheme)?.parse::<SocketAddr>().ok());
+    let found = found.map(|addr| match addr.ip().is_unspecified() {
+        true => SocketAddr::from(([127, 0, 0, 1], addr.port())),
+        false => addr,
+    });
+    found.ok_or_else(|| format!("the server that runs here speaks no {transport}: {}", players.join(", ")))
 }
 
 /// Free-form players, for `throng swarm` and `throng demo`.
@@ -463,6 +487,7 @@ impl Swarm {
         }
         let server = context.server()?;
         on_start(&server.target);
+        let default = context.plan(&server, self.players);
         let plan = Plan {
             warmup: Duration::ZERO,
             duration: self.duration,
@@ -470,8 +495,12 @@ impl Swarm {
             gather: false,
             join: self.join,
             sample_interval: Duration::from_secs(1),
+            patience: match (self.join, self.duration) {
+                (Some(_), Some(duration)) => duration.min(default.patience),
+                _ => default.patience,
+            },
             owner_patience: if server.own.is_some() { Duration::from_secs(20) } else { CLAIM_PATIENCE },
-            ..context.plan(&server, self.players)
+            ..default
         };
         let name = "players connect";
         let outcome = match context.run(name, &plan, &server) {
@@ -480,6 +509,17 @@ impl Swarm {
             Err(BenchError::Run { source: RunError::NoChannel { .. }, .. }) if server.own.is_none() => {
                 report.note("GLOBAL already has a game server: the players joined its world".to_owned());
                 context.run(name, &Plan { owner: false, join: Some(0), ..plan }, &server)?
+            }
+            // Without a game server nothing answers a player, so no error names the cause.
+            Err(BenchError::Run {
+                name,
+                source: RunError::NotReady { ready: 0, wanted, waited, first_error: None },
+            }) if self.join.is_some() => {
+                let why =
+                    "no answer from the channel; is there a game server? without --join the swarm starts one";
+                let first_error = Some(why.to_owned());
+                let source = RunError::NotReady { ready: 0, wanted, waited, first_error };
+                return Err(BenchError::Run { name, source });
             }
             other => other?,
         };
@@ -543,6 +583,18 @@ mod tests {
     fn row<'a>(report: &'a Report, what: &str) -> &'a Row {
         let found = report.rows.iter().find(|row| row.what.contains(what));
         found.unwrap_or_else(|| panic!("no row `{what}` in {:?}", report.rows))
+    }
+
+    #[test]
+    fn players_use_the_listener_that_speaks_their_transport() {
+        let default = "127.0.0.1:12108".parse().expect("an address");
+        let services = [("servers", "tcp://127.0.0.1:11288"), ("clients", "tcp://0.0.0.0:9")];
+        let services = services.map(|(name, url)| (name.to_owned(), url.to_owned()));
+        let find = |transport| player_listener(&services, transport, default);
+        assert_eq!(find(Transport::Tcp), Ok("127.0.0.1:9".parse().expect("an address")));
+        let why = find(Transport::Kcp).expect_err("no KCP");
+        assert_eq!(why, "the server that runs here speaks no kcp: tcp://0.0.0.0:9");
+        assert_eq!(player_listener(&[], Transport::Kcp, default), Ok(default));
     }
 
     #[test]

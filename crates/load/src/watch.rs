@@ -7,6 +7,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::clock::{self, nanoseconds};
+use crate::duration::short;
 use crate::fleet::Control;
 use crate::interrupt;
 use crate::probe::{self, Memory, Metrics, Probe};
@@ -32,8 +33,9 @@ pub enum RunError {
     Owner(String),
     /// The game server did not get its channel.
     #[error(
-        "the server did not answer the creation of the channel within {waited:?} ({created} of {wanted} further \
-         channels created); does another game server own GLOBAL, or is the data type unknown?"
+        "the server did not answer the creation of the channel within {} ({created} of {wanted} further \
+         channels created); does another game server own GLOBAL, or is the data type unknown?",
+        short(*waited)
     )]
     NoChannel {
         /// Time given.
@@ -45,8 +47,9 @@ pub enum RunError {
     },
     /// The grid did not become ready.
     #[error(
-        "only {cells} of {wanted} spatial channels were ready within {waited:?}; is the server configured with \
-         the grid of this scenario, and free of other game servers?"
+        "only {cells} of {wanted} spatial channels were ready within {}; is the server configured with \
+         the grid of this scenario, and free of other game servers?",
+        short(*waited)
     )]
     NoCells {
         /// Time given.
@@ -57,7 +60,7 @@ pub enum RunError {
         wanted: usize,
     },
     /// Players did not get in.
-    #[error("only {ready} of {wanted} players joined, none in the last {waited:?}{}", first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
+    #[error("only {ready} of {wanted} players joined, none in the last {}{}", short(*waited), first_error.as_ref().map(|error| format!("; first problem: {error}")).unwrap_or_default())]
     NotReady {
         /// Players that are in.
         ready: u64,

@@ -83,6 +83,8 @@ pub(crate) struct Hub {
     /// By [`ConnKey::index`].
     conns: Vec<Option<Conn>>,
     dirty: Vec<usize>,
+    /// Connections that had not said hello at the last [`Hub::tidy`], the oldest first.
+    strangers: VecDeque<ConnKey>,
     sessions: Vec<Option<Session>>,
     by_srv: BTreeMap<String, usize>,
     /// Session by the place of its server's number.
@@ -142,6 +144,7 @@ impl Hub {
             matcher_id,
             conns: Vec::new(),
             dirty: Vec::new(),
+            strangers: VecDeque::new(),
             sessions: Vec::new(),
             by_srv: BTreeMap::new(),
             by_place: Vec::new(),
@@ -352,6 +355,8 @@ impl Hub {
                 self.acts.push(Act::CloseNow(conn.key));
             }
         }
+        let conns = &self.conns;
+        self.strangers.retain(|key| stranger(conns, *key).is_some());
         // Sessions that nobody reads and whose server has no roles any more.
         for index in 0..self.sessions.len() {
             let engine = &self.engine;
@@ -545,7 +550,27 @@ impl Handler for Hub {
         }
     }
 
+    fn make_room(&mut self, older_than: Option<throng_stdx::Instant>) -> bool {
+        let older_than = older_than.map(|than| self.wall_start + than.as_nanos() / 1_000_000);
+        while let Some(key) = self.strangers.front().copied() {
+            let opened = stranger(&self.conns, key).map(|conn| conn.opened);
+            if opened.zip(older_than).is_some_and(|(opened, than)| than < opened) {
+                return false;
+            }
+            self.strangers.pop_front();
+            if opened.is_some() {
+                if let Some(conn) = self.conns[key.index()].as_mut() {
+                    conn.closing = true;
+                }
+                self.acts.push(Act::CloseNow(key));
+                return true;
+            }
+        }
+        false
+    }
+
     fn accepted(&mut self, _: ListenerKey, key: ConnKey, _: SocketAddr) -> Accept {
+        self.strangers.push_back(key);
         let index = key.index();
         if self.conns.len() <= index {
             self.conns.resize_with(index + 1, || None);
@@ -635,6 +660,12 @@ impl Hub {
             self.lose_session(session);
         }
     }
+}
+
+/// The connection of `key`, if it is open and has not said hello.
+fn stranger(conns: &[Option<Conn>], key: ConnKey) -> Option<&Conn> {
+    let conn = conns.get(key.index())?.as_ref()?;
+    (conn.key == key && conn.session.is_none() && !conn.closing).then_some(conn)
 }
 
 const NOBODY: u32 = u32::MAX;

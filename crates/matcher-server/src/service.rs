@@ -34,6 +34,8 @@ pub const INBOX_MAX: usize = 65_536;
 /// A request that was not executed so long after its arrival is answered with `TIMEOUT`, unless it
 /// says otherwise.
 pub(crate) const DEADLINE_MS: u64 = 3_000;
+/// Descriptors that connections of the framed RPC leave to health, the admin API and files.
+const DESCRIPTORS_SPARED: u64 = 64;
 /// Time that output gets to leave at the end.
 const GOODBYE: Duration = Duration::from_millis(300);
 
@@ -464,7 +466,8 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     let Recovered { matcher, mut journal, replayed } = Journal::open(open)?;
     let mut bound = None;
     if let Some(addr) = addr {
-        let spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
+        let mut spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
+        spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
         let (_, at) = event_loop.listen(spec).map_err(|source| StartError::Bind { addr, source })?;
         bound = Some(at);
     }

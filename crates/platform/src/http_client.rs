@@ -45,6 +45,18 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// Kind of the operating system's error below `error`.
+fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<std::io::ErrorKind> {
+    let mut source = Some(error);
+    while let Some(inner) = source {
+        if let Some(found) = inner.downcast_ref::<std::io::Error>() {
+            return Some(found.kind());
+        }
+        source = inner.source();
+    }
+    None
+}
+
 /// HTTP/1.1 client that sends bodies of type `B` over `http` and `https`.
 pub struct HttpClient<B> {
     client: Client<HttpsConnector<HttpConnector>, B>,
@@ -122,7 +134,10 @@ pub fn get_blocking(
         .map_err(|error| format!("cannot start: {error}"))?;
     let exchange = async {
         let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
-        let response = client.request(request).await.map_err(|error| chain(&error))?;
+        let response = client.request(request).await.map_err(|error| match refusal(&error) {
+            Some(why) if error.is_connect() => format!("cannot connect: {why}"),
+            _ => chain(&error),
+        })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), bytes_max).collect().await;
         body.map(|body| (status, body.to_bytes())).map_err(|error| error.to_string())

@@ -19,18 +19,20 @@ use throng_ddc_server::{
     Access, Identify, Identity, Listener, Maintenance, NamespaceRules, Node, OodleProgram, Origin, Rules,
     ServeOptions, Tls, Tokens, Upstream, UpstreamOptions,
 };
-use throng_ddc_store::{Durability, Options, Quotas, Tier, TierOptions};
+use throng_ddc_store::{Durability, Options, Quotas, StoreError, Tier, TierOptions};
 use throng_gateway::Verdict;
 use tokio::sync::Notify;
 
 use crate::auth::{Authenticator as _, CREDENTIAL_BYTES_MAX, Jwt, fetch};
 use crate::config::{Auth, Ddc, Settings, resolve_addr};
 use crate::gateway_config::ranges;
-use crate::start::{Address, Service, StartError, bind_error};
+use crate::start::{Address, Service, StartError, bind_error, data_error};
 use crate::{services, tls};
 
 /// Folder below the data folder.
 pub(crate) const FOLDER: &str = "ddc";
+/// Operation that fails without a folder.
+const OPEN: &str = "open the cache's folder";
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Threads of the runtime at least: one may wait for the disk, in a read of what the system does
@@ -125,7 +127,10 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
     let node = rules(settings, &keys, side, &addresses)
         .and_then(|rules| {
             let node = Node::open_with(&folder, options(settings), rules, origin(settings)?);
-            node.map_err(|error| format!("`{}`: {error}", folder.display()))
+            node.map_err(|error| match &error {
+                StoreError::Io(cause) => data_error(OPEN, &folder, cause),
+                _ => data_error(OPEN, &folder, &error),
+            })
         })
         .map_err(StartError::File)?;
     let end = Arc::new(Notify::new());

@@ -158,6 +158,13 @@ fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
         Work::Export { file, namespace } => {
             let namespace = namespace.as_deref().map(str::parse::<Namespace>).transpose();
             let namespace = namespace.map_err(|error| error.to_string())?;
+            if let Some(wanted) = &namespace {
+                let known = store.namespaces().map_err(failed)?;
+                if !known.contains(wanted) {
+                    let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+                    return Err(format!("there is no namespace `{wanted}`; found: {}", known.join(", ")));
+                }
+            }
             let mut out = BufWriter::new(File::create(file).map_err(|error| name(file, error))?);
             let done =
                 Node::export(store, namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
@@ -199,7 +206,8 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
         }
         Work::Import { file } => {
             let mut input = BufReader::new(File::open(file).map_err(|error| name(file, error))?);
-            let done = node.import(&mut input).map_err(|error| error.to_string())?;
+            let done = node.import(&mut input);
+            let done = done.map_err(|error| format!("`{}`: {error}", file.display()))?;
             (transferred(done), true)
         }
         _ => return look(service.store(), work),

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::auth::fetch;
 use crate::config::{Settings, resolve_addr};
-use crate::start::{Address, Service, StartError, bind_error, fill_random};
+use crate::start::{Address, Service, StartError, bind_error, data_error, fill_random};
 use crate::{services, tls};
 
 /// Folder below the data folder.
@@ -252,8 +252,9 @@ fn journal(settings: &Settings) -> Result<(Durability, Option<Arc<dyn Fs>>), Sta
         _ => Durability::Async,
     };
     let folder = Path::new(&settings.server.data).join(FOLDER);
+    let opened = Folder::new(&folder);
     let opened =
-        Folder::new(&folder).map_err(|error| StartError::File(format!("`{}`: {error}", folder.display())))?;
+        opened.map_err(|error| StartError::File(data_error("open the matcher's folder", &folder, &error)))?;
     Ok((durability, Some(Arc::new(opened))))
 }
 

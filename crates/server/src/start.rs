@@ -175,7 +175,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
     throng_net::raise_descriptor_limit();
-    // The default folder is not checked: a gateway alone runs on a read-only disk.
+    // The default folder is not checked here: a gateway alone runs on a read-only disk, and cache
+    // and matcher open theirs.
     if config.origin("server.data") != &Origin::Default {
         check_data_folder(Path::new(&settings.server.data)).map_err(StartError::File)?;
     }
@@ -482,10 +483,18 @@ impl Drop for Running {
 /// Refuses a data folder that cannot be written to. It is made when a service first needs it, and a
 /// process that serves players must not find out only then.
 fn check_data_folder(folder: &Path) -> Result<(), String> {
-    doctor::write_probe(folder).map_err(|error| {
-        let shown = folder.display();
-        format!("`server.data`: cannot write to `{shown}`: {error}; name another folder with --server.data")
-    })
+    let usable = match std::fs::metadata(folder) {
+        Ok(found) if !found.is_dir() => Err(std::io::ErrorKind::NotADirectory.into()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Err(error),
+        _ => doctor::write_probe(folder),
+    };
+    usable.map_err(|error| data_error("write to", folder, &error))
+}
+
+/// Text of an error about the data folder or one below it.
+pub(crate) fn data_error(what: &str, folder: &Path, error: &dyn fmt::Display) -> String {
+    let shown = folder.display();
+    format!("`server.data`: cannot {what} `{shown}`: {error}; name another folder with --server.data")
 }
 
 /// Address by which programs on this machine reach a listener: loopback for one on every address.

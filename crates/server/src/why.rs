@@ -12,6 +12,11 @@ use crate::inspect::{closure_row, subscription_row};
 use crate::metrics;
 use crate::monitor::Watch;
 
+/// The step at which an update waits for the end of its window.
+const FAN_OUT: &str = "fan-out";
+/// Lateness of a fan-out that is normal: rounds of a busy shard, and the time between two looks.
+const LATE: Duration = Duration::from_millis(100);
+
 /// One thing that an update has to pass.
 struct Step {
     name: &'static str,
@@ -73,12 +78,17 @@ impl Watch {
 
 impl Found {
     fn answer(&self) -> Value {
-        let steps = self.steps();
+        let (steps, delivery) = (self.steps(), self.reach.delivery.as_ref());
         let verdict = match steps.iter().find(|step| !step.passes) {
             Some(step) => step.what.clone(),
-            None => "nothing is in the way: it has received every update so far".to_owned(),
+            None => match steps
+                .iter()
+                .find(|step| step.name == FAN_OUT && delivery.is_some_and(|delivery| delivery.due.is_some()))
+            {
+                Some(step) => format!("nothing is in the way: {}", step.what),
+                None => "nothing is in the way: it has received every update so far".to_owned(),
+            },
         };
-        let delivery = self.reach.delivery.as_ref();
         let ms = |at: Instant| {
             if at >= self.now { millis(at.since(self.now)) } else { -millis(self.now.since(at)) }
         };
@@ -139,7 +149,7 @@ impl Found {
         };
         let since = time(self.now.since(delivery.subscription.since));
         let owner = if self.reach.owner { ", and owns the channel" } else { "" };
-        Step::new("subscription", true, format!("subscribed since {since}{owner}"))
+        Step::new("subscription", true, format!("subscribed for {since}{owner}"))
     }
 
     /// Cells and distances matter only to who is not subscribed: whoever is gets the channel
@@ -217,18 +227,22 @@ impl Found {
             own => format!("; it does not receive {own} of its own"),
         };
         match (delivery.due, delivery.next) {
-            (Some(due), _) if delivery.full_state => {
-                Step::new("fan-out", false, format!("its full state is due {}", at(due)))
-            }
+            // An update that waits for its window is on its way.
             (Some(due), _) => {
-                let what = format!("{} updates leave {} as one{own}", delivery.pending, at(due));
-                Step::new("fan-out", false, what)
+                let window = Duration::from_millis(delivery.subscription.interval_ms.into()).max(LATE);
+                let waits = match (delivery.full_state, delivery.pending) {
+                    (true, _) => "its full state is waiting".to_owned(),
+                    (false, 1) => "1 update is waiting".to_owned(),
+                    (false, pending) => format!("{pending} updates are waiting, and leave as one"),
+                };
+                let what = format!("{waits}; the next fan-out is {}{own}", at(due));
+                Step::new(FAN_OUT, due + window > self.now, what)
             }
             (None, Some(next)) => {
                 let what = format!("no update is waiting{own}; a new one would be sent {}", at(next));
-                Step::new("fan-out", true, what)
+                Step::new(FAN_OUT, true, what)
             }
-            (None, None) => Step::new("fan-out", true, "nothing is due until the channel has data"),
+            (None, None) => Step::new(FAN_OUT, true, "nothing is due until the channel has data"),
         }
     }
 

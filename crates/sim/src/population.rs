@@ -299,7 +299,7 @@ pub fn table(outcomes: &[PopulationReport]) -> String {
         let _ = writeln!(
             out,
             "{}: {} players/s, {} matches, {} players matched, {} timed out; waits p50 {:.1} s, p90 {:.1} s, p99 {:.1} s; \
-             {:.0} % waited at most 1.5 x the p90 they were told",
+             {:.0}% waited at most 1.5 times the announced p90",
             population.name,
             population.arrivals,
             outcome.matches,

@@ -18,9 +18,20 @@ pub(crate) struct AdminArgs {
     /// Its admin address
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:11280")]
     pub(crate) http: String,
-    /// File whose first line is a token from its http.tokens_file; required from other machines
+    /// File whose first line is a token from its http.tokens_file; required from other machines,
+    /// and for `throng why --ticket`
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+}
+
+/// Advice when no process answers.
+pub(crate) fn advice(why: &str) -> &'static str {
+    match why.starts_with("cannot connect") {
+        true => {
+            "\n  is it running? start one with: throng up; `throng up --only ddc` answers at --http 127.0.0.1:8558"
+        }
+        false => "",
+    }
 }
 
 impl AdminArgs {
@@ -31,17 +42,14 @@ impl AdminArgs {
     pub(crate) fn get(&self, path: &str) -> Result<Value, String> {
         let token = self.token_file.as_deref().map(first_line).transpose()?;
         let (status, body) = ask(&self.http, &format!("/api/v1/{path}"), token.as_deref())
-            .map_err(|why| format!("{}: {why}\n  is it running? start one with: throng up", self.http))?;
+            .map_err(|why| format!("{}: {why}{}", self.http, advice(&why)))?;
         let value: Value = serde_json::from_str(&body)
             .map_err(|_| format!("{}: the answer is not from throng", self.http))?;
         if status == 200 {
             return Ok(value);
         }
         let why = value["error"].as_str().unwrap_or("no reason given");
-        Err(match status {
-            401 => format!("{}: {why}; --token-file FILE names one", self.http),
-            _ => format!("{}: {why}", self.http),
-        })
+        Err(format!("{}: {why}", self.http))
     }
 }
 
@@ -57,11 +65,19 @@ pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, S
     // `:8080` is how an address on all interfaces is written; from here it is reached over
     // loopback.
     let full = if bare.starts_with(':') { format!("127.0.0.1{bare}") } else { bare.to_owned() };
+    // The last part is a port, also behind the brackets of an IPv6 address.
+    if full.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+        return Err("expected an address as HOST:PORT".to_owned());
+    }
     let mut request = Request::get(format!("http://{full}{path}"));
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
     let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
-    let (status, body) = get_blocking(request, TIMEOUT, RESPONSE_BYTES_MAX)?;
+    let answer = get_blocking(request, TIMEOUT, RESPONSE_BYTES_MAX);
+    let (status, body) = answer.map_err(|why| match why.contains("closed before message completed") {
+        true => "no HTTP answer; `http.addr` is the admin address".to_owned(),
+        false => why,
+    })?;
     Ok((status.as_u16(), String::from_utf8_lossy(&body).trim().to_owned()))
 }

@@ -37,10 +37,10 @@ pub(crate) struct BenchArgs {
     #[arg(value_name = "SUITE TEST", num_args = 0..=2)]
     name: Vec<String>,
     /// Players (connections, channels, clients) to run with; several values make a sweep
-    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = count)]
+    #[arg(long, value_delimiter = ',', value_name = "N", value_parser = count, allow_negative_numbers = true)]
     pub(crate) players: Vec<usize>,
     /// Length of each measured window [default: 10s]
-    #[arg(long, value_parser = duration::parse, value_name = "TIME")]
+    #[arg(long, value_parser = duration::positive, value_name = "TIME")]
     pub(crate) duration: Option<Duration>,
     /// Warm-up after all players have joined [default: 3s]
     #[arg(long, value_parser = duration::parse, value_name = "TIME")]
@@ -85,7 +85,7 @@ pub(crate) struct BenchArgs {
 /// For `throng bench enet --serve`.
 #[derive(Debug, Clone, Args)]
 struct EnetArgs {
-    /// `bench enet`: run the echo server at --addr until Ctrl-C
+    /// `bench enet`: run the echo server at --addr, by default 127.0.0.1:7777, until Ctrl-C
     #[arg(hide_short_help = true, long, help_heading = "ENet echo server")]
     serve: bool,
     /// Concurrent connections
@@ -221,6 +221,9 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
         bare::serve(plan, &mut io::stdout())?;
         return Ok(true);
     }
+    if args.crash_server_at.is_some() && words != ["channel", "spatial"] {
+        return Err("--crash-server-at applies to `bench channel spatial` only".into());
+    }
     interrupt::catch();
     match words.as_slice() {
         ["list"] => {
@@ -257,7 +260,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             Ok(true)
         }
         ["enet"] if args.enet.serve => {
-            let addr = args.server.addr.as_deref().unwrap_or("0.0.0.0:7777");
+            let addr = args.server.addr.as_deref().unwrap_or("127.0.0.1:7777");
             let plan = ServePlan {
                 addr: resolve(addr)?,
                 slots: args.enet.slots,
@@ -332,7 +335,7 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 
 fn unknown(name: &str) -> String {
     let known: Vec<&str> = names().collect();
-    let near = nearest(name, known.iter().copied().chain(SUITES));
+    let near = nearest(name, known.iter().copied().chain(SUITES).chain(["list", "all"]));
     let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
     format!("there is no test `{name}`{hint}\n  tests: {}\n  suites: {}", known.join(", "), SUITES.join(", "))
 }
@@ -457,6 +460,9 @@ fn padding(text: &str) -> Result<usize, String> {
 }
 
 fn resolve(addr: &str) -> Result<SocketAddr, AnyError> {
+    if !addr.contains(':') {
+        return Err(format!("address `{addr}` has no port; expected HOST:PORT").into());
+    }
     let found = addr.to_socket_addrs().map_err(|error| format!("address `{addr}`: {error}"))?.next();
     found.ok_or_else(|| format!("address `{addr}` has no IP address").into())
 }
@@ -601,12 +607,11 @@ pub(crate) fn sample_line(sample: &Sample) -> String {
     )
 }
 
-/// Writes data to standard output. A closed pipe counts as success.
+/// Writes data to standard output. A closed pipe counts as success; any other failure ends the
+/// process.
 pub(crate) fn print(text: &str) -> Result<(), AnyError> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    crate::output::print_result(text);
+    Ok(())
 }
 
 /// Writes a line of talk to standard error, if anyone listens.

@@ -102,7 +102,7 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     let args = match Args::try_parse_from(std::iter::once(&name).chain(words)) {
         Ok(args) => args,
         Err(error) => {
-            let _ = error.print();
+            crate::output::print_usage(&error);
             return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
         }
     };

@@ -86,7 +86,7 @@ pub(crate) fn command() -> Command {
     let hidden =
         |command: Command| command.mut_args(|arg| if is_builtin(&arg) { arg } else { arg.hide(true) });
     let command = hidden(up_flags(Command::new("throng")))
-        .about("Multiplayer backend in one binary. Without a command: up.")
+        .about("Multiplayer backend in one binary. With no command, runs `up`.")
         .help_template(TEMPLATE)
         .version(env!("CARGO_PKG_VERSION"))
         .override_usage("throng [COMMAND] [OPTIONS]")

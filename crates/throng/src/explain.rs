@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
+use throng_server::config::nearest;
 use throng_server::{AcceptRefusal, CloseReason, MATCHER_STATUSES, Refusal};
 
 use crate::output::{complain, print};
@@ -87,13 +88,18 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let wanted = code.trim_start_matches("error[").trim_end_matches(']').to_ascii_uppercase();
-    match CODES.iter().find(|(known, _, _)| *known == wanted) {
+    let is_code = |known: &str| known == wanted || known.strip_prefix("THR-") == Some(wanted.as_str());
+    match CODES.iter().find(|(known, _, _)| is_code(known)) {
         Some((code, title, text)) => {
             print(&format!("{code}: {title}\n\n{text}\n"));
             ExitCode::SUCCESS
         }
         None => {
-            complain(&format!("error: there is no code `{code}`; `throng explain` lists all codes"));
+            let names = reasons().map(|reason| reason.name);
+            let near = nearest(&code.to_ascii_lowercase(), names)
+                .or_else(|| nearest(&wanted, CODES.iter().map(|(code, ..)| *code)));
+            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            complain(&format!("error: there is no code `{code}`{hint}\n  `throng explain` lists all codes"));
             ExitCode::from(2)
         }
     }

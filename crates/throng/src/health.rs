@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::ArgMatches;
 
-use crate::admin::ask;
+use crate::admin::{advice, ask};
 use crate::output::{complain, print};
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
@@ -13,14 +13,16 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     match ask(addr, path, None) {
         Ok((status, body)) => {
             if matches.get_flag("json") {
-                print(&format!("{body}\n"));
+                let is_json = serde_json::from_str::<serde_json::Value>(&body).is_ok();
+                let json = if is_json { body } else { serde_json::json!({ "status": body }).to_string() };
+                print(&format!("{json}\n"));
             } else if status != 200 {
                 complain(&format!("not ready: {body}"));
             }
             if status == 200 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(why) => {
-            complain(&format!("error: {addr}: {why}"));
+            complain(&format!("error: {addr}: {why}{}", advice(&why)));
             // 1, not 2: container runtimes reserve 2.
             ExitCode::FAILURE
         }

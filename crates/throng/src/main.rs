@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         Ok(matches) => matches,
         Err(mut error) => {
             suggest::improve(&mut error, &cli::command(), &arguments);
-            let _ = error.print();
+            output::print_usage(&error);
             return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
         }
     };

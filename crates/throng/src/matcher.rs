@@ -32,7 +32,7 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 #[command(name = "throng bench matcher", bin_name = "throng bench matcher", disable_version_flag = true, after_help = EXAMPLES)]
 struct BenchArgs {
     /// Closed-loop workers; with --all the published number of each test unless given
-    #[arg(short = 'g', long = "goroutines", visible_alias = "workers", value_name = "N")]
+    #[arg(short = 'g', long = "goroutines", visible_alias = "workers", value_name = "N", value_parser = crate::bench::count)]
     goroutines: Option<usize>,
     /// Print the test names
     #[arg(short, long)]
@@ -344,9 +344,8 @@ fn resolve(addr: &str) -> Result<SocketAddr, Failure> {
 }
 
 fn print(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    crate::output::print_result(text);
+    Ok(())
 }
 
 /// A matcher of our own, ended when dropped.
@@ -623,7 +622,8 @@ fn quality(matches: &ArgMatches) -> io::Result<()> {
     if let Some(file) = matches.get_one::<String>("svg") {
         std::fs::write(file, population::svg(&outcomes))?;
     }
-    io::stdout().write_all(population::table(&outcomes).as_bytes())
+    crate::output::print_result(&population::table(&outcomes));
+    Ok(())
 }
 
 fn replay(matches: &ArgMatches) -> ExitCode {
@@ -646,7 +646,10 @@ fn replay(matches: &ArgMatches) -> ExitCode {
                 found.sequence,
                 found.digest,
                 if matches.get_flag("verify") {
-                    format!(", {} hashes of the run that wrote it are the same here", found.compared)
+                    match found.compared {
+                        1 => ", 1 recorded state hash matches".to_owned(),
+                        count => format!(", {count} recorded state hashes match"),
+                    }
                 } else {
                     String::new()
                 }

@@ -2,11 +2,41 @@
 
 use std::io::Write as _;
 
-/// Prints to stdout. A reader that closed the pipe has seen enough: that is success.
+/// Exit status when the output cannot be written.
+const UNWRITTEN: i32 = 1;
+
+/// Prints to stdout. A reader that closed the pipe has seen enough: that is success. Any other
+/// failure ends the process with an error, because a truncated file looks like a result.
 pub(crate) fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-        std::process::exit(0);
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+}
+
+/// As [`print`], but a closed pipe does not end the process: it has an exit status to give.
+pub(crate) fn print_result(text: &str) {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+        result => written(result),
+    }
+}
+
+/// Prints the help or the error that ended the parsing of the command line.
+pub(crate) fn print_usage(error: &clap::Error) {
+    let printed = error.print();
+    if !error.use_stderr() {
+        written(printed.and_then(|()| std::io::stdout().flush()));
+    }
+}
+
+fn written(result: std::io::Result<()>) {
+    match result {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => {
+            complain(&format!("error: cannot write the output: {error}"));
+            std::process::exit(UNWRITTEN);
+        }
     }
 }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use throng_load::replay::{Endpoint, PlayerConfig, Recording, Report, TagForm, play_blocking};
 
+use crate::output::print_result;
+
 /// Replay a recorded session (.cpr) against a gateway and report differences
 ///
 /// Exit code 0 if every packet was sent and answered and the connection stayed open, 1 if not, 2
@@ -86,9 +88,9 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     let Some(report) = play(&args.addr) else { return ExitCode::from(1) };
     let Some(other) = &args.against else {
         if args.json {
-            println!("{}", pretty(&to_json(&report)));
+            print_result(&(pretty(&to_json(&report)) + "\n"));
         } else {
-            print!("{report}");
+            print_result(&report.to_string());
         }
         return ExitCode::from(u8::from(!report.is_clean()));
     };
@@ -98,15 +100,14 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
         let all = serde_json::json!({
             "addr": to_json(&report), "against": to_json(&other), "differences": found,
         });
-        println!("{}", pretty(&all));
+        print_result(&(pretty(&all) + "\n"));
     } else {
-        print!("{report}\nagainst\n{other}\n");
-        for difference in &found {
-            println!("differs   {difference}");
-        }
+        let mut text = format!("{report}\nagainst\n{other}\n");
+        text.extend(found.iter().map(|difference| format!("differs   {difference}\n")));
         if found.is_empty() {
-            println!("both gateways gave the same answers");
+            text.push_str("both gateways gave the same answers\n");
         }
+        print_result(&text);
     }
     ExitCode::from(u8::from(!found.is_empty()))
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use throng_load::report::Judgement;
 use throng_load::saved::{self, Saved};
 
-use crate::output::{complain, print};
+use crate::output::{complain, print_result};
 
 /// Something is worse than before: the code of a missed threshold.
 const EXIT_WORSE: u8 = 99;
@@ -50,7 +50,7 @@ enum Form {
 /// Compare two saved results; exit 99 when something is significantly worse
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Means of what was sampled every second are compared by Welch's t test at 95%; figures that stand alone have no interval.
+Means of what was sampled every second are compared by Welch's t test at 95%; single figures and constant samples are not judged.
 
 Examples:
   throng bench channel single --out before
@@ -84,7 +84,7 @@ pub(crate) fn run(args: ReportArgs) -> ExitCode {
             None => return fail("no run was sampled, so there is nothing to draw"),
         },
     };
-    print(&text);
+    print_result(&text);
     match args.strict && reports.iter().any(|report| report.verdict() == Judgement::Missed) {
         true => ExitCode::from(EXIT_WORSE),
         false => ExitCode::SUCCESS,
@@ -101,7 +101,7 @@ pub(crate) fn compare(args: CompareArgs) -> ExitCode {
     if found.differences.is_empty() {
         return fail("the two reports have no figures in common");
     }
-    print(&found.text());
+    print_result(&found.text());
     if found.is_worse() { ExitCode::from(EXIT_WORSE) } else { ExitCode::SUCCESS }
 }
 

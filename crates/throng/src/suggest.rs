@@ -13,6 +13,9 @@ const KEYS_MAX: usize = 3;
 /// Replaces clap's suggestion in `error`, which considers one command only and measures similarity
 /// instead of edit distance.
 pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        return improve_command(error, used_command(command, arguments));
+    }
     if error.kind() != ErrorKind::UnknownArgument {
         return;
     }
@@ -22,6 +25,18 @@ pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsStrin
     };
     if let Some(tip) = tip(word, command, arguments) {
         error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+}
+
+/// Suggests the nearest subcommand of `used`.
+fn improve_command(error: &mut Error, used: &Command) {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else { return };
+    let near = nearest(given, used.get_subcommands().map(Command::get_name)).map(str::to_owned);
+    error.remove(ContextKind::SuggestedSubcommand);
+    error.remove(ContextKind::Suggested);
+    if let Some(near) = near {
+        let tip = format!("a similar command exists: '{near}'");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
 }
@@ -89,5 +104,18 @@ mod tests {
         check("throng --playrs 3", "'--players' is a flag of `throng demo`");
         check("throng up --shards 3", "'--server.shards'");
         check("throng config check --shards 3", "'--server.shards'");
+        check("throng config chk", "'check'");
+        check("throng migrate chk", "'check'");
+        check("throng tpo", "'top'");
+    }
+
+    #[test]
+    fn nothing_is_suggested_for_another_word() {
+        let command = crate::cli::command();
+        let arguments: Vec<OsString> = ["throng", "nope"].map(OsString::from).to_vec();
+        let mut error = command.clone().try_get_matches_from(&arguments).expect_err("no such command");
+        improve(&mut error, &command, &arguments);
+        let shown = error.render().to_string();
+        assert!(!shown.contains("tip:"), "{shown}");
     }
 }

@@ -14,7 +14,7 @@ use throng_load::engine::Sample;
 use throng_load::network::{Network, PRESETS};
 use throng_load::report::{Report, Run};
 use throng_load::suites::{self, Progress, Swarm, Target};
-use throng_load::{duration, interrupt, probe};
+use throng_load::{Transport, duration, interrupt, probe};
 use throng_replication::Server;
 
 use crate::bench::{Live, ServerArgs, count, print, say};
@@ -26,7 +26,7 @@ use crate::tag::Game;
 #[command(after_long_help = SWARM_AFTER_HELP)]
 pub(crate) struct SwarmArgs {
     /// Simulated players
-    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = count)]
+    #[arg(long, short = 'n', default_value_t = 100, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     players: usize,
     /// Duration; until Ctrl-C if not given
     #[arg(long = "for", value_parser = duration::parse, value_name = "TIME")]
@@ -128,7 +128,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Simulated players
-    #[arg(long, short = 'n', default_value_t = 200, value_name = "N", value_parser = count)]
+    #[arg(long, short = 'n', default_value_t = 200, value_name = "N", value_parser = count, allow_negative_numbers = true)]
     players: usize,
     /// Duration; until Ctrl-C if not given
     #[arg(long = "for", value_parser = duration::parse, value_name = "TIME")]
@@ -153,18 +153,31 @@ pub(crate) struct DemoArgs {
 
 /// Runs `throng swarm`.
 pub(crate) fn run(args: SwarmArgs) -> ExitCode {
+    let network = &args.network;
+    let harms =
+        [("--loss", network.loss), ("--duplicate", network.duplicate), ("--reorder", network.reorder)];
+    if let Some((flag, _)) = harms.iter().find(|(_, share)| share.is_some_and(|share| share > 0.0))
+        && args.server.transport != Transport::Kcp
+    {
+        return fail(&format!(
+            "{flag} needs --transport kcp: {} repairs losses itself",
+            args.server.transport
+        ));
+    }
     let mut options = match args.server.options() {
         Ok(options) => options,
         Err(error) => return fail(&error.to_string()),
     };
     if options.target.is_none() && args.server.may_find_one() {
-        options.target = suites::local_server();
-        let found = if options.target.is_some() {
-            "using the server that runs on this machine"
-        } else {
-            "starting a server"
+        let found = match suites::local_server(options.transport) {
+            Ok(target) => {
+                options.target = Some(target);
+                "using the server that runs on this machine".to_owned()
+            }
+            Err(None) => "starting a server".to_owned(),
+            Err(Some(why)) => format!("{why}; starting another server"),
         };
-        say(found);
+        say(&found);
     }
     options.network = args.network.network();
     let join = args.join.then_some(args.channel);

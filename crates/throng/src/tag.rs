@@ -22,7 +22,7 @@ pub(crate) struct TagArgs {
     #[arg(long, short = 'n', default_value_t = SIMULATED, value_name = "N")]
     players: usize,
     /// Length of a round
-    #[arg(long, value_parser = duration::parse, default_value = "60s", value_name = "TIME")]
+    #[arg(long, value_parser = duration::positive, default_value = "60s", value_name = "TIME")]
     round: Duration,
     /// Address of the page
     #[arg(long, default_value = PAGE, value_name = "ADDR")]

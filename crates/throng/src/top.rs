@@ -31,7 +31,7 @@ pub(crate) struct TopArgs {
     #[arg(long, short = 'n', value_name = "N", default_value_t = 15)]
     connections: usize,
     /// Refresh interval
-    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
+    #[arg(long, value_name = "TIME", value_parser = duration::positive, default_value = "1s")]
     interval: Duration,
     /// Print once, from two samples
     #[arg(long)]
@@ -63,6 +63,8 @@ struct Look {
 
 /// Connections in one request; above this, those with the lowest ids are shown.
 const CONNECTIONS_MAX: usize = 5_000;
+/// Longest interval that passes without a word before a single print.
+const INTERVAL_SILENT_MAX: Duration = Duration::from_secs(2);
 /// Clears the terminal and begins at its top.
 const CLEAR: &str = "\x1b[H\x1b[2J";
 
@@ -76,6 +78,9 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
         Ok(look) => look,
         Err(why) => return fail(why),
     };
+    if once && args.interval > INTERVAL_SILENT_MAX {
+        complain(&format!("measuring for {}", duration::short(args.interval)));
+    }
     loop {
         std::thread::sleep(args.interval);
         let now = match look(&args.admin) {
@@ -87,9 +92,19 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
             print(&text);
             return ExitCode::SUCCESS;
         }
-        print(&format!("{CLEAR}{text}"));
+        let size = rustix::termios::tcgetwinsize(std::io::stdout());
+        let width = size.map_or(usize::MAX, |size| usize::from(size.ws_col));
+        print(&format!("{CLEAR}{}", cut(&text, width)));
         before = now;
     }
+}
+
+/// Cuts lines to the width of a terminal; 0 is a terminal that does not tell.
+fn cut(text: &str, width: usize) -> String {
+    let width = if width == 0 { usize::MAX } else { width };
+    text.lines()
+        .map(|line| line.chars().take(width).collect::<String>().trim_end().to_owned() + "\n")
+        .collect()
 }
 
 fn look(admin: &AdminArgs) -> Result<Look, String> {
@@ -280,6 +295,12 @@ mod tests {
             connections: vec![row(0), row(1)],
             limits: json!({ "limits": [{ "key": "a.max", "used": 1, "limit": 4 }, { "key": "none", "used": 1, "limit": 0 }] }),
         }
+    }
+
+    #[test]
+    fn lines_are_cut_to_the_width_of_the_terminal() {
+        assert_eq!(cut("abcdef\n\nab\n", 4), "abcd\n\nab\n");
+        assert_eq!(cut("abcdef\n", 0), "abcdef\n");
     }
 
     #[test]

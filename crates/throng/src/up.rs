@@ -140,7 +140,7 @@ pub(crate) fn serve(
     if !invite && running.address(Service::Admin).is_some() && running.settings().http.tokens_file.is_empty()
     {
         tracing::info!(
-            "no terminal, so no token for the console; `http.tokens_file` names a file with tokens"
+            "stdout is not a terminal: no one-time console token was created; set `http.tokens_file` to log in"
         );
     }
     print(&ready_block(&running, began.elapsed(), &data, invite));

@@ -8,12 +8,13 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::admin::AdminArgs;
-use crate::output::{complain, print};
+use crate::output::{complain, print_result};
 
 /// Explain why a client gets no updates, or why a ticket waits
 ///
 /// Exit code 0 if nothing is in the way, 1 if something is, 2 if there is no answer.
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("subject").required(true)))]
 #[command(after_help = "\
 Examples:
   throng why --conn 812 --entity 524310     each step of an update of the entity to connection 812
@@ -23,28 +24,27 @@ Examples:
   throng explain slow_reader                the meaning of a reason or an error code")]
 pub(crate) struct WhyArgs {
     /// Connection that misses updates
-    #[arg(
-        long,
-        value_name = "N",
-        required_unless_present = "ticket",
-        conflicts_with = "ticket",
-        requires = "of"
-    )]
+    #[arg(long, value_name = "N", value_parser = id, group = "subject", requires = "of")]
     conn: Option<u32>,
     /// Entity whose updates it does not get
-    #[arg(long, value_name = "M", group = "of", requires = "conn")]
+    #[arg(long, value_name = "M", value_parser = id, group = "of", requires = "conn")]
     entity: Option<u32>,
     /// Channel whose updates it does not get
-    #[arg(long, value_name = "M", group = "of", requires = "conn")]
+    #[arg(long, value_name = "M", value_parser = id, group = "of", requires = "conn")]
     channel: Option<u32>,
     /// Ticket of the matcher that finds no match
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", group = "subject")]
     ticket: Option<String>,
     /// Print the answer as JSON, with all figures
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     admin: AdminArgs,
+}
+
+/// Reads the id of a connection, a channel or an entity.
+fn id(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "expected an id: a whole number below 4294967296".to_owned())
 }
 
 pub(crate) fn run(args: WhyArgs) -> ExitCode {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: WhyArgs) -> ExitCode {
     };
     match answer {
         Ok((text, answer, free)) => {
-            print(&if args.json { format!("{answer:#}\n") } else { text });
+            print_result(&if args.json { format!("{answer:#}\n") } else { text });
             ExitCode::from(u8::from(!free))
         }
         Err(why) => {

@@ -16,8 +16,8 @@ pub struct Difference {
     pub before: f64,
     /// Mean of the second.
     pub after: f64,
-    /// Relative change with its 95% interval, as shares of the first mean. `None` for figures
-    /// without samples.
+    /// 95% interval of the relative change, as shares of the first mean. `None` for figures without
+    /// samples and for samples without variance, which are not judged.
     pub interval: Option<(f64, f64)>,
     /// A larger value is worse, better, or neither.
     pub larger: Larger,
@@ -85,7 +85,7 @@ impl Comparison {
         for each in &self.differences {
             let interval = match each.interval {
                 Some((low, high)) => format!("{:+.1}% to {:+.1}%", low * 100.0, high * 100.0),
-                None => "one figure each".to_owned(),
+                None => "not judged".to_owned(),
             };
             let verdict = match (each.is_worse(), each.is_significant()) {
                 (true, _) => "  worse",
@@ -182,16 +182,21 @@ fn welch(a: &[f64], b: &[f64]) -> Option<Means> {
         return None;
     }
     let ((n_a, mean_a, var_a), (n_b, mean_b, var_b)) = (moments(a), moments(b));
-    if a.len() < 3 || b.len() < 3 || mean_a == 0.0 {
+    // Samples without variance say nothing about chance: the next run may differ as much.
+    if a.len() < 3 || b.len() < 3 || mean_a == 0.0 || is_constant(a) || is_constant(b) {
         return Some((mean_a, mean_b, None));
     }
     let error = (var_a + var_b).sqrt();
-    // Welch and Satterthwaite; without any spread the means are exact.
+    // Welch and Satterthwaite.
     let freedom = (var_a + var_b).powi(2) / (var_a.powi(2) / (n_a - 1.0) + var_b.powi(2) / (n_b - 1.0));
-    let reach = if error == 0.0 { 0.0 } else { student_95(freedom) * error };
+    let reach = student_95(freedom) * error;
     let difference = mean_b - mean_a;
     let (low, high) = ((difference - reach) / mean_a, (difference + reach) / mean_a);
     Some((mean_a, mean_b, Some((low.min(high), low.max(high)))))
+}
+
+fn is_constant(values: &[f64]) -> bool {
+    values.windows(2).all(|pair| pair[0].total_cmp(&pair[1]).is_eq())
 }
 
 /// The two-sided 95% point of Student's t. Cornish and Fisher's expansion, within 0.5% from 3
@@ -232,6 +237,14 @@ mod tests {
         assert!(worse && slower.is_worse() && (slower.change() - 0.2).abs() < 1e-9, "{slower:?}");
         let (worse, faster) = latency(8.0);
         assert!(!worse && faster.is_significant(), "{faster:?}");
+    }
+
+    #[test]
+    fn samples_without_variance_are_not_judged() {
+        let moving = [1.0, 2.0, 3.0, 4.0];
+        for (a, b) in [([5.0; 4], [6.0; 4]), ([5.0; 4], moving), (moving, [5.0; 4])] {
+            assert!(matches!(welch(&a, &b), Some((_, _, None))), "{a:?}, {b:?}");
+        }
     }
 
     #[test]

@@ -152,9 +152,17 @@ fn check_addresses(config: &Config, problems: &mut Vec<Problem>) {
         if addr.port() != 0
             && let Some((first, ..)) = addresses[..index].iter().find(same)
         {
+            // The cache serves the pages of the admin listener as well.
+            if first == "http.addr" && key == "ddc.addr" && crate::ddc::has_pages(settings) {
+                continue;
+            }
             let message = format!("`{first}` and `{key}` are the same address, {addr}");
+            // A default is not to blame for what the user chose.
+            let is_default = matches!(config.origin(key), Origin::Default | Origin::Command(_));
+            let blamed = if is_default { first } else { key };
             problems.push(
-                at(config, ProblemKind::Conflict, key, message).note("give each listener a port of its own"),
+                at(config, ProblemKind::Conflict, blamed, message)
+                    .note("give each listener a port of its own"),
             );
         }
     }

@@ -172,8 +172,8 @@ const GIB: i64 = 1 << 30;
 section! {
     /// The process: threads, data folder, shutdown.
     Server {
-        /// Services to start, by name; empty starts all. `throng up --help` lists them at `--only`.
-        /// A service that has no address does not start.
+        /// Services to start: gateway, ddc, matcher. Empty: every service that has an address. A
+        /// selected service without an address is an error.
         only: Vec<String> = [], Kind::List;
         /// Threads that own connections and channels. 0 takes one per two available cores, at most
         /// 8: the kernel needs the others for its share of the network work.
@@ -181,7 +181,7 @@ section! {
         /// Folder of everything the process keeps: development certificates, recordings, the cache,
         /// the matcher's journal. It is made when first needed. A start with a folder that cannot
         /// be written to is refused.
-        data: String = "throng-data", Kind::Path;
+        data: String = "throng-data", Kind::Folder;
         /// Longest duration of a shutdown, counted from the first signal. Output that is not
         /// flushed by then is dropped.
         shutdown_timeout_ms: u64 = 8_000, int(100, 10_000), "ms"; reload;
@@ -525,8 +525,8 @@ section! {
         /// Private key for TLS, PEM.
         tls_key: String = "", Kind::Path;
         /// Time of the acknowledgement of an upload. `sync`: when it is on disk. `cache`: when the
-        /// operating system has it; a power failure may lose it. `cache` saves an upload the wait
-        /// for the disk, which matters on slow disks; it saves no CPU time.
+        /// operating system has it; a power failure may lose it. With `cache`, an upload does
+        /// not wait for the disk, which matters on slow disks; it saves no CPU time.
         durability: String = "sync", Kind::Choice(&["sync", "cache"]);
         /// File with service accounts: each line has a token and its claims, as in `TOKEN
         /// group=build`. `#` starts a comment.
@@ -596,8 +596,8 @@ section! {
         scrub_hours: u32 = 168, int(0, 87_600), "h";
         /// Read speed of a scrub.
         scrub_bytes_per_s: u64 = 52_428_800, int(1 << 20, 100 * GIB), "bytes/s";
-        /// Bytes in the data folder; above it the longest unused refs and blobs are deleted. 0 =
-        /// 90% of what the folder holds and the disk has left. With an object storage
+        /// Bytes in the data folder; above it the least recently used refs and blobs are deleted.
+        /// 0 = 90% of the folder's size plus free disk space. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are

@@ -130,8 +130,8 @@ impl fmt::Display for Problems {
             writeln!(f, "{problem}\n")?;
         }
         match self.0.len() {
-            1 => write!(f, "1 problem; nothing was started"),
-            count => write!(f, "{count} problems; nothing was started"),
+            1 => write!(f, "1 problem found"),
+            count => write!(f, "{count} problems found"),
         }
     }
 }

@@ -111,6 +111,7 @@ fn key_schema(key: &Key) -> serde_json::Value {
         Kind::Int { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
         Kind::Choice(words) => json!({ "enum": words }),
         Kind::Text | Kind::Addr | Kind::Path => json!({ "type": "string" }),
+        Kind::Folder => json!({ "type": "string", "minLength": 1 }),
         Kind::List => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Map => json!({ "type": "object", "additionalProperties": { "type": "string" } }),
     };

@@ -26,6 +26,8 @@ pub enum Kind {
     Addr,
     /// A file or folder; empty = not used. Relative paths count from the working directory.
     Path,
+    /// A folder that must be named. Relative paths count from the working directory.
+    Folder,
     /// A list of strings.
     List,
     /// A table from text to text.
@@ -60,9 +62,10 @@ impl Kind {
                 let digits = number.as_str();
                 Value::Int(i64::from_str_radix(digits, number.radix()).map_err(|_| found())?)
             }
-            (Kind::Text | Kind::Choice(_) | Kind::Addr | Kind::Path, DeValue::String(text)) => {
-                Value::Text(text.to_string())
-            }
+            (
+                Kind::Text | Kind::Choice(_) | Kind::Addr | Kind::Path | Kind::Folder,
+                DeValue::String(text),
+            ) => Value::Text(text.to_string()),
             (Kind::List, DeValue::Array(items)) => Value::List(
                 items
                     .iter()
@@ -103,7 +106,9 @@ impl Kind {
                 _ => return Err(found()),
             }),
             Kind::Int { .. } => Value::Int(parse_int(trimmed).ok_or_else(found)?),
-            Kind::Text | Kind::Choice(_) | Kind::Addr | Kind::Path => Value::Text(trimmed.to_owned()),
+            Kind::Text | Kind::Choice(_) | Kind::Addr | Kind::Path | Kind::Folder => {
+                Value::Text(trimmed.to_owned())
+            }
             Kind::List => Value::List(items().map(str::to_owned).collect()),
             Kind::Map => Value::Map(
                 items()
@@ -131,6 +136,7 @@ impl Kind {
             }
             Kind::Addr => "\"host:port\", \":port\" (all interfaces) or \"\" (none)".to_owned(),
             Kind::Path => "path, or \"\" (none)".to_owned(),
+            Kind::Folder => "path".to_owned(),
             Kind::List => "list of strings".to_owned(),
             Kind::Map => "table of strings".to_owned(),
         }
@@ -145,7 +151,7 @@ impl Kind {
             Kind::Text => "TEXT",
             Kind::Choice(_) => "WORD",
             Kind::Addr => "ADDR",
-            Kind::Path => "PATH",
+            Kind::Path | Kind::Folder => "PATH",
             Kind::List => "A,B,...",
             Kind::Map => "K=V,...",
         }
@@ -156,6 +162,7 @@ impl Kind {
             (Kind::Int { min, max }, Value::Int(number)) if !(min..=max).contains(number) => {
                 Err(format!("found {number}"))
             }
+            (Kind::Folder, Value::Text(text)) if text.is_empty() => Err("found \"\"".to_owned()),
             (Kind::Choice(words), Value::Text(text)) if !words.contains(&text.as_str()) => {
                 let near = nearest(text, words.iter().copied());
                 let hint = near.map(|word| format!("; did you mean \"{word}\"?")).unwrap_or_default();
@@ -271,10 +278,15 @@ pub fn resolve_addr(text: &str) -> Result<SocketAddr, String> {
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // A third of the letters wrong is the point where suggestions start to look random.
-    let limit = (word.chars().count() / 3).max(2);
+    let letters = word.chars().count();
+    let limit = (letters / 3).max(2);
     candidates
         .map(|candidate| (distance(word, candidate), candidate))
-        .filter(|(distance, _)| *distance <= limit)
+        // In a short word two wrong letters are most of it: `udp` is no misspelt `tcp`.
+        .filter(|(distance, candidate)| {
+            let is_alike = *distance <= letters / 3 || candidate.chars().next() == word.chars().next();
+            *distance <= limit && is_alike
+        })
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }

@@ -25,6 +25,14 @@ fn every_wrong_entry_of_a_list_is_told_under_its_key() {
 }
 
 #[test]
+fn the_cache_may_have_the_address_of_the_admin_listener() {
+    let text = "[server]\nonly = ['ddc']\n[ddc]\naddr = '127.0.0.1:8558'\n[http]\naddr = '127.0.0.1:8558'\n";
+    assert!(load(text).is_ok(), "{:?}", load(text).err());
+    let matcher = text.replace("[ddc]", "[matcher]").replace("'ddc'", "'matcher'");
+    assert_eq!(only_problem(&matcher).kind, ProblemKind::Conflict);
+}
+
+#[test]
 fn one_mistake_gives_one_problem_with_line_column_and_hint() {
     use ProblemKind::{BadReference, BadValue, Conflict, Syntax, UnknownKey, UnsafeBind};
     // text, kind, line, column, words that must stand in the rendered problem
@@ -147,7 +155,7 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
 fn all_problems_are_reported_at_once() {
     let problems = load("[server]\nshrads = 1\n[gateway]\ndev = 3\n[http]\naddr = ':1'\n").unwrap_err();
     assert_eq!(problems.0.len(), 3);
-    assert!(problems.to_string().ends_with("3 problems; nothing was started"));
+    assert!(problems.to_string().ends_with("3 problems found"));
 }
 
 #[test]

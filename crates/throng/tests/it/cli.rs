@@ -157,7 +157,10 @@ fn default_file_and_schema_are_usable() {
 #[test]
 fn codes_are_explained_and_the_version_is_json() {
     assert!(text(&run(&["explain", "thr-0106"]).stdout).contains("unsafe_binds"));
+    assert!(text(&run(&["explain", "0106"]).stdout).contains("unsafe_binds"));
     assert_eq!(run(&["explain", "THR-9999"]).status.code(), Some(2));
+    let unknown = text(&run(&["explain", "slow_raeder"]).stderr);
+    assert!(unknown.contains("did you mean `slow_reader`?"), "{unknown}");
     // A number may have several entries; a blank line stands between them.
     let full = text(&run(&["explain", "1013"]).stdout);
     assert!(full.starts_with("connections_max (1013): a connection was not accepted\n"), "{full}");
@@ -170,6 +173,31 @@ fn codes_are_explained_and_the_version_is_json() {
     assert!(text(&run(&["--version"]).stdout).starts_with("throng "));
 }
 
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for arguments in [
+        &["version"][..],
+        &["--help"],
+        &["completions", "bash"],
+        &["explain"],
+        &["config", "show"],
+        &["bench", "list"],
+        &["bench", "ddc", "--help"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = throng(folder.path(), arguments).stdout(full).output().unwrap();
+        let complaint = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {complaint}");
+        assert!(complaint.contains("cannot write the output: No space left"), "{arguments:?}: {complaint}");
+        // A reader that has seen enough is no error.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = throng(folder.path(), arguments).stdout(writer).output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()), "{arguments:?}");
+    }
+}
+
 /// A running `throng`, killed when the test ends early.
 struct Process {
     child: Child,
@@ -179,8 +207,11 @@ struct Process {
 
 impl Process {
     fn start(folder: &Path, command: &[&str]) -> Process {
-        let mut child =
-            throng(folder, command).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Process::of(throng(folder, command))
+    }
+
+    fn of(mut command: Command) -> Process {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut block = String::new();
         let mut admin = String::new();
@@ -412,14 +443,69 @@ fn a_start_that_could_not_work_is_refused() {
     let complaint = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{complaint}");
     assert!(complaint.contains("`/proc/nope`") && complaint.contains("--server.data"), "{complaint}");
+    let output = run(&[&["up", "--data", ""][..], &FREE_PORTS[..8]].concat());
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("`server.data`") && complaint.contains("allowed: path"), "{complaint}");
     for command in ["swarm", "demo", "bench"] {
-        for players in ["0", "abc"] {
+        for players in ["0", "abc", "-3"] {
             let output = run(&[command, "--players", players]);
             let complaint = text(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{complaint}");
             assert!(complaint.contains("a whole number of at least 1"), "{command} {players}: {complaint}");
         }
     }
+}
+
+#[test]
+fn a_data_folder_that_cannot_be_used_is_refused_by_every_service_in_one_form() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let used = Process::start(folder.path(), &[&["up"][..], &FREE_PORTS].concat());
+    for only in ["gateway", "ddc", "matcher", "gateway,ddc,matcher"] {
+        for data in ["file", "file/below", "d"] {
+            // A gateway shares its folder.
+            if (only, data) == ("gateway", "d") {
+                continue;
+            }
+            let command = [&["up", "--only", only, "--for", "1ms"][..], &FREE_PORTS[..8], &["--data", data]];
+            let output = throng(folder.path(), &command.concat()).output().unwrap();
+            let complaint = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{only}, {data}: {complaint}");
+            for part in ["error: `server.data`: cannot ", &format!("`{data}"), "with --server.data"] {
+                assert!(complaint.contains(part), "{only}, {data}: {complaint}");
+            }
+        }
+    }
+    drop(used);
+}
+
+#[test]
+fn silent_sockets_on_the_matcher_leave_descriptors_for_health() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = [&["up", "--only", "matcher"][..], &FREE_PORTS].concat();
+    let program = throng(folder.path(), &command);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 128 && exec \"$0\" \"$@\""]).arg(program.get_program());
+    limited.args(program.get_args()).current_dir(folder.path()).stdin(Stdio::null());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    let process = Process::of(limited);
+    let matcher = process.block.lines().find(|line| line.trim_start().starts_with("matcher ")).unwrap();
+    let address = matcher.split("tcp://").nth(1).unwrap().split_whitespace().next().unwrap();
+    let silent: Vec<_> = (0..150).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    let mut admin = std::net::TcpStream::connect(&process.admin).unwrap();
+    // Shorter than the time that a connection has to say hello.
+    admin.set_read_timeout(Some(std::time::Duration::from_secs(4))).unwrap();
+    write!(admin, "GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    admin.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    drop(silent);
 }
 
 #[test]
@@ -533,6 +619,9 @@ fn shells_and_man_get_the_command_line() {
     assert!(throng(folder.path(), &["man", "pages"]).status().unwrap().success());
     for name in ["up", "why", "top", "migrate", "report", "compare", "tag", "man", "version"] {
         let page = std::fs::read_to_string(folder.path().join(format!("pages/throng-{name}.1")));
-        assert!(page.is_ok_and(|page| page.contains("SYNOPSIS")), "{name}");
+        let page = page.unwrap_or_default();
+        let program = concat!("\"throng ", env!("CARGO_PKG_VERSION"), "\"");
+        assert!(page.contains("SYNOPSIS") && page.contains(program), "{name}");
+        assert!(!page.contains(".SH EXTRA"), "{name}");
     }
 }

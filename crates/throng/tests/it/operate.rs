@@ -121,7 +121,12 @@ async fn follow_an_update(gateway: &Gateway) {
     let (code, answer) = why();
     assert_eq!(
         (code, passes(&answer, "subscription"), passes(&answer, "fan-out")),
-        (Some(1), Some(true), Some(false))
+        (Some(0), Some(true), Some(true)),
+        "what is due within its window is on its way: {answer}"
+    );
+    assert!(
+        answer["verdict"].as_str().is_some_and(|verdict| verdict.contains("; the next fan-out is in ")),
+        "{answer}"
     );
     // Up to the channel's next tick after the minute.
     let due = answer["due_in_ms"].as_i64().expect("a time");
