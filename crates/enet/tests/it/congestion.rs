@@ -1,7 +1,7 @@
 //! Bulk transfers: their speed alone, and the share that they leave to others.
 //!
-//! `THRONG_TRANSFER_SEEDS=<n>` plays more than a few of them on each network, `--nocapture` shows the
-//! tables.
+//! `THRONG_TRANSFER_SEEDS=<n>` plays more than a few of them on each network, `--nocapture` shows
+//! the tables.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "seeds from the environment")]
 #![allow(clippy::print_stderr, reason = "tables on request")]
 

@@ -321,8 +321,8 @@ impl World {
             if store.reference(&namespace, &bucket, key).expect("readable").is_none() {
                 let was_there = !possible.contains(&None);
                 assert!(!was_there || may_remove_refs || self.model.trouble.damage, "ref {key} was removed");
-                // After the power has failed the removal is not durable; a change that failed may be
-                // found to be made by the next start.
+                // After the power has failed the removal is not durable; a change that failed may
+                // be found to be made by the next start.
                 possible.insert(None);
                 if !self.nodes[0].is_dead() && !self.model.trouble.fails {
                     *possible = [None].into();
