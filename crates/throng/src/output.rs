@@ -12,7 +12,7 @@ pub(crate) fn print(text: &str) {
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
 }
 
-/// As [`print`], but a closed pipe does not end the process: it has an exit status to give.
+/// As [`print()`], but a closed pipe does not end the process: it has an exit status to give.
 pub(crate) fn print_result(text: &str) {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
