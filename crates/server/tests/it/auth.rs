@@ -451,7 +451,10 @@ impl Service {
                 }
                 let turn = count.fetch_add(1, Ordering::SeqCst);
                 if let Some((status, body)) = answer(turn, &request) {
-                    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+                    let head = format!(
+                        "HTTP/1.1 {status} X\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    );
                     let _ = stream.write_all((head + &body).as_bytes());
                     let _ = stream.flush();
                 }
