@@ -46,8 +46,8 @@ impl Keyed {
         Self { name: name.into(), fields: Vec::new(), max, condition: Condition::Always }
     }
 
-    /// Adds a field to the elements. Blobs, arrays and a game's own quantisers are refused when the
-    /// class is built.
+    /// Adds a field to the elements. Blobs, texts, arrays, options, enums and a game's own
+    /// quantisers are refused when the class is built.
     #[must_use]
     pub fn field(mut self, name: impl Into<String>, quantiser: Quantiser) -> Self {
         self.fields.push((name.into(), quantiser));

@@ -119,8 +119,9 @@ pub enum QuantiserError {
     /// Values that floating point cannot tell apart.
     #[error("the step is finer than floating point at the axis' end; use fewer bits or smaller bounds")]
     Precision,
-    /// Tokens in options or enums, hidden references or a game's own values within others, or
-    /// nesting deeper than 8.
+    /// Tokens in options or enums, hidden references or a game's own values within others, values
+    /// of varying length as fields of keyed arrays, more than 32 such fields, or nesting deeper
+    /// than 8.
     #[error("a value within another must have a plain quantiser, and lie at most 8 deep")]
     Nested,
     /// No variant, or too many.
