@@ -53,7 +53,7 @@ impl Service {
         self.upstream().map_or(0, |upstream| upstream.failures.load(Ordering::Relaxed))
     }
 
-    /// What the object storage says, or that it says nothing.
+    /// The object storage's answer; a problem if there is none.
     pub(crate) fn heard<T>(&self, said: Result<T, TierError>) -> Result<T, Problem> {
         let counters = &self.origin_counters;
         match said {
@@ -320,7 +320,7 @@ impl Service {
         let mut decoder = self.decoder();
         let mut upload = self.receive_from(incoming(response))?;
         let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
-        // What does not decode, or to something else, is as good as nothing.
+        // An answer that does not decode, or decodes to other content, counts as missing.
         let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
             self.counters.add_damaged();
             return Ok(None);

@@ -345,18 +345,24 @@ impl Attachments {
         inbox.receive(object, item, true, deliver);
     }
 
-    /// Passes over an item that its sender had no right to send: later ones do not wait for it.
-    /// Keeps nothing for an object of which nothing was taken before, but how far the latest few
+    /// Passes over an item that its sender had no right to send: later ones do not wait for it, and
+    /// those that did so far go to `released`: their sender has lost the right meanwhile. Keeps
+    /// nothing for an object of which nothing was taken before, but how far the latest few
     /// are; nothing at all without a generation.
-    pub(crate) fn refuse(&mut self, generation: Option<u32>, item: &ItemView<'_>) {
+    pub(crate) fn refuse(
+        &mut self,
+        generation: Option<u32>,
+        item: &ItemView<'_>,
+        released: &mut dyn FnMut(Attachment),
+    ) {
         let known = self.queues.get_mut(&item.object).filter(|queue| !queue.inbox.is_new());
         if let Some(queue) = known {
             let object = Handle::from_parts(item.object, queue.generation);
-            queue.inbox.receive(object, item, false, &mut |_| {});
+            queue.inbox.receive(object, item, false, released);
         } else if let Some(generation) = generation {
             let object = Handle::from_parts(item.object, generation);
             let mut inbox = self.take_refused(object).unwrap_or_default();
-            inbox.receive(object, item, false, &mut |_| {});
+            inbox.receive(object, item, false, released);
             if self.refused.len() == REFUSED_MAX {
                 self.refused.pop_front();
             }

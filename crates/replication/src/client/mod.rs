@@ -379,7 +379,7 @@ impl Client {
             _ => {
                 let item = ItemView::read(reader)?;
                 let Some(Some(replica)) = self.replicas.get_mut(item.object as usize) else {
-                    self.attachments.refuse(None, &item);
+                    self.attachments.refuse(None, &item, &mut |_| {});
                     return Ok(());
                 };
                 let events = &mut self.events;

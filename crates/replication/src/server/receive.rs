@@ -161,7 +161,8 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
             conn.stats.calls_refused += 1;
             let objects = &shared.objects;
             let generation = objects.alive.get(item.object).then(|| objects.generation[item.object as usize]);
-            conn.attachments.refuse(generation, item);
+            let refused = &mut conn.stats.calls_refused;
+            conn.attachments.refuse(generation, item, &mut |_| *refused += 1);
         }
     }
     conn.events.extend(inputs.into_iter().map(|bytes| Event::Input(id, bytes.to_vec())));

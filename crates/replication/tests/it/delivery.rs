@@ -450,3 +450,24 @@ fn a_request_for_a_lost_baseline_is_repeated() {
     net.steps(60);
     assert_eq!(net.value(0, thing, HEALTH), 6);
 }
+
+/// The call waited for one that was lost, and with it comes the end of the right to both.
+#[test]
+fn a_call_that_waited_for_a_refused_one_is_counted() {
+    let mut net = Net::new(1);
+    let thing = one_thing(&mut net);
+    let id = net.peers[0].id;
+    net.server.set_owner(thing, Some(id)).unwrap();
+    net.steps(60);
+    net.up_lost = true;
+    net.peers[0].client.attach(thing, 1, b"lost", true).unwrap();
+    net.step();
+    net.up_lost = false;
+    net.peers[0].client.attach(thing, 2, b"waits", true).unwrap();
+    net.steps(1 + net.link.delay);
+    net.server.set_owner(thing, None).unwrap();
+    net.steps(30);
+    assert_eq!(net.server.connection_stats(id).unwrap().calls_refused, 2);
+    let calls = std::iter::from_fn(|| net.server.poll_event());
+    assert_eq!(calls.filter(|event| matches!(event, Event::Attachment(..))).count(), 0);
+}
