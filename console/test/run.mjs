@@ -139,8 +139,8 @@ async function everything() {
     cache: async () => {
       await page.waitForSelector("td:has-text('demo')", { timeout: 30_000 });
       await page.waitForSelector("h2:has-text('Evicted next')");
-      // The demo's blobs are young: until the next count of sizes there may be nothing to name.
-      const next = page.locator("[aria-label='Evicted next']").or(page.locator("text=Nothing can be evicted"));
+      // Before sizes were counted, which happens once a minute, there is nothing to name; the page says so.
+      const next = page.locator("[aria-label='Evicted next']").or(page.locator("text=Not counted yet"));
       await next.first().waitFor({ timeout: 30_000 });
       const collections = () => page.locator("dl.facts div", { hasText: "garbage collections" }).locator("dd").innerText();
       const before = await collections();

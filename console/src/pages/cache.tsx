@@ -105,7 +105,7 @@ export function Cache() {
               caption="Evicted next"
               rows={data.eviction.next as Json[]}
               id={(row) => `${row.namespace}/${row.kind}/${row.name}`}
-              empty="Nothing can be evicted"
+              empty={data.sizes.length > 0 ? "Nothing can be evicted" : "Not counted yet"}
               columns={[
                 { head: "Namespace", cell: (row) => <code>{row.namespace}</code> },
                 { head: "Kind", cell: (row) => row.kind },

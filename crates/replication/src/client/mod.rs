@@ -534,6 +534,7 @@ impl Client {
         if same {
             replica.reset();
         }
+        let owned = replica.owner;
         (replica.update_at, replica.missing) = (None, 0);
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
@@ -545,6 +546,10 @@ impl Client {
         replica.remember(frame);
         let handle = replica.handle();
         self.events.push_back(ClientEvent::Created(handle));
+        // A creation that is sent again may be the first to tell of another owner.
+        if owned != create.owner {
+            self.events.push_back(ClientEvent::OwnerChanged { handle, owner: create.owner });
+        }
         self.link(create.index, u64::MAX);
         self.resolved(handle, frame);
         Ok(())

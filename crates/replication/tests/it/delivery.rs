@@ -471,3 +471,27 @@ fn a_call_that_waited_for_a_refused_one_is_counted() {
     let calls = std::iter::from_fn(|| net.server.poll_event());
     assert_eq!(calls.filter(|event| matches!(event, Event::Attachment(..))).count(), 0);
 }
+
+#[test]
+fn a_creation_that_is_sent_again_tells_of_a_new_owner() {
+    let mut net = Net::new(1);
+    let id = net.peers[0].id;
+    net.steps(8);
+    net.up_lost = true;
+    let thing = net.server.create(THING).unwrap();
+    net.steps(2);
+    net.server.set_owner(thing, Some(id)).unwrap();
+    net.steps(2);
+    assert!(net.peers[0].client.get(thing).unwrap().is_owner());
+    // By the time at which the server gives the creation up, the owner is another one.
+    net.steps(20);
+    net.server.set_owner(thing, None).unwrap();
+    net.fate = Some(Box::new(|_, packet| packet[HEADER_BYTES..].first() != Some(&kind::ROLE)));
+    net.steps(30);
+    assert!(!net.peers[0].client.get(thing).unwrap().is_owner());
+    let last = net.peers[0].events.iter().rev().find_map(|event| match event {
+        ClientEvent::OwnerChanged { owner, .. } => Some(*owner),
+        _ => None,
+    });
+    assert_eq!(last, Some(false));
+}
