@@ -11,7 +11,7 @@ use common::*;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use throng_net::*;
-use tungstenite::Message;
+use tungstenite::{Message, WebSocket};
 
 struct Certified {
     acceptor: TlsAcceptor,
@@ -42,9 +42,16 @@ fn spec(transport: Transport, acceptor: &TlsAcceptor) -> ListenerSpec {
 }
 
 /// A blocking client of the TLS library's own making.
-fn plain_client(addr: SocketAddr, config: Arc<ClientConfig>) -> StreamOwned<ClientConnection, TcpStream> {
+type TlsStream = StreamOwned<ClientConnection, TcpStream>;
+
+fn plain_client(addr: SocketAddr, config: Arc<ClientConfig>) -> TlsStream {
     let connection = ClientConnection::new(config, localhost()).unwrap();
     StreamOwned::new(connection, TcpStream::connect(addr).unwrap())
+}
+
+fn websocket_client(addr: SocketAddr, config: Arc<ClientConfig>) -> WebSocket<TlsStream> {
+    let url = format!("wss://localhost:{}/", addr.port());
+    tungstenite::client(url, plain_client(addr, config)).unwrap().0
 }
 
 #[test]
@@ -113,9 +120,7 @@ fn websocket_over_tls_with_a_library_client() {
     let mut node = Node::new();
     let addr = node.listen_with(spec(Transport::WebSocket, &certified.acceptor));
     let client = std::thread::spawn(move || {
-        let stream = plain_client(addr, certified.client);
-        let (mut client, _) =
-            tungstenite::client(format!("wss://localhost:{}/", addr.port()), stream).unwrap();
+        let mut client = websocket_client(addr, certified.client);
         client.send(Message::binary(pattern(100_000))).unwrap();
         assert_eq!(client.read().unwrap(), Message::binary(&b"welcome"[..]));
         assert!(client.read().unwrap().is_close());
@@ -136,9 +141,7 @@ fn a_websocket_whose_tls_breaks_ends() {
     let mut node = Node::new();
     let addr = node.listen_with(spec(Transport::WebSocket, &certified.acceptor));
     let client = std::thread::spawn(move || {
-        let stream = plain_client(addr, certified.client);
-        let (mut client, _) =
-            tungstenite::client(format!("wss://localhost:{}/", addr.port()), stream).unwrap();
+        let mut client = websocket_client(addr, certified.client);
         // A record that no key has made.
         let record = [&[23, 3, 3, 0, 32][..], &[7; 32]].concat();
         client.get_mut().sock.write_all(&record).unwrap();

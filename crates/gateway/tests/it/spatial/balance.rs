@@ -62,8 +62,8 @@ fn regions_told(messages: &[Received]) -> Option<Vec<u32>> {
     Some(regions.iter().map(|region| region.server_index).collect())
 }
 
-#[test]
-fn nothing_moves_while_frozen_and_every_move_is_announced() {
+/// Two servers, and twelve entities in the three cells of the first; the balancer is frozen.
+fn frozen() -> (Config, World, Id, Id) {
     let mut config = config(6, 2);
     config.spatial.balance =
         Some(Balance { interval_ms: 250, ratio: 1.2, load_min: 10.0, cooldown_ms: 1000 });
@@ -73,6 +73,12 @@ fn nothing_moves_while_frozen_and_every_move_is_announced() {
     for index in 0..12 {
         create_entity(&mut world, a, CELL + index % 3, E + 1 + index, 5.0 + (index % 3) as f32 * 10.0);
     }
+    (config, world, a, b)
+}
+
+#[test]
+fn nothing_moves_while_frozen_and_every_move_is_announced() {
+    let (mut config, mut world, a, b) = frozen();
     // Both servers say where their entities are, twenty times a second; what each was told of
     // regions last.
     let play = |world: &mut World, steps: u32| {
@@ -107,15 +113,7 @@ fn nothing_moves_while_frozen_and_every_move_is_announced() {
 fn a_panic_while_a_cell_moves_leaves_no_cell_between_two_servers() {
     let mut halves = 0;
     for place in 1..200 {
-        let mut config = config(6, 2);
-        config.spatial.balance =
-            Some(Balance { interval_ms: 250, ratio: 1.2, load_min: 10.0, cooldown_ms: 1000 });
-        config.spatial.balance_frozen = true;
-        let mut world = world(config.clone());
-        let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));
-        for index in 0..12 {
-            create_entity(&mut world, a, CELL + index % 3, E + 1 + index, 5.0 + (index % 3) as f32 * 10.0);
-        }
+        let (mut config, mut world, a, b) = frozen();
         for step in 0..40 {
             for index in 0..12 {
                 let x = 4.0 + (index % 3) as f32 * 10.0 + (step % 2) as f32;
