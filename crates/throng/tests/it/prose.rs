@@ -14,10 +14,10 @@ const OPENERS: &[&str] = &["What", "Who", "Where", "When", "How", "Whether", "Wh
 const OPENERS_PERCENT_MAX: usize = 4;
 
 /// Comment blocks with such openers by crate. The numbers only go down: lower one here when a
-/// change removes some.
+/// change removes more than [`OPENERS_SLACK`].
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
-    ("ddc-server", 63),
+    ("ddc-server", 61),
     ("ddc-store", 22),
     ("fuzz-targets", 15),
     ("gateway", 226),
@@ -29,6 +29,10 @@ const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("replication-bench", 2),
     ("server", 1),
 ];
+
+/// Openers that a crate may have fewer than its row says. Two branches that each remove one and
+/// lower the row merge without a conflict, and the merge would fail without it.
+const OPENERS_SLACK: usize = 3;
 
 /// Columns of a comment line.
 const COMMENT_COLUMNS_MAX: usize = 100;
@@ -141,7 +145,7 @@ fn comments_open_with_their_subject() {
     let fewer: Vec<String> = OPENERS_BY_CRATE
         .iter()
         .map(|(name, allowed)| (name, allowed, found.get(*name).map_or(0, Vec::len)))
-        .filter(|(_, allowed, now)| now != *allowed)
+        .filter(|(_, allowed, now)| now + OPENERS_SLACK < **allowed)
         .map(|(name, allowed, now)| format!("{name}: {now} such openers, {allowed} in OPENERS_BY_CRATE"))
         .collect();
     assert!(fewer.is_empty(), "lower the counts of these crates: {fewer:#?}");
