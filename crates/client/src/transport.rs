@@ -14,8 +14,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::tungstenite::{self, Message};
 
 use crate::event::CloseCode;
 
@@ -296,7 +297,16 @@ where
     let url = format!("ws://{}{}", endpoint.address, endpoint.path);
     let (socket, _response) =
         tokio_tungstenite::client_async_with_config(url, stream, Some(config)).await.map_err(|error| {
-            OpenError::WebSocket { endpoint: endpoint.to_string(), message: error.to_string() }
+            let message = match error {
+                // A listener without WebSockets closes or resets at the first line of HTTP.
+                tungstenite::Error::Protocol(ProtocolError::HandshakeIncomplete)
+                | tungstenite::Error::Io(_)
+                | tungstenite::Error::ConnectionClosed => {
+                    format!("{error}; if the listener is one for plain TCP, write tcp://{}", endpoint.address)
+                }
+                error => error.to_string(),
+            };
+            OpenError::WebSocket { endpoint: endpoint.to_string(), message }
         })?;
     let (mut sink, mut messages) = socket.split();
     let code = Arc::new(AtomicU16::new(0));

@@ -621,6 +621,6 @@ mod tests {
         let plan = Plan::single(addr, addr, 1);
         let error = run(&plan, &Probe::new(None, None).expect("nothing to look at"), &mut |_| {})
             .expect_err("refused");
-        assert!(error.to_string().contains("cannot reach the server"), "{error}");
+        assert!(error.to_string().contains(&format!("cannot reach {addr}")), "{error}");
     }
 }

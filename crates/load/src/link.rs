@@ -116,8 +116,8 @@ fn now() -> Instant {
 pub(crate) enum LinkError {
     #[error("the server closed the connection")]
     Closed,
-    #[error("cannot reach the server: {0}")]
-    Connect(io::Error),
+    #[error("cannot reach {addr}: {source}")]
+    Connect { addr: SocketAddr, source: io::Error },
     #[error("connection failed: {0}")]
     Io(#[from] io::Error),
     #[error("the server sent {0}")]
@@ -162,7 +162,7 @@ impl Link {
             Transport::Kcp => Stream::connect_datagram(to, from),
             _ => Stream::connect(to, from, receive_buffer),
         };
-        let stream = stream.map_err(LinkError::Connect)?;
+        let stream = stream.map_err(|source| LinkError::Connect { addr: to, source })?;
         let descriptor = stream.raw().cast_unsigned();
         let websocket =
             transport.is_websocket().then(|| Box::new(websocket::ClientSide::new(u64::from(descriptor))));
@@ -331,7 +331,7 @@ impl Link {
     /// handshake.
     pub(crate) fn connected(&mut self, host: SocketAddr) -> Result<(), LinkError> {
         if let Some(error) = self.stream.connect_error() {
-            return Err(LinkError::Connect(error));
+            return Err(LinkError::Connect { addr: host, source: error });
         }
         if let Some(websocket) = &self.websocket {
             let request = websocket.request(host);

@@ -339,7 +339,8 @@ fn save(args: &BenchArgs, value: &serde_json::Value, report: &Report) -> Result<
 
 fn resolve(addr: &str) -> Result<SocketAddr, Failure> {
     let with_port = if addr.contains(':') { addr.to_owned() } else { format!("{addr}:{PORT}") };
-    let found = with_port.to_socket_addrs()?.next();
+    let found = with_port.to_socket_addrs();
+    let found = found.map_err(|error| Failure::Wrong(format!("address `{addr}`: {error}")))?.next();
     found.ok_or_else(|| Failure::Wrong(format!("`{addr}` has no IP address")))
 }
 

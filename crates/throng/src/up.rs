@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::ArgMatches;
 use throng_server::config::{Config, Loader, Value};
-use throng_server::{Address, CpuProfile, End, Running, Service, Signals, from_here};
+use throng_server::doctor::{Severity, examine};
+use throng_server::{Address, CpuProfile, End, Running, Service, Signals, StartError, from_here};
 
 use crate::keys;
 use crate::output::{complain, print, program};
@@ -119,11 +120,12 @@ pub(crate) fn serve(
         Err(why) => return failed(&why),
     };
     let data = config.settings.server.data.clone();
+    let listeners = config.clone();
     let running = match throng_server::start(config) {
         Ok(running) => running,
         Err(error) => {
             log.flush();
-            return failed(&error.to_string());
+            return failed(&(error.to_string() + &other_taken_addresses(&error, &listeners)));
         }
     };
     if let Ok(program) = std::env::current_exe() {
@@ -154,6 +156,18 @@ pub(crate) fn serve(
         End::Clean => ExitCode::SUCCESS,
         End::Forced | End::Failed => ExitCode::FAILURE,
     }
+}
+
+/// A start ends at the first address that it cannot have; the others that are taken as well are
+/// named with it.
+fn other_taken_addresses(error: &StartError, config: &Config) -> String {
+    let StartError::Bind { key, .. } = error else { return String::new() };
+    let blamed = format!("`{key}`");
+    let findings = examine(config).into_iter();
+    let others = findings.filter(|finding| {
+        finding.subject == "address" && finding.severity == Severity::Bad && !finding.found.contains(&blamed)
+    });
+    others.map(|finding| format!("\n  also {}", finding.found)).collect()
 }
 
 /// Makes sure that the file can be written before anything is sampled for it.

@@ -184,6 +184,16 @@ async fn talks_over_websocket() {
 }
 
 #[tokio::test]
+async fn a_websocket_to_a_plain_listener_names_the_scheme_to_write() {
+    let (listener, address) = listen().await;
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let endpoint: Endpoint = format!("ws://{address}").parse().expect("an endpoint");
+    let error =
+        Client::connect(endpoint, SessionConfig::client("alice", "")).await.expect_err("no WebSocket");
+    assert!(error.to_string().contains(&format!("write tcp://{address}")), "{error}");
+}
+
+#[tokio::test]
 async fn a_refusal_is_reported() {
     let config = SessionConfig::client("alice", "wrong");
     let error = Client::connect(serve_tcp().await, config).await.expect_err("a refusal");

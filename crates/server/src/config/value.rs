@@ -75,6 +75,9 @@ impl Kind {
                     })
                     .collect::<Result<_, _>>()?,
             ),
+            (Kind::List, DeValue::String(text)) => {
+                return Err(format!("found the string {text:?}; write [{text:?}]"));
+            }
             (Kind::Map, DeValue::Table(table)) => Value::Map(
                 table
                     .iter()
@@ -338,6 +341,12 @@ mod tests {
         assert!(split_addr("::1:5").is_err());
         assert!(split_addr("host").is_err());
         assert!(split_addr("host:99999").is_err());
+    }
+
+    #[test]
+    fn a_string_for_a_list_is_refused_with_the_list_to_write() {
+        let refused = Kind::List.from_toml(&DeValue::String("gateway".into()));
+        assert_eq!(refused, Err("found the string \"gateway\"; write [\"gateway\"]".to_owned()));
     }
 
     #[test]

@@ -370,6 +370,24 @@ fn a_busy_address_is_an_error_with_a_way_out() {
 }
 
 #[test]
+fn all_taken_addresses_are_named_in_one_run() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let also = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = |listener: &std::net::TcpListener| listener.local_addr().unwrap().to_string();
+    let flags = [
+        format!("--gateway.servers.addr={}", addr(&taken)),
+        format!("--matcher.addr={}", addr(&also)),
+        "--gateway.clients.addr=127.0.0.1:0".to_owned(),
+    ];
+    let mut arguments = vec!["up", "--only=gateway,matcher", "--http=127.0.0.1:0"];
+    arguments.extend(flags.iter().map(String::as_str));
+    let complaint = text(&run(&arguments).stderr);
+    for (key, addr) in [("gateway.servers.addr", addr(&taken)), ("matcher.addr", addr(&also))] {
+        assert!(complaint.contains(key) && complaint.contains(&addr), "{key}: {complaint}");
+    }
+}
+
+#[test]
 fn a_taken_port_of_any_service_names_its_flag() {
     let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
