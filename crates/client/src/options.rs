@@ -98,7 +98,7 @@ impl SubscribeOptions {
     }
 }
 
-/// Rules for merging updates into the channel's data (spec §7.3).
+/// Rules for merging updates into the channel's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MergeOptions {
     /// A list in an update replaces the list instead of being appended.

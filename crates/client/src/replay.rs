@@ -1,4 +1,4 @@
-//! Replay of recorded sessions (`.cpr`, spec: gateway §4.8) against a gateway, with a report of the
+//! Replay of recorded sessions (`.cpr`) against a gateway, with a report of the
 //! differences.
 //!
 //! A recording holds what one client *sent*, with the time between its packets. The [`Player`]

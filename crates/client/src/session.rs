@@ -22,7 +22,7 @@ use crate::event::{
 use crate::matcher::{MATCHMAKING, MatchmakingRequest};
 use crate::options::{CreateChannel, SubscribeOptions};
 
-/// Message numbers below 100, as the gateway protocol defines them (spec §3.2).
+/// Message numbers below 100, as the gateway protocol defines them.
 pub mod msg_type {
     #![allow(missing_docs, reason = "the names are the protocol's own; the table in the spec describes them")]
     pub const AUTH: u32 = 1;
@@ -40,7 +40,7 @@ pub mod msg_type {
     pub const USER_SPACE_START: u32 = 100;
 }
 
-/// Bits of the `broadcast` field of user-space messages (spec §6.3); combine with `|`.
+/// Bits of the `broadcast` field of user-space messages; combine with `|`.
 pub mod broadcast {
     /// To the owner of the channel.
     pub const NONE: u32 = 0;
@@ -63,10 +63,10 @@ pub mod broadcast {
 /// Form of the 5-byte tag in front of the session's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TagForm {
-    /// 16-bit big-endian size, as every current peer writes it (spec §2.1).
+    /// 16-bit big-endian size, as every current peer writes it.
     #[default]
     Current,
-    /// The form of the stock Go, JavaScript and Unity peers (spec §2.5): `N` instead of a zero high
+    /// The form of the stock Go, JavaScript and Unity peers: `N` instead of a zero high
     /// byte. For tests, and for gateways that support only this form.
     Legacy,
 }
@@ -76,7 +76,7 @@ pub enum TagForm {
 pub enum CompressionPolicy {
     /// Never; the gateway then answers uncompressed as well.
     Never,
-    /// Compresses once the authentication result offers it (spec §2.4).
+    /// Compresses once the authentication result offers it.
     #[default]
     WhenOffered,
     /// From the first packet on.
@@ -489,7 +489,7 @@ impl Session {
     }
 
     /// Changes the options of a subscription, such as the fan-out interval, without requesting a
-    /// response (spec §5.8).
+    /// response.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -586,7 +586,7 @@ impl Session {
         self.request_raw(now, ChannelId::GLOBAL, MATCHMAKING, &ask.to_bytes())
     }
 
-    /// Asks the gateway to close another connection (spec §4.6). Not answered.
+    /// Asks the gateway to close another connection. Not answered.
     /// [`leave`](Self::leave) closes this connection.
     ///
     /// # Errors

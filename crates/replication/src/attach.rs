@@ -1,4 +1,4 @@
-//! Attachments: calls and events that travel with an object (spec §11).
+//! Attachments: calls and events that travel with an object.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

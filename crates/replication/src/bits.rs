@@ -1,5 +1,4 @@
-//! Bit streams: bytes are filled from bit 0 up, a field of n bits is written low bit first (wire
-//! format §7).
+//! Bit streams: bytes are filled from bit 0 up, a field of n bits is written low bit first.
 
 use crate::wire::DecodeError;
 

@@ -12,7 +12,7 @@ use crate::wire::PROTOCOL_VERSION;
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
 
-/// Audience of a property (spec §16).
+/// Audience of a property.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {
@@ -332,7 +332,7 @@ impl ClassBuilder {
         self
     }
 
-    /// Sends differences to states that the receiver has acknowledged (spec §9): fewer bytes for
+    /// Sends differences to states that the receiver has acknowledged: fewer bytes for
     /// more time.
     #[must_use]
     pub fn delta(mut self, on: bool) -> Self {
@@ -681,8 +681,12 @@ impl Class {
         &self.name
     }
 
-    /// Two peers whose hashes agree read each other's records (spec §3): over names, quantisers,
-    /// conditions and order.
+    /// Two peers whose hashes agree read each other's records. FNV-1a, 64 bits, over the class's
+    /// name, whether it is `delta`, `callable` and predicted (with the rate); of each property in
+    /// order its name, quantiser, condition, default, and whether it is the position or velocity;
+    /// of each call its name, direction, reliability, `callable` and argument types; of each keyed
+    /// array its name, limit, condition and fields. Not in it: the cull distance,
+    /// which only the server reads.
     #[must_use]
     pub fn protocol_hash(&self) -> u64 {
         self.hash
@@ -712,7 +716,14 @@ impl Class {
         self.props.get(index).map(|prop| prop.name.as_str())
     }
 
-    /// The codec of a property, and where its words begin in the quantised and in the live block.
+    /// The codec of a property, and where its words begin in the quantised block (64-bit words) and
+    /// in the live block (32-bit words).
+    ///
+    /// The live block holds what [`Codec::store`] writes, [`Codec::live_words`] words each: one
+    /// word of `f32` bits for numbers and for each axis of vectors and quaternions, one for
+    /// booleans and tokens, two (low word first) for integers and for numbers that need `f64`, two
+    /// (index, generation; an empty reference has index 0) for references. Strings, blobs, lists,
+    /// options and enums have no words in it.
     ///
     /// # Panics
     /// When there is no such property.

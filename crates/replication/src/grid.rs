@@ -1,4 +1,4 @@
-//! The grid filter: which objects lie within their cull distance of a view (spec §12.1).
+//! The grid filter: which objects lie within their cull distance of a view.
 //!
 //! Cells hold their objects' positions as arrays, so that a query is arithmetic over contiguous
 //! memory. An object lives in one cell of the level whose cell edge is at least its cull distance:

@@ -3,7 +3,7 @@
 use crate::priority::View;
 use crate::server::ConnId;
 
-/// A game's own filter (spec §12, step 7), for [`Server::add_filter`](crate::Server::add_filter).
+/// A game's own filter, for [`Server::add_filter`](crate::Server::add_filter).
 /// Called for up to 64 objects at once, never for single ones, and from several threads.
 pub trait CustomFilter: Send + Sync + core::fmt::Debug {
     /// Once a frame, before any connection: for what does not depend on connections.
@@ -30,7 +30,7 @@ pub struct FilterBatch<'a> {
     pub z: &'a [f32; 64],
 }
 
-/// A part of the world in which a connection sees everything, wherever its views are (spec §12.2).
+/// A part of the world in which a connection sees everything, wherever its views are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shape {
     /// All within `radius` metres of `centre`.

@@ -1,4 +1,4 @@
-//! Keyed arrays (spec §17.4): elements with stable keys, of which only what changed is sent.
+//! Keyed arrays: elements with stable keys, of which only what changed is sent.
 //!
 //! Every change of an array has a number. Each element knows the number of its last change, and the
 //! array keeps keys in the order of these numbers, removed ones included. A receiver's place is one

@@ -1,4 +1,4 @@
-//! Levels of detail by distance (spec §14): far objects are sent less often, and all connections
+//! Levels of detail by distance: far objects are sent less often, and all connections
 //! that see an object from one band share its records.
 
 use crate::bitmap::Bitmap;

@@ -148,7 +148,7 @@ impl Pending {
     }
 }
 
-/// Which states a receiver is known to hold (spec §9.1), for the 64 objects of a word together:
+/// Which states a receiver is known to hold, for the 64 objects of a word together:
 /// objects that travel together were acknowledged together, so a few groups name the baselines of
 /// all.
 #[derive(Debug, Default)]

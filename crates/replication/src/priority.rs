@@ -1,4 +1,4 @@
-//! Prioritisers: the rate at which an object's priority grows (spec §13).
+//! Prioritisers: the rate at which an object's priority grows.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ pub enum LimitMode {
     Fill,
 }
 
-/// So many objects a frame and connection, others wait (spec §13.2): for crowds of equals such as
+/// So many objects a frame and connection, others wait: for crowds of equals such as
 /// props.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CountLimiter {

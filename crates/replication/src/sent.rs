@@ -452,7 +452,7 @@ impl PacketOut {
     }
 }
 
-/// A token bucket (spec §13.3): `rate` bytes a second, `burst` at most saved up.
+/// A token bucket: `rate` bytes a second, `burst` at most saved up.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Budget {
     pub(crate) rate: f64,
@@ -463,7 +463,7 @@ pub(crate) struct Budget {
     follows: Option<(Adaptive, Instant)>,
 }
 
-/// Limits of a budget that follows the link (spec §13.3).
+/// Limits of a budget that follows the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
     /// Bytes a second at least.

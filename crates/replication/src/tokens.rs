@@ -1,4 +1,4 @@
-//! Tokens (spec §7.5): strings that a receiver gets once and that are named by a number from then
+//! Tokens: strings that a receiver gets once and that are named by a number from then
 //! on.
 
 use std::collections::BTreeMap;

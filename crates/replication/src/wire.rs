@@ -1,4 +1,4 @@
-//! Packets, version 2 (spec §7). Little endian.
+//! Packets, version 2. Little endian.
 //!
 //! A packet is a header of [`HEADER_BYTES`] and sections until its end. A section is `u8 kind`,
 //! `varint count` and `count` items, each byte aligned. `docs/replication.md` has the tables with a
@@ -203,7 +203,14 @@ pub fn read_mask(reader: &mut BitReader<'_>, count: u32) -> Result<u64, DecodeEr
 /// One heap value: wire bytes and how many of their bits count.
 pub(crate) type HeapValue = (Vec<u8>, u32);
 
-/// Writes an update record (spec §7.2) of the properties in `mask`, plain.
+/// Appends an update record of the properties in `mask` to `out`, with whole values and not
+/// differences. `index` is the object's, `q` its quantised block
+/// ([`Class::quantised_words`] words). `heap` has the values that live outside the block, in the
+/// order of their properties, as wire bytes and the bits that count; empty for a class without
+/// strings, blobs, lists, options and enums.
+///
+/// # Panics
+/// When `q` or `heap` is shorter than the class needs.
 #[inline]
 pub fn write_record(
     out: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! The receiving side: replicas, acknowledgements, calls to the server (spec §18).
+//! The receiving side: replicas, acknowledgements, calls to the server.
 //!
 //! A packet is read twice: the first time to see that every bit of it is right, the second time to
 //! apply it. A packet that is wrong anywhere changes nothing and is not acknowledged, and reading
@@ -273,8 +273,9 @@ impl Client {
 
     // ---- applying -------------------------------------------------------------------------------
 
-    /// Applies what `check` has seen to be right, in the order of spec §11; what a transfer brought
-    /// counts among the updates.
+    /// Applies what `check` has seen to be right: tokens, creations, updates, calls and ends, so
+    /// that each section finds the objects that it names. What a transfer brought counts among the
+    /// updates.
     fn apply(&mut self, (seq, frame): (u16, u32), body: &[u8]) {
         let sections = core::mem::take(&mut self.sections);
         self.apply_kinds(frame, body, &sections, &[kind::TOKENS]);
@@ -745,7 +746,9 @@ impl Client {
 
     /// Queues a call on an object that this client owns, or whose class is
     /// [callable](crate::ClassBuilder::callable). The server drops a call that arrives after the
-    /// object ended or changed its owner.
+    /// object ended or changed its owner. Order, limits and repetition are those of
+    /// [`Server::attach`](crate::Server::attach), with one packet for every call of
+    /// [`poll_packet`](Self::poll_packet).
     ///
     /// # Errors
     /// When there is no such object or no right to call on it, the bytes are too many, or the queue

@@ -1,4 +1,4 @@
-//! Creations and updates that arrive in parts because no packet could hold it (spec §7.1, 0x07):
+//! Creations and updates that arrive in parts because no packet could hold it:
 //! put together here, read when it is complete.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,4 @@
-//! Memory of a stage: the packets being written, and record variants that connections share (spec
-//! §6).
+//! Memory of a stage: the packets being written, and record variants that connections share.
 
 use super::tokens::Exports;
 use crate::bitmap::{Bitmap, Sparse};
@@ -74,7 +73,7 @@ impl Default for Lanes {
     }
 }
 
-/// Record variants of the present frame (spec §6): direct-mapped, so that a collision costs a
+/// Record variants of the present frame: direct-mapped, so that a collision costs a
 /// rebuilt record and nothing else.
 #[derive(Debug, Default)]
 pub(super) struct RecordCache {
@@ -136,8 +135,7 @@ impl RecordCache {
 }
 
 /// Records of the present frame's lists as differences to a state of some frames ago, made word by
-/// word when the first connection asks for them: most connections share one of a few ages (spec
-/// §9.4).
+/// word when the first connection asks for them: most connections share one of a few ages.
 #[derive(Debug, Default)]
 pub(super) struct Variants {
     /// By stream and age.

@@ -1,4 +1,4 @@
-//! Checks of what receivers hold: a hash of an object's state now and then (spec §18).
+//! Checks of what receivers hold: a hash of an object's state now and then.
 
 use super::Stage;
 use super::retain::state_hash;

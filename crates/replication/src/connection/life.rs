@@ -1,4 +1,4 @@
-//! Creations and ends of replicas, and calls (spec §10 and §11).
+//! Creations and ends of replicas, and calls.
 
 use super::transfer::Purpose;
 use super::write::hide;

@@ -1,4 +1,4 @@
-//! Turns of objects whose number in a frame is limited (spec §13.2, `count_limiter`).
+//! Turns of objects whose number in a frame is limited.
 
 use super::{Map, Stage};
 use crate::priority::{CountLimiter, LimitMode, Prioritiser};

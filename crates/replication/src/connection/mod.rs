@@ -1,4 +1,4 @@
-//! The connection stage: the updates of one receiver in a frame (spec §5.2).
+//! The connection stage: the updates of one receiver in a frame.
 //!
 //! A pair (connection, object) that is in scope, known to the receiver and up to date is two set
 //! bits and nothing else. Changed objects of such pairs take the fast way: runs of common records
@@ -46,7 +46,7 @@ use transfer::Transfer;
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
-/// Life of a pair that is not simply absent or live (spec §10.1).
+/// Life of a pair that is not simply absent or live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
     /// In scope; the create item waits to be written. `known`: the receiver may know the object

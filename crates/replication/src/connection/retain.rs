@@ -1,4 +1,4 @@
-//! Replicas that stay on the receiver after they left its scope (spec §10.1, `retained`).
+//! Replicas that stay on the receiver after they left its scope.
 
 use super::{Connection, Pair};
 use crate::sent::Item;

@@ -1,4 +1,4 @@
-//! The objects in scope of a connection (spec §12), their levels of detail (§14), and the changes
+//! The objects in scope of a connection, their levels of detail, and the changes
 //! of both.
 
 use super::{Connection, Count, Pair, Stage};

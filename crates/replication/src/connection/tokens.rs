@@ -1,5 +1,5 @@
 //! Tokens known to a receiver. Others are sent in every packet that uses them until one such packet
-//! is acknowledged (spec §7.5).
+//! is acknowledged.
 
 use super::{Map, Stage};
 use crate::Class;

@@ -1,4 +1,4 @@
-//! Objects and updates that fit no packet go in parts (spec §10.4): one transfer at a time on a
+//! Objects and updates that fit no packet go in parts: one transfer at a time on a
 //! connection, each part sent until it is acknowledged, the whole applied when the last part has
 //! arrived. Other objects go on meanwhile; what changes of this one waits, so that nothing newer is
 //! overtaken.

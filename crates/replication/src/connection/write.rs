@@ -471,7 +471,7 @@ impl Stage<'_> {
         }
     }
 
-    /// The frame has no room for everything: the best first (spec §13).
+    /// The frame has no room for everything: the best first.
     fn write_best(&mut self, left: usize) {
         let sh = self.sh;
         let mut candidates = core::mem::take(&mut self.scratch.candidates);

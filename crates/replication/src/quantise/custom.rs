@@ -4,7 +4,7 @@ use super::{Value, ValueMismatch};
 use crate::bits::{BitReader, BitWriter};
 use crate::wire::DecodeError;
 
-/// A game's own way from a value to bits (spec §3). Everything must be pure: the same words give
+/// A game's own way from a value to bits. Everything must be pure: the same words give
 /// the same bits, on both sides, and `quantise(dequantise(q)) == q` for every `q` that `quantise`
 /// gives, or values that did not change flicker.
 ///

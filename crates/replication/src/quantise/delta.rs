@@ -1,4 +1,4 @@
-//! Differences to a state that the receiver holds (spec §9.3).
+//! Differences to a state that the receiver holds.
 
 use super::axis::Scale;
 use super::codec::{Codec, Op};
@@ -24,7 +24,7 @@ impl Codec {
         }
     }
 
-    /// Writes `now` as a difference to `base` (spec §9.3).
+    /// Writes `now` as a difference to `base`.
     #[inline]
     pub fn write_delta(&self, base: &[u64], now: &[u64], writer: &mut BitWriter<'_>) {
         let words = usize::from(self.words);

@@ -27,7 +27,7 @@ pub(crate) use motion::Motion;
 
 /// Most 64-bit words of one quantised property.
 pub const WORDS_MAX: usize = 3;
-/// Quantisation of one property and written (spec §3). Widths are in bits.
+/// Quantisation of one property and written. Widths are in bits.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Quantiser {

@@ -1,5 +1,5 @@
 //! Prediction of a position by its velocity: whole numbers only, so that both sides agree to the
-//! bit (spec §9.4).
+//! bit.
 
 use super::codec::{Codec, Op, pack, unpack};
 use super::mask;

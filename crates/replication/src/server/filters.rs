@@ -1,4 +1,4 @@
-//! Filters of objects (spec §12): the dynamic filter, owners, lists, groups; and its prioritiser.
+//! Filters of objects: the dynamic filter, owners, lists, groups; and its prioritiser.
 
 use super::{ConnId, Filter, FilterId, FilterSlot, Group, GroupKind, ObjectError, PrioritiserId, Server};
 use crate::bitmap::{Bitmap, Sparse};
@@ -204,7 +204,8 @@ impl Server {
         }
     }
 
-    /// Steps 3 to 6 of spec §12: refusals first, then admissions that pass over the dynamic filter.
+    /// Every step but the dynamic filter: refusals first, then admissions that pass over the
+    /// dynamic filter.
     pub(super) fn decide(&mut self, object: u32, id: u32) {
         let Some(Some(conn)) = self.connections.get_mut(id as usize) else { return };
         let owner = self.shared.objects.owner[object as usize] == id;

@@ -1,4 +1,4 @@
-//! A frame: the shared stage (spec §5.1), the connection stages in lanes, and what they leave
+//! A frame: the shared stage, the connection stages in lanes, and what they leave
 //! behind.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! Ways to say that something may have changed, beside [`Server::set`]: polling, force, marks from
-//! other threads, and the check that nothing was forgotten (spec §4).
+//! other threads, and the check that nothing was forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

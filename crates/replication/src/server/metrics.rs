@@ -1,4 +1,4 @@
-//! Counts in the form that Prometheus reads (spec §20).
+//! Counts in the form that Prometheus reads.
 
 use std::fmt::Write as _;
 use std::time::Duration;

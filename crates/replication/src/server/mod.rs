@@ -121,7 +121,7 @@ pub(crate) enum FollowerKind {
     Dependent(Hint),
 }
 
-/// Order of a dependent relative to its parent (spec §17.2). It is loose: they need not share a
+/// Order of a dependent relative to its parent. It is loose: they need not share a
 /// packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
@@ -166,7 +166,7 @@ struct StaticFilter {
     groups: Vec<u16>,
 }
 
-/// A group of objects that is opened for connections (spec §12, steps 5 and 6).
+/// A group of objects that is opened for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// Objects are out for every connection for which the group is not open.

@@ -205,7 +205,9 @@ impl Server {
     }
 
     /// Lets `write` change the object's live block (see [`Class::layout`](crate::Class::layout))
-    /// and marks the properties of `mask`: the fast way to set many.
+    /// and marks the properties of `mask`, bit n for property n: the fast way to set many. Values
+    /// outside what a quantiser holds are clamped as by [`set`](Self::set). A change of a property
+    /// that is not in `mask` stays unseen until that property is marked, polled or forced.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -391,7 +393,7 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it (spec §15). Changes from before are still sent; changes
+    /// Puts the object to sleep or wakes it. Changes from before are still sent; changes
     /// while asleep are kept, and sent on waking.
     ///
     /// # Errors

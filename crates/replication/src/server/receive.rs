@@ -36,7 +36,18 @@ impl Server {
         self.events.pop_front()
     }
 
-    /// Queues a call on an object for one connection.
+    /// Queues a call on an object for one connection. It leaves with the next frame that has room
+    /// and in which the receiver holds the object.
+    ///
+    /// - Reliable (up to 64 KiB, in parts of 512 bytes): exactly once, in the order of the calls on
+    ///   that object. It waits while the object is out of the connection's scope, and ends with the
+    ///   object. What waits on a connection is bounded at 256 KiB, each call counted with 64 bytes
+    ///   more.
+    /// - Unreliable (up to 1 KiB, and at most what a packet holds): at most once. It is dropped
+    ///   when the object is out of scope, and of more than 16 that wait for one object the oldest
+    ///   is dropped.
+    ///
+    /// Calls on different objects have no mutual order.
     ///
     /// # Errors
     /// When object or connection do not exist, the bytes are too many, or the queue of reliable

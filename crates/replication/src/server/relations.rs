@@ -1,4 +1,4 @@
-//! Objects that go with others (spec §17): sub-objects, dependents, creation parents.
+//! Objects that go with others: sub-objects, dependents, creation parents.
 
 use super::{DestroyReason, Follower, FollowerKind, Hint, ObjectError, Server};
 use crate::class::ClassId;

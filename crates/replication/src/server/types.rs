@@ -143,7 +143,7 @@ pub struct PrioritiserId(pub(super) u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilterId(pub(super) u8);
 
-/// The dynamic filter of an object (spec §12, step 7).
+/// The dynamic filter of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {
@@ -161,7 +161,7 @@ pub enum Filter {
     Custom(FilterId),
 }
 
-/// Why an object left a receiver (spec §10.3).
+/// Why an object left a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum DestroyReason {
