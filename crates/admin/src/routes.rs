@@ -268,7 +268,8 @@ mod tests {
 
     /// No bound that a test reaches.
     const LONG: Duration = Duration::from_secs(3_600);
-    const PATIENCE: Duration = Duration::from_secs(60);
+    /// Below the 30 seconds after which hyper closes such a connection unasked.
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     fn client(times: Times) -> DuplexStream {
         let (client, server) = duplex(64 * 1024);

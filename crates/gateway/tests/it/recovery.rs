@@ -363,6 +363,38 @@ fn a_token_supersedes_a_connection_that_only_looks_alive() {
 }
 
 #[test]
+fn a_second_return_does_not_end_with_the_answers_to_the_first() {
+    let mut world = World::sharded(config(), 2);
+    let owner = world.join(ConnKind::Server, "s");
+    create(&mut world, owner, 3, Some(&entry("a")));
+    let on_first_shard = |world: &mut World| loop {
+        let id = world.connect(ConnKind::Client);
+        if world.shard_of(id) == 0 {
+            return id;
+        }
+    };
+    let first = on_first_shard(&mut world);
+    let (result, _) = auth_with(&mut world, first, b"");
+    world.slow_shard = Some(1);
+    let (mut token, mut last) = (result.resume_token, first);
+    for _ in 0..2 {
+        world.close(last);
+        last = on_first_shard(&mut world);
+        let (result, got) = auth_with(&mut world, last, &token);
+        assert_eq!(types(&got), [1], "shard 1 has not answered");
+        token = result.resume_token;
+    }
+    let recovery_end = MessageType::RecoveryEnd as u32;
+    let letters = world.held.len();
+    world.run_ms(1_000);
+    for left in (0..letters).rev() {
+        assert!(world.deliver_held());
+        let has_ended = world.take_types(last).contains(&recovery_end);
+        assert_eq!(has_ended, left == 0, "{left} letters of shard 1 are not delivered");
+    }
+}
+
+#[test]
 fn the_owner_learns_of_a_client_that_does_not_return() {
     for shards in [1, 2] {
         let mut world = World::sharded(config(), shards);

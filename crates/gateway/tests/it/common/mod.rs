@@ -98,6 +98,9 @@ pub struct World {
     by_conn: BTreeMap<ConnHandle, Id>,
     pub effects: Vec<Effect>,
     pub snappy_entries: usize,
+    /// A shard whose mail to others waits in `held`, as that of a busy thread.
+    pub slow_shard: Option<usize>,
+    pub held: VecDeque<(ShardIndex, Mail)>,
 }
 
 const PROTOS: [(&str, &str); 3] = [
@@ -139,6 +142,8 @@ impl World {
             by_conn: BTreeMap::new(),
             effects: Vec::new(),
             snappy_entries: 0,
+            slow_shard: None,
+            held: VecDeque::new(),
         }
     }
 
@@ -309,8 +314,9 @@ impl World {
     pub fn settle(&mut self) {
         loop {
             let mut letters: VecDeque<(ShardIndex, Mail)> = VecDeque::new();
-            for shard in &mut self.shards {
-                letters.extend(std::iter::from_fn(|| shard.poll_mail()));
+            for (index, shard) in self.shards.iter_mut().enumerate() {
+                let mail = std::iter::from_fn(|| shard.poll_mail());
+                if self.slow_shard == Some(index) { self.held.extend(mail) } else { letters.extend(mail) }
             }
             let mut busy = !letters.is_empty();
             for (to, mail) in letters {
@@ -347,6 +353,14 @@ impl World {
                 return;
             }
         }
+    }
+
+    /// Delivers the oldest mail of the slow shard; false when none waits.
+    pub fn deliver_held(&mut self) -> bool {
+        let Some((to, mail)) = self.held.pop_front() else { return false };
+        self.shards[usize::from(to.0)].handle_mail(self.now, mail);
+        self.settle();
+        true
     }
 
     /// Lets time pass, with every timeout at its time.
