@@ -80,6 +80,11 @@ impl<R: Entry, P: Copy> Slot<R, P> {
         self.pending = None;
     }
 
+    /// Returns whether no request is under way or due.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.is_none() && self.flight.is_none() && !self.wants_read
+    }
+
     /// Starts a write that replaces the record that was seen.
     pub(crate) fn submit(&mut self, now: Instant, value: Option<R>, purpose: P) {
         self.pending = Some(Pending { expected: self.revision, value, sent: now, purpose });

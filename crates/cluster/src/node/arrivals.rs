@@ -115,6 +115,7 @@ impl Node {
         self.observe(now);
         if let Some(waiting) = self.arrivals.remove(id) {
             self.forget_wanted(&waiting.world);
+            self.dirty_worlds.insert(waiting.world);
         }
         self.step(now);
     }
@@ -186,7 +187,10 @@ impl Node {
 
     /// Drops the wish to open a world for which no arrival waits any more.
     fn forget_wanted(&mut self, world: &Name) {
-        if self.wanted.get(world).is_some_and(|wanted| !wanted.stays) && !self.arrivals.has_waiting(world) {
+        if self.arrivals.has_waiting(world) {
+            return;
+        }
+        if self.wanted.get(world).is_some_and(|wanted| !wanted.stays) {
             self.wanted.remove(world);
         }
     }
@@ -196,6 +200,8 @@ impl Node {
             if let Some(waiting) = self.arrivals.remove(id) {
                 self.answer(id, Answer::Refused(Refusal::Unavailable));
                 self.forget_wanted(&waiting.world);
+                // Considered with the next input: it may be forgotten.
+                self.dirty_worlds.insert(waiting.world);
             }
         }
     }

@@ -114,7 +114,7 @@ impl Node {
     pub(super) fn lease_timeout(&self) -> Option<Instant> {
         let tick = Duration::from_nanos(1);
         let own = self.nodes.get(&self.setup.node);
-        let is_idle = own.is_none_or(|own| own.pending.is_none() && own.flight.is_none() && !own.wants_read);
+        let is_idle = own.is_none_or(Slot::is_idle);
         match (&self.phase, &self.lease) {
             (Phase::Joining(joining), _) if self.is_synced && is_idle => joining.next_read,
             (Phase::Up, Some(lease)) => {
@@ -146,7 +146,7 @@ impl Node {
         let (due, incarnation) = (lease.due, lease.incarnation);
         let name = self.setup.node.clone();
         let own = self.nodes.get(&name);
-        let is_idle = own.is_none_or(|own| own.pending.is_none() && own.flight.is_none() && !own.wants_read);
+        let is_idle = own.is_none_or(Slot::is_idle);
         if is_idle && self.drain.leaves {
             self.write_own(now, incarnation, NodeState::Left, NodeWrite::Leave);
         } else if is_idle && now >= due {

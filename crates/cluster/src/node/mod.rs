@@ -545,6 +545,7 @@ impl Node {
             while let Some(name) = self.dirty_worlds.pop_first() {
                 self.consider_world(now, &name);
                 self.settle(now, &name);
+                self.forget_world(now, &name);
             }
             self.step_drain(now);
             if self.dirty_worlds.is_empty() {

@@ -9,7 +9,7 @@ use crate::defect::Defect;
 use crate::directory::{Decided, Entry, Reply, Slot};
 use crate::name::Name;
 use crate::node::choice::NoHome;
-use crate::node::{EndReason, Event, Flight, Node, Outcome, known};
+use crate::node::{EndReason, Event, Flight, Node, Outcome, Wake, known};
 use crate::record::{Home, WorldRecord, WorldState};
 use crate::times::{LOSS, RENEWAL};
 
@@ -27,6 +27,9 @@ const CLOSED_KEPT: Duration = Duration::from_secs(3_600);
 /// Time for which a world that cannot be closed at once is to be closed.
 const CLOSE_WANTED: Duration = Duration::from_secs(5);
 
+/// Time for which a deleted record is remembered: longer than what any read shows is old.
+const DELETED_KEPT: Duration = Duration::from_secs(60);
+
 /// A world on this node.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
@@ -35,6 +38,8 @@ pub(super) struct Held {
     pub(super) stage: Stage,
     /// The lease ran out, and the record has not been read since.
     pub(super) is_unread: bool,
+    /// Epoch with which the driver was requested to stop serving it.
+    freezing: u64,
     /// Number of connections, as the driver reports it.
     pub(super) players: u32,
 }
@@ -127,7 +132,7 @@ impl Node {
     pub fn handle_frozen(&mut self, now: Instant, world: &Name, epoch: u64) {
         self.observe(now);
         if let Some(held) = self.held.get_mut(world)
-            && held.record.epoch == epoch
+            && held.freezing == epoch
             && held.stage == Stage::Freezing
         {
             held.stage = Stage::Stopped;
@@ -162,6 +167,29 @@ impl Node {
         let reading = self.stopwatch.reading();
         self.worlds.entry(world.clone()).or_insert_with(|| Slot::new(now, reading));
         self.dirty_worlds.insert(world.clone());
+    }
+
+    /// Forgets a world without a record that is not wanted. A deleted one is forgotten when no old
+    /// read can show its record any more.
+    pub(super) fn forget_world(&mut self, now: Instant, name: &Name) {
+        let is_used = self.held.contains_key(name)
+            || self.wanted.contains_key(name)
+            || self.closing.contains_key(name)
+            || self.arrivals.has_waiting(name);
+        let Some(slot) = self.worlds.get(name) else { return };
+        if is_used || !slot.is_idle() || slot.known != Known::Absent {
+            return;
+        }
+        let at = slot.seen_at + DELETED_KEPT;
+        if slot.revision > 0 && now < at {
+            return self.wake_world(name, at);
+        }
+        if let Some(wake) = slot.wake {
+            self.wakes.remove(&(wake, Wake::World(name.clone())));
+        }
+        self.worlds.remove(name);
+        self.gone.remove(name);
+        self.refused.remove(name);
     }
 
     pub(super) fn learn_world(
@@ -358,6 +386,7 @@ impl Node {
             }
             held.stage = Stage::Freezing;
             let epoch = held.record.epoch;
+            held.freezing = epoch;
             self.events.push_back(Event::Freeze { world: name.clone(), epoch });
         }
     }
@@ -453,12 +482,6 @@ impl Node {
             return self.restore(now, name);
         }
         let Some(wanted) = self.wanted.get(name).cloned() else {
-            // Nothing is known and nothing wanted: the world needs no place.
-            if !self.arrivals.has_waiting(name)
-                && self.worlds.get(name).is_some_and(|slot| slot.revision == 0)
-            {
-                self.worlds.remove(name);
-            }
             return;
         };
         let Some(class) = self.setup.classes.get(&wanted.class) else { return };
@@ -512,7 +535,8 @@ impl Node {
                     self.pass_on(now, name, record, &own);
                 } else {
                     let (epoch, class) = (record.epoch, record.class.clone());
-                    let held = Held { record, stage: Stage::Opening, is_unread: false, players: 0 };
+                    let held =
+                        Held { record, stage: Stage::Opening, is_unread: false, freezing: 0, players: 0 };
                     self.held.insert(name.clone(), held);
                     self.events.push_back(Event::Open { world: name.clone(), epoch, class });
                 }
