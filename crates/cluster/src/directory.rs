@@ -17,6 +17,8 @@ pub(crate) enum Op {
 
 /// A record of which a node writes.
 pub(crate) trait Entry: Noted + Clone {
+    /// Epoch or incarnation. It is unique only if it is behind the deletion of the record before.
+    fn ordinal(&self) -> u64;
     fn bytes(&self) -> Vec<u8>;
 }
 
@@ -134,7 +136,10 @@ impl<R: Entry, P: Copy> Slot<R, P> {
         let value = pending.value.as_ref();
         // The base changes, the write does not: of all its attempts one is applied at most.
         let may_rebase = match found {
-            Known::Absent => is_renewal || (value.is_some() && matches!(self.known, Known::Absent)),
+            Known::Absent => {
+                let is_behind = value.is_some_and(|value| value.ordinal() >= revision);
+                is_renewal || (is_behind && matches!(self.known, Known::Absent))
+            }
             Known::Record(record) => {
                 is_renewal && value.is_some_and(|value| value.nonce() >> 32 == record.nonce() >> 32)
             }

@@ -64,6 +64,10 @@ impl Noted for NodeRecord {
 }
 
 impl Entry for NodeRecord {
+    fn ordinal(&self) -> u64 {
+        self.incarnation
+    }
+
     fn bytes(&self) -> Vec<u8> {
         self.to_bytes()
     }

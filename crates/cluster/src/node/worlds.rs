@@ -86,6 +86,10 @@ impl Noted for WorldRecord {
 }
 
 impl Entry for WorldRecord {
+    fn ordinal(&self) -> u64 {
+        self.epoch
+    }
+
     fn bytes(&self) -> Vec<u8> {
         self.to_bytes()
     }

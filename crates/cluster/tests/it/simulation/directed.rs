@@ -210,6 +210,22 @@ fn the_record_of_a_match_is_deleted_when_it_closes() {
 }
 
 #[test]
+fn an_opening_that_comes_after_a_whole_life_of_the_world_repeats_no_epoch() {
+    let (mut run, _) = cluster(2, None);
+    let duel = || name("duel-7");
+    run.script.push((Key::World(duel()), Fate::Lost));
+    run.handle(1, |core, now| core.handle_open(now, duel(), name(CLASS), true));
+    quietly(&mut run, 10 * MS);
+    run.stop(1, run.now + 5 * S);
+    run.handle(0, |core, now| core.handle_open(now, duel(), name(CLASS), true));
+    quietly(&mut run, S);
+    let first = run.world(&duel()).expect("it is open").epoch;
+    run.handle(0, |core, now| core.handle_close(now, &duel()));
+    quietly(&mut run, 8 * S);
+    assert!(run.tally.deleted == 1 && run.world(&duel()).expect("it is open again").epoch > first);
+}
+
+#[test]
 fn arrivals_wait_for_a_home_and_are_refused_after_their_patience() {
     let (mut run, home) = cluster(3, None);
     let other = (home + 1) % 3;
