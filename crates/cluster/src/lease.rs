@@ -5,19 +5,9 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
+use crate::cas::{Known, Noted, Pending, Stopwatch, Verdict};
 use crate::record::{Identity, Record, State, Takeover};
-
-/// Time between two renewals, or between two reads of another process's record.
-const RENEWAL: Duration = Duration::from_secs(1);
-/// Time after which a holder stops serving, from the sending of its last successful renewal.
-const FREEZE: Duration = Duration::from_secs(11);
-/// Time after which an unchanged record has lost its holder.
-pub const LOSS: Duration = Duration::from_secs(15);
-/// An observer's time counts only if its latest answered read was sent less than this ago.
-const ANSWERED: Duration = Duration::from_secs(5);
-const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");
-/// Pause before a request with an unknown result is sent again.
-const AGAIN: Duration = Duration::from_millis(250);
+use crate::times::{AGAIN, FREEZE, LOSS, RENEWAL};
 
 /// Request to the directory. A write is a compare-and-set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,20 +57,16 @@ pub enum Event {
     },
 }
 
-/// A write in flight, or one to be sent again unchanged.
-#[derive(Clone, Debug)]
-struct Write {
-    expected: u64,
-    record: Record,
-    /// Time of the first attempt. It counts, because any attempt may be the one that was applied.
-    sent: Instant,
-    purpose: Purpose,
+impl Noted for Record {
+    fn nonce(&self) -> u64 {
+        self.nonce
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Purpose {
     Renew,
-    Take { empty: bool },
+    Take { epoch: u64, empty: bool },
     MarkLost,
 }
 
@@ -90,11 +76,11 @@ enum Role {
     Holding { revision: u64, renewed: Instant },
 }
 
-/// Record of another process, and the time since which it is unchanged.
+/// Record of another process, and the reading of the stopwatch since which it is unchanged.
 #[derive(Clone, Copy, Debug)]
 struct Observed {
     revision: u64,
-    since: Instant,
+    since: Duration,
 }
 
 /// The lease of one area, as one process sees it.
@@ -106,11 +92,11 @@ pub struct Lease {
     epoch: u64,
     nonce: u64,
     observed: Option<Observed>,
-    /// Time at which the latest answered read was sent.
-    answered: Option<Instant>,
+    /// Runs while reads are answered.
+    stopwatch: Stopwatch,
     /// Holder that was reported last, so that each is reported once.
     told: Option<(String, State)>,
-    write: Option<Write>,
+    write: Option<Pending<Record, Purpose>>,
     /// Time at which the request in flight was sent; `None` without one.
     under_way: Option<Instant>,
     /// Time when the next request is due.
@@ -133,7 +119,7 @@ impl Lease {
             epoch: 0,
             nonce: seed,
             observed: None,
-            answered: None,
+            stopwatch: Stopwatch::new(now),
             told: None,
             write: None,
             under_way: None,
@@ -165,10 +151,11 @@ impl Lease {
         if self.under_way.is_some() || now < self.due {
             return;
         }
-        if let Some(write) = self.write.as_ref().filter(|_| !self.must_read) {
+        let write = self.write.as_ref().filter(|_| !self.must_read);
+        if let Some((expected, record)) = write.and_then(|write| Some((write.expected, write.value.clone()?)))
+        {
             // Unchanged, whatever became of it before.
-            self.requests
-                .push_back(Request::Write { expected: write.expected, record: write.record.clone() });
+            self.requests.push_back(Request::Write { expected, record });
         } else if let Role::Holding { revision, .. } = self.role
             && !self.must_read
         {
@@ -222,21 +209,18 @@ impl Lease {
             return;
         };
         self.must_read = false;
-        if let Some(write) = self.write.clone() {
-            match &found {
-                // This write: an earlier attempt of it had succeeded.
-                Some((revision, record)) if record.nonce == write.record.nonce => {
-                    return self.succeeded(*revision);
-                }
-                Some((revision, _)) if *revision == write.expected => {
+        if let Some(write) = &self.write {
+            let (revision, known) = match &found {
+                Some((revision, record)) => (*revision, Known::Record(record.clone())),
+                None => (0, Known::Absent),
+            };
+            match write.judge(revision, &known) {
+                Verdict::Applied => return self.succeeded(revision),
+                Verdict::Again => {
                     self.due = now;
                     return;
                 }
-                None if write.expected == 0 => {
-                    self.due = now;
-                    return;
-                }
-                _ => self.write = None,
+                Verdict::Older | Verdict::Superseded => self.write = None,
             }
         }
         if let Role::Holding { .. } = self.role {
@@ -250,23 +234,18 @@ impl Lease {
     /// A waiting process has seen the record.
     fn look(&mut self, now: Instant, sent: Instant, found: Option<(u64, Record)>) {
         self.due = sent + RENEWAL;
-        let gap = self.answered.is_none_or(|last| sent.since(last) > ANSWERED);
-        self.answered = Some(sent);
+        let reading = self.stopwatch.advance(now);
+        self.stopwatch.answered(sent);
         let Some((revision, record)) = found else {
             let record = self.record(1, State::Serving);
-            return self.send_write(now, 0, record, Purpose::Take { empty: false });
+            return self.send_write(now, 0, record, Purpose::Take { epoch: 1, empty: false });
         };
         let unchanged = match &mut self.observed {
             // An older revision may come from a follower that lags.
             Some(seen) if revision < seen.revision => return,
-            Some(seen) if revision == seen.revision => {
-                if gap {
-                    seen.since = now;
-                }
-                now.since(seen.since)
-            }
+            Some(seen) if revision == seen.revision => reading.saturating_sub(seen.since),
             seen => {
-                *seen = Some(Observed { revision, since: now });
+                *seen = Some(Observed { revision, since: reading });
                 Duration::ZERO
             }
         };
@@ -287,8 +266,9 @@ impl Lease {
             State::Serving => None,
         };
         if let Some(empty) = take {
-            let next = self.record(record.epoch + 1, State::Serving);
-            return self.send_write(now, revision, next, Purpose::Take { empty });
+            let epoch = record.epoch.saturating_add(1);
+            let next = self.record(epoch, State::Serving);
+            return self.send_write(now, revision, next, Purpose::Take { epoch, empty });
         }
         let told = (record.incarnation.clone(), record.state);
         if self.told.as_ref() != Some(&told) {
@@ -312,7 +292,7 @@ impl Lease {
 
     fn send_write(&mut self, now: Instant, expected: u64, record: Record, purpose: Purpose) {
         self.requests.push_back(Request::Write { expected, record: record.clone() });
-        self.write = Some(Write { expected, record, sent: now, purpose });
+        self.write = Some(Pending { expected, value: Some(record), sent: now, purpose });
         self.under_way = Some(now);
     }
 
@@ -321,8 +301,8 @@ impl Lease {
         self.due = write.sent + RENEWAL;
         match write.purpose {
             Purpose::Renew => self.role = Role::Holding { revision, renewed: write.sent },
-            Purpose::Take { empty } => {
-                self.epoch = write.record.epoch;
+            Purpose::Take { epoch, empty } => {
+                self.epoch = epoch;
                 self.role = Role::Holding { revision, renewed: write.sent };
                 self.events.push_back(Event::Granted { epoch: self.epoch, empty });
             }

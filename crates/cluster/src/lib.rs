@@ -26,8 +26,25 @@
 //! holder stops first, unless one clock runs 36% faster than the other.
 #![forbid(unsafe_code)]
 
+mod cas;
+mod defect;
+mod directory;
 mod lease;
+mod name;
+mod node;
 mod record;
+mod times;
 
-pub use lease::{Event, LOSS, Lease, Request, Written};
-pub use record::{Identity, Record, State, Takeover};
+#[doc(hidden)]
+pub use defect::Defect;
+pub use lease::{Event as LeaseEvent, Lease, Request, Written};
+pub use name::{Key, Name};
+pub use node::{
+    Action, Answer, ArrivalId, Ask, Class, EndReason, Event, Failure, Node, Outcome, Refusal, RequestId,
+    Setup, Stats,
+};
+pub use record::{
+    Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,
+    State, Takeover, WorldRecord, WorldState,
+};
+pub use times::{FREEZE, LOSS};

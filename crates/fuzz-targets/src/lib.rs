@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod data;
 mod ddc;
 mod enet;
@@ -25,6 +26,7 @@ mod wire;
 
 use throng_stdx::Rng;
 
+pub use cluster::{cluster_node, cluster_record};
 pub use data::data;
 pub use ddc::{compact_binary, compressed_buffer, ddc_batch, ddc_package, ddc_routes};
 pub use enet::{
@@ -57,6 +59,8 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "body", run: body },
     Target { name: "channel_settings", run: channel_settings },
+    Target { name: "cluster_node", run: cluster_node },
+    Target { name: "cluster_record", run: cluster_record },
     Target { name: "compact_binary", run: compact_binary },
     Target { name: "compressed_buffer", run: compressed_buffer },
     Target { name: "cpr", run: cpr },

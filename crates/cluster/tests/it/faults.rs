@@ -1,7 +1,7 @@
 //! Clocks that differ, answers that get lost, writes that are applied late, processes that stand
 //! still: two never serve at a time, and once the faults end somebody does.
 
-use throng_cluster::{Event, Lease, Request, Takeover, Written};
+use throng_cluster::{Lease, LeaseEvent as Event, Request, Takeover, Written};
 use throng_stdx::{Instant, Rng};
 
 use crate::rules::{Directory, identity};

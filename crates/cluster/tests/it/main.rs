@@ -3,3 +3,4 @@
 mod faults;
 mod records;
 mod rules;
+mod simulation;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use throng_cluster::{Event, Identity, Lease, Record, Request, State, Takeover, Written};
+use throng_cluster::{Identity, Lease, LeaseEvent as Event, Record, Request, State, Takeover, Written};
 use throng_stdx::Instant;
 
 pub(crate) fn identity(name: &str, journal: &str, machine: &str) -> Identity {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use async_nats::{Client, HeaderMap, Message as Mail};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use throng_cluster::{Event, Identity, Lease, Record, State, Takeover};
+use throng_cluster::{Identity, Lease, LeaseEvent as Event, Record, State, Takeover};
 use throng_matcher::{Scope, check_server_name};
 use throng_wire::matcher::{Method, Status, Writer, method_named};
 use tokio::sync::Semaphore;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use throng_cluster::{Event, Identity, LOSS, Lease, Record, Request, State, Takeover, Written};
+use throng_cluster::{Identity, LOSS, Lease, LeaseEvent as Event, Record, Request, State, Takeover, Written};
 
 use super::*;
 

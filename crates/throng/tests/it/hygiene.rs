@@ -124,6 +124,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
     (
         "throng-fuzz-targets",
         &[
+            "throng-cluster",
             "throng-ddc",
             "throng-enet",
             "throng-gateway",

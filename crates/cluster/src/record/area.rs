@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Longest record that is read.
-const RECORD_BYTES_MAX: usize = 4 << 10;
+use crate::record::json;
 
 /// Process that may hold a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,22 +58,4 @@ pub struct Record {
     pub nonce: u64,
 }
 
-impl Record {
-    /// Parses a value of the directory. Total: any bytes give a record or an error.
-    ///
-    /// # Errors
-    /// A description of the defect.
-    pub fn parse(bytes: &[u8]) -> Result<Record, String> {
-        if bytes.len() > RECORD_BYTES_MAX {
-            return Err(format!("a record of {} bytes exceeds the limit of {RECORD_BYTES_MAX}", bytes.len()));
-        }
-        serde_json::from_slice(bytes).map_err(|error| error.to_string())
-    }
-
-    /// The value in the directory, JSON.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        // Strings and numbers: nothing in it can fail to be JSON.
-        serde_json::to_vec(self).unwrap_or_default()
-    }
-}
+json!(Record);

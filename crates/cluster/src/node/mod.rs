@@ -1,0 +1,701 @@
+//! The state machine of one node.
+
+mod arrivals;
+mod choice;
+mod drain;
+mod lease;
+mod worlds;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use throng_stdx::{Instant, Rng};
+
+use crate::cas::{Known, Stopwatch};
+use crate::defect::Defect;
+use crate::directory::{Op, Slot};
+use crate::name::{Key, Name};
+use crate::record::{ClusterRecord, DrainRecord, Home, NodeRecord, Record, WorldRecord};
+
+use arrivals::Arrivals;
+use drain::Drain;
+use lease::{Lease, NodeWrite, Phase};
+use worlds::{Held, Wanted, WorldWrite};
+
+pub use arrivals::{Answer, ArrivalId, Refusal};
+
+/// Records that a node keeps in mind at most. Beyond them, records of further names are ignored
+/// and counted; a cluster of 100 nodes with 256 worlds each has a quarter of them.
+const RECORDS_MAX: usize = 100_000;
+
+/// Settings of a class, as far as the choice of a home needs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Hash of all settings of the class.
+    pub hash: String,
+    /// Labels that a node must have to be the home of such a world.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// What a node is, and what it was configured to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// What the record `cluster` must say.
+    pub cluster: ClusterRecord,
+    /// First record of the node: the core sets its incarnation, nonce, state and number of worlds.
+    pub record: NodeRecord,
+    /// Name of the node.
+    pub node: Name,
+    /// True if this process holds the lock of its data folder, and the folder is on a file system
+    /// of this machine, so no other process runs on the folder.
+    pub has_lock: bool,
+    /// Classes by name. Their hashes go into the node's record.
+    pub classes: BTreeMap<Name, Class>,
+    /// Longest time that an arrival waits, and that sockets of frozen worlds stay open.
+    pub patience: Duration,
+    /// Number of arrivals that may wait.
+    pub arrivals_max: usize,
+    /// Wall clock at [`Instant::ZERO`] in milliseconds since 1970. It only dates records.
+    pub origin_unix_ms: u64,
+}
+
+/// Number of a request to the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Request to the directory. The driver answers each once, by [`Node::handle_outcome`], after 2 s
+/// at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Number of the request.
+    pub id: RequestId,
+    /// Key that it is about.
+    pub key: Key,
+    /// The request.
+    pub action: Action,
+}
+
+/// Kind of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Read the record through the leader.
+    Read,
+    /// Write this value if the key is at revision `expected`; 0: if there is no record and no mark
+    /// of a deletion.
+    Write {
+        /// Revision that is replaced.
+        expected: u64,
+        /// The new value.
+        value: Vec<u8>,
+    },
+    /// Delete the record if the key is at revision `expected`, leaving a mark for an hour.
+    Delete {
+        /// Revision that is replaced.
+        expected: u64,
+    },
+}
+
+/// Outcome of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The write or deletion was applied, at this revision.
+    Applied(u64),
+    /// The key is at another revision, so the write was not applied.
+    Refused,
+    /// The answer to a read: the revision of the key and its value. A deleted key has the revision
+    /// of its mark and no value, a key without record and mark has revision 0.
+    Found {
+        /// Revision of the record or of the mark.
+        revision: u64,
+        /// The value, if there is one.
+        value: Option<Vec<u8>>,
+    },
+    /// No answer, or one that says nothing about the outcome (time-out, no responders, error 10164
+    /// of JetStream). A write may still be applied.
+    Unknown,
+}
+
+/// Reason why a node cannot run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The bucket has no readable `cluster` record: `throng cluster init` makes it.
+    NoCluster,
+    /// The `cluster` record differs from this node's settings.
+    OtherCluster(ClusterRecord),
+    /// Another process holds the node's name and renews its record.
+    NameHeld(NodeRecord),
+    /// The node's name has a record that this release cannot read.
+    NameUnreadable,
+}
+
+/// Reason why a world ends on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The node has lost its lease: sockets close with `world_restarted`.
+    Deposed,
+    /// The world was given another home while this node drained: sockets close with
+    /// `world_moving` and the addresses.
+    Moved {
+        /// Home that was chosen.
+        home: Home,
+    },
+    /// The world was closed: sockets close with `world_closed`.
+    Closed,
+    /// The record names another home or a later epoch: sockets close with `world_restarted`.
+    GivenUp,
+    /// The node has left: sockets close with `world_restarted`.
+    Left,
+}
+
+/// Change that the driver must act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The node holds its name now.
+    Up {
+        /// The new incarnation.
+        incarnation: u64,
+    },
+    /// Another node has marked this one as lost, or another process has taken its name. All worlds
+    /// have ended; the node takes its name again if no other process holds it.
+    Deposed,
+    /// The node cannot run and does nothing any more. The process exits with an error.
+    Failed(Failure),
+    /// The node has left and does nothing any more. The process exits.
+    Left,
+    /// A world was assigned to this node: make it, answer with [`Node::handle_opened`].
+    Open {
+        /// Name of the world.
+        world: Name,
+        /// Its epoch.
+        epoch: u64,
+        /// Its class.
+        class: Name,
+    },
+    /// The world's record says that it serves here: let players in.
+    Serve {
+        /// Name of the world.
+        world: Name,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// Stop serving the world, keep its sockets, answer with [`Node::handle_frozen`].
+    Freeze {
+        /// Name of the world.
+        world: Name,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// Continue with a world that was frozen, by [`Event::Freeze`] or [`Event::Lapsed`].
+    Thaw {
+        /// Name of the world.
+        world: Name,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// The directory had lost the record of the world, and this node has written it again.
+    Renumbered {
+        /// Name of the world.
+        world: Name,
+        /// Epoch up to now.
+        from: u64,
+        /// Epoch from now on.
+        epoch: u64,
+    },
+    /// Delete the world and close its sockets.
+    End {
+        /// Name of the world.
+        world: Name,
+        /// Its epoch.
+        epoch: u64,
+        /// Reason.
+        why: EndReason,
+    },
+    /// The lease has run out, so all worlds are frozen, each until its [`Event::Thaw`].
+    Lapsed,
+    /// Worlds have been frozen for longer than [`Setup::patience`]: their sockets close with
+    /// `world_unavailable`. The worlds stay.
+    PatienceOver,
+    /// Answer to [`Node::handle_arrival`].
+    Arrived {
+        /// The arrival.
+        arrival: ArrivalId,
+        /// The answer.
+        answer: Answer,
+    },
+}
+
+/// Counters since the start, and gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Renewals that succeeded.
+    pub renewals: u64,
+    /// Requests without an answer.
+    pub unknown: u64,
+    /// Writes that were refused.
+    pub refused: u64,
+    /// Gaps of the watch.
+    pub gaps: u64,
+    /// Nodes that this one marked as lost.
+    pub marks: u64,
+    /// Worlds of lost homes that this node assigned.
+    pub claims: u64,
+    /// Times at which this node lost its lease to another.
+    pub deposed: u64,
+    /// Times at which the lease ran out.
+    pub lapses: u64,
+    /// Worlds that this node served when the record named a later epoch or another home.
+    pub conflicts: u64,
+    /// Arrivals that were sent to another node.
+    pub elsewhere: u64,
+    /// Arrivals and worlds for which no node had room.
+    pub no_room: u64,
+    /// Records that this release cannot read, now.
+    pub unreadable: u64,
+    /// Records that were ignored because there are too many.
+    pub ignored: u64,
+}
+
+/// Item whose time has come.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Wake {
+    Node(Name),
+    World(Name),
+}
+
+/// One node of a cluster. See the crate's documentation for how to drive it.
+#[derive(Debug)]
+pub struct Node {
+    setup: Setup,
+    /// Distinguishes this process's writes from all others.
+    writer: u32,
+    writes: u32,
+    phase: Phase,
+    lease: Option<Lease>,
+    drain: Drain,
+    /// Runs while the node's own renewals succeed, or, without a lease, its reads.
+    stopwatch: Stopwatch,
+    /// The watch has delivered everything, and has no gap.
+    is_synced: bool,
+    /// Greatest revision of the bucket that was seen.
+    revision_max: u64,
+    cluster: Known<ClusterRecord>,
+    nodes: BTreeMap<Name, Slot<NodeRecord, NodeWrite>>,
+    worlds: BTreeMap<Name, Slot<WorldRecord, WorldWrite>>,
+    matchers: BTreeMap<Name, (u64, Known<Record>)>,
+    drains: BTreeMap<Name, (u64, Known<DrainRecord>)>,
+    /// Worlds that this node has.
+    held: BTreeMap<Name, Held>,
+    /// Worlds by the nodes that are their homes by the record, or will be by a write under way.
+    by_home: BTreeMap<Name, BTreeSet<Name>>,
+    /// Homes that let an assignment lapse, with the revision of their record at that time.
+    avoided: BTreeMap<Name, u64>,
+    /// Homes in `by_home`, by world.
+    indexed: BTreeMap<Name, [Option<Name>; 2]>,
+    /// Worlds that are to be open.
+    wanted: BTreeMap<Name, Wanted>,
+    /// Worlds that are to be closed, each until a time.
+    closing: BTreeMap<Name, Instant>,
+    /// Assignments to this node that the driver could not make, by epoch.
+    refused: BTreeMap<Name, u64>,
+    /// Worlds whose home is gone, and since when this node knows.
+    gone: BTreeMap<Name, Instant>,
+    arrivals: Arrivals,
+    dirty_nodes: BTreeSet<Name>,
+    dirty_worlds: BTreeSet<Name>,
+    wakes: BTreeSet<(Instant, Wake)>,
+    flights: BTreeMap<u64, Flight>,
+    requests: u64,
+    asks: VecDeque<Ask>,
+    events: VecDeque<Event>,
+    stats: Stats,
+    defect: Option<Defect>,
+}
+
+/// Request in flight.
+#[derive(Clone, Debug)]
+struct Flight {
+    key: Key,
+    /// Nonce of the write.
+    nonce: Option<u64>,
+    sent: Instant,
+}
+
+impl Node {
+    /// Creates a node that wants its name. `seed` must differ between all processes.
+    #[must_use]
+    pub fn new(mut setup: Setup, seed: u64, now: Instant) -> Node {
+        setup.record.classes =
+            setup.classes.iter().map(|(name, class)| (name.clone(), class.hash.clone())).collect();
+        let writer = Rng::new(seed).next_u32();
+        Node {
+            phase: Phase::Joining(lease::Joining::default()),
+            setup,
+            writer,
+            writes: 0,
+            lease: None,
+            drain: Drain::default(),
+            stopwatch: Stopwatch::new(now),
+            is_synced: false,
+            revision_max: 0,
+            cluster: Known::Absent,
+            nodes: BTreeMap::new(),
+            worlds: BTreeMap::new(),
+            matchers: BTreeMap::new(),
+            drains: BTreeMap::new(),
+            held: BTreeMap::new(),
+            by_home: BTreeMap::new(),
+            avoided: BTreeMap::new(),
+            indexed: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            closing: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            gone: BTreeMap::new(),
+            arrivals: Arrivals::default(),
+            dirty_nodes: BTreeSet::new(),
+            dirty_worlds: BTreeSet::new(),
+            wakes: BTreeSet::new(),
+            flights: BTreeMap::new(),
+            requests: 0,
+            asks: VecDeque::new(),
+            events: VecDeque::new(),
+            stats: Stats::default(),
+            defect: None,
+        }
+    }
+
+    /// Makes the node break a rule. For the tests of the simulation.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_defect(mut self, defect: Option<Defect>) -> Node {
+        self.defect = defect;
+        self
+    }
+
+    fn has(&self, defect: Defect) -> bool {
+        cfg!(debug_assertions) && self.defect == Some(defect)
+    }
+
+    /// Takes a record from the watch: its key, its revision, and its value or the mark of a
+    /// deletion. Records that are older than one seen are ignored.
+    pub fn handle_record(&mut self, now: Instant, key: &str, revision: u64, value: Option<&[u8]>) {
+        self.observe(now);
+        self.revision_max = self.revision_max.max(revision);
+        match Key::parse(key) {
+            Some(key) => self.learn(now, &key, revision, value),
+            None => self.stats.ignored += 1,
+        }
+        self.step(now);
+    }
+
+    /// The watch has a gap. The driver reads everything again, through [`Node::handle_record`],
+    /// and then calls [`Node::handle_synced`]. Until then the node renews and decides nothing.
+    pub fn handle_gap(&mut self, now: Instant) {
+        self.observe(now);
+        self.stats.gaps += 1;
+        self.is_synced = false;
+        self.step(now);
+    }
+
+    /// All records have been delivered. The driver calls this once after the start and after each
+    /// gap.
+    pub fn handle_synced(&mut self, now: Instant) {
+        self.observe(now);
+        self.is_synced = true;
+        self.consider_all();
+        self.step(now);
+    }
+
+    /// The directory has lost acknowledged writes: its last revision is less than one seen, or the
+    /// bucket was made again. The node forgets all revisions. The driver calls this within a gap,
+    /// before it reads everything again.
+    pub fn handle_rewound(&mut self, now: Instant) {
+        self.observe(now);
+        self.cluster = Known::Absent;
+        self.matchers.clear();
+        self.drains.clear();
+        for (name, slot) in &mut self.nodes {
+            slot.forget();
+            self.dirty_nodes.insert(name.clone());
+        }
+        for (name, slot) in &mut self.worlds {
+            slot.forget();
+            self.dirty_worlds.insert(name.clone());
+        }
+        let worlds: Vec<Name> = self.worlds.keys().cloned().collect();
+        for world in worlds {
+            self.index(&world);
+        }
+        self.forget_own_write();
+        self.step(now);
+    }
+
+    /// Takes the outcome of a request.
+    pub fn handle_outcome(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
+        self.observe(now);
+        let Some(flight) = self.flights.remove(&id.0) else { return };
+        self.stats.unknown += u64::from(outcome == Outcome::Unknown);
+        self.stats.refused += u64::from(outcome == Outcome::Refused);
+        if let Outcome::Applied(revision) | Outcome::Found { revision, .. } = &outcome {
+            self.revision_max = self.revision_max.max(*revision);
+        }
+        match flight.key.clone() {
+            Key::Node(name) => self.on_node_outcome(now, &name, &flight, outcome),
+            Key::World(name) => self.on_world_outcome(now, &name, &flight, outcome),
+            Key::Cluster | Key::Matcher(_) | Key::Drain(_) => {}
+        }
+        self.step(now);
+    }
+
+    /// Does everything that is due at `now`.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.observe(now);
+        self.step(now);
+    }
+
+    /// Next request to the directory.
+    pub fn poll_ask(&mut self) -> Option<Ask> {
+        self.asks.pop_front()
+    }
+
+    /// Next change.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Earliest time at which [`Node::handle_timeout`] has work; `None` after the end of the node.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        if matches!(self.phase, Phase::Over) {
+            return None;
+        }
+        let wake = self.wakes.first().map(|(at, _)| *at);
+        [wake, self.lease_timeout(), self.arrivals.next_timeout(), self.drain_timeout()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let is_foreign = |is: bool| u64::from(is);
+        let unreadable =
+            self.nodes.values().map(|slot| is_foreign(slot.known == Known::Foreign)).sum::<u64>()
+                + self.worlds.values().map(|slot| is_foreign(slot.known == Known::Foreign)).sum::<u64>()
+                + self.matchers.values().map(|(_, known)| is_foreign(*known == Known::Foreign)).sum::<u64>()
+                + self.drains.values().map(|(_, known)| is_foreign(*known == Known::Foreign)).sum::<u64>()
+                + is_foreign(self.cluster == Known::Foreign);
+        Stats { unreadable, ..self.stats }
+    }
+
+    /// Nodes of the directory, by name.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Name, &NodeRecord)> {
+        self.nodes.iter().filter_map(|(name, slot)| Some((name, slot.known.record()?)))
+    }
+
+    /// Worlds of the directory, by name.
+    pub fn worlds(&self) -> impl Iterator<Item = (&Name, &WorldRecord)> {
+        self.worlds.iter().filter_map(|(name, slot)| Some((name, slot.known.record()?)))
+    }
+
+    /// The record of a world.
+    #[must_use]
+    pub fn world(&self, name: &Name) -> Option<&WorldRecord> {
+        self.worlds.get(name)?.known.record()
+    }
+
+    /// Areas of the directory, by name.
+    pub fn matchers(&self) -> impl Iterator<Item = (&Name, &Record)> {
+        self.matchers.iter().filter_map(|(name, (_, known))| Some((name, known.record()?)))
+    }
+
+    /// Counts time up to `now` and notices the end of the lease. Every input begins with it.
+    fn observe(&mut self, now: Instant) {
+        self.stopwatch.advance(now);
+        if self.has(Defect::CountWhileCutOff) {
+            self.stopwatch.answered(now);
+        }
+        self.check_lease(now);
+    }
+
+    /// Decides what there is to decide. Every input ends with it.
+    fn step(&mut self, now: Instant) {
+        while let Some((at, wake)) = self.wakes.first().cloned().filter(|(at, _)| *at <= now) {
+            self.wakes.remove(&(at, wake.clone()));
+            match wake {
+                Wake::Node(name) => {
+                    if let Some(slot) = self.nodes.get_mut(&name) {
+                        slot.wake = None;
+                    }
+                    self.dirty_nodes.insert(name);
+                }
+                Wake::World(name) => {
+                    if let Some(slot) = self.worlds.get_mut(&name) {
+                        slot.wake = None;
+                    }
+                    self.dirty_worlds.insert(name);
+                }
+            }
+        }
+        self.step_lease(now);
+        while let Some(name) = self.dirty_nodes.pop_first() {
+            self.consider_node(now, &name);
+        }
+        loop {
+            while let Some(name) = self.dirty_worlds.pop_first() {
+                self.consider_world(now, &name);
+                self.settle(now, &name);
+                self.forget_world(now, &name);
+            }
+            self.step_drain(now);
+            if self.dirty_worlds.is_empty() {
+                break;
+            }
+        }
+        self.expire_arrivals(now);
+    }
+
+    /// Considers everything, because nothing could be decided for a while.
+    fn consider_all(&mut self) {
+        self.dirty_worlds.extend(self.worlds.keys().cloned());
+        self.dirty_nodes.extend(self.nodes.keys().cloned());
+    }
+
+    /// Returns whether the node may decide about others: it has its lease, its renewals succeed,
+    /// and it has seen everything.
+    fn decides(&self, now: Instant) -> bool {
+        self.is_synced
+            && matches!(self.phase, Phase::Up)
+            && self.lease.as_ref().is_some_and(|lease| !lease.has_lapsed)
+            && self.stopwatch.runs(now)
+    }
+
+    /// Takes a record, unless it is older than one seen.
+    fn learn(&mut self, now: Instant, key: &Key, revision: u64, value: Option<&[u8]>) {
+        match key {
+            Key::Cluster => self.cluster = known(value, ClusterRecord::parse),
+            Key::Node(name) => {
+                if self.nodes.len() + self.worlds.len() >= RECORDS_MAX && !self.nodes.contains_key(name) {
+                    self.stats.ignored += 1;
+                    return;
+                }
+                self.learn_node(now, name, revision, known(value, NodeRecord::parse));
+            }
+            Key::World(name) => {
+                if self.nodes.len() + self.worlds.len() >= RECORDS_MAX && !self.worlds.contains_key(name) {
+                    self.stats.ignored += 1;
+                    return;
+                }
+                self.learn_world(now, name, revision, known(value, WorldRecord::parse));
+            }
+            Key::Matcher(name) => {
+                keep(&mut self.matchers, name, revision, known(value, Record::parse), &mut self.stats);
+            }
+            Key::Drain(name) => {
+                keep(&mut self.drains, name, revision, known(value, DrainRecord::parse), &mut self.stats);
+                if *name == self.setup.node {
+                    self.on_drain_record(now);
+                }
+            }
+        }
+    }
+
+    fn nonce(&mut self) -> u64 {
+        self.writes = self.writes.wrapping_add(1);
+        u64::from(self.writer) << 32 | u64::from(self.writes)
+    }
+
+    /// Returns whether this process wrote a record with this nonce.
+    fn is_mine(&self, nonce: u64) -> bool {
+        nonce >> 32 == u64::from(self.writer)
+    }
+
+    fn next_request(&mut self, key: Key, nonce: Option<u64>, now: Instant) -> RequestId {
+        self.requests += 1;
+        self.flights.insert(self.requests, Flight { key, nonce, sent: now });
+        RequestId(self.requests)
+    }
+
+    fn send(&mut self, now: Instant, key: Key, op: Op) -> u64 {
+        let (nonce, action) = match op {
+            Op::Read => (None, Action::Read),
+            Op::Write { expected, nonce, value } => (Some(nonce), Action::Write { expected, value }),
+            Op::Delete { expected } => (Some(0), Action::Delete { expected }),
+        };
+        let id = self.next_request(key.clone(), nonce, now);
+        self.asks.push_back(Ask { id, key, action });
+        id.0
+    }
+
+    /// Sends what a node's record is waiting for, if it is time.
+    fn pump_node(&mut self, now: Instant, name: &Name) {
+        let Some(slot) = self.nodes.get_mut(name) else { return };
+        if let Some(op) = slot.next_op(now) {
+            let id = self.send(now, Key::Node(name.clone()), op);
+            if let Some(slot) = self.nodes.get_mut(name) {
+                slot.flight = Some(id);
+            }
+        } else if let Some(at) = slot.retry_at.filter(|_| slot.flight.is_none()) {
+            self.wake_node(name, at);
+        }
+    }
+
+    /// Sends what a world's record is waiting for, if it is time.
+    fn pump_world(&mut self, now: Instant, name: &Name) {
+        let Some(slot) = self.worlds.get_mut(name) else { return };
+        if let Some(op) = slot.next_op(now) {
+            let id = self.send(now, Key::World(name.clone()), op);
+            if let Some(slot) = self.worlds.get_mut(name) {
+                slot.flight = Some(id);
+            }
+        } else if let Some(at) = slot.retry_at.filter(|_| slot.flight.is_none()) {
+            self.wake_world(name, at);
+        }
+    }
+
+    /// Considers a node again at `at`, or before.
+    fn wake_node(&mut self, name: &Name, at: Instant) {
+        let Some(slot) = self.nodes.get_mut(name) else { return };
+        if slot.wake.is_none_or(|wake| at < wake) {
+            if let Some(old) = slot.wake.replace(at) {
+                self.wakes.remove(&(old, Wake::Node(name.clone())));
+            }
+            self.wakes.insert((at, Wake::Node(name.clone())));
+        }
+    }
+
+    /// Considers a world again at `at`, or before.
+    fn wake_world(&mut self, name: &Name, at: Instant) {
+        let Some(slot) = self.worlds.get_mut(name) else { return };
+        if slot.wake.is_none_or(|wake| at < wake) {
+            if let Some(old) = slot.wake.replace(at) {
+                self.wakes.remove(&(old, Wake::World(name.clone())));
+            }
+            self.wakes.insert((at, Wake::World(name.clone())));
+        }
+    }
+}
+
+/// Parses a value; a value that cannot be read is foreign.
+fn known<R>(value: Option<&[u8]>, parse: fn(&[u8]) -> Result<R, String>) -> Known<R> {
+    match value.map(parse) {
+        None => Known::Absent,
+        Some(Ok(record)) => Known::Record(record),
+        Some(Err(_)) => Known::Foreign,
+    }
+}
+
+/// Keeps a record that the node only shows.
+fn keep<R>(
+    table: &mut BTreeMap<Name, (u64, Known<R>)>,
+    name: &Name,
+    revision: u64,
+    known: Known<R>,
+    stats: &mut Stats,
+) {
+    if table.len() >= RECORDS_MAX && !table.contains_key(name) {
+        stats.ignored += 1;
+    } else if table.get(name).is_none_or(|seen| revision >= seen.0) {
+        table.insert(name.clone(), (revision, known));
+    }
+}

@@ -1,0 +1,747 @@
+//! The life of worlds: assigning, accepting, serving, closing, and claiming those of lost homes.
+
+use std::time::Duration;
+
+use throng_stdx::Instant;
+
+use crate::cas::{Known, Noted};
+use crate::defect::Defect;
+use crate::directory::{Decided, Entry, Reply, Slot};
+use crate::name::Name;
+use crate::node::choice::NoHome;
+use crate::node::{EndReason, Event, Flight, Node, Outcome, Wake, known};
+use crate::record::{Home, WorldRecord, WorldState};
+use crate::times::{LOSS, RENEWAL};
+
+/// Time after which the node that made an assignment makes another one.
+const LAPSE_OF_MAKER: Duration = Duration::from_secs(2);
+/// Time after which any node does.
+const LAPSE: Duration = Duration::from_secs(5);
+/// Delay between the candidates for a claim, so that usually one of them writes.
+const RANK: Duration = Duration::from_millis(250);
+/// Further delay of others while a later incarnation of the lost home is up.
+const RETURNED: Duration = Duration::from_secs(2);
+/// Time for which the record of a closed world with a name is kept.
+const CLOSED_KEPT: Duration = Duration::from_secs(3_600);
+
+/// Time for which a world that cannot be closed at once is to be closed.
+const CLOSE_WANTED: Duration = Duration::from_secs(5);
+
+/// Time for which a deleted record is remembered: longer than what any read shows is old.
+const DELETED_KEPT: Duration = Duration::from_secs(60);
+
+/// A world on this node.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    /// Its record, as far as this node has written or accepted it.
+    pub(super) record: WorldRecord,
+    pub(super) stage: Stage,
+    /// The lease ran out, and the record has not been read since.
+    pub(super) is_unread: bool,
+    /// Epoch with which the driver was requested to stop serving it.
+    freezing: u64,
+    /// Number of connections, as the driver reports it.
+    pub(super) players: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The driver makes it.
+    Opening,
+    /// The driver has made it; its record does not say `serving` yet.
+    Opened,
+    /// It is served while the lease holds.
+    Serving,
+    /// The lease ran out. It is served again when its record has been read and is unchanged.
+    Frozen { is_reading: bool },
+    /// The driver was requested to stop serving it.
+    Freezing,
+    /// The driver has stopped serving it, so records that name another home may be sent.
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WorldWrite {
+    Assign { is_claim: bool },
+    Serve { epoch: u64 },
+    Close,
+    Closed,
+    Delete,
+    Restore { from: u64 },
+}
+
+/// A world that this node wants to be open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) class: Name,
+    pub(super) ephemeral: bool,
+    /// It is wanted even if no arrival waits for it.
+    pub(super) stays: bool,
+}
+
+impl Noted for WorldRecord {
+    fn nonce(&self) -> u64 {
+        self.nonce
+    }
+}
+
+impl Entry for WorldRecord {
+    fn ordinal(&self) -> u64 {
+        self.epoch
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.to_bytes()
+    }
+}
+
+impl Node {
+    /// Opens a world of a configured class unless it is open: assigns it to a home, here or
+    /// elsewhere, as soon as there is room.
+    pub fn handle_open(&mut self, now: Instant, world: Name, class: Name, ephemeral: bool) {
+        self.observe(now);
+        self.wanted.insert(world.clone(), Wanted { class, ephemeral, stays: true });
+        self.touch_world(now, &world);
+        self.step(now);
+    }
+
+    /// Closes a world, on any node. If that cannot be written within 5 s, the world stays open.
+    pub fn handle_close(&mut self, now: Instant, world: &Name) {
+        self.observe(now);
+        self.wanted.remove(world);
+        self.closing.insert(world.clone(), now + CLOSE_WANTED);
+        self.touch_world(now, world);
+        self.step(now);
+    }
+
+    /// The driver has made a world that was to be opened, or could not.
+    pub fn handle_opened(&mut self, now: Instant, world: &Name, epoch: u64, is_made: bool) {
+        self.observe(now);
+        if let Some(held) = self.held.get_mut(world)
+            && held.record.epoch == epoch
+            && held.stage == Stage::Opening
+        {
+            if is_made {
+                held.stage = Stage::Opened;
+            } else {
+                self.held.remove(world);
+                self.refused.insert(world.clone(), epoch);
+            }
+            self.dirty_worlds.insert(world.clone());
+        }
+        self.step(now);
+    }
+
+    /// The driver has stopped serving a world.
+    pub fn handle_frozen(&mut self, now: Instant, world: &Name, epoch: u64) {
+        self.observe(now);
+        if let Some(held) = self.held.get_mut(world)
+            && held.freezing == epoch
+            && held.stage == Stage::Freezing
+        {
+            held.stage = Stage::Stopped;
+            self.dirty_worlds.insert(world.clone());
+        }
+        self.step(now);
+    }
+
+    /// The number of connections of a world has changed. A drain passes empty worlds on first.
+    pub fn handle_players(&mut self, now: Instant, world: &Name, players: u32) {
+        self.observe(now);
+        if let Some(held) = self.held.get_mut(world) {
+            held.players = players;
+        }
+        self.step(now);
+    }
+
+    /// Returns whether this node may serve the world at `now`.
+    #[must_use]
+    pub fn is_serving(&self, world: &Name, now: Instant) -> bool {
+        self.held.get(world).is_some_and(|held| held.stage == Stage::Serving) && self.may_serve(now)
+    }
+
+    /// The epoch of a world that this node has.
+    #[must_use]
+    pub fn epoch(&self, world: &Name) -> Option<u64> {
+        self.held.get(world).map(|held| held.record.epoch)
+    }
+
+    /// Makes a place for a world and has it considered.
+    pub(super) fn touch_world(&mut self, now: Instant, world: &Name) {
+        let reading = self.stopwatch.reading();
+        self.worlds.entry(world.clone()).or_insert_with(|| Slot::new(now, reading));
+        self.dirty_worlds.insert(world.clone());
+    }
+
+    /// Forgets a world without a record that is not wanted. A deleted one is forgotten when no old
+    /// read can show its record any more.
+    pub(super) fn forget_world(&mut self, now: Instant, name: &Name) {
+        let is_used = self.held.contains_key(name)
+            || self.wanted.contains_key(name)
+            || self.closing.contains_key(name)
+            || self.arrivals.has_waiting(name);
+        let Some(slot) = self.worlds.get(name) else { return };
+        if is_used || !slot.is_idle() || slot.known != Known::Absent {
+            return;
+        }
+        let at = slot.seen_at + DELETED_KEPT;
+        if slot.revision > 0 && now < at {
+            return self.wake_world(name, at);
+        }
+        if let Some(wake) = slot.wake {
+            self.wakes.remove(&(wake, Wake::World(name.clone())));
+        }
+        self.worlds.remove(name);
+        self.gone.remove(name);
+        self.refused.remove(name);
+    }
+
+    pub(super) fn learn_world(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        revision: u64,
+        known: Known<WorldRecord>,
+    ) {
+        let reading = self.stopwatch.reading();
+        let believes_older = self.has(Defect::BelieveOlder);
+        let slot = self.worlds.entry(name.clone()).or_insert_with(|| Slot::new(now, reading));
+        let expected = slot.pending.as_ref().map(|pending| pending.expected);
+        if revision <= slot.revision && !believes_older {
+            return;
+        }
+        let decided = if expected.is_some_and(|expected| expected < revision) {
+            slot.weigh(revision, &known, false)
+        } else {
+            Decided::Nothing
+        };
+        slot.set(now, reading, revision, known);
+        self.after_world(now, name, decided);
+    }
+
+    pub(super) fn on_world_outcome(&mut self, now: Instant, name: &Name, flight: &Flight, outcome: Outcome) {
+        let reading = self.stopwatch.reading();
+        let (is_failure, is_success, is_fresh) = (
+            self.has(Defect::TimeoutIsFailure),
+            self.has(Defect::TimeoutIsSuccess),
+            self.has(Defect::FreshNonce),
+        );
+        let fresh = if is_fresh && outcome == Outcome::Unknown { self.nonce() } else { 0 };
+        let Some(slot) = self.worlds.get_mut(name) else { return };
+        let is_answer = matches!(outcome, Outcome::Found { .. });
+        let reply = match outcome {
+            Outcome::Applied(revision) => Reply::Applied(revision),
+            Outcome::Refused => Reply::Refused,
+            Outcome::Found { revision, value } => {
+                Reply::Found(revision, known(value.as_deref(), WorldRecord::parse))
+            }
+            Outcome::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
+            Outcome::Unknown => {
+                if is_failure && flight.nonce.is_some() {
+                    slot.pending = None;
+                }
+                if let Some(value) = slot.pending.as_mut().and_then(|pending| pending.value.as_mut())
+                    && is_fresh
+                {
+                    value.nonce = fresh;
+                }
+                Reply::Unknown
+            }
+        };
+        let found = match &reply {
+            Reply::Found(revision, _) => *revision,
+            _ => 0,
+        };
+        let is_given_up = is_failure && matches!(reply, Reply::Unknown);
+        let decided = slot.reply(now, reading, flight.nonce, reply, false);
+        if is_given_up {
+            self.resume(name);
+        }
+        let Some(slot) = self.worlds.get(name) else { return };
+        let is_current = is_answer && found >= slot.revision;
+        self.after_world(now, name, decided);
+        if is_answer {
+            self.try_thaw(name, is_current);
+        }
+    }
+
+    /// Acts on a change of a world's record.
+    fn after_world(&mut self, now: Instant, name: &Name, decided: Decided<WorldRecord, WorldWrite>) {
+        if let Decided::Applied(pending) = decided {
+            match pending.purpose {
+                WorldWrite::Assign { is_claim } => {
+                    self.stats.claims += u64::from(is_claim);
+                    if let Some(record) = pending.value {
+                        self.drain_assigned(now, name, &record.home);
+                    }
+                }
+                WorldWrite::Serve { epoch } => self.accepted(name, epoch),
+                WorldWrite::Closed => self.end(name, EndReason::Closed),
+                WorldWrite::Restore { from } => {
+                    if let Some(held) = self.held.get_mut(name)
+                        && held.record.epoch == from
+                        && let Some(record) = pending.value
+                    {
+                        let epoch = record.epoch;
+                        held.record = record;
+                        self.events.push_back(Event::Renumbered { world: name.clone(), from, epoch });
+                    }
+                }
+                WorldWrite::Close | WorldWrite::Delete => {}
+            }
+        }
+        self.check_held(now, name);
+        self.index(name);
+        self.dirty_worlds.insert(name.clone());
+    }
+
+    /// The record says `serving`.
+    fn accepted(&mut self, world: &Name, epoch: u64) {
+        let has_lapsed = self.lease.as_ref().is_none_or(|lease| lease.has_lapsed);
+        let Some(held) = self.held.get_mut(world) else { return };
+        if held.record.epoch != epoch || held.stage != Stage::Opened {
+            return;
+        }
+        held.record.state = WorldState::Serving;
+        held.stage = if has_lapsed { Stage::Frozen { is_reading: false } } else { Stage::Serving };
+        held.is_unread = has_lapsed;
+        self.events.push_back(Event::Serve { world: world.clone(), epoch });
+    }
+
+    pub(super) fn end(&mut self, world: &Name, why: EndReason) {
+        if let Some(held) = self.held.remove(world) {
+            self.events.push_back(Event::End { world: world.clone(), epoch: held.record.epoch, why });
+        }
+    }
+
+    /// Gives a world up whose record names a later epoch or another home.
+    fn check_held(&mut self, now: Instant, name: &Name) {
+        if self.drain_waits_for(name) {
+            return;
+        }
+        let Some(held) = self.held.get(name) else { return };
+        let why = match self.worlds.get(name).map(|slot| &slot.known) {
+            Some(Known::Record(record)) => {
+                // An earlier epoch of this home is one that the directory went back to.
+                let is_ours = record.epoch <= held.record.epoch && record.home == held.record.home;
+                if is_ours && record.state == WorldState::Closed {
+                    Some(EndReason::Closed)
+                } else {
+                    (!is_ours).then_some(EndReason::GivenUp)
+                }
+            }
+            // Written by a later release: this one cannot know whether it names another home.
+            Some(Known::Foreign) => Some(EndReason::GivenUp),
+            Some(Known::Absent) | None => None,
+        };
+        let Some(why) = why else { return };
+        if self.has(Defect::KeepLostWorld) {
+            return;
+        }
+        if why == EndReason::GivenUp && self.is_serving(name, now) {
+            self.stats.conflicts += 1;
+        }
+        self.end(name, why);
+    }
+
+    /// Thaws a world if the record that was read is still this node's.
+    fn try_thaw(&mut self, name: &Name, is_current: bool) {
+        let has_lapsed = self.lease.as_ref().is_none_or(|lease| lease.has_lapsed);
+        let Some(held) = self.held.get_mut(name) else { return };
+        if held.stage != (Stage::Frozen { is_reading: true }) {
+            return;
+        }
+        // Another home's record has ended the world in `check_held`.
+        if is_current && !has_lapsed {
+            held.is_unread = false;
+            held.stage = Stage::Serving;
+            let epoch = held.record.epoch;
+            self.events.push_back(Event::Thaw { world: name.clone(), epoch });
+        } else {
+            held.stage = Stage::Frozen { is_reading: false };
+        }
+    }
+
+    /// A world is served again that the driver was requested to stop.
+    pub(super) fn resume(&mut self, name: &Name) {
+        let has_lapsed = self.lease.as_ref().is_none_or(|lease| lease.has_lapsed);
+        let Some(held) = self.held.get_mut(name) else { return };
+        if !matches!(held.stage, Stage::Freezing | Stage::Stopped) {
+            return;
+        }
+        if has_lapsed || held.is_unread {
+            held.stage = Stage::Frozen { is_reading: false };
+        } else {
+            held.stage = Stage::Serving;
+            let epoch = held.record.epoch;
+            self.events.push_back(Event::Thaw { world: name.clone(), epoch });
+        }
+        self.dirty_worlds.insert(name.clone());
+    }
+
+    /// Requests that the driver stop serving a world.
+    pub(super) fn freeze(&mut self, name: &Name) {
+        let serves_on = self.has(Defect::ServeOn);
+        if let Some(held) = self.held.get_mut(name) {
+            if serves_on {
+                held.stage = Stage::Stopped;
+                self.dirty_worlds.insert(name.clone());
+                return;
+            }
+            held.stage = Stage::Freezing;
+            let epoch = held.record.epoch;
+            held.freezing = epoch;
+            self.events.push_back(Event::Freeze { world: name.clone(), epoch });
+        }
+    }
+
+    /// Keeps the table of worlds by home.
+    pub(super) fn index(&mut self, world: &Name) {
+        let slot = self.worlds.get(world);
+        let is_open = |record: &&WorldRecord| record.state != WorldState::Closed;
+        let by_record = slot.and_then(|slot| slot.known.record()).filter(is_open);
+        let by_write = slot
+            .and_then(|slot| slot.pending.as_ref())
+            .and_then(|pending| pending.value.as_ref())
+            .filter(is_open);
+        let homes = [by_record, by_write].map(|record| record.map(|record| record.home.node.clone()));
+        let before = match homes {
+            [None, None] => self.indexed.remove(world),
+            _ => self.indexed.insert(world.clone(), homes.clone()),
+        };
+        for home in before.into_iter().flatten().flatten() {
+            if let Some(worlds) = self.by_home.get_mut(&home)
+                && !homes.contains(&Some(home.clone()))
+            {
+                worlds.remove(world);
+                if worlds.is_empty() {
+                    self.by_home.remove(&home);
+                }
+            }
+        }
+        for home in homes.into_iter().flatten() {
+            if self.by_home.entry(home.clone()).or_default().insert(world.clone())
+                && !self.nodes.contains_key(&home)
+            {
+                let (now, reading) = (self.worlds[world].seen_at, self.stopwatch.reading());
+                self.nodes.insert(home.clone(), Slot::new(now, reading));
+                self.dirty_nodes.insert(home);
+            }
+        }
+    }
+
+    fn own_home(&self) -> Option<Home> {
+        let incarnation = self.incarnation()?;
+        Some(Home { node: self.setup.node.clone(), incarnation })
+    }
+
+    /// Returns whether worlds of this home may be claimed: the home was marked, has left, or has
+    /// been replaced by a later incarnation.
+    pub(super) fn is_gone(&self, home: &Home) -> bool {
+        let Some(slot) = self.nodes.get(&home.node) else { return false };
+        let Some(record) = slot.known.record() else { return false };
+        if self.has(Defect::ClaimWithoutMark)
+            && self.stopwatch.reading().saturating_sub(slot.since) >= LOSS
+            && home.node != self.setup.node
+        {
+            return true;
+        }
+        record.incarnation > home.incarnation || (record.incarnation == home.incarnation && !record.is_live())
+    }
+
+    /// Decides about a world.
+    pub(super) fn consider_world(&mut self, now: Instant, name: &Name) {
+        let Some(slot) = self.worlds.get(name) else { return };
+        if slot.pending.is_some() || slot.wants_read || slot.flight.is_some() {
+            return self.pump_world(now, name);
+        }
+        if !self.decides(now) {
+            return;
+        }
+        let known = slot.known.clone();
+        match known {
+            Known::Foreign => {}
+            Known::Absent => self.consider_absent(now, name),
+            Known::Record(record) => {
+                if matches!(record.state, WorldState::Assigned | WorldState::Serving) {
+                    self.wanted.remove(name);
+                    if self.closing.remove(name).is_some_and(|until| now <= until) {
+                        return self.close(now, name, record);
+                    }
+                } else {
+                    self.closing.remove(name);
+                }
+                if self.own_home().as_ref() == Some(&record.home) {
+                    self.consider_own(now, name, record);
+                } else {
+                    self.consider_other(now, name, record);
+                }
+            }
+        }
+    }
+
+    fn consider_absent(&mut self, now: Instant, name: &Name) {
+        self.closing.remove(name);
+        if self.held.contains_key(name) {
+            return self.restore(now, name);
+        }
+        let Some(wanted) = self.wanted.get(name).cloned() else {
+            return;
+        };
+        let Some(class) = self.setup.classes.get(&wanted.class) else { return };
+        // Behind every epoch that a deleted record of this name may have had.
+        let epoch = if self.has(Defect::EpochFromOne) { 1 } else { self.revision_max.max(1) };
+        let record = WorldRecord {
+            epoch,
+            home: Home { node: self.setup.node.clone(), incarnation: 0 },
+            state: WorldState::Assigned,
+            class: wanted.class,
+            class_hash: class.hash.clone(),
+            created_ms: self.unix_ms(now),
+            ephemeral: wanted.ephemeral,
+            nonce: 0,
+            why: String::new(),
+            rest: Default::default(),
+        };
+        self.assign(now, name, record, None, "opened", false);
+    }
+
+    /// Writes the record of a world again that the directory has lost.
+    fn restore(&mut self, now: Instant, name: &Name) {
+        let Some(held) = self.held.get(name) else { return };
+        match held.stage {
+            Stage::Opening | Stage::Opened => self.end(name, EndReason::GivenUp),
+            Stage::Serving => {
+                let mut record = held.record.clone();
+                let from = record.epoch;
+                record.epoch = from.saturating_add(1).max(self.revision_max);
+                "written again by its home".clone_into(&mut record.why);
+                self.write_world(now, name, record, WorldState::Serving, WorldWrite::Restore { from });
+            }
+            Stage::Frozen { is_reading: false } => self.thaw(now, name),
+            Stage::Freezing | Stage::Stopped if !self.drain.is_active() => self.resume(name),
+            Stage::Frozen { .. } | Stage::Freezing | Stage::Stopped => {}
+        }
+    }
+
+    /// A world whose home is this node, in this incarnation.
+    fn consider_own(&mut self, now: Instant, name: &Name, record: WorldRecord) {
+        if self.held.get(name).is_some_and(|held| held.record.epoch > record.epoch) {
+            return self.restore(now, name);
+        }
+        let stage = self.held.get(name).map(|held| held.stage);
+        let drains = self.drain.is_active();
+        match (record.state, stage) {
+            (WorldState::Assigned, None) => {
+                let is_refused = self.refused.get(name) == Some(&record.epoch);
+                if drains || is_refused || !self.has_room_for(&record) {
+                    let own = self.setup.node.clone();
+                    self.pass_on(now, name, record, &own);
+                } else {
+                    let (epoch, class) = (record.epoch, record.class.clone());
+                    let held =
+                        Held { record, stage: Stage::Opening, is_unread: false, freezing: 0, players: 0 };
+                    self.held.insert(name.clone(), held);
+                    self.events.push_back(Event::Open { world: name.clone(), epoch, class });
+                }
+            }
+            (WorldState::Assigned, Some(Stage::Opening | Stage::Opened)) if drains => {
+                self.end(name, EndReason::GivenUp);
+                let own = self.setup.node.clone();
+                self.pass_on(now, name, record, &own);
+            }
+            (WorldState::Assigned, Some(Stage::Opened)) => {
+                let epoch = record.epoch;
+                if self.has(Defect::ServeEarly) {
+                    self.events.push_back(Event::Serve { world: name.clone(), epoch });
+                }
+                self.write_world(now, name, record, WorldState::Serving, WorldWrite::Serve { epoch });
+            }
+            (WorldState::Serving, Some(Stage::Opened)) => self.accepted(name, record.epoch),
+            // It crashed, or gave the world up.
+            (WorldState::Serving, None) => {
+                self.refused.remove(name);
+                let own = (!drains && self.has_room_for(&record)).then(|| self.setup.node.clone());
+                let home = own.and_then(|own| self.home_of(&own));
+                self.assign(now, name, record, home, "restarted by its home", false);
+            }
+            (WorldState::Serving, Some(Stage::Frozen { is_reading: false })) => self.thaw(now, name),
+            (WorldState::Serving, Some(Stage::Freezing | Stage::Stopped)) => {
+                if !drains && !self.drain.is_moving(name) {
+                    self.resume(name);
+                }
+            }
+            (WorldState::Closing, None) => {
+                self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
+            }
+            (WorldState::Closing, Some(Stage::Opening | Stage::Opened)) => {
+                self.end(name, EndReason::Closed);
+                self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
+            }
+            (WorldState::Closing, Some(Stage::Serving | Stage::Frozen { .. })) => self.freeze(name),
+            (WorldState::Closing, Some(Stage::Stopped)) => {
+                self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
+            }
+            (WorldState::Closed, _) => self.consider_closed(now, name, record, Some(Duration::ZERO)),
+            (WorldState::Assigned | WorldState::Serving | WorldState::Closing, Some(_)) => {}
+        }
+    }
+
+    /// Reads the record of a world that was frozen by the end of the lease.
+    fn thaw(&mut self, now: Instant, name: &Name) {
+        let is_read = !self.has(Defect::ThawUnread);
+        if let Some(held) = self.held.get_mut(name) {
+            held.stage = Stage::Frozen { is_reading: true };
+        }
+        if !is_read {
+            return self.try_thaw(name, true);
+        }
+        if let Some(slot) = self.worlds.get_mut(name) {
+            slot.wants_read = true;
+        }
+        self.pump_world(now, name);
+    }
+
+    /// A world whose home is another node, or another incarnation of this one.
+    fn consider_other(&mut self, now: Instant, name: &Name, record: WorldRecord) {
+        let is_gone = self.is_gone(&record.home);
+        let gone_for = is_gone.then(|| now.since(*self.gone.entry(name.clone()).or_insert(now)));
+        if !is_gone {
+            self.gone.remove(name);
+        }
+        let (seen_at, is_mine) = match self.worlds.get(name) {
+            Some(slot) => (slot.seen_at, self.is_mine(record.nonce)),
+            None => return,
+        };
+        if record.state == WorldState::Closed {
+            let rank = is_gone.then(|| RANK * (self.rank(name) + 1));
+            return self.consider_closed(now, name, record, rank);
+        }
+        if let Some(gone_for) = gone_for {
+            let is_own_name = record.home.node == self.setup.node;
+            let has_returned = self.nodes.get(&record.home.node).is_some_and(|slot| {
+                slot.known
+                    .record()
+                    .is_some_and(|node| node.incarnation > record.home.incarnation && node.is_live())
+            });
+            let delay = match (is_own_name, has_returned) {
+                (true, _) => Duration::ZERO,
+                (false, true) => RETURNED + RANK * self.rank(name),
+                (false, false) => RANK * self.rank(name),
+            };
+            if gone_for < delay {
+                return self.wake_world(name, now + (delay - gone_for));
+            }
+            if record.state == WorldState::Closing {
+                return self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
+            }
+            let own = (is_own_name && !self.drain.is_active() && self.has_room_for(&record))
+                .then(|| self.setup.node.clone());
+            let home = own.and_then(|own| self.home_of(&own));
+            return self.assign(now, name, record, home, "its home was lost", true);
+        }
+        if record.state == WorldState::Assigned {
+            let lapse = if is_mine { LAPSE_OF_MAKER } else { LAPSE + RANK * self.rank(name) };
+            let waited = now.since(seen_at);
+            if waited < lapse {
+                return self.wake_world(name, now + (lapse - waited));
+            }
+            let lapsed = record.home.node.clone();
+            if let Some(slot) = self.nodes.get(&lapsed) {
+                self.avoided.insert(lapsed, slot.revision);
+            }
+            self.assign(now, name, record, None, "its home did not accept it", false);
+        }
+    }
+
+    /// Opens a closed world again, or deletes its record when `delay` has passed after the time
+    /// for which it is kept; `None`: that is another node's task.
+    fn consider_closed(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        mut record: WorldRecord,
+        delay: Option<Duration>,
+    ) {
+        if let Some(wanted) = self.wanted.get(name).cloned() {
+            let Some(class) = self.setup.classes.get(&wanted.class) else { return };
+            class.hash.clone_into(&mut record.class_hash);
+            (record.class, record.ephemeral) = (wanted.class, wanted.ephemeral);
+            record.created_ms = self.unix_ms(now);
+            return self.assign(now, name, record, None, "opened", false);
+        }
+        let Some(slot) = self.worlds.get_mut(name) else { return };
+        let Some(delay) = delay else { return };
+        let at = slot.seen_at + delay + if record.ephemeral { Duration::ZERO } else { CLOSED_KEPT };
+        if now < at {
+            return self.wake_world(name, at);
+        }
+        slot.submit(now, None, WorldWrite::Delete);
+        self.pump_world(now, name);
+    }
+
+    fn close(&mut self, now: Instant, name: &Name, record: WorldRecord) {
+        self.write_world(now, name, record, WorldState::Closing, WorldWrite::Close);
+    }
+
+    /// Gives a world that this node cannot take to another; closes it if no node has room.
+    fn pass_on(&mut self, now: Instant, name: &Name, mut record: WorldRecord, own: &Name) {
+        match self.choose(name, &record, Some(own)) {
+            Ok(home) => self.assign(now, name, record, Some(home), "passed on", false),
+            Err(_) => {
+                self.stats.no_room += 1;
+                "no node has room".clone_into(&mut record.why);
+                self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
+            }
+        }
+    }
+
+    /// Assigns a world to `home`, or to a home of this node's choice. `record` is the current one,
+    /// or, with incarnation 0, the first.
+    pub(super) fn assign(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        mut record: WorldRecord,
+        home: Option<Home>,
+        why: &str,
+        is_claim: bool,
+    ) {
+        let home = match home.map_or_else(|| self.choose(name, &record, None), Ok) {
+            Ok(home) => home,
+            Err(none) => {
+                if none == NoHome::NoRoom {
+                    self.stats.no_room += 1;
+                    self.refuse_for_room(name);
+                }
+                return self.wake_world(name, now + RENEWAL);
+            }
+        };
+        if record.home.incarnation > 0 {
+            record.epoch = record.epoch.saturating_add(1);
+        }
+        record.home = home;
+        why.clone_into(&mut record.why);
+        self.write_world(now, name, record, WorldState::Assigned, WorldWrite::Assign { is_claim });
+    }
+
+    fn write_world(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        mut record: WorldRecord,
+        state: WorldState,
+        purpose: WorldWrite,
+    ) {
+        (record.state, record.nonce) = (state, self.nonce());
+        if let Some(slot) = self.worlds.get_mut(name) {
+            slot.submit(now, Some(record), purpose);
+        }
+        self.index(name);
+        self.pump_world(now, name);
+    }
+
+    fn unix_ms(&self, now: Instant) -> u64 {
+        self.setup.origin_unix_ms.saturating_add(now.as_millis())
+    }
+}

@@ -1,0 +1,48 @@
+//! Records of the directory. Values are JSON objects; fields that this release does not know are
+//! kept when a record is rewritten.
+
+mod area;
+mod cluster;
+mod node;
+mod world;
+
+pub use area::{Identity, Record, State, Takeover};
+pub use cluster::{ClusterRecord, DrainRecord};
+pub use node::{Address, NodeRecord, NodeState};
+pub use world::{Home, WorldRecord, WorldState};
+
+use serde::de::DeserializeOwned;
+
+/// Longest record that is read, in bytes. Every string and list in it is therefore bounded too.
+pub const RECORD_BYTES_MAX: usize = 4 << 10;
+
+/// Parses a record. Total: any bytes give a record or a description of the defect.
+fn parse<R: DeserializeOwned>(bytes: &[u8]) -> Result<R, String> {
+    if bytes.len() > RECORD_BYTES_MAX {
+        return Err(format!("a record of {} bytes exceeds the limit of {RECORD_BYTES_MAX}", bytes.len()));
+    }
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// Implements reading and writing for a record.
+macro_rules! json {
+    ($record:ty) => {
+        impl $record {
+            /// Parses a value of the directory. Total: any bytes give a record or an error.
+            ///
+            /// # Errors
+            /// A description of the defect.
+            pub fn parse(bytes: &[u8]) -> Result<$record, String> {
+                crate::record::parse(bytes)
+            }
+
+            /// The value in the directory, JSON.
+            #[must_use]
+            pub fn to_bytes(&self) -> Vec<u8> {
+                // Strings and numbers: nothing in it can fail to be JSON.
+                serde_json::to_vec(self).unwrap_or_default()
+            }
+        }
+    };
+}
+use json;

@@ -1,0 +1,69 @@
+//! The record of a world.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::name::Name;
+use crate::record::json;
+
+/// Owner of a world: a node, in one of its incarnations.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Home {
+    /// Name of the node.
+    pub node: Name,
+    /// Incarnation of the node.
+    pub incarnation: u64,
+}
+
+impl fmt::Display for Home {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}#{}", self.node, self.incarnation)
+    }
+}
+
+/// State of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorldState {
+    /// It has a home that has not accepted it yet.
+    Assigned,
+    /// Its home serves it while the home's lease holds.
+    Serving,
+    /// Its home is to close it.
+    Closing,
+    /// It has no home.
+    Closed,
+}
+
+/// Value of `world.<name>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorldRecord {
+    /// Period of ownership. Every new home and every restart of the world increments it.
+    pub epoch: u64,
+    /// Owner; of a closed world, the last one.
+    pub home: Home,
+    /// State of the world.
+    pub state: WorldState,
+    /// Class that it is made with.
+    pub class: Name,
+    /// Hash of the class's settings. Only nodes whose class has this hash may be its home.
+    pub class_hash: String,
+    /// Time of its creation in milliseconds since 1970, for operators.
+    #[serde(default)]
+    pub created_ms: u64,
+    /// True for a world of one match: its record is deleted when it closes.
+    #[serde(default)]
+    pub ephemeral: bool,
+    /// Number that distinguishes writes, as in [`NodeRecord`](crate::NodeRecord::nonce).
+    pub nonce: u64,
+    /// Reason of the last change, for operators.
+    #[serde(default)]
+    pub why: String,
+    /// Fields of later releases.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+json!(WorldRecord);
