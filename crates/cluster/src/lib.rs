@@ -1,29 +1,67 @@
-//! The lease of an area: one process serves it, and the others wait.
+//! The core of a cluster: nodes, the homes of worlds, and the lease of an area.
 //!
 //! The *directory* is a set of records, each with a revision, in which every write is a
-//! compare-and-set on the revision that the writer has read. [`Lease`] is a state machine over the
-//! record of one area: it requests reads and writes, and decides whether this process may serve
-//! now.
+//! compare-and-set on the revision that the writer has read. Nodes coordinate by these records
+//! alone; no decision waits for an answer from another node.
 //!
-//! # Driving it
+//! - [`Node`]: one node of a cluster. It holds its name by a lease, knows all records, assigns
+//!   worlds to nodes and serves those that are assigned to it.
+//! - [`Lease`]: the lease of one area without a cluster: one process serves it, the others wait.
+//! - [`NodeRecord`], [`WorldRecord`], [`ClusterRecord`], [`DrainRecord`], [`Record`]: the values of
+//!   the directory, JSON objects of at most [`RECORD_BYTES_MAX`] bytes. Their decoders are total,
+//!   and fields that this release does not know are kept. [`Key`] is the name of a record.
 //!
-//! After each input, drain [`Lease::poll_request`] and [`Lease::poll_event`] until `None`.
+//! # Driving a node
 //!
-//! - [`Lease::handle_timeout`]: time has passed; [`Lease::next_timeout`] returns when it is next
-//!   due.
-//! - [`Lease::handle_read`], [`Lease::handle_write`]: the response to the request in flight. There
-//!   is at most one.
+//! After each input, drain [`Node::poll_event`] and [`Node::poll_ask`] until `None`, and only then
+//! publish [`Node::serves_until`] to other threads.
 //!
-//! The process calls [`Lease::is_serving`] before every round of work. `now` includes suspended
-//! time and never goes back.
+//! - [`Node::handle_record`]: a record from the watch, in the order of the watch.
+//!   [`Node::handle_gap`], [`Node::handle_synced`], [`Node::handle_rewound`]: the state of the
+//!   watch. It begins with a gap.
+//! - [`Node::handle_outcome`]: the outcome of a request, exactly once for each [`Ask`], after 2 s
+//!   at most. There is at most one request per key at a time.
+//! - [`Node::handle_timeout`]: time has passed; [`Node::next_timeout`] returns when it is next due.
+//! - [`Node::handle_arrival`], [`Node::handle_departure`]: a connection wants into a world.
+//! - [`Node::handle_open`], [`Node::handle_close`], [`Node::handle_drain`],
+//!   [`Node::handle_undrain`], [`Node::handle_stop`]: acts of operators.
+//! - [`Node::handle_opened`], [`Node::handle_frozen`], [`Node::handle_players`],
+//!   [`Node::handle_load`]: reports of the driver.
+//!
+//! `now` includes suspended time (`CLOCK_BOOTTIME`) and never goes back. A thread that serves
+//! worlds compares [`Node::serves_until`] with its clock before every round, so a process that
+//! stood still freezes before it sends anything.
 //!
 //! # Times
 //!
-//! They are constants, because other ratios broke guarantees in the model. A holder renews every
-//! second and stops serving 11 s after it *sent* its last successful renewal. Other processes mark
-//! a record as lost if it has not changed for 15 s by their own clock. An observer can see a
-//! revision only after it was sent, so the holder's clock has counted at least as long and the
-//! holder stops first, unless one clock runs 36% faster than the other.
+//! They are constants, because other ratios broke promises in a model. A holder renews every second
+//! and stops serving [`FREEZE`] (11 s) after it *sent* its last successful renewal. Other processes
+//! mark a record as lost if it has not changed for [`LOSS`] (15 s) by their own clock, which counts
+//! only while the directory answers them. An observer can see a revision only after it was sent, so
+//! the holder's clock has counted at least as long and the holder stops first, unless one clock
+//! runs 36% faster than the other. Worlds of a node are claimed only after the mark.
+//!
+//! # Writes without an answer
+//!
+//! They may still be applied, so a node sends them again *unchanged*, with the same nonce, until
+//! they succeed or are refused. After a refusal it reads the record: its own nonce means that an
+//! earlier attempt had succeeded, and the time of the first attempt counts. A world stops before
+//! a record that names another home for it is sent.
+//!
+//! # Choices beyond the specification
+//!
+//! - The holder of a node's name is alive after three changes of its record, not one: a process
+//!   that has just died may leave two writes that are read late or applied late.
+//! - A write that creates a record may be based on the mark of a deletion instead (and the reverse)
+//!   with its nonce unchanged, if its epoch is behind the deletion.
+//! - A home whose record the directory has lost entirely is marked like a silent one.
+//! - A node whose driver cannot make a world announces for 5 s that it has no room, else two such
+//!   nodes pass a world to and fro.
+//! - A draining node keeps a world for which no other node has room.
+//! - A wish to close a world lapses after 5 s, so it does not end a world minutes later.
+//!
+//! A driver must report lost writes of the directory ([`Node::handle_rewound`]); without that, a
+//! record that went back is taken for an old read.
 #![forbid(unsafe_code)]
 
 mod cas;

@@ -135,7 +135,8 @@ fn first_record() -> NodeRecord {
 /// it serves only within its lease.
 pub fn cluster_node(input: &[u8]) {
     let mut input = Input(input);
-    let cluster = ClusterRecord { format: 1, name: name("c"), key_id: "k".to_owned(), rest: Default::default() };
+    let cluster =
+        ClusterRecord { format: 1, name: name("c"), key_id: "k".to_owned(), rest: Default::default() };
     let setup = Setup {
         cluster: cluster.clone(),
         record: first_record(),
@@ -147,13 +148,8 @@ pub fn cluster_node(input: &[u8]) {
         origin_unix_ms: u64::MAX,
     };
     let now = Instant::from_millis(1);
-    let mut bench = Bench {
-        node: Node::new(setup, 1, now),
-        now,
-        revision: 1,
-        open: BTreeMap::new(),
-        events: Vec::new(),
-    };
+    let mut bench =
+        Bench { node: Node::new(setup, 1, now), now, revision: 1, open: BTreeMap::new(), events: Vec::new() };
     bench.node.handle_record(now, "cluster", 1, Some(&cluster.to_bytes()));
     bench.node.handle_synced(now);
     bench.check();
@@ -178,7 +174,8 @@ impl Bench {
                 self.node.handle_record(now, &key, revision, Some(&value));
             }
             2 => {
-                let keys = ["cluster", "node.n0", "node.n1", "world.w0", "matcher.a", "drain.n0", "shop", "node."];
+                let keys =
+                    ["cluster", "node.n0", "node.n1", "world.w0", "matcher.a", "drain.n0", "shop", "node."];
                 let key = keys[usize::from(input.byte() % 8)];
                 let revision = self.next(input.byte());
                 let length = usize::from(input.byte()).min(input.0.len());
@@ -251,7 +248,8 @@ impl Bench {
     }
 
     fn reply(&mut self, input: &mut Input<'_>) {
-        let Some(id) = self.open.keys().nth(usize::from(input.byte()) % self.open.len().max(1)).copied() else {
+        let Some(id) = self.open.keys().nth(usize::from(input.byte()) % self.open.len().max(1)).copied()
+        else {
             return;
         };
         let Some(ask) = self.open.remove(&id) else { return };

@@ -50,7 +50,8 @@ pub enum Refusal {
 struct Waiting {
     world: Name,
     until: Instant,
-    may_open: bool,
+    /// Class with which it may open the world.
+    class: Option<Name>,
 }
 
 #[derive(Debug, Default)]
@@ -98,13 +99,9 @@ impl Node {
         if self.arrivals.waiting.len() >= self.setup.arrivals_max {
             self.answer(id, Answer::Refused(Refusal::Unavailable));
         } else {
-            let may_open = class.is_some();
+            let class = class.filter(|class| self.setup.classes.contains_key(class));
             let until = now + self.setup.patience;
-            self.arrivals.insert(id, Waiting { world: world.clone(), until, may_open });
-            if let Some(class) = class {
-                let wanted = Wanted { class, ephemeral: false, stays: false };
-                self.wanted.entry(world.clone()).or_insert(wanted);
-            }
+            self.arrivals.insert(id, Waiting { world: world.clone(), until, class });
             self.touch_world(now, &world);
         }
         self.step(now);
@@ -134,8 +131,22 @@ impl Node {
     /// Answers the arrivals of a world that can be answered.
     pub(super) fn settle(&mut self, now: Instant, world: &Name) {
         let Some(ids) = self.arrivals.by_world.get(world).cloned() else { return };
+        let known = self.worlds.get(world).map(|slot| (&slot.known, slot.is_idle()));
+        let is_closed = match known {
+            Some((Known::Record(record), true)) => record.state == WorldState::Closed,
+            Some((Known::Absent, true)) => !self.held.contains_key(world),
+            _ => false,
+        };
+        let mut classes = ids.iter().filter_map(|id| self.arrivals.waiting.get(id)?.class.clone());
+        if is_closed
+            && !self.wanted.contains_key(world)
+            && let Some(class) = classes.next()
+        {
+            self.wanted.insert(world.clone(), Wanted { class, ephemeral: false, stays: false });
+            self.dirty_worlds.insert(world.clone());
+        }
         for id in ids {
-            let may_open = self.arrivals.waiting.get(&id).is_some_and(|waiting| waiting.may_open);
+            let may_open = self.arrivals.waiting.get(&id).is_some_and(|waiting| waiting.class.is_some());
             if let Some(answer) = self.find(now, world, may_open) {
                 self.arrivals.remove(id);
                 self.answer(id, answer);

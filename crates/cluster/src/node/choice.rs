@@ -1,5 +1,7 @@
 //! The choice of a home.
 
+use throng_stdx::Instant;
+
 use crate::name::Name;
 use crate::node::Node;
 use crate::record::{Home, NodeRecord, NodeState, WorldRecord};
@@ -66,11 +68,14 @@ impl Node {
     }
 
     /// Returns whether this node can take a world that was assigned to it.
-    pub(super) fn has_room_for(&self, record: &WorldRecord) -> bool {
+    pub(super) fn has_room_for(&self, now: Instant, record: &WorldRecord) -> bool {
         let is_known =
             self.setup.classes.get(&record.class).is_some_and(|class| class.hash == record.class_hash);
         let held = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
-        is_known && held < self.setup.record.worlds_max && self.setup.record.free_worlds > 0
+        is_known
+            && held < self.setup.record.worlds_max
+            && self.setup.record.free_worlds > 0
+            && now >= self.full_until
     }
 
     /// The current incarnation of a node as a home.

@@ -83,10 +83,7 @@ impl Node {
     fn begin_drain(&mut self, now: Instant, wait: Option<Duration>, by_record: bool) {
         if self.drain.since.is_none() {
             self.drain.since = Some(now);
-            if let Some(lease) = &mut self.lease {
-                // The state changes at once.
-                lease.due = now;
-            }
+            self.renew_soon(now);
             self.dirty_worlds.extend(self.by_home.get(&self.setup.node).into_iter().flatten().cloned());
         }
         (self.drain.wait, self.drain.by_record) = (wait, by_record);
@@ -97,9 +94,7 @@ impl Node {
             return;
         }
         (self.drain.leaves, self.drain.retry_at) = (false, None);
-        if let Some(lease) = &mut self.lease {
-            lease.due = now;
-        }
+        self.renew_soon(now);
         if let Some(moving) = &self.drain.moving {
             let world = moving.world.clone();
             let is_sent = moving.assigned.is_some()

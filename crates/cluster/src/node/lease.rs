@@ -160,10 +160,20 @@ impl Node {
         self.pump_node(now, &name);
     }
 
+    /// The next renewal is due now, because the record has changed.
+    pub(super) fn renew_soon(&mut self, now: Instant) {
+        if let Some(lease) = &mut self.lease {
+            lease.due = lease.due.min(now);
+        }
+    }
+
     fn write_own(&mut self, now: Instant, incarnation: u64, state: NodeState, purpose: NodeWrite) {
         let nonce = self.nonce();
         let worlds = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
-        let record = NodeRecord { incarnation, nonce, state, worlds, ..self.setup.record.clone() };
+        let mut record = NodeRecord { incarnation, nonce, state, worlds, ..self.setup.record.clone() };
+        if now < self.full_until {
+            record.free_worlds = 0;
+        }
         let reading = self.stopwatch.reading();
         let slot = self.nodes.entry(self.setup.node.clone()).or_insert_with(|| Slot::new(now, reading));
         slot.submit(now, Some(record), purpose);

@@ -263,6 +263,64 @@ enum Wake {
 }
 
 /// One node of a cluster. See the crate's documentation for how to drive it.
+///
+/// ```
+/// use std::time::Duration;
+/// use throng_cluster::{
+///     Action, ClusterRecord, Event, Name, Node, NodeRecord, NodeState, Outcome, Setup,
+/// };
+/// use throng_stdx::Instant;
+///
+/// # fn main() -> Result<(), String> {
+/// let cluster = ClusterRecord {
+///     format: 1,
+///     name: Name::new("prod")?,
+///     key_id: "a1b2".to_owned(),
+///     rest: Default::default(),
+/// };
+/// let record = NodeRecord {
+///     incarnation: 0,
+///     nonce: 0,
+///     state: NodeState::Up,
+///     addresses: Vec::new(),
+///     release: "0.1.0".to_owned(),
+///     folder: "6f0c".to_owned(),
+///     boot: "91aa".to_owned(),
+///     labels: Default::default(),
+///     classes: Default::default(),
+///     load_permille: 0,
+///     worlds: 0,
+///     worlds_max: 256,
+///     free_worlds: 256,
+///     rest: Default::default(),
+/// };
+/// let setup = Setup {
+///     cluster: cluster.clone(),
+///     record,
+///     node: Name::new("n1")?,
+///     has_lock: true,
+///     classes: Default::default(),
+///     patience: Duration::from_secs(30),
+///     arrivals_max: 10_000,
+///     origin_unix_ms: 0,
+/// };
+/// let now = Instant::from_millis(1);
+/// let mut node = Node::new(setup, 7, now);
+///
+/// // The watch delivers all records; nobody holds the node's name, so the node takes it.
+/// node.handle_record(now, "cluster", 1, Some(&cluster.to_bytes()));
+/// node.handle_synced(now);
+/// let ask = node.poll_ask().expect("the node takes its name");
+/// assert!(ask.key.to_string() == "node.n1" && matches!(ask.action, Action::Write { expected: 0, .. }));
+///
+/// // The write was applied. The lease counts from its sending.
+/// let later = now + Duration::from_millis(3);
+/// node.handle_outcome(later, ask.id, Outcome::Applied(2));
+/// assert_eq!(node.poll_event(), Some(Event::Up { incarnation: 1 }));
+/// assert_eq!(node.serves_until(), Some(now + throng_cluster::FREEZE));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Node {
     setup: Setup,
@@ -297,6 +355,8 @@ pub struct Node {
     closing: BTreeMap<Name, Instant>,
     /// Assignments to this node that the driver could not make, by epoch.
     refused: BTreeMap<Name, u64>,
+    /// Time until which the node has no room, because its driver could not make a world.
+    full_until: Instant,
     /// Worlds whose home is gone, and since when this node knows.
     gone: BTreeMap<Name, Instant>,
     arrivals: Arrivals,
@@ -349,6 +409,7 @@ impl Node {
             wanted: BTreeMap::new(),
             closing: BTreeMap::new(),
             refused: BTreeMap::new(),
+            full_until: Instant::ZERO,
             gone: BTreeMap::new(),
             arrivals: Arrivals::default(),
             dirty_nodes: BTreeSet::new(),
@@ -443,6 +504,14 @@ impl Node {
             Key::World(name) => self.on_world_outcome(now, &name, &flight, outcome),
             Key::Cluster | Key::Matcher(_) | Key::Drain(_) => {}
         }
+        self.step(now);
+    }
+
+    /// The driver has measured the node's load, see [`NodeRecord::load_permille`], and the number
+    /// of worlds for which there is room. The next renewal says so.
+    pub fn handle_load(&mut self, now: Instant, load_permille: u16, free_worlds: u32) {
+        self.observe(now);
+        (self.setup.record.load_permille, self.setup.record.free_worlds) = (load_permille, free_worlds);
         self.step(now);
     }
 

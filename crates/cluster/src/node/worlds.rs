@@ -27,6 +27,8 @@ const CLOSED_KEPT: Duration = Duration::from_secs(3_600);
 /// Time for which a world that cannot be closed at once is to be closed.
 const CLOSE_WANTED: Duration = Duration::from_secs(5);
 
+/// Time for which a node that could not make a world takes no other.
+const FULL: Duration = Duration::from_secs(5);
 /// Time for which a deleted record is remembered: longer than what any read shows is old.
 const DELETED_KEPT: Duration = Duration::from_secs(60);
 
@@ -114,7 +116,8 @@ impl Node {
         self.step(now);
     }
 
-    /// The driver has made a world that was to be opened, or could not.
+    /// The driver has made a world that was to be opened, or could not: then the world is passed
+    /// on, and the node has no room for 5 s.
     pub fn handle_opened(&mut self, now: Instant, world: &Name, epoch: u64, is_made: bool) {
         self.observe(now);
         if let Some(held) = self.held.get_mut(world)
@@ -126,6 +129,9 @@ impl Node {
             } else {
                 self.held.remove(world);
                 self.refused.insert(world.clone(), epoch);
+                // Others learn it at once, else two such nodes pass the world to and fro.
+                self.full_until = now + FULL;
+                self.renew_soon(now);
             }
             self.dirty_worlds.insert(world.clone());
         }
@@ -534,7 +540,7 @@ impl Node {
         match (record.state, stage) {
             (WorldState::Assigned, None) => {
                 let is_refused = self.refused.get(name) == Some(&record.epoch);
-                if drains || is_refused || !self.has_room_for(&record) {
+                if drains || is_refused || !self.has_room_for(now, &record) {
                     let own = self.setup.node.clone();
                     self.pass_on(now, name, record, &own);
                 } else {
@@ -561,9 +567,10 @@ impl Node {
             // It crashed, or gave the world up.
             (WorldState::Serving, None) => {
                 self.refused.remove(name);
-                let own = (!drains && self.has_room_for(&record)).then(|| self.setup.node.clone());
+                let own = (!drains && self.has_room_for(now, &record)).then(|| self.setup.node.clone());
                 let home = own.and_then(|own| self.home_of(&own));
-                self.assign(now, name, record, home, "restarted by its home", false);
+                let why = if drains { "its home drains" } else { "restarted by its home" };
+                self.assign(now, name, record, home, why, false);
             }
             (WorldState::Serving, Some(Stage::Frozen { is_reading: false })) => self.thaw(now, name),
             (WorldState::Serving, Some(Stage::Freezing | Stage::Stopped)) => {
@@ -635,7 +642,7 @@ impl Node {
             if record.state == WorldState::Closing {
                 return self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
             }
-            let own = (is_own_name && !self.drain.is_active() && self.has_room_for(&record))
+            let own = (is_own_name && !self.drain.is_active() && self.has_room_for(now, &record))
                 .then(|| self.setup.node.clone());
             let home = own.and_then(|own| self.home_of(&own));
             return self.assign(now, name, record, home, "its home was lost", true);

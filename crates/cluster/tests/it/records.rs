@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use throng_cluster::{
-    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, RECORD_BYTES_MAX, Record, State,
-    WorldRecord, WorldState,
+    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,
+    State, WorldRecord, WorldState,
 };
 use throng_stdx::Rng;
 

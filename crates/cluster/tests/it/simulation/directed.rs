@@ -217,6 +217,7 @@ fn an_opening_that_comes_after_a_whole_life_of_the_world_repeats_no_epoch() {
     run.handle(1, |core, now| core.handle_open(now, duel(), name(CLASS), true));
     quietly(&mut run, 10 * MS);
     run.stop(1, run.now + 5 * S);
+    run.machines[1].late_watch_until = run.now + 9 * S;
     run.handle(0, |core, now| core.handle_open(now, duel(), name(CLASS), true));
     quietly(&mut run, S);
     let first = run.world(&duel()).expect("it is open").epoch;

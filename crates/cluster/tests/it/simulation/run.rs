@@ -157,6 +157,10 @@ pub(crate) struct Run {
     pub(crate) tally: Tally,
     pub(crate) violation: Option<String>,
     pub(crate) trace: Option<String>,
+    /// Changes the setup of a node.
+    pub(crate) configure: fn(usize, &mut Setup),
+    /// Nodes whose driver cannot make worlds.
+    pub(crate) cannot_open: Vec<usize>,
     /// Age of what a follower shows.
     pub(crate) follower_lag: u64,
     /// Answers of the directory, one per write of a node, of directed tests.
@@ -229,6 +233,8 @@ impl Run {
             tally: Tally::default(),
             violation: None,
             trace: None,
+            configure: |_, _| {},
+            cannot_open: Vec::new(),
             follower_lag: 0,
             script: Vec::new(),
         }
@@ -280,7 +286,7 @@ impl Run {
         let defect = self.options.defect;
         let machine = &mut self.machines[node];
         machine.life += 1;
-        let setup = Setup {
+        let mut setup = Setup {
             cluster: cluster(),
             record: NodeRecord {
                 incarnation: 0,
@@ -309,6 +315,7 @@ impl Run {
             arrivals_max,
             origin_unix_ms: 0,
         };
+        (self.configure)(node, &mut setup);
         machine.core = Some(Node::new(setup, seed, clock).with_defect(defect));
         machine.workers.clear();
         machine.answers.clear();
@@ -540,8 +547,11 @@ impl Run {
                 self.handle(node, |core, now| core.handle_outcome(now, id, outcome));
             }
             Item::Opened(world, epoch) => {
-                self.machines[node].workers.insert(world.clone(), (epoch, false));
-                self.handle(node, |core, now| core.handle_opened(now, &world, epoch, true));
+                let is_made = !self.cannot_open.contains(&node);
+                if is_made {
+                    self.machines[node].workers.insert(world.clone(), (epoch, false));
+                }
+                self.handle(node, |core, now| core.handle_opened(now, &world, epoch, is_made));
             }
             Item::Worker(event) => self.worker(node, event),
             Item::Start | Item::Asked(..) | Item::Late(_) => {}

@@ -1,0 +1,156 @@
+//! The choice of homes, and nodes that do not fit their cluster.
+
+use throng_cluster::{Answer, Failure, Key, Refusal, Setup, WorldState};
+
+use super::OPTIONS;
+use super::run::{CLASS, MS, Options, Run, S, name};
+
+fn start(nodes: usize, configure: fn(usize, &mut Setup)) -> Run {
+    let mut run = Run::new(3, Options { nodes, ..OPTIONS });
+    run.configure = configure;
+    for node in 0..nodes {
+        run.start(node, 0);
+    }
+    run.run_until(S);
+    run
+}
+
+/// Opens worlds by players, and returns how many each node serves.
+fn open(run: &mut Run, worlds: usize) -> Vec<usize> {
+    for world in 0..worlds {
+        run.arrive(0, &name(&format!("w{world}")));
+        run.run_until(run.now + 20 * MS);
+    }
+    run.run_until(run.now + 2 * S);
+    assert_eq!(run.violation, None);
+    let homes: Vec<_> = (0..worlds).filter_map(|world| run.server(&name(&format!("w{world}")))).collect();
+    (0..run.machines.len()).map(|node| homes.iter().filter(|home| **home == node).count()).collect()
+}
+
+#[test]
+fn worlds_are_spread_by_load() {
+    let homes = open(&mut start(3, |_, _| {}), 60);
+    assert_eq!(homes.iter().sum::<usize>(), 60);
+    assert!(homes.iter().all(|count| (14..=26).contains(count)), "{homes:?}");
+    let homes = open(
+        &mut start(3, |node, setup| {
+            if node == 1 {
+                setup.record.load_permille = 900;
+            }
+        }),
+        60,
+    );
+    assert!(homes[1] == 0 && homes[0] + homes[2] == 60, "{homes:?}");
+}
+
+#[test]
+fn labels_rooms_and_classes_are_obeyed() {
+    let homes = open(
+        &mut start(4, |node, setup| {
+            let class = setup.classes.get_mut(&name(CLASS)).expect("it has the class");
+            class.labels.insert("disk".to_owned(), "fast".to_owned());
+            match node {
+                1 | 2 => drop(setup.record.labels.insert("disk".to_owned(), "fast".to_owned())),
+                // With other settings for the class.
+                3 => "other".clone_into(&mut class.hash),
+                _ => {}
+            }
+            if node == 2 {
+                setup.record.worlds_max = 3;
+            }
+        }),
+        10,
+    );
+    assert!(homes[0] == 0 && homes[3] == 0 && homes[2] <= 3 && homes[1] + homes[2] == 10, "{homes:?}");
+}
+
+#[test]
+fn an_arrival_is_refused_when_no_node_has_room() {
+    let mut run = start(2, |_, setup| setup.record.worlds_max = 1);
+    assert_eq!(open(&mut run, 2), [1, 1]);
+    let id = run.arrive(0, &name("w2"));
+    run.run_until(run.now + S);
+    assert_eq!(run.machines[0].answers.get(&id), Some(&Answer::Refused(Refusal::NoRoom)));
+    // A world that is to be open waits for room.
+    run.handle(1, |core, now| core.handle_open(now, name("w3"), name(CLASS), false));
+    run.run_until(run.now + 5 * S);
+    assert!(run.server(&name("w3")).is_none());
+    run.handle(1, |core, now| core.handle_close(now, &name("w0")));
+    run.run_until(run.now + 5 * S);
+    assert!(run.server(&name("w3")).is_some());
+    assert_eq!(run.violation, None);
+}
+
+#[test]
+fn a_node_that_cannot_make_a_world_passes_it_on() {
+    let mut run = start(3, |_, _| {});
+    run.cannot_open = vec![0, 2];
+    assert_eq!(open(&mut run, 6), [0, 6, 0]);
+    run.cannot_open = vec![0, 1, 2];
+    let id = run.arrive(0, &name("w9"));
+    run.run_until(run.now + 4 * S);
+    let record = run.world(&name("w9")).expect("it was assigned");
+    assert_eq!((record.state, &*record.why), (WorldState::Closed, "no node has room"));
+    assert_eq!(run.machines[0].answers.get(&id), Some(&Answer::Refused(Refusal::NoRoom)));
+}
+
+#[test]
+fn an_assignment_that_is_not_accepted_is_given_to_another_node() {
+    let mut run = start(3, |_, _| {});
+    run.arrive(0, &name("w0"));
+    run.run_until(run.now + 20 * S);
+    let home = run.server(&name("w0")).expect("it serves");
+    run.handle(home, |core, now| core.handle_close(now, &name("w0")));
+    run.run_until(run.now + S);
+    run.stop(home, run.now + 14 * S);
+    run.arrive((home + 1) % 3, &name("w0"));
+    run.run_until(run.now + 4 * S);
+    let next = run.server(&name("w0")).expect("another node serves it");
+    assert!(next != home && run.tally.marks == 0);
+    assert_eq!(run.violation, None);
+}
+
+#[test]
+fn a_node_with_other_settings_than_its_cluster_does_not_run() {
+    let mut run = start(2, |node, setup| {
+        if node == 1 {
+            "other".clone_into(&mut setup.cluster.key_id);
+        }
+    });
+    assert!(run.machines[0].is_up && !run.machines[1].is_up);
+    assert!(matches!(&run.machines[1].failure, Some(Failure::OtherCluster(is)) if is.key_id == "k"));
+    run.bus.write(run.now, "cluster", 1, Some(b"{".to_vec()));
+    run.kill(0);
+    run.machines[0].is_supervised = false;
+    run.start(0, 0);
+    run.run_until(run.now + S);
+    assert_eq!(run.machines[0].failure, Some(Failure::NoCluster));
+}
+
+#[test]
+fn what_a_node_cannot_read_is_left_alone_and_what_it_does_not_know_is_kept() {
+    let mut run = start(2, |_, _| {});
+    let key = |world: &str| Key::World(name(world)).to_string();
+    run.bus.write(run.now, &key("w0"), 0, Some(b"{\"format\": 9}".to_vec()));
+    let older = br#"{"epoch":5,"home":{"node":"n9","incarnation":1},"state":"closed","class":"hub",
+        "class_hash":"h","nonce":1,"later":{"a":[1]}}"#;
+    run.bus.write(run.now, &key("w1"), 0, Some(older.to_vec()));
+    for node in 0..2 {
+        run.gap(node, run.now);
+    }
+    run.run_until(run.now + S);
+    for world in ["w0", "w1"] {
+        run.arrive(0, &name(world));
+    }
+    run.run_until(run.now + 10 * S);
+    assert_eq!(
+        run.bus.get(&key("w0")).map(|entry| entry.value.as_deref()),
+        Some(Some(&b"{\"format\": 9}"[..]))
+    );
+    assert!(run.server(&name("w0")).is_none());
+    let core = run.machines[0].core.as_ref().expect("it runs");
+    assert_eq!(core.stats().unreadable, 1);
+    let record = run.world(&name("w1")).expect("it is open");
+    assert_eq!((record.state, record.epoch), (WorldState::Serving, 6));
+    assert_eq!(record.rest.get("later"), Some(&serde_json::json!({ "a": [1] })));
+}
