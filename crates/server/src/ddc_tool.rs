@@ -94,8 +94,18 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             fill(&folder, *entries, *blob_bytes).map_err(|error| name(&error))
         }
         Work::Scrub | Work::Collect { .. } | Work::Import { .. } => {
+            // Of the folders that this makes, the outermost.
+            let made = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+            let made = made.take_while(|folder| !folder.exists()).last();
             let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
-            work_on(&node, work)
+            let done = work_on(&node, work);
+            let is_empty = node.service().store().namespaces().is_ok_and(|names| names.is_empty());
+            drop(node);
+            // What an import that failed later has brought in stays, and it can be repeated.
+            if let (Err(_), true, Some(made)) = (&done, is_empty, made) {
+                std::fs::remove_dir_all(made).map_err(|error| name(&error))?;
+            }
+            done
         }
     }
 }
@@ -234,4 +244,35 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
 
 fn transferred(done: Transferred) -> Value {
     json!({ "blobs": done.blobs, "bytes": done.bytes, "content_ids": done.contents, "refs": done.refs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_import_leaves_nothing_behind() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let import = |data: &str, file: &str| {
+            let file = base.path().join(file);
+            run(&base.path().join(data), &Work::Import { file })
+        };
+        std::fs::write(base.path().join("other"), "something else").expect("writable");
+        std::fs::create_dir(base.path().join("old")).expect("writable");
+        for file in ["absent", "other"] {
+            import("new/data", file).expect_err("no export");
+            import("old", file).expect_err("no export");
+            assert!(!base.path().join("new").exists(), "{file}");
+            assert_eq!(std::fs::read_dir(base.path().join("old")).expect("readable").count(), 0, "{file}");
+        }
+        // What is there stays.
+        run(&base.path().join("full"), &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
+        import("full", "other").expect_err("no export");
+        let export = base.path().join("export");
+        let (counts, _) =
+            run(&base.path().join("full"), &Work::Export { file: export, namespace: None }).expect("whole");
+        assert_eq!(counts["refs"], 1);
+        import("new/data", "export").expect("an export");
+        assert!(base.path().join("new/data").join(FOLDER).is_dir());
+    }
 }
