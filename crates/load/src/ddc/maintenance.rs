@@ -73,8 +73,9 @@ impl Bench<'_> {
         let (mut scrubbed, mut collection) = (None, None);
         while started.elapsed() < PATIENCE {
             for case in &mut cases {
-                progress(&format!("{} with maintenance", case.test.name));
                 let seen = self.at_rate(&peer, case.test, case.rate)?;
+                let p99 = seen.latency.quantile_ms(0.99);
+                progress(&format!("{} with maintenance: p99 {p99:.1} ms", case.test.name));
                 case.busy.add(&seen);
                 if scrubbed.is_none() {
                     let bytes = figures(peer.addr)?["scrubbed_bytes"].as_u64().unwrap_or(0);

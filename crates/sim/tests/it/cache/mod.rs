@@ -26,8 +26,8 @@ mod requests;
 mod upstream;
 mod world;
 
-/// About 10 seconds of one core in the development profile.
-const SEEDS: u64 = 100;
+/// About a minute of one core in the development profile.
+const SEEDS: u64 = 1_000;
 
 #[test]
 fn a_cache_keeps_what_it_acknowledged() {

@@ -494,6 +494,7 @@ impl World {
     /// Copies of what the bucket has are damaged in every way.
     fn damage_copies(&mut self, place: usize) {
         self.nodes[place].store().checkpoint().expect("the disk works");
+        self.model.trouble.copies_damage = true;
         let mut state = self.nodes[place].disk.state();
         for _ in 0..1 + self.rng.below(5) {
             match self.rng.chance(0.7) {
