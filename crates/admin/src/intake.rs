@@ -18,6 +18,10 @@ use crate::crowd::{Admission, Crowd, Exempt, Guest};
 
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections that wait in the kernel's queue: with the runtime's 128, a burst that meets a busy
+/// process loses handshakes, which clients repeat after a second. The kernel has a limit of its own
+/// (`net.core.somaxconn`, 4,096).
+const BACKLOG: i32 = 4_096;
 /// Pause when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Pause before a full listener looks again for a connection that yields.
@@ -130,6 +134,9 @@ impl Intake {
     ) where
         F: Future<Output = ()> + Send,
     {
+        if let Err(error) = rustix::net::listen(&listener, BACKLOG) {
+            tracing::warn!(%error, "{} listener keeps a short queue", self.owner);
+        }
         let crowd = Crowd::new(self.connections_max, Arc::clone(&self.exempt));
         let mut tasks = JoinSet::new();
         loop {
@@ -195,5 +202,37 @@ async fn shake_hands(stream: TcpStream, tls: Option<Tls>) -> Option<Accepted> {
         Ok(Ok(stream)) => Some(Accepted::Tls(Box::new(stream))),
         // A stranger who does not speak TLS, or not in time.
         Ok(Err(_)) | Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+
+    /// Nothing accepts after the first poll.
+    #[test]
+    fn a_burst_of_connections_waits_for_a_busy_process() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one thread");
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+            let addr = listener.local_addr().expect("it is bound");
+            let intake = Intake {
+                owner: "the test's",
+                connections_max: 1_000,
+                exempt: no_exemptions(),
+                is_for_strangers: false,
+                tls: None,
+            };
+            let mut never = std::pin::pin!(std::future::pending());
+            let mut serving = intake.run(listener, never.as_mut(), |_, _| async {});
+            let polled = poll_fn(|context| Poll::Ready(serving.as_mut().poll(context))).await;
+            assert!(polled.is_pending());
+            let connect = |_| std::net::TcpStream::connect_timeout(&addr, Duration::from_secs(10));
+            let waiting: Result<Vec<_>, _> = (0..400).map(connect).collect();
+            assert_eq!(waiting.expect("room in the queue").len(), 400);
+        });
     }
 }

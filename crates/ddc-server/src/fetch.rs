@@ -9,8 +9,7 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use http_body_util::BodyExt as _;
-use hyper::{Response, StatusCode, header};
+use hyper::{StatusCode, header};
 use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
@@ -271,7 +270,7 @@ impl Service {
         let incoming = match &self.origin {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
-            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await.map(incoming),
+            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await,
         };
         let Some(incoming) = incoming else { return Ok(false) };
         let streamed = streamed.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
@@ -302,10 +301,10 @@ impl Service {
         if let Some(form) = self.store.content(namespace, id)? {
             return Ok(Some(form));
         }
-        let response = match upstream.form(namespace, id).await {
+        let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
-            Some(Form::Raw(response)) => {
-                let mut upload = self.receive_from(incoming(response))?;
+            Some(Form::Raw(incoming)) => {
+                let mut upload = self.receive_from(incoming)?;
                 let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
                 if received.hash() != *id {
                     self.counters.add_damaged();
@@ -315,10 +314,10 @@ impl Service {
                 self.keep_here(namespace, received).await?;
                 return Ok(Some(*id));
             }
-            Some(Form::Compressed(response)) => response,
+            Some(Form::Compressed(incoming)) => incoming,
         };
         let mut decoder = self.decoder();
-        let mut upload = self.receive_from(incoming(response))?;
+        let mut upload = self.receive_from(incoming)?;
         let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
         // An answer that does not decode, or decodes to other content, counts as missing.
         let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
@@ -382,7 +381,15 @@ impl Service {
     pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
         let RefName { namespace, bucket, key } = name;
         match &self.origin {
-            Origin::Tier(tier) => self.heard(tier.reference(namespace, bucket, key).await),
+            Origin::Tier(tier) => match tier.reference(namespace, bucket, key).await {
+                // It is missing until it is put again.
+                Err(TierError::Damaged(path)) => {
+                    self.counters.add_damaged();
+                    tracing::error!(path, "a ref in the object storage is damaged");
+                    Ok(None)
+                }
+                found => self.heard(found),
+            },
             Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
             Origin::Upstream(upstream) => {
                 let found = self.store.reference(namespace, bucket, key)?;
@@ -592,13 +599,6 @@ fn broke_off(problem: Problem) -> Problem {
     // The client did nothing wrong.
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
         .with(header::RETRY_AFTER, "1")
-}
-
-fn incoming(response: Response<hyper::body::Incoming>) -> Incoming {
-    use hyper::body::Body as _;
-    let body = response.into_body();
-    let len = body.size_hint().exact().unwrap_or(0);
-    Incoming { len, bytes: body.into_data_stream().map_err(io::Error::other).boxed() }
 }
 
 /// A blob on its way here, as the body of an upload.

@@ -14,13 +14,12 @@ use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
-use throng_ddc_store::{Blob, ChangeResult, Done, Quotas, Store, StoreError, Unused, Usage};
+use throng_ddc_store::{Blob, ChangeResult, Clock, Done, Quotas, Store, StoreError, Unused, Usage};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
-use crate::clock::{Clock, SystemClock};
 use crate::entry::Entry;
 use crate::listener::Listener;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
@@ -250,20 +249,9 @@ impl Service {
     /// from `origin`.
     #[must_use]
     pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
-        Service::with_clock(store, rules, origin, Arc::new(SystemClock::new()))
-    }
-
-    /// The same, with a clock of the caller's.
-    #[must_use]
-    pub fn with_clock(
-        store: Arc<Store>,
-        rules: Rules,
-        origin: Origin,
-        clock: Arc<dyn Clock>,
-    ) -> Arc<Service> {
         store.set_quotas(rules.quotas.clone());
         Arc::new(Service {
-            clock,
+            clock: Arc::clone(store.clock()),
             store,
             rules: RwLock::new(Arc::new(rules)),
             origin,

@@ -1,7 +1,8 @@
 //! Export and import of a cache as one stream of bytes.
 //!
 //! The stream is a line of JSON for each thing, followed by the bytes that it announces: blobs,
-//! then forms of content ids, then refs, so that everything a ref reaches comes before it.
+//! then forms of content ids, then refs, so that everything a ref reaches comes before it. The last
+//! line is the end.
 
 use std::io::{self, BufRead, Read as _, Write};
 use std::sync::mpsc;
@@ -15,6 +16,9 @@ use crate::node::Node;
 use crate::service::Service;
 use crate::upload::SMALL_BYTES_MAX;
 
+/// Version of the stream. Version 1 has no end, so that a stream that was cut short between two
+/// entries looks whole.
+const VERSION: u64 = 2;
 /// Entries that one step reads of the index.
 const STEP: usize = 512;
 /// Bytes that are read or written in one step.
@@ -63,7 +67,7 @@ impl Node {
         out: &mut dyn Write,
     ) -> Result<Transferred, TransferError> {
         let mut done = Transferred::default();
-        line(out, &json!({ "export": 1 }))?;
+        line(out, &json!({ "export": VERSION }))?;
         let namespaces = match only {
             Some(only) => vec![only.clone()],
             None => store.namespaces()?,
@@ -100,6 +104,7 @@ impl Node {
             }
             done.refs += export_refs(store, namespace, out)?;
         }
+        line(out, &json!({ "end": true }))?;
         out.flush()?;
         Ok(done)
     }
@@ -122,9 +127,20 @@ impl Service {
     pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
         let mut import = Import { store: self.store(), acknowledgements: mpsc::channel(), waiting: 0 };
         let mut done = Transferred::default();
-        let first = read_line(input)?.filter(|first| first["export"] == 1);
-        first.ok_or_else(|| TransferError::Malformed("it does not begin like one".to_owned()))?;
-        while let Some(entry) = read_line(input)? {
+        let malformed = |what: &str| TransferError::Malformed(what.to_owned());
+        let first = read_line(input)?.ok_or_else(|| malformed("it is empty"))?;
+        let version = first["export"].as_u64().filter(|version| (1..=VERSION).contains(version));
+        let version = version.ok_or_else(|| malformed("it does not begin like one"))?;
+        loop {
+            let Some(entry) = read_line(input)? else {
+                // Version 1 wrote no end.
+                import.settle(0)?;
+                return if version == 1 { Ok(done) } else { Err(malformed("it has no end")) };
+            };
+            if entry.get("end").is_some() {
+                import.settle(0)?;
+                return Ok(done);
+            }
             let text = |name: &str| entry[name].as_str().unwrap_or_default();
             let namespace: Namespace = parse(text("namespace"))?;
             let now = self.now();
@@ -150,8 +166,6 @@ impl Service {
             }
             import.settle(WAITING_MAX)?;
         }
-        import.settle(0)?;
-        Ok(done)
     }
 }
 

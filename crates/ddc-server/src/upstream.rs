@@ -5,16 +5,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, Limited};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::body::Body as _;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use throng_ddc::api::{Media, RefName};
 use throng_ddc::{IoHash, Namespace};
+use throng_ddc_store::{Clock, Incoming, SystemClock};
 use throng_platform::HttpClient;
 
 use crate::headers::IO_HASH;
@@ -41,29 +46,37 @@ pub struct UpstreamOptions {
     pub tls: Arc<rustls::ClientConfig>,
 }
 
+/// Sends a request to another cache and gives its answer, whose body may still be on its way.
+pub type Transport =
+    Box<dyn Fn(Request<Empty<Bytes>>) -> BoxFuture<'static, io::Result<Response<Incoming>>> + Send + Sync>;
+
 /// The client of another cache.
 pub struct Upstream {
-    options: UpstreamOptions,
-    web: HttpClient<Empty<Bytes>>,
-    /// Paths that were not there, and until when that is believed.
-    misses: Mutex<HashMap<String, Instant>>,
-    /// Until when it is left alone.
-    rests_until: Mutex<Option<Instant>>,
+    url: String,
+    authorization: Option<HeaderValue>,
+    timeout: Duration,
+    miss: Duration,
+    transport: Transport,
+    clock: Arc<dyn Clock>,
+    /// Paths that were not there, and until when on the clock that is believed.
+    misses: Mutex<HashMap<String, Duration>>,
+    /// Until when on the clock it is left alone.
+    rests_until: Mutex<Option<Duration>>,
     pub(crate) failures: AtomicU64,
 }
 
 impl fmt::Debug for Upstream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upstream").field("url", &self.options.url).finish_non_exhaustive()
+        f.debug_struct("Upstream").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
 /// A blob that another cache holds for a content id.
 pub(crate) enum Form {
     /// A compressed buffer.
-    Compressed(Response<hyper::body::Incoming>),
+    Compressed(Incoming),
     /// The bytes themselves.
-    Raw(Response<hyper::body::Incoming>),
+    Raw(Incoming),
 }
 
 /// Answer of the upstream about a ref.
@@ -80,29 +93,51 @@ impl Upstream {
     /// A client. Asks nothing yet.
     #[must_use]
     pub fn new(options: UpstreamOptions) -> Upstream {
-        let web = HttpClient::new(&options.tls);
+        let (web, timeout) = (HttpClient::new(&options.tls), options.timeout);
+        let transport: Transport = Box::new(move |request| {
+            let web = web.clone();
+            Box::pin(async move {
+                let response = web.send(request, timeout).await.map_err(io::Error::other)?;
+                Ok(response.map(|body| {
+                    let len = body.size_hint().exact().unwrap_or(0);
+                    Incoming { len, bytes: body.into_data_stream().map_err(io::Error::other).boxed() }
+                }))
+            })
+        });
         Upstream {
-            options,
-            web,
+            url: options.url.trim_end_matches('/').to_owned(),
+            authorization: options.authorization,
+            timeout,
+            ..Upstream::over(transport, Arc::new(SystemClock::new()), options.miss)
+        }
+    }
+
+    /// A client with a transport and a clock of the caller's, for simulations.
+    #[must_use]
+    pub fn over(transport: Transport, clock: Arc<dyn Clock>, miss: Duration) -> Upstream {
+        Upstream {
+            url: "http://localhost".to_owned(),
+            authorization: None,
+            timeout: Duration::MAX,
+            miss,
+            transport,
+            clock,
             misses: Mutex::default(),
             rests_until: Mutex::default(),
             failures: AtomicU64::new(0),
         }
     }
 
-    pub(crate) async fn blob(
-        &self,
-        namespace: &Namespace,
-        hash: &IoHash,
-    ) -> Option<Response<hyper::body::Incoming>> {
-        self.get(format!("/api/v1/blobs/{namespace}/{hash}"), Media::Octets.name()).await
+    pub(crate) async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Option<Incoming> {
+        let found = self.get(format!("/api/v1/blobs/{namespace}/{hash}"), Media::Octets.name()).await;
+        found.map(Response::into_body)
     }
 
     pub(crate) async fn form(&self, namespace: &Namespace, id: &IoHash) -> Option<Form> {
         let response = self.get(format!("/api/v1/compressed-blobs/{namespace}/{id}"), "*/*").await?;
         match media_of(&response) {
-            Some(Media::Compressed) => Some(Form::Compressed(response)),
-            Some(Media::Octets) => Some(Form::Raw(response)),
+            Some(Media::Compressed) => Some(Form::Compressed(response.into_body())),
+            Some(Media::Octets) => Some(Form::Raw(response.into_body())),
             _ => None,
         }
     }
@@ -117,51 +152,52 @@ impl Upstream {
                 Some(object) => Lookup::Found(object),
                 None => Lookup::Unknown,
             },
-            None if self.is_missing(&path, Instant::now()) => Lookup::Missing,
+            None if self.is_missing(&path, self.clock.elapsed()) => Lookup::Missing,
             None => Lookup::Unknown,
         }
     }
 
-    async fn object(
-        &self,
-        response: Response<hyper::body::Incoming>,
-        bytes_max: u64,
-    ) -> Option<(IoHash, Bytes)> {
+    async fn object(&self, response: Response<Incoming>, bytes_max: u64) -> Option<(IoHash, Bytes)> {
         let claimed = response.headers().get(IO_HASH)?.to_str().ok()?.parse::<IoHash>().ok()?;
         if media_of(&response) != Some(Media::CompactBinary) {
             return None;
         }
-        let limit = usize::try_from(bytes_max).unwrap_or(usize::MAX);
-        let body = Limited::new(response.into_body(), limit).collect();
-        match tokio::time::timeout(self.options.timeout, body).await {
-            Ok(Ok(body)) => {
-                let bytes = body.to_bytes();
-                (IoHash::of(&bytes) == claimed).then_some((claimed, bytes))
+        let mut pieces = response.into_body().bytes;
+        let body = async {
+            let mut bytes = BytesMut::new();
+            while let Some(piece) = pieces.try_next().await? {
+                bytes.extend_from_slice(&piece);
+                if bytes.len() as u64 > bytes_max {
+                    return Err(io::Error::other("the object of a ref is too large"));
+                }
             }
+            Ok(bytes.freeze())
+        };
+        match tokio::time::timeout(self.timeout, body).await {
+            Ok(Ok(bytes)) => (IoHash::of(&bytes) == claimed).then_some((claimed, bytes)),
             Ok(Err(error)) => self.failed(&error),
             Err(error) => self.failed(&error),
         }
     }
 
     /// `None` if it is not there, or nobody can say: a cache that cannot be reached has nothing.
-    async fn get(&self, path: String, accept: &'static str) -> Option<Response<hyper::body::Incoming>> {
-        let now = Instant::now();
+    async fn get(&self, path: String, accept: &'static str) -> Option<Response<Incoming>> {
+        let now = self.clock.elapsed();
         if self.is_missing(&path, now) {
             return None;
         }
         if self.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until) {
             return None;
         }
-        let mut request = Request::get(format!("{}{path}", self.options.url.trim_end_matches('/')))
-            .header(header::ACCEPT, accept);
-        if let Some(authorization) = &self.options.authorization {
+        let mut request = Request::get(format!("{}{path}", self.url)).header(header::ACCEPT, accept);
+        if let Some(authorization) = &self.authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
         let request = match request.body(Empty::new()) {
             Ok(request) => request,
             Err(error) => return self.failed(&error),
         };
-        let response = match self.web.send(request, self.options.timeout).await {
+        let response = match (self.transport)(request).await {
             Ok(response) => response,
             Err(error) => return self.failed(&error),
         };
@@ -173,31 +209,31 @@ impl Upstream {
                 if misses.len() >= MISSES_MAX {
                     misses.clear();
                 }
-                misses.insert(path, now + self.options.miss);
+                misses.insert(path, now + self.miss);
                 None
             }
             status => self.failed(&format!("status {status}")),
         }
     }
 
-    fn is_missing(&self, path: &str, now: Instant) -> bool {
+    fn is_missing(&self, path: &str, now: Duration) -> bool {
         let misses = self.misses.lock().unwrap_or_else(PoisonError::into_inner);
         misses.get(path).is_some_and(|until| now < *until)
     }
 
     fn failed<T>(&self, why: &dyn fmt::Display) -> Option<T> {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        let until = Instant::now() + REST;
+        let now = self.clock.elapsed();
         let mut rests = self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
         // Once per rest, whatever happens.
-        if rests.is_none_or(|old| old < Instant::now()) {
-            tracing::warn!(url = self.options.url, %why, "the upstream cache does not answer; what is not here is a miss");
+        if rests.is_none_or(|old| old < now) {
+            tracing::warn!(url = self.url, %why, "the upstream cache does not answer; what is not here is a miss");
         }
-        *rests = Some(until);
+        *rests = Some(now + REST);
         None
     }
 }
 
-fn media_of(response: &Response<hyper::body::Incoming>) -> Option<Media> {
+fn media_of(response: &Response<Incoming>) -> Option<Media> {
     Media::parse(response.headers().get(header::CONTENT_TYPE)?.to_str().ok()?)
 }

@@ -13,7 +13,6 @@
 //! buckets never go back, even when the clock does, so that no event appears behind a reader.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
@@ -236,10 +235,4 @@ impl Store {
         });
         Ok(snapshots.collect())
     }
-}
-
-/// The time, for events.
-pub(crate) fn now() -> Timestamp {
-    let since: Duration = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_unix_ms(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

@@ -221,6 +221,10 @@ pub struct RefValue {
 
 impl RefValue {
     const HEAD_BYTES: usize = 30;
+    /// First byte of a ref without a checksum: records and blocks of the folder have their own.
+    const PLAIN: u8 = 1;
+    /// First byte of a ref that ends with a CRC-32C of the rest.
+    const SUMMED: u8 = 2;
     /// A ref that is put again unchanged is written again only when it is older than this, for
     /// policies that count from it.
     const REFRESH_MS: u64 = 3600 * 1000;
@@ -235,7 +239,7 @@ impl RefValue {
     pub(crate) fn write(&self) -> Vec<u8> {
         let inline = self.inline.as_deref().unwrap_or_default();
         let mut bytes = Vec::with_capacity(Self::HEAD_BYTES + inline.len());
-        bytes.push(1);
+        bytes.push(Self::PLAIN);
         let flags = [self.finalised, self.inline.is_some(), self.adopted];
         bytes.push(flags.iter().rev().fold(0, |byte, flag| byte << 1 | u8::from(*flag)));
         bytes.extend_from_slice(&self.put.unix_ms().to_le_bytes());
@@ -245,13 +249,62 @@ impl RefValue {
     }
 
     pub(crate) fn read(bytes: &[u8]) -> Option<RefValue> {
+        (*bytes.first()? == Self::PLAIN).then(|| Self::parse(bytes)).flatten()
+    }
+
+    /// The same with a checksum, for object storage.
+    #[cfg(any(feature = "object-storage", test))]
+    pub(crate) fn write_summed(&self) -> Vec<u8> {
+        let mut bytes = self.write();
+        bytes[0] = Self::SUMMED;
+        let sum = crc32c::crc32c(&bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a ref of object storage. Earlier versions wrote none of the checksums.
+    #[cfg(any(feature = "object-storage", test))]
+    pub(crate) fn read_summed(bytes: &[u8]) -> Option<RefValue> {
+        if *bytes.first()? != Self::SUMMED {
+            return Self::read(bytes);
+        }
+        let (value, sum) = bytes.split_last_chunk()?;
+        (crc32c::crc32c(value) == u32::from_le_bytes(*sum)).then(|| Self::parse(value)).flatten()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<RefValue> {
         let (head, inline) = bytes.split_first_chunk::<{ Self::HEAD_BYTES }>()?;
-        (head[0] == 1).then(|| RefValue {
+        Some(RefValue {
             finalised: head[1] & 1 != 0,
             adopted: head[1] & 4 != 0,
             inline: (head[1] & 2 != 0).then(|| Bytes::copy_from_slice(inline)),
             put: Timestamp::from_unix_ms(u64::from_le_bytes(head[2..10].try_into().expect("eight bytes"))),
             object: IoHash::read(&head[10..]).expect("twenty bytes"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_of_a_ref_in_object_storage_is_found() {
+        for inline in [None, Some(Bytes::from_static(b"an object"))] {
+            let (object, put) = (IoHash::of(b"an object"), Timestamp::from_unix_ms(1_700_000_000_123));
+            let value = RefValue { object, finalised: true, put, inline, adopted: false };
+            let bytes = value.write_summed();
+            assert_eq!(RefValue::read_summed(&bytes), Some(value.clone()));
+            for bit in 0..bytes.len() * 8 {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(RefValue::read_summed(&damaged), None, "bit {bit}");
+            }
+            for len in 0..bytes.len() {
+                assert_eq!(RefValue::read_summed(&bytes[..len]), None, "{len} bytes");
+            }
+            // As earlier versions wrote it.
+            assert_eq!(RefValue::read_summed(&value.write()), Some(value));
+        }
     }
 }

@@ -32,6 +32,7 @@
 
 mod blob;
 mod change;
+mod clock;
 mod collect;
 mod commit;
 mod convert;
@@ -57,6 +58,7 @@ mod unused;
 
 pub use blob::{Blob, BlobId, LargeWriter, SUM_BYTES};
 pub use change::{ChangeResult, Done, PutRef};
+pub use clock::{Clock, SystemClock};
 pub use collect::{CollectOptions, CollectReport};
 pub use error::{IndexError, StoreError};
 pub use events::{Cursor, Event, Snapshot};

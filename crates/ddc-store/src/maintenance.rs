@@ -152,8 +152,11 @@ impl Store {
         Ok(usage)
     }
 
-    /// Bytes of the blobs and refs of a namespace.
-    pub(crate) fn size_of(&self, namespace: &Namespace) -> Result<u64, StoreError> {
+    /// Bytes of the blobs and refs of a namespace, as a quota counts them.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn size_of(&self, namespace: &Namespace) -> Result<u64, StoreError> {
         let mut size = 0;
         self.walk(&key::in_namespace(b'b', namespace), &mut |_, stored| {
             size += Location::read(stored).map_or(0, |location| location.len);

@@ -57,6 +57,8 @@ struct Pending {
 impl<'s> Plan<'s> {
     /// A plan for records from `position` on.
     pub(crate) fn new(store: &'s Store, position: LogPosition) -> Plan<'s> {
+        let quotas = store.quotas();
+        lock(&store.sizes).follow(&quotas);
         Plan {
             store,
             entries: Vec::new(),
@@ -66,7 +68,7 @@ impl<'s> Plan<'s> {
             freed_files: Vec::new(),
             large_bytes: 0,
             position,
-            quotas: store.quotas(),
+            quotas,
         }
     }
 
@@ -80,7 +82,7 @@ impl<'s> Plan<'s> {
                 {
                     return Ok(ChangeResult::Unchanged);
                 }
-                if !self.admit(&key, payload.len() as u64)? {
+                if !self.admit(&key, 0, payload.len() as u64)? {
                     return Ok(ChangeResult::OverQuota);
                 }
                 self.forget_large(old.as_ref());
@@ -100,7 +102,7 @@ impl<'s> Plan<'s> {
                     }
                     return Ok(ChangeResult::Unchanged);
                 }
-                if !self.admit(&key, location.len)? {
+                if !self.admit(&key, 0, location.len)? {
                     self.unused_files.push(location.file);
                     return Ok(ChangeResult::OverQuota);
                 }
@@ -131,9 +133,7 @@ impl<'s> Plan<'s> {
                 }
                 let bytes = value.write();
                 let old_len = old.as_ref().map_or(0, |old| old.value.len() as u64);
-                self.release(&key, old_len);
-                if !self.admit(&key, bytes.len() as u64)? {
-                    self.admit(&key, old_len)?;
+                if !self.admit(&key, old_len, bytes.len() as u64)? {
                     return Ok(ChangeResult::OverQuota);
                 }
                 if value.finalised {
@@ -218,28 +218,24 @@ impl<'s> Plan<'s> {
         }
     }
 
-    /// Reports whether the namespace of a blob or ref may hold so many bytes more; they are counted
-    /// then.
-    fn admit(&mut self, key: &[u8], len: u64) -> Result<bool, StoreError> {
+    /// Reports whether the namespace of a blob or ref may hold `len` bytes in place of `freed`;
+    /// they are counted then.
+    fn admit(&mut self, key: &[u8], freed: u64, len: u64) -> Result<bool, StoreError> {
         if self.quotas.is_empty() {
             return Ok(true);
         }
         let Some((namespace, _)) = key::split_namespace(key) else { return Ok(true) };
-        match self.quotas.of(&namespace) {
-            Some(quota) => {
-                let count = || self.store.size_of(&namespace);
-                lock(&self.store.sizes).admit(&namespace, len, quota, count)
-            }
-            None => Ok(true),
-        }
+        let count = || self.store.size_of(&namespace);
+        lock(&self.store.sizes).admit(&namespace, (freed, len), count)
     }
 
-    fn release(&mut self, key: &[u8], len: u64) {
-        if !self.quotas.is_empty()
-            && let Some((namespace, _)) = key::split_namespace(key)
-        {
-            lock(&self.store.sizes).release(&namespace, len);
+    fn release(&mut self, key: &[u8], len: u64) -> Result<(), StoreError> {
+        if self.quotas.is_empty() {
+            return Ok(());
         }
+        let Some((namespace, _)) = key::split_namespace(key) else { return Ok(()) };
+        let count = || self.store.size_of(&namespace);
+        lock(&self.store.sizes).release(&namespace, len, count)
     }
 
     /// Deletes a key, and what follows from that.
@@ -249,11 +245,11 @@ impl<'s> Plan<'s> {
                 let unwritten =
                     self.pending.get(&key).and_then(Option::as_ref).map_or(0, |new| new.payload_len);
                 let len = Location::read(&old.value).map_or(unwritten, |location| location.len);
-                self.release(&key, len);
+                self.release(&key, len)?;
                 self.forget_large(Some(old));
             }
             Some(b'r') => {
-                self.release(&key, old.value.len() as u64);
+                self.release(&key, old.value.len() as u64)?;
                 if let Some(value) = RefValue::read(&old.value).filter(|value| value.finalised) {
                     self.tell(&key, true, &value.object)?;
                 }
@@ -276,7 +272,7 @@ impl<'s> Plan<'s> {
         if !self.store.has_events() {
             return Ok(());
         }
-        let now = events::now();
+        let now = self.store.clock().now();
         let newest = self.store.newest_bucket.load(Ordering::Relaxed);
         let bucket = Cursor::at(now).bucket.max(newest);
         if bucket > newest {

@@ -1,6 +1,8 @@
 //! Quotas of namespaces.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
 use throng_ddc::Namespace;
 
@@ -25,41 +27,70 @@ impl Quotas {
     }
 }
 
-/// What namespaces with a quota hold. Counted once, when the first blob comes, and kept up from
+/// What namespaces with a quota hold. Counted once, before their first change, and kept up from
 /// then on. Only used by whoever holds the log.
 #[derive(Debug, Default)]
-pub(crate) struct Sizes(BTreeMap<Namespace, u64>);
+pub(crate) struct Sizes {
+    quotas: Arc<Quotas>,
+    sizes: BTreeMap<Namespace, u64>,
+}
 
 impl Sizes {
-    /// Counts a blob or ref of `len` bytes that is about to come, unless that is more than `quota`.
-    /// Whether it may. `count` says what the namespace holds, if that is not known yet.
+    /// Forgets everything if the quotas have changed: changes of a namespace without one are not
+    /// counted.
+    pub(crate) fn follow(&mut self, quotas: &Arc<Quotas>) {
+        if !Arc::ptr_eq(&self.quotas, quotas) && self.quotas != *quotas {
+            self.reset();
+        }
+        self.quotas = Arc::clone(quotas);
+    }
+
+    /// Counts a blob or ref of `len` bytes that is about to come in place of `freed` bytes, unless
+    /// the namespace grows beyond its quota. Whether it may come. `count` says what the namespace
+    /// holds, if that is not known yet.
     pub(crate) fn admit(
         &mut self,
         namespace: &Namespace,
-        len: u64,
-        quota: u64,
+        (freed, len): (u64, u64),
         count: impl FnOnce() -> Result<u64, StoreError>,
     ) -> Result<bool, StoreError> {
-        let size = match self.0.get_mut(namespace) {
-            Some(size) => size,
-            None => self.0.entry(namespace.clone()).or_insert(count()?),
-        };
-        let fits = size.checked_add(len).is_some_and(|after| after <= quota);
+        let Some(quota) = self.quotas.of(namespace) else { return Ok(true) };
+        let size = self.size(namespace, count)?;
+        let after = size.saturating_sub(freed).saturating_add(len);
+        let fits = after <= quota || len <= freed;
         if fits {
-            *size += len;
+            *size = after;
         }
         Ok(fits)
     }
 
     /// Takes the size of a deleted blob or ref off.
-    pub(crate) fn release(&mut self, namespace: &Namespace, len: u64) {
-        if let Some(size) = self.0.get_mut(namespace) {
+    pub(crate) fn release(
+        &mut self,
+        namespace: &Namespace,
+        len: u64,
+        count: impl FnOnce() -> Result<u64, StoreError>,
+    ) -> Result<(), StoreError> {
+        if self.quotas.of(namespace).is_some() {
+            let size = self.size(namespace, count)?;
             *size = size.saturating_sub(len);
         }
+        Ok(())
     }
 
     /// Forgets everything: what was counted did not come about.
     pub(crate) fn reset(&mut self) {
-        self.0.clear();
+        self.sizes.clear();
+    }
+
+    fn size(
+        &mut self,
+        namespace: &Namespace,
+        count: impl FnOnce() -> Result<u64, StoreError>,
+    ) -> Result<&mut u64, StoreError> {
+        match self.sizes.entry(namespace.clone()) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(unknown) => Ok(unknown.insert(count()?)),
+        }
     }
 }

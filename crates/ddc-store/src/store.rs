@@ -11,6 +11,7 @@ use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use crate::blob::{self, LargeWriter};
 use crate::change::{Change, ChangeResult, Done, PutRef, Queue};
+use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::key::{self, Location};
@@ -56,6 +57,8 @@ pub struct Options {
     pub disk_reserve_bytes: u64,
     /// Uploads are refused while the disk has less space than this.
     pub free_bytes_min: u64,
+    /// Clock of the store and of its service.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for Options {
@@ -72,6 +75,7 @@ impl Default for Options {
             replication_log: false,
             disk_reserve_bytes: 64 << 20,
             free_bytes_min: 128 << 20,
+            clock: Arc::new(SystemClock::new()),
         }
     }
 }
@@ -338,6 +342,12 @@ impl Store {
     #[must_use]
     pub fn has_events(&self) -> bool {
         self.options.replication_log
+    }
+
+    /// Clock of the store and of its service.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.options.clock
     }
 
     /// Objects of refs up to this size need no blob.

@@ -70,7 +70,7 @@ impl DiskState {
             let luck = [0.0, 0.5, 0.9, 1.0][rng.below(4) as usize];
             for write in &content.unsynced {
                 match write {
-                    Write::Len(len) if rng.chance(luck) => bytes.resize(*len, 0),
+                    Write::Len(len) if rng.chance(luck) => resize(&mut bytes, *len),
                     Write::Len(_) => {}
                     Write::Bytes(offset, written) => {
                         for (at, sector) in sectors(*offset, written) {
@@ -152,9 +152,16 @@ fn sectors(offset: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> 
 
 fn put(content: &mut Vec<u8>, at: usize, bytes: &[u8]) {
     if content.len() < at + bytes.len() {
-        content.resize(at + bytes.len(), 0);
+        resize(content, at + bytes.len());
     }
     content[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+/// As [`Vec::resize`] with zeros, which fills byte by byte in a build that is hardly optimised.
+fn resize(content: &mut Vec<u8>, len: usize) {
+    let more = len.saturating_sub(content.len());
+    content.truncate(len);
+    content.append(&mut vec![0; more]);
 }
 
 type Hook = Box<dyn FnMut(&DiskState) -> io::Result<()> + Send>;
@@ -321,7 +328,8 @@ impl File for Handle {
     }
 
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
-        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+        parts.iter().for_each(|part| bytes.extend_from_slice(part));
         self.check_space(offset + bytes.len() as u64)?;
         self.change(|content| {
             put(Arc::make_mut(&mut content.now), offset as usize, &bytes);
@@ -335,7 +343,7 @@ impl File for Handle {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.change(|content| {
-            Arc::make_mut(&mut content.now).resize(len as usize, 0);
+            resize(Arc::make_mut(&mut content.now), len as usize);
             content.unsynced.push(Write::Len(len as usize));
         })
     }

@@ -19,6 +19,8 @@ use crate::ddc::FOLDER;
 const FILL_STEP: usize = 8192;
 /// Time at which they were put: before any collection that could spare them as new.
 const FILL_TIME_MS: u64 = 1_700_000_000_000;
+/// Time between two of them: evictions tell uses apart by a few seconds.
+const FILL_INTERVAL_MS: u64 = 40;
 
 /// Operation on the folder.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub enum Work {
     Fill {
         /// Number of them.
         entries: u64,
+        /// Bytes of a blob, 8 or more.
+        blob_bytes: usize,
     },
     /// Write everything, or one namespace, to a file.
     Export {
@@ -86,16 +90,28 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             let damaged = store.stats().damaged;
             Ok((json!({ "log_gaps": damaged, "index_bytes": store.index_bytes() }), damaged == 0))
         }
-        Work::Fill { entries } => fill(&folder, *entries).map_err(|error| name(&error)),
+        Work::Fill { entries, blob_bytes } => {
+            fill(&folder, *entries, *blob_bytes).map_err(|error| name(&error))
+        }
         Work::Scrub | Work::Collect { .. } | Work::Import { .. } => {
+            // Of the folders that this makes, the outermost.
+            let made = folder.ancestors().filter(|folder| !folder.as_os_str().is_empty());
+            let made = made.take_while(|folder| !folder.exists()).last();
             let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
-            work_on(&node, work)
+            let done = work_on(&node, work);
+            let is_empty = node.service().store().namespaces().is_ok_and(|names| names.is_empty());
+            drop(node);
+            // What an import that failed later has brought in stays, and it can be repeated.
+            if let (Err(_), true, Some(made)) = (&done, is_empty, made) {
+                std::fs::remove_dir_all(made).map_err(|error| name(&error))?;
+            }
+            done
         }
     }
 }
 
 /// Puts two blobs for each ref that attaches one of them.
-fn fill(folder: &Path, entries: u64) -> Result<(Value, bool), Box<dyn std::error::Error>> {
+fn fill(folder: &Path, entries: u64, blob_bytes: usize) -> Result<(Value, bool), Box<dyn std::error::Error>> {
     let options = Options {
         durability: Durability::Cache,
         // Fewer runs to merge on the way.
@@ -104,16 +120,28 @@ fn fill(folder: &Path, entries: u64) -> Result<(Value, bool), Box<dyn std::error
     };
     let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
     let (namespace, bucket): (Namespace, Bucket) = ("test.benchmark".parse()?, "default".parse()?);
-    let now = Timestamp::from_unix_ms(FILL_TIME_MS);
+    if blob_bytes > size_of::<u64>() {
+        // The last scrub was long ago: a server that has something to scrub begins at once.
+        store.note_scrub(Timestamp::from_unix_ms(FILL_TIME_MS));
+    }
+    let blob = |number: u64| {
+        let mut bytes = number.to_le_bytes().to_vec();
+        // Noise that costs nothing: compression of the disk must not make it smaller.
+        let words =
+            (1..).map(|at: u64| (number ^ (at << 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+        bytes.extend(words.flatten().take(blob_bytes.saturating_sub(bytes.len())));
+        Bytes::from(bytes)
+    };
     for first in (0..entries).step_by(FILL_STEP) {
         for number in first..entries.min(first + FILL_STEP as u64) {
-            let bytes = Bytes::copy_from_slice(&number.to_le_bytes());
+            let now = Timestamp::from_unix_ms(FILL_TIME_MS + number * FILL_INTERVAL_MS);
+            let bytes = blob(number);
             let hash = IoHash::of(&bytes);
             if number % 3 < 2 {
                 store.put_blob(&namespace, hash, bytes, now, Box::new(|_| {}));
                 continue;
             }
-            let attached = IoHash::of(&(number - 1).to_le_bytes());
+            let attached = IoHash::of(&blob(number - 1));
             let object = CbValue::object([("data", CbValue::BinaryAttachment(attached))]);
             let object = Bytes::from(object.encode(Style::Plain));
             let value = RefValue {
@@ -216,4 +244,35 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
 
 fn transferred(done: Transferred) -> Value {
     json!({ "blobs": done.blobs, "bytes": done.bytes, "content_ids": done.contents, "refs": done.refs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_import_leaves_nothing_behind() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let import = |data: &str, file: &str| {
+            let file = base.path().join(file);
+            run(&base.path().join(data), &Work::Import { file })
+        };
+        std::fs::write(base.path().join("other"), "something else").expect("writable");
+        std::fs::create_dir(base.path().join("old")).expect("writable");
+        for file in ["absent", "other"] {
+            import("new/data", file).expect_err("no export");
+            import("old", file).expect_err("no export");
+            assert!(!base.path().join("new").exists(), "{file}");
+            assert_eq!(std::fs::read_dir(base.path().join("old")).expect("readable").count(), 0, "{file}");
+        }
+        // What is there stays.
+        run(&base.path().join("full"), &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
+        import("full", "other").expect_err("no export");
+        let export = base.path().join("export");
+        let (counts, _) =
+            run(&base.path().join("full"), &Work::Export { file: export, namespace: None }).expect("whole");
+        assert_eq!(counts["refs"], 1);
+        import("new/data", "export").expect("an export");
+        assert!(base.path().join("new/data").join(FOLDER).is_dir());
+    }
 }

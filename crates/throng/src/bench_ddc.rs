@@ -71,6 +71,10 @@ struct Args {
     /// Skip nginx and s3s-fs in `saturation`
     #[arg(long)]
     no_peers: bool,
+    /// Play tests (by default five with small data) at half of the rate that they reach, without and
+    /// beside scrub, collection and eviction of 200,000 blobs: p99 of each, and the ratio
+    #[arg(long, conflicts_with_all = ["url", "targets"])]
+    maintenance: bool,
     /// Made-up entries of the folder that `start` and `memory` measure besides; 0 leaves it out
     #[arg(long, value_name = "COUNT", default_value_t = ENTRIES, conflicts_with = "url")]
     entries: u64,
@@ -91,6 +95,7 @@ Examples:
   throng bench ddc                                      the thirteen tests, a server of its own
   throng bench ddc saturation                           rates and CPU per request, beside nginx and s3s-fs
   throng bench ddc small_blob_downloads --duration 10s
+  throng bench ddc --maintenance                        p99 beside scrub, collection and eviction
   throng bench ddc --url http://ddc:8558 --namespace test.benchmark --header 'Authorization: Bearer TOKEN'
   throng bench ddc --targets targets --url http://ddc:8558
 
@@ -157,6 +162,7 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         durability: args.durability,
         data: args.data,
         without_peers: args.no_peers,
+        maintenance: args.maintenance,
         entries: args.entries,
         targets: args.targets,
     };

@@ -44,6 +44,9 @@ enum WorkArgs {
     Fill {
         /// Blobs and refs
         entries: u64,
+        /// Bytes of a blob, 8 or more
+        #[arg(long, value_name = "BYTES", default_value_t = 8)]
+        blob_bytes: usize,
     },
     /// Export everything to one file
     Export {
@@ -71,7 +74,7 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
         WorkArgs::Reindex => Work::Reindex,
         WorkArgs::Scrub => Work::Scrub,
         WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
-        WorkArgs::Fill { entries } => Work::Fill { entries },
+        WorkArgs::Fill { entries, blob_bytes } => Work::Fill { entries, blob_bytes },
         WorkArgs::Export { file, namespace } => Work::Export { file, namespace },
         #[cfg(feature = "oodle")]
         WorkArgs::DecodeOodle => return throng_oodle::run(),

@@ -159,7 +159,14 @@ fn a_damaged_export_is_refused() {
         damaged[change] ^= 1;
         assert!(to.import(&mut Cursor::new(&damaged)).is_err(), "{what}");
     }
-    assert!(to.import(&mut Cursor::new(&stream[..stream.len() / 2])).is_err(), "cut short");
+    let last = stream.len() - 1;
+    for len in (0..500).step_by(7).chain([last / 2]).chain((last - 300..last).rev().step_by(23)) {
+        assert!(to.import(&mut Cursor::new(&stream[..len])).is_err(), "cut short at {len}");
+    }
+    // Version 1 had no end.
+    let end = stream.len() - b"{\"end\":true}\n".len();
+    let old = [b"{\"export\":1}\n", &stream[b"{\"export\":2}\n".len()..end]].concat();
+    to.import(&mut Cursor::new(&old)).expect("an export of an earlier version");
     assert!(to.import(&mut Cursor::new(b"")).is_err());
 }
 

@@ -377,7 +377,7 @@ impl Tier {
         let Some(got) = found(self.client.store.get(path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await?;
-        let value = RefValue::read(&bytes)
+        let value = RefValue::read_summed(&bytes)
             .filter(|value| value.inline.as_ref().is_none_or(|inline| IoHash::of(inline) == value.object));
         value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(path.to_string()))
     }
@@ -400,7 +400,7 @@ impl Tier {
                 Ok(value) => value,
                 Err(outcome) => return Ok(outcome),
             };
-            let payload = PutPayload::from(value.write());
+            let payload = PutPayload::from(value.write_summed());
             match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
                 Ok(_) => return Ok(ChangeResult::Done),
                 // Another node was faster; or this was the second attempt of a write whose answer

@@ -431,3 +431,48 @@ fn a_crash_right_after_a_collection_loses_nothing() {
         }
     }
 }
+
+/// A refused replacement, quotas that come and go, and changes before the first count leave the
+/// count right.
+#[test]
+fn a_quota_counts_what_is_there() {
+    let store = open(disk());
+    let size = || store.size_of(&namespace()).expect("the disk works");
+    let quota = |bytes| store.set_quotas(Quotas { default: bytes, ..Quotas::default() });
+    let numbered = |n: u64, len: usize| Bytes::from([&n.to_le_bytes()[..], &vec![7; len - 8]].concat());
+    let put = |n: u64, len: usize| {
+        let bytes = numbered(n, len);
+        result(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(0), done))
+            .expect("the disk works")
+    };
+    let blob = put_blob(&store, &[1; 50_000]);
+    put_ref(&store, 1, &[blob], 0);
+
+    // Above its quota: every refused replacement of a ref leaves the count as it was.
+    quota(Some(1_000));
+    for minutes in 1..1_000 {
+        let blobs = vec![Value::BinaryAttachment(blob); 2];
+        let put = reference(1, blobs, minutes * 100, vec![blob]);
+        let refused = result(&store, |done| store.put_ref(put, done)).expect("the disk works");
+        assert_eq!(refused, ChangeResult::OverQuota);
+    }
+    assert_eq!(put(2, 500), ChangeResult::OverQuota);
+    // One that does not grow is not refused.
+    put_ref(&store, 1, &[], 0);
+
+    // What came without a quota counts later.
+    quota(None);
+    assert_eq!(put(3, 50_000), ChangeResult::Done);
+    quota(Some(size() + 1_000));
+    assert_eq!(put(4, 1_001), ChangeResult::OverQuota);
+    assert_eq!(put(5, 1_000), ChangeResult::Done);
+
+    // A deletion before the first count, in the batch of an upload.
+    quota(Some(size() + 1));
+    let (deleted, bytes) = (IoHash::of(&numbered(3, 50_000)), numbered(6, 50_000));
+    store.delete_blob(&namespace(), &deleted, Box::new(|_| {}));
+    done(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(0), done));
+    assert_eq!(put(7, 8), ChangeResult::OverQuota);
+    done(&store, |done| store.delete_blob(&namespace(), &IoHash::of(&numbered(6, 50_000)), done));
+    assert_eq!(put(8, 50_001), ChangeResult::Done);
+}

@@ -17,6 +17,7 @@ use crate::probe::Probe;
 use crate::socket::Taken;
 use crate::stats::Times;
 
+use super::http2::{Answered, Http2};
 use super::wire::{self, Wire};
 
 /// A request without an answer for this long has failed.
@@ -27,6 +28,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Bytes that one connection takes before the others have their turn.
 const TURN_BYTES: usize = 8 << 20;
+/// Bytes of HTTP/2 that are read at a time.
+const READ_BYTES: usize = 64 << 10;
 /// Connections that an open loop opens at most.
 const CONNECTIONS_MAX: usize = 1024;
 
@@ -52,6 +55,8 @@ pub(crate) struct Plan {
     pub(crate) addr: SocketAddr,
     /// The server speaks TLS.
     pub(crate) tls: bool,
+    /// Requests without bodies go over HTTP/2.
+    pub(crate) http2: bool,
     pub(crate) pace: Pace,
     /// Duration for which new requests are sent.
     pub(crate) window: Duration,
@@ -125,6 +130,28 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
+    /// Adds the results of another run.
+    pub(crate) fn add(&mut self, other: &Seen) {
+        self.latency.add(&other.latency);
+        self.lateness.add(&other.lateness);
+        self.succeeded += other.succeeded;
+        for (status, count) in &other.failed {
+            *self.failed.entry(*status).or_default() += count;
+        }
+        self.bytes_in += other.bytes_in;
+        self.bytes_out += other.bytes_out;
+        self.took += other.took;
+        self.server_cpu = match (self.server_cpu, other.server_cpu) {
+            (Some(mine), Some(theirs)) => Some(mine + theirs),
+            (mine, theirs) => mine.or(theirs),
+        };
+        self.own_cpu += other.own_cpu;
+        self.disk_bytes = match (self.disk_bytes, other.disk_bytes) {
+            (Some(mine), Some(theirs)) => Some(mine + theirs),
+            (mine, theirs) => mine.or(theirs),
+        };
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.succeeded + self.failed.values().sum::<u64>()
     }
@@ -151,7 +178,7 @@ impl Seen {
 pub(crate) fn run(plan: &Plan, probe: &Probe, fill: &mut dyn FnMut(u64, &mut Outgoing)) -> io::Result<Seen> {
     let mut load = Load {
         plan: *plan,
-        tls: if plan.tls { Some(wire::tls_config()?) } else { None },
+        tls: if plan.tls { Some(wire::tls_config(plan.http2)?) } else { None },
         poller: Poller::new()?,
         connections: Vec::new(),
         idle: Vec::new(),
@@ -244,7 +271,7 @@ impl Load<'_> {
 
     fn connect(&mut self) -> io::Result<usize> {
         let index = self.connections.len();
-        let connection = Connection::new(self.plan.addr, self.tls.as_ref())?;
+        let connection = Connection::new(&self.plan, self.tls.as_ref())?;
         self.poller.add(connection.stream.raw(), index, true, false)?;
         self.connections.push(connection);
         Ok(index)
@@ -256,7 +283,7 @@ impl Load<'_> {
         self.launched += 1;
         self.busy += 1;
         let now = now_ns();
-        connection.begin(due, now);
+        connection.begin(due, now)?;
         self.seen.lateness.record_between(due, now);
         self.seen.bytes_out += connection.outgoing.len();
         self.advance(index, false)
@@ -304,7 +331,7 @@ impl Load<'_> {
     }
 
     fn replace(&mut self, index: usize) -> io::Result<()> {
-        let connection = Connection::new(self.plan.addr, self.tls.as_ref())?;
+        let connection = Connection::new(&self.plan, self.tls.as_ref())?;
         self.poller.add(connection.stream.raw(), index, true, false)?;
         self.connections[index] = connection;
         Ok(())
@@ -328,6 +355,7 @@ enum Step {
 
 struct Connection {
     stream: Wire,
+    http2: Option<Box<Http2>>,
     outgoing: Outgoing,
     sent: u64,
     /// True if the poller reports room to write.
@@ -345,9 +373,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(addr: SocketAddr, tls: Option<&Arc<rustls::ClientConfig>>) -> io::Result<Self> {
+    fn new(plan: &Plan, tls: Option<&Arc<rustls::ClientConfig>>) -> io::Result<Self> {
         Ok(Self {
-            stream: Wire::connect(addr, tls)?,
+            stream: Wire::connect(plan.addr, tls)?,
+            http2: plan.http2.then(Box::default),
             outgoing: Outgoing::default(),
             sent: 0,
             watches_room: false,
@@ -362,13 +391,18 @@ impl Connection {
         })
     }
 
-    fn begin(&mut self, due: u64, now: u64) {
+    fn begin(&mut self, due: u64, now: u64) -> io::Result<()> {
+        if let Some(http2) = &mut self.http2 {
+            let tls = matches!(self.stream, Wire::Tls { .. });
+            self.outgoing.head = http2.request(&self.outgoing.head, tls)?;
+        }
         self.sent = 0;
         self.is_busy = true;
         (self.due, self.moved) = (due, now);
         self.head.clear();
         self.left = None;
         self.bytes = 0;
+        Ok(())
     }
 
     fn write(&mut self, poller: &Poller, token: usize) -> io::Result<()> {
@@ -396,6 +430,9 @@ impl Connection {
     }
 
     fn read(&mut self) -> io::Result<Step> {
+        if self.http2.is_some() {
+            return self.read_http2();
+        }
         if self.left.is_none() && !self.read_head()? {
             return Ok(Step::Waiting);
         }
@@ -426,6 +463,34 @@ impl Connection {
         // An early refusal leaves the rest of the request unsent: the connection is of no more use.
         let unsent = !self.outgoing.rest(self.sent).is_empty();
         Ok(Step::Answered { status: self.status, bytes: self.bytes, closes: self.closes || unsent })
+    }
+
+    fn read_http2(&mut self) -> io::Result<Step> {
+        let Some(http2) = &mut self.http2 else { return Ok(Step::Waiting) };
+        let mut buf = [0; READ_BYTES];
+        let mut step = Step::Waiting;
+        // Up to the end: the poller does not know of bytes that a session has decrypted.
+        loop {
+            let count = match self.stream.read(&mut buf)? {
+                Taken::Bytes(count) => count,
+                Taken::Empty => break,
+                Taken::End => match &mut step {
+                    Step::Answered { closes, .. } => {
+                        *closes = true;
+                        break;
+                    }
+                    Step::Waiting => return Err(io::ErrorKind::UnexpectedEof.into()),
+                },
+            };
+            self.moved = now_ns();
+            if let Some(Answered { status, bytes, closes }) = http2.take(&buf[..count])? {
+                step = Step::Answered { status, bytes, closes };
+            }
+        }
+        match step {
+            Step::Answered { .. } if !self.is_busy => Err(io::ErrorKind::InvalidData.into()),
+            step => Ok(step),
+        }
     }
 
     /// Reads up to the end of the head; whether it is there.
@@ -565,7 +630,8 @@ mod tests {
     fn requests_go_over_tls() {
         for pace in [Pace::Closed { connections: 3 }, Pace::Open { rate: 1000.0 }] {
             let addr = tls_server(300_000);
-            let plan = Plan { addr, tls: true, pace, window: Duration::from_secs(20), count: 20 };
+            let plan =
+                Plan { addr, tls: true, http2: false, pace, window: Duration::from_secs(20), count: 20 };
             let probe = Probe::new(None, None).expect("no process");
             let body: Arc<[u8]> = vec![1; 200_000].into();
             let seen = run(&plan, &probe, &mut |_, out| {
@@ -579,7 +645,14 @@ mod tests {
     }
 
     fn check(pace: Pace, answer: &'static [u8], count: u64) -> Seen {
-        let plan = Plan { addr: server(answer), tls: false, pace, window: Duration::from_secs(20), count };
+        let plan = Plan {
+            addr: server(answer),
+            tls: false,
+            http2: false,
+            pace,
+            window: Duration::from_secs(20),
+            count,
+        };
         let probe = Probe::new(None, None).expect("no process");
         run(&plan, &probe, &mut |_, out| out.set_head(b"GET / HTTP/1.1\r\n\r\n")).expect("loopback")
     }

@@ -14,11 +14,16 @@
 //! - `start`: how long a folder of many blobs and refs takes to open, after a clean end and after a
 //!   kill.
 //!
+//! `--maintenance` plays published tests at half of the rate that they reach, beside scrub,
+//! collection and eviction of a folder of 200,000 blobs, and without them.
+//!
 //! `start` and `memory` also measure a folder with made-up entries, 30 million by default: the time
 //! to open it, memory and open segments while they are looked up, and the memory of a collection.
 
 mod data;
 mod engine;
+mod http2;
+mod maintenance;
 mod peer;
 mod saturation;
 mod wire;
@@ -87,7 +92,7 @@ const TESTS: &[Test] = &[
 const GROUPS: &[(&str, &str)] = &[
     (
         "saturation",
-        "32 connections without pause: rate and CPU per request, beside nginx and s3s-fs if they are installed; the disk alone",
+        "32 connections without pause: rate and CPU per request, also over HTTP/2 and TLS, beside nginx and s3s-fs if they are installed; the disk alone",
     ),
     ("memory", "32 uploads of 1 GiB at a time: resident memory, time"),
     (
@@ -125,6 +130,8 @@ pub struct Options {
     pub data: Option<PathBuf>,
     /// Leave nginx and the S3 server out of it.
     pub without_peers: bool,
+    /// Play the tests beside scrub, collection and eviction, and without them.
+    pub maintenance: bool,
     /// Made-up entries of the large folder that `start` and `memory` measure; 0 for none.
     pub entries: u64,
     /// Write target lists for other load tools into this folder, and do nothing else.
@@ -152,6 +159,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Report, 
     let mut bench = Bench::new(options)?;
     if let Some(folder) = &options.targets {
         bench.write_targets(folder)?;
+        return Ok(bench.report);
+    }
+    if options.maintenance {
+        bench.maintenance(progress)?;
         return Ok(bench.report);
     }
     let tests: Vec<&Test> = TESTS.iter().filter(|test| bench.is_wanted(test.name)).collect();
@@ -381,6 +392,7 @@ impl<'o> Bench<'o> {
             &Plan {
                 addr: peer.addr,
                 tls: peer.tls,
+                http2: false,
                 pace: Pace::Closed { connections: 4 },
                 window: Duration::from_secs(3600),
                 count: count as u64,
@@ -431,21 +443,23 @@ impl<'o> Bench<'o> {
     fn open_loop(&mut self, peer: &Peer, test: &Test) -> Result<Seen, BenchError> {
         let published = Duration::from_secs(if self.options.smoke { 1 } else { test.seconds });
         let window = self.options.duration.unwrap_or(published);
+        self.play(peer, test, Pace::Open { rate: test.rate }, window)
+    }
+
+    /// Plays the requests of a test.
+    fn play(&mut self, peer: &Peer, test: &Test, pace: Pace, window: Duration) -> Result<Seen, BenchError> {
         let targets = self.targets(test.what, test.set);
         // Only as many bodies as the window sends are worth their memory.
-        let needed = (test.rate * window.as_secs_f64()).ceil() as usize;
+        let needed = match pace {
+            Pace::Open { rate } => (rate * window.as_secs_f64()).ceil() as usize,
+            Pace::Closed { .. } => usize::MAX,
+        };
         let bodies: Vec<Option<Arc<[u8]>>> = targets
             .iter()
             .take(needed)
             .map(|(_, item)| item.as_ref().map(|item| item.bytes().into()))
             .collect();
-        let plan = Plan {
-            addr: peer.addr,
-            tls: peer.tls,
-            pace: Pace::Open { rate: test.rate },
-            window,
-            count: u64::MAX,
-        };
+        let plan = Plan { addr: peer.addr, tls: peer.tls, http2: false, pace, window, count: u64::MAX };
         let seen = engine::run(&plan, &peer.probe, &mut |number, out| {
             let index = usize::try_from(number).unwrap_or(usize::MAX) % targets.len();
             out.set_head(&targets[index].0);
@@ -510,6 +524,7 @@ impl<'o> Bench<'o> {
         let plan = Plan {
             addr: peer.addr,
             tls: peer.tls,
+            http2: false,
             pace: Pace::Closed { connections: CONNECTIONS },
             window: Duration::from_secs(3600),
             count: CONNECTIONS as u64,
@@ -542,6 +557,7 @@ impl<'o> Bench<'o> {
         let plan = Plan {
             addr: peer.addr,
             tls: peer.tls,
+            http2: false,
             pace: Pace::Closed { connections: 64 },
             window: Duration::from_secs(3600),
             count: half,
@@ -594,6 +610,7 @@ impl<'o> Bench<'o> {
         let plan = Plan {
             addr: peer.addr,
             tls: peer.tls,
+            http2: false,
             pace: Pace::Closed { connections: CONNECTIONS },
             window: Duration::from_secs(60),
             count: entries.min(200_000),

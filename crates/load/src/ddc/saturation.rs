@@ -8,7 +8,7 @@ use throng_ddc::IoHash;
 
 use super::data::Set;
 use super::engine::{self, Pace, Plan, Seen};
-use super::peer::{self, Peer};
+use super::peer::{self, Certificate, Peer};
 use super::{Bench, CONNECTIONS, OCTETS, STAMP_BYTES, What};
 use crate::report::{Better, Row};
 use crate::stats::Times;
@@ -45,8 +45,54 @@ impl Bench<'_> {
             self.written(case, &seen);
             self.compare(case, &seen, &peers, progress)?;
         }
+        if self.options.url.is_none() {
+            self.fronts(peer, &peers, progress)?;
+        }
         progress("the disk alone");
         self.disk()
+    }
+
+    /// The same requests over HTTP/2 and TLS, as editors send them.
+    fn fronts(
+        &mut self,
+        peer: &Peer,
+        peers: &Peers,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), BenchError> {
+        let folder = self.folder.path("secure");
+        let Certificate { cert, key } = Certificate::make(&folder)?;
+        let settings = format!("tls_cert = \"{}\"\ntls_key = \"{}\"\n", cert.display(), key.display());
+        let durability = &self.options.durability;
+        let secure = Peer::throng_with(&self.options.program, &folder, durability, &settings)?;
+        self.seed(&secure, &[Set::Small, Set::RawRefs], progress)?;
+        let nginx = peers.nginx.as_ref();
+        for case in CASES.iter().filter(|case| FRONT_CASES.contains(&case.name)) {
+            for (front, over_tls, http2) in FRONTS {
+                let name = format!("{} over {front}", case.name);
+                progress(&name);
+                let own = if *over_tls { &secure } else { peer };
+                let seen = self.closed_loop_over(own, case, *http2)?;
+                let success = seen.success();
+                self.report.threshold(format!("{name} success = 100 %"), success, success >= 1.0);
+                let rate = Row::new(format!("{name} rate"), "requests/s", Better::Higher, seen.per_second());
+                self.report.row(rate);
+                self.record(&name, &seen);
+                let Some(cpu) = seen.cpu_ms() else { continue };
+                let mut row = Row::new(format!("{name} CPU per request"), "ms", Better::Lower, cpu);
+                let other =
+                    if *over_tls { nginx.and_then(Peer::over_tls) } else { nginx.map(Peer::over_http2) };
+                if let (Some(other), Some([floor, aim])) = (other, case.cpu) {
+                    progress(&format!("{name}, nginx"));
+                    let limit = self.closed_loop_over(&other, case, *http2)?;
+                    self.record(&format!("{name} nginx"), &limit);
+                    if let Some(limit) = limit.cpu_ms().filter(|_| limit.success() >= 1.0) {
+                        row = row.published(limit, "nginx, same run").marks(floor * limit, aim * limit);
+                    }
+                }
+                self.report.row(row);
+            }
+        }
+        Ok(())
     }
 
     /// Starts the other servers that are installed, with the same files.
@@ -56,7 +102,10 @@ impl Bench<'_> {
             return Ok(peers);
         }
         match peer::find("nginx") {
-            Some(program) => peers.nginx = Some(Peer::nginx(&program, &self.folder.path("nginx"))?),
+            Some(program) => {
+                let folder = self.folder.path("nginx");
+                peers.nginx = Some(Peer::nginx(&program, &folder, &Certificate::make(&folder)?)?);
+            }
             None => self.report.note(
                 "nginx is not installed, so no figure is judged by it; on Debian: apt-get install nginx-light"
                     .to_owned(),
@@ -142,11 +191,16 @@ impl Bench<'_> {
     }
 
     fn closed_loop(&mut self, peer: &Peer, case: &Case) -> Result<Seen, BenchError> {
+        self.closed_loop_over(peer, case, false)
+    }
+
+    fn closed_loop_over(&mut self, peer: &Peer, case: &Case, http2: bool) -> Result<Seen, BenchError> {
         let usual = Duration::from_secs(if self.options.smoke { 1 } else { 5 });
         let window = self.options.duration.unwrap_or(usual);
         let plan = Plan {
             addr: peer.addr,
             tls: peer.tls,
+            http2,
             pace: Pace::Closed { connections: CONNECTIONS },
             window,
             // Bounds what is written to the disk in one case.
@@ -220,6 +274,13 @@ impl Bench<'_> {
         Ok(())
     }
 }
+
+/// Cases that are played over other protocols as well.
+const FRONT_CASES: &[&str] = &["GET 64 KiB", "GET 2 MiB ref.raw"];
+
+/// Other protocols: their names, and whether they are over TLS and HTTP/2.
+const FRONTS: &[(&str, bool, bool)] =
+    &[("HTTP/2", false, true), ("TLS", true, false), ("HTTP/2 and TLS", true, true)];
 
 /// One closed loop.
 struct Case {

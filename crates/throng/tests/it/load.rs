@@ -57,6 +57,24 @@ fn every_test_runs_small_and_passes() {
     assert!(bare, "the physical limit belongs to the same run: {single}");
 }
 
+/// Scrub, eviction and collection end while the tests of the cache are played beside them.
+#[test]
+fn the_cache_is_measured_beside_its_maintenance() {
+    let names = ["small_blob_downloads", "uecb_download"];
+    let output = run(&[&["bench", "ddc", "--maintenance", "--smoke", "--json"], &names[..]].concat());
+    let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
+    let row = |what: &str| {
+        let row = report["rows"].as_array().expect("a list").iter().find(|row| row["what"] == what);
+        row.unwrap_or_else(|| panic!("no row {what}: {report}"))["measured"].as_f64().expect("a figure")
+    };
+    assert!(row("scrub beside the tests") > 0.0, "{report}");
+    assert!(row("refs evicted beside the tests") > 0.0, "{report}");
+    assert_eq!(row("failed maintenance"), 0.0, "{report}");
+    for name in names {
+        assert!(row(&format!("{name} p99 with / without")) > 0.0, "{report}");
+    }
+}
+
 /// As the how-to "one world over nine servers" has it: the server in the middle crashes and returns
 /// two seconds later.
 #[test]

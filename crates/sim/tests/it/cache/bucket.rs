@@ -2,11 +2,10 @@
 //! flips bits on the way.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -14,27 +13,21 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
-use throng_stdx::Rng;
+
+use super::faults::Faults;
 
 /// The bucket as one node sees it. Clones share the objects.
 #[derive(Clone)]
 pub(super) struct FaultyBucket {
     objects: Arc<InMemory>,
-    rng: Arc<Mutex<Rng>>,
-    /// Requests fail now, and bodies arrive damaged.
-    fails: Arc<AtomicBool>,
+    pub(super) faults: Faults,
     /// The node's power has failed: nothing that it still asks has an effect.
     is_dead: Arc<AtomicBool>,
 }
 
 impl FaultyBucket {
     pub(super) fn new(seed: u64) -> FaultyBucket {
-        FaultyBucket {
-            objects: Arc::default(),
-            rng: Arc::new(Mutex::new(Rng::new(seed))),
-            fails: Arc::default(),
-            is_dead: Arc::default(),
-        }
+        FaultyBucket { objects: Arc::default(), faults: Faults::new(seed), is_dead: Arc::default() }
     }
 
     /// The same bucket for another node, which dies for itself.
@@ -42,22 +35,10 @@ impl FaultyBucket {
         FaultyBucket { is_dead, ..self.clone() }
     }
 
-    pub(super) fn set_fails(&self, fails: bool) {
-        self.fails.store(fails, Ordering::Relaxed);
-    }
-
-    fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
-        draw(&mut self.rng.lock().expect("no panic"))
-    }
-
-    fn happens(&self, probability: f64) -> bool {
-        self.fails.load(Ordering::Relaxed) && self.draw(|rng| rng.chance(probability))
-    }
-
     /// Takes the time of a request; fails if it never arrives.
     async fn ask(&self) -> Result<()> {
-        self.wait().await;
-        match self.is_dead.load(Ordering::Relaxed) || self.happens(0.15) {
+        self.faults.wait().await;
+        match self.is_dead.load(Ordering::Relaxed) || self.faults.happens(0.15) {
             true => Err(failure()),
             false => Ok(()),
         }
@@ -65,14 +46,8 @@ impl FaultyBucket {
 
     /// Takes the time of an answer; fails if it never arrives.
     async fn answer<T>(&self, result: Result<T>) -> Result<T> {
-        self.wait().await;
-        if self.is_dead.load(Ordering::Relaxed) || self.happens(0.1) { Err(failure()) } else { result }
-    }
-
-    async fn wait(&self) {
-        for _ in 0..self.draw(|rng| rng.below(4)) {
-            tokio::task::yield_now().await;
-        }
+        self.faults.wait().await;
+        if self.is_dead.load(Ordering::Relaxed) || self.faults.happens(0.1) { Err(failure()) } else { result }
     }
 }
 
@@ -124,26 +99,13 @@ impl ObjectStore for FaultyBucket {
             extensions: extensions.clone(),
         };
         let bytes = whole.bytes().await?;
-        let (breaks_off, flips) = (self.happens(0.1), self.happens(0.1));
-        let mut sent = bytes.to_vec();
-        // The head of a ref is protected by TLS and by the storage's own sums only.
-        if flips && !sent.is_empty() && location.as_ref().starts_with("b/") {
-            let at = self.draw(|rng| rng.below(sent.len() as u64)) as usize;
-            sent[at] ^= 1;
-        }
-        if breaks_off {
-            sent.truncate(sent.len() / 2);
-        }
-        let mut pieces: Vec<Result<Bytes>> =
-            sent.chunks(400_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
-        if breaks_off {
-            pieces.push(Err(failure()));
-        }
+        let pieces: Vec<Result<_>> =
+            self.faults.pieces(&bytes).into_iter().map(|piece| piece.map_err(|_| failure())).collect();
         let bucket = self.clone();
         let pieces = stream::iter(pieces).then(move |piece| {
             let bucket = bucket.clone();
             async move {
-                bucket.wait().await;
+                bucket.faults.wait().await;
                 piece
             }
         });

@@ -27,6 +27,8 @@ pub(super) struct Model {
     /// Compressed buffers that were acknowledged, by the hash of their content.
     pub(super) forms: BTreeMap<IoHash, BTreeSet<IoHash>>,
     pub(super) refs: BTreeMap<Key, Possible>,
+    /// Every value that a key had or may have had.
+    pub(super) history: BTreeMap<Key, Possible>,
     /// Conditions under which requests may fail.
     pub(super) trouble: Trouble,
 }
@@ -35,12 +37,18 @@ pub(super) struct Model {
 pub(super) struct Trouble {
     /// Writes or the bucket fail: an answer may be 503, and the outcome is unknown.
     pub(super) fails: bool,
-    /// The disk is full: an upload may be refused with 507.
+    /// The disk or the quota is full: an upload may be refused with 507.
     pub(super) is_full: bool,
     /// Bits flipped: something may be missing.
     pub(super) damage: bool,
     /// Bodies from the bucket may be damaged: something may seem to be missing.
     pub(super) is_garbled: bool,
+    /// Copies of what is elsewhere were damaged. A part of a large blob is checked while it is sent,
+    /// so its answer may break off; then the copy is gone.
+    pub(super) copies_damage: bool,
+    /// The disk lost whole sectors, or what it said it had synced: a key may have any acknowledged
+    /// value, or none.
+    pub(super) forgets: bool,
 }
 
 /// Operation, and the answer to it.
@@ -50,6 +58,8 @@ pub(super) struct Exchange {
     pub(super) seen: Seen,
     /// The answer came after the power had failed, so it reached no client.
     pub(super) is_unheard: bool,
+    /// It came from a node that fills itself from another one: it may be older.
+    pub(super) is_edge: bool,
 }
 
 impl Exchange {
@@ -64,7 +74,18 @@ impl Exchange {
 
 impl Model {
     pub(super) fn possible(&self, key: &Key) -> Possible {
-        self.refs.get(key).cloned().unwrap_or_else(|| Possible::from([None]))
+        let mut possible = self.refs.get(key).cloned().unwrap_or_else(|| Possible::from([None]));
+        if self.trouble.forgets {
+            possible.extend(self.past(key));
+        }
+        possible
+    }
+
+    /// Values that a key had or may have had, or that it had none.
+    fn past(&self, key: &Key) -> Possible {
+        let mut past = self.history.get(key).cloned().unwrap_or_default();
+        past.insert(None);
+        past
     }
 
     pub(super) fn learn_bytes(&mut self, bytes: &Bytes) {
@@ -120,7 +141,8 @@ impl Model {
             return;
         }
         if !seen.is_whole {
-            assert!(trouble.damage || trouble.fails, "an answer broke off: {op:?}");
+            let may_break_off = trouble.copies_damage && matches!(op, Op::GetPart(..));
+            assert!(trouble.damage || trouble.fails || may_break_off, "an answer broke off: {op:?}");
             return;
         }
         match seen.status.as_u16() {
@@ -129,7 +151,8 @@ impl Model {
             429 | 500.. => panic!("{op:?}: {seen:?}"),
             _ => {}
         }
-        let absent = |id: &IoHash| !self.holds(id) || may_be_gone(id) || trouble.damage || trouble.is_garbled;
+        let may_miss = trouble.damage || trouble.is_garbled || outcome.is_edge;
+        let absent = |id: &IoHash| !self.holds(id) || may_be_gone(id) || may_miss;
         let found = seen.status.is_success();
         match op {
             Op::PutBroken(..) => assert_eq!(seen.status, StatusCode::BAD_REQUEST, "{op:?}"),
@@ -153,7 +176,10 @@ impl Model {
             }
             Op::GetForm(id) => assert!(absent(id), "{op:?} is {}, and was acknowledged", seen.status),
             Op::GetRef(key) => {
-                let possible = values.get(key).cloned().unwrap_or_else(|| self.possible(key));
+                let mut possible = values.get(key).cloned().unwrap_or_else(|| self.possible(key));
+                if outcome.is_edge {
+                    possible.extend(self.past(key));
+                }
                 let is_right = possible.iter().any(|value| match (seen.status.as_u16(), value) {
                     (200, Some(value)) => value.finalised && IoHash::of(&seen.body) == value.object,
                     (400, Some(value)) => !value.finalised,
@@ -228,6 +254,7 @@ impl Model {
                 None => self.possible(&key),
             };
             possible.extend(unknown.remove(&key).unwrap_or_default());
+            self.history.entry(key).or_default().extend(possible.iter().copied());
             self.refs.insert(key, possible);
         }
         self.blobs.retain(|hash| !deleted.contains(hash));

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use throng_ddc::Timestamp;
-use throng_ddc_server::{Clock, Origin, Rules, Service};
-use throng_ddc_store::{Options, Store, Tier};
+use throng_ddc_server::{Origin, Rules, Service};
+use throng_ddc_store::{Clock, Options, Store, Tier};
 use throng_platform::{DiskState, SimulatedDisk};
 use throng_stdx::Rng;
 
 use super::bucket::FaultyBucket;
+use super::upstream::Link;
 
 /// Bytes that a disk has while it is not full.
 pub(super) const DISK_BYTES: u64 = 64 << 20;
@@ -49,12 +50,30 @@ struct Outage {
     state: Option<DiskState>,
 }
 
+/// Place of a node among others.
+#[derive(Clone)]
+pub(super) enum Role {
+    Alone,
+    Shared(FaultyBucket),
+    /// Others fill themselves from it.
+    Upstream(Arc<Link>),
+    /// Fills itself from another one.
+    Edge(Arc<Link>),
+}
+
+/// Settings of the stores of a life.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) inline_bytes_max: usize,
+    pub(super) has_events: bool,
+}
+
 pub(super) struct Node {
     pub(super) disk: SimulatedDisk,
     pub(super) service: Arc<Service>,
     clock: Arc<VirtualClock>,
-    bucket: Option<FaultyBucket>,
-    inline_bytes_max: usize,
+    pub(super) role: Role,
+    settings: Settings,
     outage: Arc<Mutex<Outage>>,
     /// The power has failed: what is acknowledged from now on is not.
     pub(super) is_dead: Arc<AtomicBool>,
@@ -64,15 +83,27 @@ impl Node {
     pub(super) fn new(
         disk: SimulatedDisk,
         clock: &Arc<VirtualClock>,
-        bucket: Option<&FaultyBucket>,
-        inline_bytes_max: usize,
+        role: &Role,
+        settings: Settings,
     ) -> Node {
         disk.set_capacity(Some(DISK_BYTES));
         let is_dead = Arc::new(AtomicBool::new(false));
-        let bucket = bucket.map(|bucket| bucket.for_node(Arc::clone(&is_dead)));
-        let service = open(&disk, clock, bucket.as_ref(), inline_bytes_max, false);
-        let outage = Arc::default();
-        Node { disk, service, clock: Arc::clone(clock), bucket, inline_bytes_max, outage, is_dead }
+        let role = match role {
+            Role::Shared(bucket) => Role::Shared(bucket.for_node(Arc::clone(&is_dead))),
+            other => other.clone(),
+        };
+        let (clock, outage) = (Arc::clone(clock), Arc::default());
+        let service = open(&disk, &clock, &role, settings, false);
+        let node = Node { disk, service, clock, role, settings, outage, is_dead };
+        node.announce();
+        node
+    }
+
+    /// Makes the service known to those who fill themselves from it.
+    fn announce(&self) {
+        if let Role::Upstream(link) = &self.role {
+            link.connect(&self.service, &self.is_dead);
+        }
     }
 
     pub(super) fn store(&self) -> &Store {
@@ -113,32 +144,38 @@ impl Node {
 
     /// Starts again with what `state` holds.
     pub(super) fn restart_from(&mut self, state: DiskState, reindex: bool) {
-        // The old process ends first: it removes files that nothing uses any more.
-        let idle = SimulatedDisk::new(DiskState::default());
-        self.service = open(&idle, &self.clock, self.bucket.as_ref(), self.inline_bytes_max, false);
+        self.end();
         self.disk = SimulatedDisk::new(state);
         self.disk.set_capacity(Some(DISK_BYTES));
         self.is_dead.store(false, Ordering::Relaxed);
-        self.service = open(&self.disk, &self.clock, self.bucket.as_ref(), self.inline_bytes_max, reindex);
+        self.service = open(&self.disk, &self.clock, &self.role, self.settings, reindex);
+        self.announce();
     }
 
     /// Ends the process and starts another.
     pub(super) fn restart(&mut self, reindex: bool) {
-        let idle = SimulatedDisk::new(DiskState::default());
-        self.service = open(&idle, &self.clock, self.bucket.as_ref(), self.inline_bytes_max, false);
+        self.end();
         self.restart_from(self.disk.state(), reindex);
+    }
+
+    /// Ends the process: it removes files that nothing uses any more.
+    fn end(&mut self) {
+        let idle = SimulatedDisk::new(DiskState::default());
+        self.service = open(&idle, &self.clock, &Role::Alone, self.settings, false);
+        self.announce();
     }
 }
 
 fn open(
     disk: &SimulatedDisk,
     clock: &Arc<VirtualClock>,
-    bucket: Option<&FaultyBucket>,
-    inline_bytes_max: usize,
+    role: &Role,
+    settings: Settings,
     reindex: bool,
 ) -> Arc<Service> {
+    let clock: Arc<dyn Clock> = Arc::<VirtualClock>::clone(clock);
     let options = Options {
-        inline_bytes_max,
+        inline_bytes_max: settings.inline_bytes_max,
         segment_bytes_max: 4_000,
         reserve_bytes: 2_000,
         zero_bytes: 500,
@@ -146,15 +183,17 @@ fn open(
         index_cache_bytes: 1 << 14,
         disk_reserve_bytes: 60_000,
         free_bytes_min: 1_000,
+        replication_log: settings.has_events,
+        clock: Arc::clone(&clock),
         ..Options::default()
     };
     let fs = Arc::new(disk.clone());
     let store = if reindex { Store::reindex(fs, options) } else { Store::open(fs, options) };
     let store = store.expect("the store opens in spite of the damage");
-    let origin = match bucket {
-        Some(bucket) => Origin::Tier(Tier::over(Arc::new(bucket.clone()))),
-        None => Origin::Alone,
+    let origin = match role {
+        Role::Alone | Role::Upstream(_) => Origin::Alone,
+        Role::Shared(bucket) => Origin::Tier(Tier::over(Arc::new(bucket.clone()))),
+        Role::Edge(link) => Origin::Upstream(Box::new(link.client(clock))),
     };
-    let clock: Arc<dyn Clock> = Arc::<VirtualClock>::clone(clock);
-    Service::with_clock(store, Rules::default(), origin, clock)
+    Service::new(store, Rules::default(), origin)
 }

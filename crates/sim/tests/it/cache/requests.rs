@@ -84,6 +84,19 @@ impl Op {
         }
     }
 
+    /// Reports whether it only reads.
+    pub(super) fn is_read(&self) -> bool {
+        matches!(
+            self,
+            Op::GetBlob(_)
+                | Op::HeadBlob(_)
+                | Op::GetPart(..)
+                | Op::GetForm(_)
+                | Op::GetRef(_)
+                | Op::GetPackage(_)
+        )
+    }
+
     pub(super) fn request(&self, rng: &mut Rng) -> Request<Pieces> {
         let reference = |key: &Key| format!("/api/v1/refs/{NAMESPACE}/{BUCKET}/{key}");
         let blob = |hash: &IoHash| format!("/api/v1/blobs/{NAMESPACE}/{hash}");

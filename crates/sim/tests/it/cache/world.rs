@@ -16,14 +16,18 @@ use throng_stdx::Rng;
 use tokio::runtime::{Builder, Runtime};
 
 use super::bucket::FaultyBucket;
-use super::model::{Exchange, Model, Trouble};
-use super::node::{DISK_BYTES, Node, VirtualClock};
+use super::faults::Faults;
+use super::model::{Exchange, Model, Possible, Trouble, Value};
+use super::node::{DISK_BYTES, Node, Role, Settings, VirtualClock};
 use super::requests::{BUCKET, NAMESPACE, Op};
+use super::upstream::{self, Link};
 
 const PHASES: u64 = 5;
 const KEYS: u64 = 10;
 const REQUESTS_MAX: u64 = 6;
 const MINUTE: Duration = Duration::from_secs(60);
+/// Time for which an edge serves a ref without asking again.
+const FRESH: Duration = Duration::from_secs(60);
 /// Keys that a bit takes at most: a blob, and the content id and the ref that need it.
 const BIT_KEYS_MAX: usize = 3;
 
@@ -31,51 +35,80 @@ struct World {
     rng: Rng,
     runtime: Runtime,
     clock: Arc<VirtualClock>,
-    bucket: Option<FaultyBucket>,
+    shape: Shape,
+    /// What connects the nodes with the bucket, or the edge with its upstream.
+    faults: Option<Faults>,
     nodes: Vec<Node>,
     model: Model,
-    inline_bytes_max: usize,
+    settings: Settings,
     /// Keys that damage may take, and those that it took.
     damage_max: usize,
     lost: usize,
     /// Refs expire in this life.
     expires: bool,
+    /// Quotas are set now and then.
+    has_quotas: bool,
+    /// Bytes that the only node may hold, if that is limited: its quota, or what it held before.
+    bytes_max: Option<u64>,
     /// Steps are printed.
     is_told: bool,
+}
+
+/// Nodes of a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    /// One that holds everything.
+    Alone,
+    /// Two that share a bucket.
+    Shared,
+    /// One that holds everything, and one that fills itself from it.
+    Edge,
 }
 
 pub(super) fn live(seed: u64, is_told: bool) {
     let mut rng = Rng::new(seed);
     let clock = Arc::<VirtualClock>::default();
-    let bucket = rng.chance(0.4).then(|| FaultyBucket::new(rng.next_u64()));
-    let inline_bytes_max = [64, 1_000][rng.below(2) as usize];
-    let nodes = (0..if bucket.is_some() { 2 } else { 1 })
-        .map(|_| {
-            let disk = SimulatedDisk::new(DiskState::default());
-            Node::new(disk, &clock, bucket.as_ref(), inline_bytes_max)
-        })
-        .collect();
+    let settings =
+        Settings { inline_bytes_max: [64, 1_000][rng.below(2) as usize], has_events: rng.chance(0.2) };
+    let (shape, roles, faults) = match rng.below(10) {
+        0..5 => (Shape::Alone, vec![Role::Alone], None),
+        5..8 => {
+            let bucket = FaultyBucket::new(rng.next_u64());
+            let role = Role::Shared(bucket.clone());
+            (Shape::Shared, vec![role.clone(), role], Some(bucket.faults))
+        }
+        _ => {
+            let link = Link::new(rng.next_u64());
+            let roles = vec![Role::Upstream(Arc::clone(&link)), Role::Edge(Arc::clone(&link))];
+            (Shape::Edge, roles, Some(link.faults.clone()))
+        }
+    };
+    let node = |role| Node::new(SimulatedDisk::new(DiskState::default()), &clock, role, settings);
+    let nodes = roles.iter().map(node).collect();
     let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime of one thread");
     let expires = rng.chance(0.2);
     let mut world = World {
         rng,
         runtime,
         clock,
-        bucket,
+        shape,
+        faults,
         nodes,
         model: Model::default(),
-        inline_bytes_max,
+        settings,
         damage_max: 0,
         lost: 0,
         expires,
+        has_quotas: shape == Shape::Alone,
+        bytes_max: None,
         is_told,
     };
-    for _ in 0..PHASES {
+    for phase in 0..PHASES {
         world.set_rules();
         for _ in 0..world.rng.below(8) {
             world.round();
         }
-        world.end_phase();
+        world.end_phase(phase);
     }
     world.heal();
 }
@@ -98,7 +131,7 @@ enum Upkeep {
 
 impl World {
     fn is_shared(&self) -> bool {
-        self.bucket.is_some()
+        self.shape == Shape::Shared
     }
 
     // --- Requests
@@ -220,7 +253,8 @@ impl World {
         let values = self.model.round_values(&ops);
         let outcomes = self.run(&ops, &upkeep);
         let removes = |upkeep: &Upkeep| matches!(upkeep, Upkeep::Collect | Upkeep::Evict(_));
-        let may_remove = !self.is_shared() && upkeep.iter().any(|(_, upkeep)| removes(upkeep));
+        let may_remove =
+            !self.is_shared() && upkeep.iter().any(|(place, upkeep)| *place == 0 && removes(upkeep));
         let deleted: BTreeSet<IoHash> = outcomes
             .iter()
             .filter_map(|outcome| match outcome.op {
@@ -253,21 +287,39 @@ impl World {
         let before = self.model.clone();
         self.model.learn(&outcomes);
         if may_remove {
-            let may_remove_refs =
-                self.expires || upkeep.iter().any(|(_, upkeep)| matches!(upkeep, Upkeep::Evict(_)));
+            let evicts =
+                |(place, upkeep): &(usize, Upkeep)| *place == 0 && matches!(upkeep, Upkeep::Evict(_));
+            let may_remove_refs = self.expires || upkeep.iter().any(evicts);
             self.learn_removals(&before, &attached, may_remove_refs);
+        }
+        if let Some(bytes_max) = self.bytes_max {
+            let size = self.nodes[0].store().size_of(&namespace()).expect("readable");
+            assert!(size <= bytes_max, "{size} bytes in spite of the quota of {bytes_max}");
         }
     }
 
     /// Runs the operations, each on some node, until all are answered.
     fn run(&mut self, ops: &[Op], upkeep: &[(usize, Upkeep)]) -> Vec<Exchange> {
+        let places = ops
+            .iter()
+            .map(|op| match self.shape == Shape::Edge && !op.is_read() {
+                // What is put at an edge stays there.
+                true => 0,
+                false => self.rng.below(self.nodes.len() as u64) as usize,
+            })
+            .collect::<Vec<_>>();
+        self.run_at(&places, ops, upkeep)
+    }
+
+    /// The same, each on the node of the same place.
+    fn run_at(&mut self, places: &[usize], ops: &[Op], upkeep: &[(usize, Upkeep)]) -> Vec<Exchange> {
         let outcomes = Arc::new(Mutex::new(Vec::new()));
         let mut requests = Vec::new();
-        for op in ops {
-            let place = self.rng.below(self.nodes.len() as u64) as usize;
-            let node = &self.nodes[place];
+        for (place, op) in places.iter().zip(ops) {
+            let node = &self.nodes[*place];
             requests.push((
                 op.clone(),
+                self.shape == Shape::Edge && *place == 1,
                 Arc::clone(&node.service),
                 Arc::clone(&node.is_dead),
                 op.request(&mut self.rng),
@@ -279,12 +331,12 @@ impl World {
         let trouble = self.model.trouble;
         let slot = Arc::clone(&outcomes);
         self.runtime.block_on(async move {
-            for (op, service, is_dead, request) in requests {
+            for (op, is_edge, service, is_dead, request) in requests {
                 let outcomes = Arc::clone(&slot);
                 tokio::spawn(async move {
                     let seen = Op::ask(service, request).await;
                     let is_unheard = is_dead.load(Ordering::Relaxed);
-                    outcomes.lock().expect("no panic").push(Exchange { op, seen, is_unheard });
+                    outcomes.lock().expect("no panic").push(Exchange { op, seen, is_unheard, is_edge });
                 });
             }
             let mut steps = 0;
@@ -348,16 +400,19 @@ impl World {
 
     // --- Disasters
 
-    fn end_phase(&mut self) {
+    fn end_phase(&mut self, phase: u64) {
         let place = self.rng.below(self.nodes.len() as u64) as usize;
-        let disaster = self.rng.below(10);
+        let disaster = self.rng.below(11);
         if self.is_told {
-            eprintln!("--- {disaster} on node {place}, shared: {}", self.is_shared());
+            eprintln!("--- {disaster} on node {place}, {:?}", self.shape);
         }
-        match (disaster, self.is_shared()) {
+        // A node whose data are elsewhere, too.
+        let is_copy = self.is_shared() || place > 0;
+        match (disaster, is_copy) {
             (0, _) => {
                 let reindex = self.rng.chance(0.5);
                 self.nodes[place].restart(reindex);
+                self.set_rules();
             }
             (1..=3, _) => self.crash(place),
             (4..=5, false) => self.flip(),
@@ -365,11 +420,20 @@ impl World {
             (6, false) => self.fail_writes(),
             (6, true) => self.lose_folder(place),
             (7, false) => self.fill(),
-            (7..=8, true) => self.fail_bucket(),
-            (_, false) if self.damage_max == 0 => self.move_house(),
+            (8, _) => self.slow(place),
+            (7..=9, _) if self.faults.is_some() => self.fail_connections(),
+            (9, false) if self.damage_max == 0 => self.move_house(),
+            // What follows is checked less, so it comes late.
+            (10, false) if self.shape == Shape::Alone && phase + 2 >= PHASES => match self.rng.chance(0.5) {
+                true => self.lie(),
+                false => self.misdirect(),
+            },
             _ => {}
         }
         self.check();
+        if self.shape == Shape::Edge {
+            self.check_edge();
+        }
     }
 
     fn set_rules(&mut self) {
@@ -380,7 +444,16 @@ impl World {
         if self.rng.chance(0.3) {
             rules.recheck = Duration::ZERO;
         }
+        rules.upstream_fresh = FRESH;
         rules.quotas = Quotas::default();
+        self.bytes_max = None;
+        if self.has_quotas && self.rng.chance(0.15) {
+            let held = self.nodes[0].store().size_of(&namespace()).expect("readable");
+            let quota = (held + self.rng.below(20_000)).saturating_sub(5_000);
+            rules.quotas.default = Some(quota);
+            self.bytes_max = Some(quota.max(held));
+        }
+        self.model.trouble.is_full = self.bytes_max.is_some();
         for node in &self.nodes {
             node.service.set_rules(clone_rules(&rules));
         }
@@ -402,7 +475,7 @@ impl World {
 
     /// A bit flips while the only node is stopped.
     fn flip(&mut self) {
-        if self.damage_max > 0 {
+        if self.damage_max > 0 && !self.model.trouble.forgets {
             // One bit cannot be in a directory and in what it names, so nothing becomes older.
             return;
         }
@@ -410,7 +483,7 @@ impl World {
         let mut state = self.nodes[0].disk.state();
         let prefix = ["segments/", "segments/", "index/", "large/", ""][self.rng.below(5) as usize];
         if state.flip_a_bit(prefix, &mut self.rng).is_some() {
-            self.damage_max += BIT_KEYS_MAX;
+            self.damage_max = self.damage_max.saturating_add(BIT_KEYS_MAX);
             self.model.trouble.damage = true;
         }
         let reindex = self.rng.chance(0.5);
@@ -421,6 +494,7 @@ impl World {
     /// Copies of what the bucket has are damaged in every way.
     fn damage_copies(&mut self, place: usize) {
         self.nodes[place].store().checkpoint().expect("the disk works");
+        self.model.trouble.copies_damage = true;
         let mut state = self.nodes[place].disk.state();
         for _ in 0..1 + self.rng.below(5) {
             match self.rng.chance(0.7) {
@@ -471,16 +545,62 @@ impl World {
         self.set_rules();
     }
 
-    fn fail_bucket(&mut self) {
-        let bucket = self.bucket.clone().expect("a bucket");
-        bucket.set_fails(true);
+    /// The bucket or the upstream fails.
+    fn fail_connections(&mut self) {
+        let faults = self.faults.clone().expect("a connection");
+        faults.set_fails(true);
         let calm = self.model.trouble;
         self.model.trouble = Trouble { fails: true, is_garbled: true, ..calm };
         for _ in 0..self.rng.below(8) {
             self.round();
         }
-        bucket.set_fails(false);
+        faults.set_fails(false);
         self.model.trouble = calm;
+    }
+
+    /// Every write takes seconds.
+    fn slow(&mut self, place: usize) {
+        let (mut rng, clock) = (Rng::new(self.rng.next_u64()), Arc::clone(&self.clock));
+        self.nodes[place].disk.set_hook(Some(Box::new(move |_| {
+            clock.advance(Duration::from_millis(rng.below(20_000)));
+            Ok(())
+        })));
+        for _ in 0..self.rng.below(8) {
+            self.round();
+        }
+        self.nodes[place].disk.set_hook(None);
+    }
+
+    /// The disk says that it synced what it did not; then its power fails.
+    fn lie(&mut self) {
+        self.forget();
+        self.nodes[0].disk.set_lies(true);
+        for _ in 0..1 + self.rng.below(8) {
+            self.round();
+        }
+        self.nodes[0].recover(&mut self.rng);
+        self.set_rules();
+    }
+
+    /// Sectors were written in the places of others.
+    fn misdirect(&mut self) {
+        self.forget();
+        self.nodes[0].store().checkpoint().expect("the disk works");
+        let mut state = self.nodes[0].disk.state();
+        for _ in 0..1 + self.rng.below(3) {
+            let prefix = ["segments/", "index/", ""][self.rng.below(3) as usize];
+            state.misdirect(prefix, &mut self.rng);
+        }
+        let reindex = self.rng.chance(0.5);
+        self.nodes[0].restart_from(state, reindex);
+        self.set_rules();
+    }
+
+    /// From now on a key may have any value that it ever had.
+    fn forget(&mut self) {
+        self.model.trouble.forgets = true;
+        self.model.trouble.damage = true;
+        self.damage_max = usize::MAX;
     }
 
     /// The disk has little or no space: uploads may be refused, nothing else is.
@@ -495,7 +615,7 @@ impl World {
         }
         self.nodes[0].disk.set_capacity(Some(DISK_BYTES));
         self.nodes[0].store().look_at_disk();
-        self.model.trouble.is_full = false;
+        self.model.trouble.is_full = self.bytes_max.is_some();
     }
 
     /// Everything is exported, and another folder takes it in.
@@ -503,21 +623,39 @@ impl World {
         let mut exported = Vec::new();
         Transfer::export(self.nodes[0].store(), None, &mut exported).expect("nothing is damaged");
         let disk = SimulatedDisk::new(DiskState::default());
-        let node = Node::new(disk, &self.clock, None, self.inline_bytes_max);
+        let role = self.nodes[0].role.clone();
+        let node = Node::new(disk, &self.clock, &role, self.settings);
         node.service.import(&mut &exported[..]).expect("an export");
         self.nodes[0] = node;
         for possible in self.model.refs.values_mut() {
             // Refs are resolved again against what there is now.
             let both: Vec<_> = possible.iter().flatten().copied().collect();
             for value in both {
-                possible
-                    .extend([false, true].map(|finalised| Some(super::model::Value { finalised, ..value })));
+                possible.extend([false, true].map(|finalised| Some(Value { finalised, ..value })));
             }
         }
         self.set_rules();
     }
 
     // --- Checks
+
+    /// Once the edge believes nothing without a question any more, it serves what the upstream has.
+    fn check_edge(&mut self) {
+        self.clock.advance(FRESH + upstream::MISS + Duration::from_secs(2));
+        for hash in self.model.blobs.clone() {
+            let outcome = self.read_at(1, Op::GetBlob(hash));
+            assert!(outcome.seen.status.is_success(), "the edge does not get blob {hash}");
+        }
+        for key in self.model.refs.keys().copied().collect::<Vec<_>>() {
+            let Exchange { seen, .. } = self.read_at(1, Op::GetRef(key));
+            let found = seen.status.is_success().then(|| IoHash::of(&seen.body));
+            let is_served = |value: &Option<Value>| {
+                value.filter(|value| value.finalised).map(|value| value.object) == found
+            };
+            let possible = self.model.possible(&key);
+            assert!(possible.iter().any(is_served), "ref {key} at the edge is {found:?}, not {possible:?}");
+        }
+    }
 
     /// Reads everything by requests. After damage a key may be missing, and stays so.
     fn check(&mut self) {
@@ -540,7 +678,7 @@ impl World {
             let found = match outcome.seen.status.as_u16() {
                 404 => None,
                 status => {
-                    let is_found = |value: &super::model::Value| match status {
+                    let is_found = |value: &Value| match status {
                         200 => value.finalised && value.object == IoHash::of(&outcome.seen.body),
                         _ => !value.finalised,
                     };
@@ -551,20 +689,20 @@ impl World {
                 missing.push(key.to_string());
             }
             // Of several values that are not finalised, the answer does not tell which it is.
-            let is_same = |value: &Option<super::model::Value>| match (value, found) {
+            let is_same = |value: &Option<Value>| match (value, found) {
                 (Some(value), Some(found)) => {
                     value.finalised == found.finalised && (!found.finalised || *value == found)
                 }
                 (None, None) => true,
                 _ => false,
             };
-            let mut left: super::model::Possible = possible.into_iter().filter(is_same).collect();
+            let mut left: Possible = possible.into_iter().filter(is_same).collect();
             if left.is_empty() {
                 left.insert(None);
             }
             self.model.refs.insert(key, left);
         }
-        self.lost += missing.len();
+        self.lost = self.lost.saturating_add(missing.len());
         assert!(self.lost <= self.damage_max, "damage of {} keys at most took {missing:?}", self.damage_max);
     }
 
@@ -574,14 +712,19 @@ impl World {
 
     /// One request by itself, checked.
     fn read(&mut self, op: Op) -> Exchange {
-        let outcome = self.run(std::slice::from_ref(&op), &[]).pop().expect("an answer");
+        let place = if self.is_shared() { self.rng.below(2) as usize } else { 0 };
+        self.read_at(place, op)
+    }
+
+    fn read_at(&mut self, place: usize, op: Op) -> Exchange {
+        let outcome = self.run_at(&[place], std::slice::from_ref(&op), &[]).pop().expect("an answer");
         self.model.check(&outcome, &BTreeMap::new(), &|_| false);
         outcome
     }
 
     /// Without faults everything can be stored, and all garbage goes.
     fn heal(&mut self) {
-        self.expires = false;
+        (self.expires, self.has_quotas) = (false, false);
         self.set_rules();
         let put = Op::PutRaw(self.key(), self.any_bytes());
         self.play(vec![put], Vec::new());
@@ -593,6 +736,7 @@ impl World {
             return;
         }
         self.clock.advance(MINUTE * 600);
+        self.nodes[0].service.forget_events(Duration::ZERO);
         for _ in 0..3 {
             self.play(Vec::new(), vec![(0, Upkeep::Collect)]);
         }
@@ -632,6 +776,7 @@ fn clone_rules(rules: &Rules) -> Rules {
     Rules {
         default: rules.default.clone(),
         recheck: rules.recheck,
+        upstream_fresh: rules.upstream_fresh,
         quotas: rules.quotas.clone(),
         ..Rules::default()
     }

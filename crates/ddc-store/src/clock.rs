@@ -1,11 +1,11 @@
-//! Clock of a service, so that a simulation can give it another one.
+//! Clock of a cache, so that a simulation can give it another one.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use throng_ddc::Timestamp;
 
-/// Time as a service reads it.
+/// Time as a store and its service read it.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// Wall time, which is stored.
     fn now(&self) -> Timestamp;

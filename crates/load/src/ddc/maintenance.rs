@@ -1,0 +1,218 @@
+//! The published tests beside scrub, collection and eviction, and without them.
+//!
+//! A folder of made-up blobs is served twice. The first server does no maintenance; it gives the
+//! rate that 32 connections reach, and the latencies at half of it. The second one scrubs, collects
+//! and evicts from its start on, while the same requests arrive at the same rate, until all three
+//! have ended.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::engine::{self, Pace, Plan, Seen};
+use super::peer::{self, Peer};
+use super::{Bench, CONNECTIONS, TESTS, Test};
+use crate::probe;
+use crate::report::{Better, Row};
+use crate::suites::BenchError;
+
+/// Blobs of the folder, and the bytes of each: a scrub takes a minute and more.
+const BLOBS: u64 = 200_000;
+const BLOB_BYTES: u64 = 8 << 10;
+/// The same for a run that only shows that everything works.
+const SMOKE_BLOBS: u64 = 2_000;
+/// Pace of the scrub, of which reading takes a part: 20 MiB/s are left.
+const SCRUB_BYTES_PER_S: u64 = 40 << 20;
+const SCRUB_MIB_PER_S_MIN: f64 = 20.0;
+/// Part of the folder's limit that it holds when the second server starts; 95 % begin an eviction.
+const HELD_PERCENT: u64 = 97;
+/// Time for all maintenance to end.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// Tests without names: those whose data are small beside the folder.
+const DEFAULT_TESTS: &[&str] = &[
+    "small_blob_uploads",
+    "small_blob_downloads",
+    "refs_raw_download",
+    "uecb_download",
+    "uecb_pkg_download",
+];
+
+/// A test, the rate at which it is played, and its latencies without and with maintenance.
+struct Case {
+    test: &'static Test,
+    rate: f64,
+    quiet: Seen,
+    busy: Seen,
+}
+
+impl Bench<'_> {
+    pub(super) fn maintenance(&mut self, progress: &mut dyn FnMut(&str)) -> Result<(), BenchError> {
+        if self.options.url.is_some() {
+            return Err(BenchError::Unfit(
+                "`--maintenance` needs its own server; leave --url away".to_owned(),
+            ));
+        }
+        let blobs = if self.options.smoke { SMOKE_BLOBS } else { BLOBS };
+        let data = self.folder.path("maintained");
+        progress(&format!("making {blobs} blobs"));
+        // A third of the entries are refs.
+        let entries = (blobs * 3 / 2).to_string();
+        self.run_tool(&data, &["fill", &entries, "--blob-bytes", &BLOB_BYTES.to_string()])?;
+
+        let (mut cases, held) = self.without_maintenance(&data, blobs, progress)?;
+        let internal = peer::free_port()?;
+        let limit = held * 100 / HELD_PERCENT;
+        let settings = format!(
+            "bytes_max = {limit}\nscrub_hours = 1\nscrub_bytes_per_s = {SCRUB_BYTES_PER_S}\ninternal_addr = \"{internal}\"\n"
+        );
+        let peer = self.server_with(&data, &settings)?;
+        let started = Instant::now();
+        let (mut scrubbed, mut collection) = (None, None);
+        while started.elapsed() < PATIENCE {
+            for case in &mut cases {
+                let seen = self.at_rate(&peer, case.test, case.rate)?;
+                let p99 = seen.latency.quantile_ms(0.99);
+                progress(&format!("{} with maintenance: p99 {p99:.1} ms", case.test.name));
+                case.busy.add(&seen);
+                if scrubbed.is_none() {
+                    let bytes = figures(peer.addr)?["scrubbed_bytes"].as_u64().unwrap_or(0);
+                    scrubbed = (bytes > 0).then(|| (bytes, started.elapsed()));
+                }
+            }
+            // A collection before the eviction would leave it nothing to do.
+            if collection.is_none() && evicted_refs(peer.addr)? > 0 {
+                collection = Some(self.begin_collection(internal)?);
+            }
+            if scrubbed.is_some() && collection.as_ref().is_some_and(JoinHandle::is_finished) {
+                break;
+            }
+        }
+        let collected = match collection.map(JoinHandle::join) {
+            Some(Ok(seen)) => seen?,
+            _ => Seen::default(),
+        };
+        self.judge_maintenance(&peer, scrubbed, &collected)?;
+        self.judge_latencies(cases);
+        Ok(())
+    }
+
+    /// Rates and latencies of a server that does nothing beside, and the bytes of its blobs.
+    fn without_maintenance(
+        &mut self,
+        data: &Path,
+        blobs: u64,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(Vec<Case>, u64), BenchError> {
+        let peer = self.server_with(data, "scrub_hours = 0\ncollect_minutes = 0\n")?;
+        let names = &self.options.names;
+        let is_wanted = |test: &&Test| match names.is_empty() {
+            true => DEFAULT_TESTS.contains(&test.name),
+            false => names.iter().any(|name| name == test.name || name == "all"),
+        };
+        let tests: Vec<&'static Test> = TESTS.iter().filter(is_wanted).collect();
+        let mut sets: Vec<_> = tests.iter().filter_map(|test| test.set).collect();
+        sets.sort_unstable();
+        sets.dedup();
+        self.seed(&peer, &sets, progress)?;
+        let mut cases = Vec::new();
+        for test in tests {
+            progress(test.name);
+            let pace = Pace::Closed { connections: CONNECTIONS };
+            let rate = self.play(&peer, test, pace, self.window(Duration::from_secs(2)))?.per_second() / 2.0;
+            let quiet = self.at_rate(&peer, test, rate)?;
+            cases.push(Case { test, rate, quiet, busy: Seen::default() });
+        }
+        let items = sets.into_iter().flat_map(|set| self.items(set).to_vec());
+        let held = blobs * BLOB_BYTES + items.map(|item| item.len as u64).sum::<u64>();
+        Ok((cases, held))
+    }
+
+    fn server_with(&self, data: &Path, settings: &str) -> Result<Peer, BenchError> {
+        Ok(Peer::throng_with(&self.options.program, data, &self.options.durability, settings)?)
+    }
+
+    fn window(&self, usual: Duration) -> Duration {
+        let smoke = Duration::from_millis(300);
+        self.options.duration.unwrap_or(if self.options.smoke { smoke } else { usual })
+    }
+
+    fn at_rate(&mut self, peer: &Peer, test: &Test, rate: f64) -> Result<Seen, BenchError> {
+        self.play(peer, test, Pace::Open { rate }, self.window(Duration::from_secs(10)))
+    }
+
+    /// Starts a collection, which ends with its answer.
+    fn begin_collection(
+        &self,
+        internal: SocketAddr,
+    ) -> Result<JoinHandle<std::io::Result<Seen>>, BenchError> {
+        let head = self.head("POST", "/api/v1/admin/refCleanup", "", Some(0));
+        let plan = Plan {
+            addr: internal,
+            tls: false,
+            http2: false,
+            pace: Pace::Closed { connections: 1 },
+            window: PATIENCE,
+            count: 1,
+        };
+        let work =
+            move || engine::run(&plan, &probe::Probe::new(None, None)?, &mut |_, out| out.set_head(&head));
+        Ok(std::thread::Builder::new().name("collection".to_owned()).spawn(work)?)
+    }
+
+    /// Reports whether all maintenance ended well.
+    fn judge_maintenance(
+        &mut self,
+        peer: &Peer,
+        scrubbed: Option<(u64, Duration)>,
+        collected: &Seen,
+    ) -> Result<(), BenchError> {
+        let Some((bytes, took)) = scrubbed.filter(|_| collected.succeeded == 1) else {
+            let why = format!("scrub or collection did not end within {PATIENCE:?}, or failed");
+            return Err(BenchError::Unfit(why));
+        };
+        let rate = bytes as f64 / f64::from(1 << 20) / took.as_secs_f64().max(1e-9);
+        let row = Row::new("scrub beside the tests", "MiB/s", Better::Higher, rate);
+        self.report.row(row.marks(SCRUB_MIB_PER_S_MIN, SCRUB_MIB_PER_S_MIN));
+        let figures = figures(peer.addr)?;
+        let evicted = figures["collections"]["refs"].as_u64().unwrap_or(0) as f64;
+        self.report.row(Row::new("refs evicted beside the tests", "refs", Better::Higher, evicted));
+        self.report.threshold("refs evicted beside the tests > 0", evicted, evicted > 0.0);
+        let removed = figures["collections"]["blobs"].as_u64().unwrap_or(0) as f64;
+        self.report.row(Row::new("blobs removed beside the tests", "blobs", Better::Higher, removed));
+        let failures = figures["upkeep_failures"].as_u64().map_or(f64::MAX, |count| count as f64);
+        self.report.row(Row::new("failed maintenance", "runs", Better::Lower, failures));
+        self.report.threshold("failed maintenance = 0", failures, failures == 0.0);
+        Ok(())
+    }
+
+    fn judge_latencies(&mut self, cases: Vec<Case>) {
+        for Case { test, rate, quiet, busy } in cases {
+            let [without, with] = [&quiet, &busy].map(|seen| seen.latency.quantile_ms(0.99));
+            let name = format!("{} at {rate:.0} requests/s, p99", test.name);
+            for (when, measured) in [("without maintenance", without), ("with maintenance", with)] {
+                self.report.row(Row::new(format!("{name} {when}"), "ms", Better::Lower, measured));
+            }
+            let ratio =
+                Row::new(format!("{} p99 with / without", test.name), "ratio", Better::Lower, with / without);
+            self.report.row(ratio.marks(3.0, 1.5));
+            let success = quiet.success().min(busy.success());
+            self.report.threshold(format!("{} success = 100 %", test.name), success, success >= 1.0);
+            self.record(&format!("{}, without maintenance", test.name), &quiet);
+            self.record(&format!("{}, with maintenance", test.name), &busy);
+        }
+    }
+}
+
+/// The report of a server about its cache.
+fn figures(addr: SocketAddr) -> Result<Value, BenchError> {
+    let text = probe::fetch(addr, "/api/v1/cache")?;
+    serde_json::from_str(&text).map_err(|error| BenchError::Unfit(error.to_string()))
+}
+
+/// Refs that evictions removed: the collections of these servers remove none.
+fn evicted_refs(addr: SocketAddr) -> Result<u64, BenchError> {
+    Ok(figures(addr)?["collections"]["refs"].as_u64().unwrap_or(0))
+}
