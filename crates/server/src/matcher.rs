@@ -26,6 +26,7 @@ const FOLDER: &str = "matcher";
 /// A running matcher. Dropping it stops it.
 pub(crate) struct Matcher {
     service: Matching,
+    tokens: Tokens,
     addresses: Vec<Address>,
     /// Ends its listeners on the side runtime.
     end: Arc<Notify>,
@@ -35,6 +36,11 @@ impl Matcher {
     /// Calls it.
     pub(crate) fn handle(&self) -> &throng_matcher_server::Handle {
         self.service.handle()
+    }
+
+    /// Access tokens that it knows.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     /// Addresses on which it listens, without Unix sockets.
@@ -61,6 +67,14 @@ pub fn import_matcher(folder: &Path, lines: &str) -> Result<(usize, usize), Stri
     Ok((made.rooms, made.players))
 }
 
+/// Returns whether the settings give this process a matcher.
+pub(crate) fn is_wanted(settings: &Settings) -> bool {
+    let matcher = &settings.matcher;
+    let addresses = [&matcher.addr, &matcher.unix_path, &matcher.http_addr, &matcher.nats_url];
+    services::is_selected(&settings.server.only, services::MATCHER)
+        && addresses.iter().any(|each| !each.is_empty())
+}
+
 /// Starts the matcher if the settings give it an address. Its HTTP listener runs on `side`.
 ///
 /// # Errors
@@ -71,10 +85,7 @@ pub(crate) fn start(
     side: &tokio::runtime::Handle,
 ) -> Result<Option<Matcher>, StartError> {
     let matcher = &settings.matcher;
-    let wanted = [&matcher.addr, &matcher.unix_path, &matcher.http_addr, &matcher.nats_url]
-        .iter()
-        .any(|each| !each.is_empty());
-    if !services::is_selected(&settings.server.only, services::MATCHER) || !wanted {
+    if !is_wanted(settings) {
         return Ok(None);
     }
     let addr = match matcher.addr.as_str() {
@@ -124,9 +135,9 @@ pub(crate) fn start(
     #[cfg(feature = "nats")]
     {
         let addresses = addresses.iter().map(|address| address.addr.to_string()).collect();
-        serve_nats(settings, &service, Identity { addresses, ..identity }, tokens, side, &end)?;
+        serve_nats(settings, &service, Identity { addresses, ..identity }, tokens.clone(), side, &end)?;
     }
-    Ok(Some(Matcher { service, addresses, end }))
+    Ok(Some(Matcher { service, tokens, addresses, end }))
 }
 
 /// Puts the matcher on its bus, as soon as that is there.

@@ -235,7 +235,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let pages_at = pages_at.filter(|_| ddc::has_pages(settings)).map(|cache| (cache.scheme, cache.addr));
     addresses.extend(pages_at.map(|(scheme, addr)| Address { service: Service::Admin, scheme, addr }));
     addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
-    let matchmaking = matchmaking::plan(settings, link.clone(), &addresses)?;
+    let own = matcher.as_ref().map(|matcher| (matcher.handle(), matcher.tokens()));
+    let matchmaking = matchmaking::plan(settings, link.clone(), &addresses, own)?;
 
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();

@@ -40,6 +40,7 @@ mod fault;
 mod kcp_link;
 pub mod link;
 pub mod population;
+pub mod quality;
 mod run;
 mod spatial;
 mod world;

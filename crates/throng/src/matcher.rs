@@ -14,7 +14,7 @@ use throng_load::interrupt;
 use throng_load::matcher::{self, PUBLISHED, Plan, RunError, TESTS, TestReport};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
-use throng_sim::population;
+use throng_sim::{population, quality};
 
 use crate::bench::write_report;
 
@@ -22,6 +22,9 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
 /// Default port of a matcher.
 const PORT: u16 = 11_290;
+/// Tickets of a comparison with an offline solution, and moves of its search for each of them.
+const OFFLINE_TICKETS: usize = 2_000;
+const MOVES_EACH: usize = 2_000;
 /// Longest time of a run; all published tests take some minutes.
 const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 /// Time that a matcher of our own may take to start.
@@ -509,6 +512,16 @@ pub(crate) fn command() -> clap::Command {
                         .value_parser(clap::value_parser!(u64).range(10..=86_400))
                         .default_value("900")
                         .help("Virtual time of each population"),
+                )
+                .arg(
+                    Arg::new("offline")
+                        .long("offline")
+                        .action(ArgAction::SetTrue)
+                        .conflicts_with_all(["svg", "seconds"])
+                        .help(
+                            "Instead compare with a solution that knows the future: 2,000 tickets each of \
+                             one region, three regions, scarce tanks and a night",
+                        ),
                 ),
         )
 }
@@ -618,6 +631,11 @@ fn takeover(matches: &ArgMatches) -> ExitCode {
 }
 
 fn quality(matches: &ArgMatches) -> io::Result<()> {
+    if matches.get_flag("offline") {
+        let all = quality::SETTINGS
+            .map(|setting| quality::compare(&setting, OFFLINE_TICKETS, OFFLINE_TICKETS * MOVES_EACH, 1));
+        return io::stdout().write_all(quality::comparison_table(&all).as_bytes());
+    }
     let seconds = matches.get_one::<u64>("seconds").copied().unwrap_or_default();
     let outcomes = population::POPULATIONS.map(|population| population::play(population, seconds, 1));
     if let Some(file) = matches.get_one::<String>("svg") {

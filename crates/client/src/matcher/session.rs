@@ -114,7 +114,9 @@ impl Notice {
         body.bytes(self.kind, &self.body).into_bytes()
     }
 
-    pub(crate) fn parse(entry: &[u8]) -> Option<Notice> {
+    /// Decodes an entry of a notify frame; `None` if it does not conform to the catalogue.
+    #[must_use]
+    pub fn parse(entry: &[u8]) -> Option<Notice> {
         let mut notice = Notice { roles: Vec::new(), kind: 0, body: Bytes::new() };
         for field in Reader::new(entry).ok()?.fields() {
             if field.number == 1 {
@@ -449,6 +451,16 @@ impl MatcherSession {
 
 fn status_of(code: u64) -> Status {
     u16::try_from(code).ok().and_then(Status::from_code).unwrap_or(Status::Internal)
+}
+
+impl CallError {
+    /// Returns the body of a response with `Status::Ok`, or the refusal that the body describes.
+    ///
+    /// # Errors
+    /// [`CallError::Refused`], and [`CallError::BadAnswer`] for a body that cannot be decoded.
+    pub fn check(status: Status, body: Vec<u8>) -> Result<Bytes, CallError> {
+        if status == Status::Ok { Ok(body.into()) } else { read_answer(status as u16, &body) }
+    }
 }
 
 pub(crate) fn read_answer(code: u16, body: &[u8]) -> Result<Bytes, CallError> {

@@ -183,6 +183,27 @@ pub struct Mine {
     pub teams: Vec<Team>,
 }
 
+impl Mine {
+    /// Adds a page: the response body of `ListMine`. Returns the `From` of the next page's request,
+    /// empty after the last page.
+    ///
+    /// # Errors
+    /// [`CallError::BadAnswer`].
+    pub fn add_page(&mut self, body: &[u8]) -> Result<String, CallError> {
+        let mut read = || {
+            let body = Reader::new(body)?;
+            for room in body.all(1) {
+                self.rooms.push(Room::read(room)?);
+            }
+            for team in body.all(2) {
+                self.teams.push(Team::read(team)?);
+            }
+            Ok(body.str(5)?.to_owned())
+        };
+        read().map_err(|_: WireError| CallError::BadAnswer)
+    }
+}
+
 impl Notice {
     /// The room before (departures) or after (joins) the change, if the notification contains it.
     #[must_use]
@@ -303,20 +324,10 @@ impl Matcher {
 
     /// Returns the rooms and teams of this server's roles.
     pub async fn mine(&self) -> Result<Mine, CallError> {
-        let (mut mine, mut from) = (Mine { rooms: Vec::new(), teams: Vec::new() }, String::new());
+        let (mut mine, mut from) = (Mine::default(), String::new());
         loop {
             let answer = self.call(Method::LIST_MINE, Writer::new().str(2, &from)).await?;
-            let mut read = || {
-                let body = Reader::new(&answer)?;
-                for room in body.all(1) {
-                    mine.rooms.push(Room::read(room)?);
-                }
-                for team in body.all(2) {
-                    mine.teams.push(Team::read(team)?);
-                }
-                Ok(body.str(5)?.to_owned())
-            };
-            from = read().map_err(|_: WireError| CallError::BadAnswer)?;
+            from = mine.add_page(&answer)?;
             if from.is_empty() {
                 return Ok(mine);
             }

@@ -310,8 +310,9 @@ section! {
 section! {
     /// Matchmaking for players, through messages to GLOBAL.
     Matchmaking {
-        /// Framed RPC of the matcher for players: `own` is the one of this process; otherwise
-        /// HOST:PORT or unix:///FILE. Empty: no matchmaking through the gateway.
+        /// Matcher for players: `own` is the one of this process, which is called directly;
+        /// otherwise HOST:PORT or unix:///FILE of its framed RPC. Empty: no matchmaking through the
+        /// gateway.
         matcher: String = "", Kind::Text;
         /// `SrvID` of this gateway at the matcher; every gateway needs its own.
         srv: String = "gateway", Kind::Text;

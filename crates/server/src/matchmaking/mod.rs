@@ -2,10 +2,12 @@
 //! session with the matcher, so that players find each other without knowing where it is.
 //!
 //! ```text
-//!  player ── MATCHMAKING on GLOBAL ──▶ gateway ──▶ link ── framed RPC ──▶ matcher
-//!  player ◀── answers, notices ─────── gateway ◀── link ◀── notices ───── matcher
+//!  player ── MATCHMAKING on GLOBAL ──▶ gateway ──▶ link ── requests ──▶ matcher
+//!  player ◀── answers, notices ─────── gateway ◀── link ◀── notices ─── matcher
 //!  player ◀── SUB to the match ─────── gateway ◀── link: one sub-world channel per match
 //! ```
+//!
+//! The matcher of this process is called directly, another one over framed RPC: see [`Area`].
 //!
 //! With `assign = "external"` and the link as the queue's allocator, a match gets its channel
 //! before its players hear of it, and the channel's id is its connection.
@@ -13,6 +15,7 @@
 //! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
 //! of a match goes to all who are in it: the link owns the channel and hands it round.
 
+mod area;
 mod matches;
 mod requests;
 
@@ -24,10 +27,12 @@ use throng_client::{
     CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MATCHMAKING, Matcher, MatcherConfig,
     MatchmakingEvent, MatchmakingRequest, Notice, Notices, Notification, SessionConfig,
 };
+use throng_matcher_server::Tokens;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
+use area::{Area, AreaNotices, Local};
 use matches::Matches;
 
 use crate::config::Settings;
@@ -49,12 +54,18 @@ pub(crate) struct Plan {
     pub(crate) gateway: Endpoint,
     /// Player identifier by which the gateway knows the link.
     pub(crate) name: Arc<str>,
-    /// Place where the matcher is.
-    pub(crate) matcher: Endpoint,
-    /// Credentials for it.
-    pub(crate) config: MatcherConfig,
+    /// The matcher.
+    pub(crate) matcher: Target,
     /// Type of the data of a match's channel; empty for none.
     pub(crate) data_type: Arc<str>,
+}
+
+/// The matcher that players ask.
+pub(crate) enum Target {
+    /// The one of this process.
+    Own(Local),
+    /// One that is reached by framed RPC, with the credentials for it.
+    Remote(Endpoint, MatcherConfig),
 }
 
 /// Place where the configured matcher is, if one is configured and not the one of this process.
@@ -62,14 +73,10 @@ pub(crate) struct Plan {
 /// # Errors
 /// Why it cannot be used.
 pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, String> {
-    let (matching, matcher) = (&settings.matchmaking, &settings.matcher);
-    match matching.matcher.as_str() {
+    match settings.matchmaking.matcher.as_str() {
         "" => Ok(None),
-        "own" if matcher.addr.is_empty() && matcher.unix_path.is_empty() => {
-            Err("this process has no matcher listener; set `matcher.addr` or `matcher.unix_path`".to_owned())
-        }
-        "own" if matcher.unix_path.is_empty() && !matcher.tls_cert.is_empty() => {
-            Err("the matcher of this process uses TLS; also set `matcher.unix_path`".to_owned())
+        "own" if !crate::matcher::is_wanted(settings) => {
+            Err("this process has no matcher; set `matcher.addr`, or another of its addresses".to_owned())
         }
         "own" => Ok(None),
         other => {
@@ -82,7 +89,7 @@ pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, 
     }
 }
 
-/// The link that the settings ask for. `addresses` are those of the process.
+/// The link that the settings ask for. `addresses` are those of the process, `own` is its matcher.
 ///
 /// # Errors
 /// A file or an address that cannot be used.
@@ -90,6 +97,7 @@ pub(crate) fn plan(
     settings: &Settings,
     name: Option<Arc<str>>,
     addresses: &[Address],
+    own: Option<(&throng_matcher_server::Handle, &Tokens)>,
 ) -> Result<Option<Plan>, StartError> {
     let (Some(name), matching) = (name, &settings.matchmaking) else { return Ok(None) };
     let key = "gateway.matchmaking.matcher";
@@ -100,12 +108,6 @@ pub(crate) fn plan(
     };
     let gateway = listens(Service::Servers)
         .ok_or_else(|| wrong("the gateway has no plain TCP listener for game servers"))?;
-    let own = || match settings.matcher.unix_path.as_str() {
-        "" => listens(Service::Matcher),
-        path => format!("unix://{path}").parse().ok(),
-    };
-    let matcher = matcher_endpoint(settings).map_err(|why| wrong(&why))?.or_else(own);
-    let matcher = matcher.ok_or_else(|| wrong("this process has no matcher listener"))?;
     let token = match matching.token_file.as_str() {
         "" => String::new(),
         file => {
@@ -113,9 +115,19 @@ pub(crate) fn plan(
             text.map_err(|error| StartError::File(format!("`{file}`: {error}")))?
         }
     };
-    let config = MatcherConfig::new(&matching.srv).token(token.trim());
+    let (token, srv) = (token.trim(), &*matching.srv);
+    let matcher = match matcher_endpoint(settings).map_err(|why| wrong(&why))? {
+        Some(endpoint) => Target::Remote(endpoint, MatcherConfig::new(srv).token(token)),
+        None => {
+            let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
+            let scope = tokens.scope(token, srv).ok_or_else(|| {
+                wrong("the matcher does not know the token; see `gateway.matchmaking.token_file`")
+            })?;
+            Target::Own(Local::new(handle.clone(), srv, scope))
+        }
+    };
     let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, name, matcher, config, data_type }))
+    Ok(Some(Plan { gateway, name, matcher, data_type }))
 }
 
 /// Result of a task of the link.
@@ -137,9 +149,9 @@ struct Player {
     tickets: BTreeSet<String>,
 }
 
-struct Link {
+struct Link<A> {
     gateway: Client,
-    matcher: Matcher,
+    matcher: A,
     players: BTreeMap<String, Player>,
     matches: Matches,
     slots: Arc<Semaphore>,
@@ -149,27 +161,46 @@ struct Link {
 
 /// Serves until the gateway or the matcher has ended the link for good.
 pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
-    let (matcher, notices) = connect(&plan).await;
-    let session = SessionConfig::server(&*plan.name, "");
-    let (gateway, events) = match Client::connect(plan.gateway.clone(), session).await {
+    let Plan { gateway, name, matcher, data_type } = plan;
+    match matcher {
+        Target::Own(local) => {
+            let notices = local.notices();
+            serve(local, notices, gateway, name, data_type, up).await;
+        }
+        Target::Remote(endpoint, config) => {
+            let (matcher, notices) = connect(&endpoint, &config).await;
+            serve(matcher, notices, gateway, name, data_type, up).await;
+        }
+    }
+}
+
+async fn serve<A: Area>(
+    matcher: A,
+    notices: impl AreaNotices,
+    gateway: Endpoint,
+    name: Arc<str>,
+    data_type: Arc<str>,
+    up: oneshot::Sender<()>,
+) {
+    let session = SessionConfig::server(&*name, "");
+    let (gateway, events) = match Client::connect(gateway, session).await {
         Ok(connected) => connected,
         Err(error) => return tracing::error!(%error, "the matchmaking link cannot reach its gateway"),
     };
-    tracing::info!(matcher = %plan.matcher, "matchmaking is available to players");
+    tracing::info!("matchmaking is available to players");
     let (done, results) = mpsc::channel(DONE_MAX);
     let (players, matches) = (BTreeMap::new(), Matches::default());
     let slots = Arc::new(Semaphore::new(CALLS_MAX));
-    let data_type = plan.data_type;
     // The caller may have given up.
     let _ = up.send(());
     Link { gateway, matcher, players, matches, slots, done, data_type }.run(events, notices, results).await;
 }
 
 /// Tries until the matcher is there: it may start after the gateway.
-async fn connect(plan: &Plan) -> (Matcher, Notices) {
+async fn connect(endpoint: &Endpoint, config: &MatcherConfig) -> (Matcher, Notices) {
     let mut complained = false;
     loop {
-        match Matcher::connect(plan.matcher.clone(), plan.config.clone()).await {
+        match Matcher::connect(endpoint.clone(), config.clone()).await {
             Ok(connected) => return connected,
             Err(error) if !complained => {
                 complained = true;
@@ -181,8 +212,13 @@ async fn connect(plan: &Plan) -> (Matcher, Notices) {
     }
 }
 
-impl Link {
-    async fn run(mut self, mut events: Events, mut notices: Notices, mut results: mpsc::Receiver<Done>) {
+impl<A: Area> Link<A> {
+    async fn run(
+        mut self,
+        mut events: Events,
+        mut notices: impl AreaNotices,
+        mut results: mpsc::Receiver<Done>,
+    ) {
         loop {
             tokio::select! {
                 event = events.next() => match event {

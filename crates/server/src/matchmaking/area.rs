@@ -1,0 +1,199 @@
+//! The matcher that players ask: the one of this process, or one behind framed RPC.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use throng_client::{CallError, Matcher, Mine, Notice, Notices, Notification};
+use throng_matcher::Scope;
+use throng_matcher_server::{Batch, Handle, Watch};
+use throng_wire::matcher::{Method, Reader, Writer};
+use tokio::time::Instant;
+
+/// Pause before a stream of notifications that ended is begun again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// A session with the matcher of the area.
+pub(super) trait Area: Clone + Send + Sync + 'static {
+    /// Calls a method with its request body and returns the response body.
+    fn call(&self, method: u16, body: Writer) -> impl Future<Output = Result<Bytes, CallError>> + Send;
+
+    /// Returns the rooms and teams of this server's roles.
+    fn mine(&self) -> impl Future<Output = Result<Mine, CallError>> + Send {
+        async {
+            let (mut mine, mut from) = (Mine::default(), String::new());
+            loop {
+                let page = self.call(Method::LIST_MINE, Writer::new().str(2, &from)).await?;
+                from = mine.add_page(&page)?;
+                if from.is_empty() {
+                    return Ok(mine);
+                }
+            }
+        }
+    }
+
+    /// Leaves a room.
+    fn leave_room(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        self.call(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, role).str(2, room))
+    }
+
+    /// Turns a reserved seat into membership.
+    fn claim_seat(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        self.call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role))
+    }
+}
+
+/// The notifications of a session, in order.
+pub(super) trait AreaNotices: Send + 'static {
+    /// Waits for the next notification; `None` after the end. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Option<Notification>> + Send;
+}
+
+impl Area for Matcher {
+    async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
+        Matcher::call(self, method, body).await
+    }
+}
+
+impl AreaNotices for Notices {
+    async fn next(&mut self) -> Option<Notification> {
+        Notices::next(self).await
+    }
+}
+
+/// The matcher of this process. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Local {
+    handle: Handle,
+    srv: String,
+    scope: Scope,
+}
+
+impl Local {
+    /// A session of `srv` with the rights of `scope`.
+    pub(crate) fn new(handle: Handle, srv: &str, scope: Scope) -> Local {
+        Local { handle, srv: srv.to_owned(), scope }
+    }
+
+    /// Its notifications from now on.
+    pub(super) fn notices(&self) -> LocalNotices {
+        let watch = self.handle.watch(&self.srv, None);
+        LocalNotices {
+            local: self.clone(),
+            watch,
+            place: None,
+            is_new: true,
+            again: None,
+            waiting: VecDeque::new(),
+        }
+    }
+}
+
+impl Area for Local {
+    async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
+        let (status, body) = self.handle.ask(&self.srv, self.scope, method, body.into_bytes()).await;
+        CallError::check(status, body)
+    }
+}
+
+/// Notifications from the matcher of this process.
+pub(super) struct LocalNotices {
+    local: Local,
+    watch: Watch,
+    /// Epoch and number of the last entry.
+    place: Option<(u64, u64)>,
+    /// No stream has begun yet, so none can have a gap.
+    is_new: bool,
+    /// Time when the stream is begun again, after it has ended.
+    again: Option<Instant>,
+    waiting: VecDeque<Notification>,
+}
+
+impl LocalNotices {
+    fn take(&mut self, batch: &Batch) {
+        let is_same = self.place.is_some_and(|(epoch, _)| epoch == batch.epoch);
+        if !std::mem::replace(&mut self.is_new, false) && !is_same {
+            self.waiting.push_back(Notification::Gap);
+        }
+        self.place = Some((batch.epoch, batch.seq));
+        let entries = Reader::new(&batch.body).ok();
+        let entries = entries.iter().flat_map(|body| body.all(1));
+        self.waiting.extend(entries.filter_map(Notice::parse).map(Notification::Notice));
+    }
+}
+
+impl AreaNotices for LocalNotices {
+    async fn next(&mut self) -> Option<Notification> {
+        loop {
+            if let Some(notification) = self.waiting.pop_front() {
+                return Some(notification);
+            }
+            if let Some(again) = self.again {
+                tokio::time::sleep_until(again).await;
+                self.watch = self.local.handle.watch(&self.local.srv, self.place);
+                self.again = None;
+            }
+            match (self.watch.next().await, self.local.handle.why_ended()) {
+                (Some(batch), _) => self.take(&batch),
+                // Calls say so; there is nothing more to hear.
+                (None, Some(_)) => std::future::pending().await,
+                // The matcher does not serve the area now. What it tells others is missed.
+                (None, None) => (self.is_new, self.again) = (false, Some(Instant::now() + RETRY)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use throng_wire::matcher::Status;
+
+    use super::*;
+
+    fn matcher() -> throng_matcher_server::Service {
+        throng_matcher_server::start(throng_matcher_server::Options {
+            addr: None,
+            unix: None,
+            tls: None,
+            config: throng_matcher::Config::default(),
+            durability: throng_matcher_server::Durability::None,
+            fs: None,
+            tokens: throng_matcher_server::Tokens::default(),
+            area: String::new(),
+            secret: [5; 32],
+            salvage: false,
+            policies: throng_matcher_server::Policies::default(),
+            gate: throng_matcher_server::Gate::default(),
+        })
+        .expect("it starts")
+    }
+
+    #[test]
+    fn the_matcher_of_this_process_answers_and_notifies_without_a_listener() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(play());
+    }
+
+    async fn play() {
+        let service = matcher();
+        let local = Local::new(service.handle().clone(), "gateway", Scope::Server);
+        let mut notices = local.notices();
+        let role = Writer::new().nested(1, Writer::new().str(1, "ann"));
+        let join = role.nested(2, Writer::new().str(1, "2v2"));
+        local.call(Method::ROLE_JOIN_RANDOM_ROOM, join).await.expect("a room");
+        let Some(Notification::Notice(notice)) = notices.next().await else { panic!("no notice") };
+        assert_eq!(notice.roles, ["ann"]);
+        let mine = local.mine().await.expect("a list");
+        assert_eq!(mine.rooms[0].id, notice.room_id());
+        let refused = local.leave_room("bob", &mine.rooms[0].id).await;
+        assert!(matches!(refused, Err(CallError::Refused { .. })), "{refused:?}");
+        // Another session of this server takes the stream. This one goes on where it stood.
+        let other = service.handle().watch("gateway", None);
+        local.leave_room("ann", &mine.rooms[0].id).await.expect("it was a member");
+        let Some(Notification::Notice(left)) = notices.next().await else { panic!("no notice") };
+        assert_eq!((&left.roles[..], left.room_id()), (&["ann".to_owned()][..], &*mine.rooms[0].id));
+        drop((other, service));
+        let ended = local.mine().await;
+        assert!(matches!(ended, Err(CallError::Refused { status: Status::Unavailable, .. })), "{ended:?}");
+    }
+}
