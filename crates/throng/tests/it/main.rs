@@ -15,6 +15,7 @@ mod load;
 mod matcher;
 mod memory;
 mod nats;
+mod nats_faults;
 mod operate;
 #[path = "support/peers.rs"]
 mod peers;

@@ -26,61 +26,78 @@ fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
     Process::ready(&mut command).0
 }
 
-fn signal(process: &Process, name: &str) {
-    let sent = Command::new("kill").args([name, &process.0.id().to_string()]).status();
+pub(crate) fn signal(process: u32, name: &str) {
+    let sent = Command::new("kill").args([name, &process.to_string()]).status();
     assert!(sent.expect("kill is there").success());
 }
 
 /// Acknowledged state: rooms and the room of each role.
 #[derive(Default)]
-struct History {
+pub(crate) struct History {
+    /// Begins the names of its roles, which no other history has.
+    pub(crate) name: String,
     rooms: Vec<String>,
     home: BTreeMap<String, String>,
 }
 
 impl History {
+    pub(crate) fn named(name: &str) -> History {
+        History { name: name.to_owned(), ..History::default() }
+    }
+
     /// Requests about all of it, none of whose answers contradicts what was acknowledged.
     async fn play(&mut self, caller: &Caller, rng: &mut Rng, requests: usize) {
         for _ in 0..requests {
-            let role = format!("r{}", rng.below(ROLES));
-            if self.rooms.len() < ROOMS {
-                let created = caller.create(&format!("maker{}", self.rooms.len()), "90v90").await;
-                self.rooms.push(room_of(&created).0);
-                continue;
+            self.step(caller, rng).await;
+        }
+    }
+
+    /// One of them. Returns the matcher that answered.
+    pub(crate) async fn step(&mut self, caller: &Caller, rng: &mut Rng) -> String {
+        let role = format!("{}r{}", self.name, rng.below(ROLES));
+        if self.rooms.len() < ROOMS {
+            let created = caller.create(&format!("{}maker{}", self.name, self.rooms.len()), "90v90").await;
+            self.rooms.push(room_of(&created).0);
+            return created.matcher;
+        }
+        let room = self.rooms[rng.below(ROOMS as u64) as usize].clone();
+        match (rng.below(5), self.home.get(&role).cloned()) {
+            (0 | 1, None) => {
+                let joined = caller.join_room(&role, &room).await;
+                assert_eq!(room_of(&joined).0, room);
+                self.home.insert(role, room);
+                joined.matcher
             }
-            let room = self.rooms[rng.below(ROOMS as u64) as usize].clone();
-            match (rng.below(5), self.home.get(&role).cloned()) {
-                (0 | 1, None) => {
-                    let joined = caller.join_room(&role, &room).await;
-                    assert_eq!(room_of(&joined).0, room);
-                    self.home.insert(role, room);
-                }
-                (0 | 1, Some(own)) if own != room => {
-                    let refused = caller.join_room(&role, &room).await;
-                    assert_eq!(refused.status, Status::AlreadyInRoom, "{role} is in {own}");
-                }
-                (2, Some(own)) => {
-                    let left =
-                        caller.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, &role).str(2, &own)).await;
-                    assert_eq!(left.status, Status::Ok, "{}", left.body.escape_ascii());
-                    self.home.remove(&role);
-                }
-                (3, home) => {
-                    let found = caller.ask(Method::GET_ROLE, Writer::new().str(1, &role)).await;
-                    match home {
-                        None => assert_eq!(found.status, Status::NotFound),
-                        Some(own) => {
-                            let answer = Reader::new(&found.body).expect("a body");
-                            let rooms: Vec<&[u8]> = answer.all(3).collect();
-                            assert_eq!((found.status, rooms.len()), (Status::Ok, 1));
-                            assert_eq!(Reader::new(rooms[0]).expect("a room").str(1), Ok(&*own));
-                        }
+            (0 | 1, Some(own)) if own != room => {
+                let refused = caller.join_room(&role, &room).await;
+                assert_eq!(refused.status, Status::AlreadyInRoom, "{role} is in {own}");
+                refused.matcher
+            }
+            (2, Some(own)) => {
+                let left =
+                    caller.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, &role).str(2, &own)).await;
+                assert_eq!(left.status, Status::Ok, "{}", left.body.escape_ascii());
+                self.home.remove(&role);
+                left.matcher
+            }
+            (3, home) => {
+                let found = caller.ask(Method::GET_ROLE, Writer::new().str(1, &role)).await;
+                match home {
+                    None => assert_eq!(found.status, Status::NotFound),
+                    Some(own) => {
+                        let answer = Reader::new(&found.body).expect("a body");
+                        let rooms: Vec<&[u8]> = answer.all(3).collect();
+                        assert_eq!((found.status, rooms.len()), (Status::Ok, 1));
+                        assert_eq!(Reader::new(rooms[0]).expect("a room").str(1), Ok(&*own));
                     }
                 }
-                _ => {
-                    let inside = self.home.values().filter(|home| **home == room).count() as u64;
-                    assert_eq!(room_of(&caller.room(&room).await), (room, inside + 1), "with its maker");
-                }
+                found.matcher
+            }
+            _ => {
+                let inside = self.home.values().filter(|home| **home == room).count() as u64;
+                let found = caller.room(&room).await;
+                assert_eq!(room_of(&found), (room, inside + 1), "with its maker");
+                found.matcher
             }
         }
     }
@@ -120,7 +137,7 @@ fn one_serves_and_the_other_waits_in_whatever_order_they_come() {
 }
 
 /// `throng matcher takeover` of area 1.
-fn take_over(bus: &Bus) -> Result<(), String> {
+pub(crate) fn take_over(bus: &Bus) -> Result<(), String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
     let output = command.args(["matcher", "takeover", "1", "--nats", &bus.url]).output().expect("it runs");
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
@@ -134,14 +151,14 @@ fn a_matcher_that_was_replaced_keeps_its_state_apart_and_ends() {
     run(async {
         let caller = Caller::connect(&bus, "").await;
         room_of(&caller.create("ann", "90v90").await);
-        signal(&first, "-STOP");
+        signal(first.0.id(), "-STOP");
         let mut command = up(folder.path(), "matcher", "b");
         command
             .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1", "--matcher.nats_url", &bus.url])
             .args(["--matcher.takeover", "empty"]);
         let _second = Process::ready(&mut command).0;
         let room = room_of(&caller.create("ann", "90v90").await);
-        signal(&first, "-CONT");
+        signal(first.0.id(), "-CONT");
         assert!(!first.0.wait().expect("it ends").success());
         let kept = std::fs::read_dir(folder.path().join("a")).expect("its folder");
         let names = kept.map(|entry| entry.expect("a name").file_name().into_string().expect("text"));

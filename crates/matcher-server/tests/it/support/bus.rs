@@ -2,6 +2,7 @@
 //! crate.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ pub(crate) mod header {
 
 /// Everything is there long before, but on a machine that does a lot else.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// An answer that takes longer is asked for again.
+/// Time for an answer, unless a caller has another.
 const ANSWER: Duration = Duration::from_secs(5);
 
 const PROGRAM: &str = "nats-server-2.11.12";
@@ -30,7 +31,7 @@ const PROGRAM: &str = "nats-server-2.11.12";
 pub(crate) struct Bus {
     pub(crate) url: String,
     process: Child,
-    _data: tempfile::TempDir,
+    data: tempfile::TempDir,
 }
 
 impl Drop for Bus {
@@ -39,6 +40,30 @@ impl Drop for Bus {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+impl Bus {
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Kills it. What it has stored stays.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts it again where it was.
+    pub(crate) fn start_again(&mut self) {
+        let port = self.url.rsplit(':').next().unwrap().to_owned();
+        self.process = spawn(&peers::kept(PROGRAM).unwrap(), self.data.path(), &port);
+    }
+}
+
+fn spawn(program: &Path, data: &Path, port: &str) -> Child {
+    let mut command = Command::new(program);
+    command.args(["--addr", "127.0.0.1", "--port", port, "--jetstream", "--store_dir"]).arg(data);
+    command.arg("--ports_file_dir").arg(data.join("ports")).stderr(Stdio::null()).spawn().unwrap()
 }
 
 pub(crate) fn bus() -> Option<Bus> {
@@ -50,15 +75,8 @@ pub(crate) fn bus() -> Option<Bus> {
     let ports = data.path().join("ports");
     std::fs::create_dir(&ports).unwrap();
     // It chooses a free port and tells in a file.
-    let process = Command::new(program)
-        .args(["--addr", "127.0.0.1", "--port", "-1", "--jetstream", "--store_dir"])
-        .arg(data.path())
-        .arg("--ports_file_dir")
-        .arg(&ports)
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut bus = Bus { url: String::new(), process, _data: data };
+    let process = spawn(&program, data.path(), "-1");
+    let mut bus = Bus { url: String::new(), process, data };
     let told = ports.join(format!("{PROGRAM}_{}.ports", bus.process.id()));
     let patience = Instant::now() + PATIENCE;
     while bus.url.is_empty() {
@@ -76,6 +94,8 @@ pub(crate) struct Caller {
     pub(crate) client: Client,
     pub(crate) token: &'static str,
     keys: AtomicU64,
+    /// An answer that takes longer is asked for again.
+    answer: Duration,
 }
 
 pub(crate) struct Answer {
@@ -86,13 +106,20 @@ pub(crate) struct Answer {
 
 impl Caller {
     pub(crate) async fn connect(bus: &Bus, token: &'static str) -> Caller {
-        let client = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(&bus.url).await;
-        Caller { client: client.unwrap(), token, keys: AtomicU64::new(1) }
+        Caller::connect_to(&bus.url, token, 0, ANSWER).await
+    }
+
+    /// One of several callers at a time, whose keys differ by their numbers.
+    pub(crate) async fn connect_to(url: &str, token: &'static str, number: u64, answer: Duration) -> Caller {
+        let options = async_nats::ConnectOptions::new().retry_on_initial_connect();
+        let options = options.reconnect_delay_callback(|_| Duration::from_millis(100));
+        let client = options.connect(url).await.unwrap();
+        Caller { client, token, keys: AtomicU64::new((number << 40) + 1), answer }
     }
 
     /// The same caller with another token.
     pub(crate) fn with_token(&self, token: &'static str) -> Caller {
-        Caller { client: self.client.clone(), token, keys: AtomicU64::new(1 << 32) }
+        Caller { client: self.client.clone(), token, keys: AtomicU64::new(1 << 32), answer: self.answer }
     }
 
     fn next_key(&self) -> u128 {
@@ -114,7 +141,7 @@ impl Caller {
             let request = async_nats::Request::new()
                 .headers(headers)
                 .payload([body.clone(), keyed].concat().into())
-                .timeout(Some(ANSWER));
+                .timeout(Some(self.answer));
             match self.client.send_request(subject.clone(), request).await {
                 Ok(answer) => {
                     let head = |name| text(&answer, name);
