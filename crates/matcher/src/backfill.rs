@@ -7,7 +7,7 @@ use throng_wire::{Field, fields};
 
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
-use crate::key::MatchKey;
+use crate::key::{MatchKey, RoomKey, ServerKey};
 use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, invalid, too_large};
 use crate::queue::{Anchor, Compiled, Facts, PlayerFacts, Pool, REGIONS_MAX, Start, ordered};
@@ -20,7 +20,7 @@ pub(crate) struct Backfill {
     pub(crate) queue: u32,
     pub(crate) room: Id,
     /// Server that asked and hears of it.
-    owner: u32,
+    owner: ServerKey,
     rev: u64,
     /// Free places by side.
     open: Vec<u32>,
@@ -41,6 +41,11 @@ pub(crate) struct Backfill {
 }
 
 impl Backfill {
+    /// Place of its room.
+    pub(crate) fn room_key(&self) -> RoomKey {
+        RoomKey::new(self.room.index)
+    }
+
     /// `partition` is the number of its partition.
     pub(crate) fn save(&self, numbers: &Numbers, partition: u64) -> v1::Backfill<'_> {
         v1::Backfill {
@@ -69,7 +74,7 @@ impl Backfill {
             id: saved.id.into(),
             queue: saved.queue,
             room: saved.room.into(),
-            owner: saved.owner,
+            owner: ServerKey::new(saved.owner),
             rev: saved.rev,
             open: saved.open.clone(),
             attrs: saved.attributes.iter().map(attribute).collect(),
@@ -86,7 +91,7 @@ impl Backfill {
     }
 
     /// Server that asked and hears of it.
-    pub(crate) fn owner(&self) -> u32 {
+    pub(crate) fn owner(&self) -> ServerKey {
         self.owner
     }
 

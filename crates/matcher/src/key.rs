@@ -18,6 +18,24 @@ pub(crate) enum TeamKind {}
 /// Place of a team.
 pub(crate) type TeamKey = Key<TeamKind>;
 
+/// Kind of the places of roles.
+pub(crate) enum PlayerKind {}
+
+/// Place of a role.
+pub(crate) type PlayerKey = Key<PlayerKind>;
+
+/// Kind of the places of game servers.
+pub(crate) enum ServerKind {}
+
+/// Place of a game server.
+pub(crate) type ServerKey = Key<ServerKind>;
+
+/// Kind of the places of rooms.
+pub(crate) enum RoomKind {}
+
+/// Place of a room.
+pub(crate) type RoomKey = Key<RoomKind>;
+
 /// Kind of the places of matches.
 pub(crate) enum MatchKind {}
 
@@ -66,5 +84,11 @@ impl<T> Ord for Key<T> {
 impl<T> fmt::Debug for Key<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.index())
+    }
+}
+
+impl<T> std::hash::Hash for Key<T> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.place.hash(state);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::key::ServerKey;
 use crate::schema::v1;
 
 /// A stored answer.
@@ -17,11 +18,11 @@ pub(crate) struct Answer {
 /// Cost of a change: O(log keys), whatever other servers have.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys<T> {
-    values: BTreeMap<(u32, u128), T>,
+    values: BTreeMap<(ServerKey, u128), T>,
     /// Keys of each server in order of time, and when they go. None is empty.
-    queues: BTreeMap<u32, VecDeque<(u64, u128)>>,
+    queues: BTreeMap<ServerKey, VecDeque<(u64, u128)>>,
     /// Time when the first of each server goes.
-    firsts: BTreeSet<(u64, u32)>,
+    firsts: BTreeSet<(u64, ServerKey)>,
 }
 
 impl<T> Default for Keys<T> {
@@ -31,13 +32,13 @@ impl<T> Default for Keys<T> {
 }
 
 impl<T> Keys<T> {
-    pub(crate) fn find(&self, server: u32, key: u128) -> Option<&T> {
+    pub(crate) fn find(&self, server: ServerKey, key: u128) -> Option<&T> {
         self.values.get(&(server, key))
     }
 
     /// Keeps a value, in the place of the server's oldest where that has `max`. Whether the server
     /// has one key more now.
-    pub(crate) fn keep(&mut self, until: u64, server: u32, key: u128, value: T, max: usize) -> bool {
+    pub(crate) fn keep(&mut self, until: u64, server: ServerKey, key: u128, value: T, max: usize) -> bool {
         if let Some(known) = self.values.get_mut(&(server, key)) {
             *known = value;
             return false;
@@ -56,7 +57,7 @@ impl<T> Keys<T> {
     }
 
     /// Forgets a key that is due; gives its server.
-    pub(crate) fn expire(&mut self, now: u64) -> Option<u32> {
+    pub(crate) fn expire(&mut self, now: u64) -> Option<ServerKey> {
         let (until, server) = *self.firsts.first()?;
         if until > now {
             return None;
@@ -65,7 +66,7 @@ impl<T> Keys<T> {
         Some(server)
     }
 
-    fn forget_first(&mut self, server: u32) {
+    fn forget_first(&mut self, server: ServerKey) {
         let Some(queue) = self.queues.get_mut(&server) else { return };
         let Some((until, key)) = queue.pop_front() else { return };
         self.values.remove(&(server, key));
@@ -83,7 +84,7 @@ impl<T> Keys<T> {
 
 impl Keys<Answer> {
     /// Answers to a server's requests; the oldest first.
-    pub(crate) fn save(&self, server: u32) -> Vec<v1::Answer<'_>> {
+    pub(crate) fn save(&self, server: ServerKey) -> Vec<v1::Answer<'_>> {
         let own = self.queues.get(&server).into_iter().flatten();
         let answer = |(until, key): &(u64, u128)| {
             let Answer { request: (method, digest), status, body } = self.values.get(&(server, *key))?;
@@ -94,7 +95,7 @@ impl Keys<Answer> {
     }
 
     /// Takes a server's answers back.
-    pub(crate) fn load(&mut self, server: u32, saved: &[v1::Answer<'_>]) {
+    pub(crate) fn load(&mut self, server: ServerKey, saved: &[v1::Answer<'_>]) {
         for v1::Answer { until, key, method, digest, status, body } in saved {
             let answer = Answer { request: (*method, *digest), status: *status, body: body.to_vec() };
             self.keep(*until, server, *key, answer, usize::MAX);
@@ -112,9 +113,9 @@ mod tests {
     fn it_does_what_a_list_does() {
         const MAX: usize = 8;
         let (mut rng, mut keys) = (Rng::new(7), Keys::default());
-        let mut list: Vec<(u64, u32, u128)> = Vec::new();
+        let mut list: Vec<(u64, ServerKey, u128)> = Vec::new();
         for now in 0..20_000_u64 {
-            let (server, key) = (rng.below(4) as u32, u128::from(rng.below(40)));
+            let (server, key) = (ServerKey::new(rng.below(4) as u32), u128::from(rng.below(40)));
             let known = list.iter().any(|(_, own, other)| (*own, *other) == (server, key));
             assert_eq!(keys.find(server, key).is_some(), known);
             let own = list.iter().filter(|(_, owner, _)| *owner == server).count();
@@ -130,9 +131,9 @@ mod tests {
             assert_eq!(keys.find(server, key), Some(&now));
             // Not each time: several are due at once.
             if rng.chance(0.3) {
-                let mut gone: Vec<u32> = std::iter::from_fn(|| keys.expire(now)).collect();
+                let mut gone: Vec<ServerKey> = std::iter::from_fn(|| keys.expire(now)).collect();
                 let due = list.iter().filter(|(until, ..)| *until <= now);
-                let mut expected: Vec<u32> = due.map(|(_, server, _)| *server).collect();
+                let mut expected: Vec<ServerKey> = due.map(|(_, server, _)| *server).collect();
                 gone.sort_unstable();
                 expected.sort_unstable();
                 assert_eq!(gone, expected);

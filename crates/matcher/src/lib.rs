@@ -65,7 +65,6 @@ mod keys;
 mod listing;
 mod matcher;
 mod matches;
-mod modes;
 mod notices;
 mod outputs;
 mod people;

@@ -11,7 +11,7 @@ use throng_wire::matcher::{write_bytes, write_nested};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
-use crate::key::{MatchKey, TeamKey};
+use crate::key::{MatchKey, PlayerKey, RoomKey, TeamKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::Assign;
@@ -115,7 +115,7 @@ impl Filter {
 /// Something that a server's roles are in, in the order of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Listed {
-    Room(u32),
+    Room(RoomKey),
     Team(TeamKey),
     Ticket(u32),
     Match(MatchKey),
@@ -125,7 +125,7 @@ impl Listed {
     /// Place where a page goes on.
     fn token(self) -> String {
         match self {
-            Listed::Room(index) => format!("0.{index}"),
+            Listed::Room(key) => format!("0.{}", key.index()),
             Listed::Team(key) => format!("1.{}", key.index()),
             Listed::Ticket(index) => format!("2.{index}"),
             Listed::Match(key) => format!("3.{}", key.index()),
@@ -135,12 +135,12 @@ impl Listed {
     /// Reads a token; the first of all where there is none.
     fn parse(token: &[u8]) -> Outcome<Listed> {
         if token.is_empty() {
-            return Ok(Listed::Room(0));
+            return Ok(Listed::Room(RoomKey::new(0)));
         }
         let parts = std::str::from_utf8(token).ok().and_then(|token| token.split_once('.'));
         let index = parts.and_then(|(_, index)| index.parse().ok());
         match (parts, index) {
-            (Some(("0", _)), Some(index)) => Ok(Listed::Room(index)),
+            (Some(("0", _)), Some(index)) => Ok(Listed::Room(RoomKey::new(index))),
             (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
             (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(index)),
             (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
@@ -196,9 +196,9 @@ impl Matcher {
     fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
         let mut all = BTreeSet::new();
         for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
-            let entry = &self.people.players[player];
-            all.extend(entry.rooms.iter().chain(&entry.seats).map(|room| Listed::Room(*room)));
-            all.extend(entry.team.map(Listed::Team));
+            let entry = &self.people[player];
+            all.extend(entry.rooms().iter().chain(entry.seats()).map(|room| Listed::Room(*room)));
+            all.extend(entry.team().map(Listed::Team));
             all.extend(self.tickets_of(player).map(Listed::Ticket));
         }
         let allocates = |queue: u32| {
@@ -206,7 +206,7 @@ impl Matcher {
             rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
         };
         if !srv.is_empty() && self.queues.list.iter().any(|(queue, _)| allocates(queue)) {
-            let is_there = |room: Id| self.rooms.get(room.index).is_some_and(|entry| entry.id == room);
+            let is_there = |room: Id| self.rooms.find(room).is_some();
             let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
             all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
         }
@@ -214,16 +214,16 @@ impl Matcher {
     }
 
     /// Live tickets of a role, and matched ones whose seats wait for it.
-    pub(crate) fn tickets_of(&self, player: u32) -> impl Iterator<Item = u32> + '_ {
-        let entry = &self.people.players[player];
-        let matched = entry.seats.iter().filter_map(move |index| {
+    pub(crate) fn tickets_of(&self, player: PlayerKey) -> impl Iterator<Item = u32> + '_ {
+        let entry = &self.people[player];
+        let matched = entry.seats().iter().filter_map(move |index| {
             let room = &self.rooms[*index];
-            let seat = room.seats.iter().find(|seat| seat.player == player)?;
+            let seat = room.seats().iter().find(|seat| seat.player == player)?;
             // Another may have its number by now.
             let ticket = self.tickets.get(seat.ticket)?;
-            (ticket.room == Some(room.id)).then_some(seat.ticket)
+            (ticket.room == Some(room.id())).then_some(seat.ticket)
         });
-        entry.tickets.iter().copied().chain(matched.filter(|ticket| !entry.tickets.contains(ticket)))
+        entry.tickets().iter().copied().chain(matched.filter(|ticket| !entry.tickets().contains(ticket)))
     }
 
     /// Everything that a role is in.
@@ -232,14 +232,14 @@ impl Matcher {
         check_id(role, "RoleID")?;
         let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
         self.check_acts_for(turn.caller, player)?;
-        let entry = &self.people.players[player];
+        let entry = &self.people[player];
         write_bytes(turn.answer, 1, role);
         write_bytes(turn.answer, 2, self.people.server_of(player));
         // One that is a member of a room has no seat there.
-        for room in entry.rooms.iter().chain(&entry.seats) {
+        for room in entry.rooms().iter().chain(entry.seats()) {
             write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
         }
-        if let Some(team) = entry.team {
+        if let Some(team) = entry.team() {
             write_nested(turn.answer, 4, |out| self.write_team(team, out));
         }
         for ticket in self.tickets_of(player) {
@@ -272,14 +272,14 @@ impl Matcher {
 
         let mut next = Vec::new();
         for (mode_name, from) in modes.iter().zip(&after) {
-            let (Some(mode), Some(from)) = (self.modes.find(mode_name), *from) else {
+            let (Some(mode), Some(from)) = (self.rooms.modes().find(mode_name), *from) else {
                 next.push(None);
                 continue;
             };
             let mut looked = 0;
             let mut last = from;
-            let mut found: Vec<(u64, u32)> = Vec::new();
-            let scan = mode.visible.range(from + 1..).take(SCAN_MAX);
+            let mut found: Vec<(u64, RoomKey)> = Vec::new();
+            let scan = mode.visible().range(from + 1..).take(SCAN_MAX);
             for (order, room) in scan {
                 if sort.is_none() && found.len() == limit {
                     break;
@@ -294,14 +294,14 @@ impl Matcher {
                 }
             }
             if let Some(field) = &sort {
-                let key = |room: u32| self.field_of(&self.rooms[room], field);
+                let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
                 found.sort_by(|a, b| {
                     let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
                     (if descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
                 });
                 found.truncate(limit);
             }
-            let more = mode.visible.range(last + 1..).next().is_some() && looked > 0;
+            let more = mode.visible().range(last + 1..).next().is_some() && looked > 0;
             next.push(more.then_some(last));
             if !found.is_empty() {
                 write_nested(turn.answer, 1, |out| {
@@ -321,15 +321,17 @@ impl Matcher {
     }
 
     fn field_of(&self, room: &Room, field: &Field) -> Value {
-        let rules = &self.modes[room.mode].rules;
+        let rules = self.rooms.mode(room.mode()).rules();
         match field {
             Field::FreeSlots => room.free(rules.capacity).into(),
-            Field::Members => room.members.len().into(),
-            Field::CreateTime => room.created.into(),
-            Field::Data(key) if *key == rules.count_key => room.members.len().into(),
-            Field::Data(key) => {
-                room.data.get(key).and_then(|value| serde_json::from_slice(value).ok()).unwrap_or(Value::Null)
-            }
+            Field::Members => room.members().len().into(),
+            Field::CreateTime => room.created().into(),
+            Field::Data(key) if *key == rules.count_key => room.members().len().into(),
+            Field::Data(key) => room
+                .data()
+                .get(key)
+                .and_then(|value| serde_json::from_slice(value).ok())
+                .unwrap_or(Value::Null),
         }
     }
 }

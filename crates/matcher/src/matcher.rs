@@ -8,10 +8,9 @@ use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, check_len};
-use crate::key::MatchKey;
+use crate::key::{MatchKey, PlayerKey, RoomKey, ServerKey};
 use crate::keys::{Answer, Keys};
 use crate::matches::Matches;
-use crate::modes::Modes;
 use crate::notices::{Notices, ServerNumber};
 use crate::outputs::Outputs;
 use crate::people::People;
@@ -20,7 +19,7 @@ use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
 use crate::record::Input;
-use crate::room::Room;
+use crate::room::Rooms;
 use crate::slab::Slab;
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Teams;
@@ -33,13 +32,10 @@ use crate::turn::Turn;
 pub struct Matcher {
     pub(crate) now: u64,
     pub(crate) draining: bool,
-    /// Age of the next room.
-    pub(crate) order: u64,
     pub(crate) nonces: Nonces,
     pub(crate) people: People,
     pub(crate) teams: Teams,
-    pub(crate) rooms: Slab<Room>,
-    pub(crate) modes: Modes,
+    pub(crate) rooms: Rooms,
     pub(crate) timers: Timers,
     pub(crate) queues: Queues,
     pub(crate) tickets: Slab<Ticket>,
@@ -67,7 +63,7 @@ pub(crate) struct Scratch {
     pub(crate) event: Vec<u8>,
     /// The room as last encoded.
     pub(crate) room: Vec<u8>,
-    pub(crate) candidates: Vec<u32>,
+    pub(crate) candidates: Vec<RoomKey>,
     /// Neighbours of an anchor.
     pub(crate) near: Vec<crate::queue::Candidate>,
     /// Matches of a tick that were found and are not made yet, with the backfills that they are
@@ -94,7 +90,7 @@ impl Matcher {
     #[must_use]
     pub fn new(config: Config, secret: [u8; 32], now: u64) -> Matcher {
         let mut matcher = Matcher {
-            modes: Modes::new(&config),
+            rooms: Rooms::new(&config),
             nonces: Nonces::new(secret),
             ..Matcher::blank(config, now)
         };
@@ -107,12 +103,10 @@ impl Matcher {
         Matcher {
             now,
             draining: false,
-            order: 0,
             nonces: Nonces::new([0; 32]),
             people: People::default(),
             teams: Teams::default(),
-            rooms: Slab::default(),
-            modes: Modes::default(),
+            rooms: Rooms::default(),
             timers: Timers::default(),
             queues: Queues::default(),
             tickets: Slab::default(),
@@ -271,7 +265,8 @@ impl Matcher {
                 let kept = Answer { request, status: status as u16, body: turn.answer[start..].to_vec() };
                 let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
                 if self.keys.keep(until, server, key, kept, max) {
-                    self.people.servers[server].holds += 1;
+                    let is_there = self.people.hold_server(server, 1);
+                    debug_assert!(is_there, "its entry was made above");
                 }
             }
         }
@@ -285,12 +280,10 @@ impl Matcher {
         self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
         self.note_notices(notices, told);
         let index = self.people.server_entry(srv.as_bytes());
-        let server = &mut self.people.servers[index];
-        server.connected = up;
-        server.grace_until = if up { 0 } else { self.now + self.config.presence_grace_ms };
+        let grace_until = if up { 0 } else { self.now + self.config.presence_grace_ms };
+        self.people.set_session(index, up, grace_until);
         if !up {
-            let at = server.grace_until;
-            self.timers.set(at, Timer::Grace(index));
+            self.timers.set(grace_until, Timer::Grace(index));
         }
         self.people.number(index)
     }
@@ -319,13 +312,12 @@ impl Matcher {
         self.draining = false;
         // Those that were lost before the end, too: while the matcher was away there was nothing to
         // come back to.
-        let servers = self.people.servers.iter();
-        let had_session = servers.filter(|(_, server)| server.connected || server.grace_until > 0);
-        let lost: Vec<u32> = had_session.map(|(index, _)| index).collect();
+        let servers = self.people.servers();
+        let had_session = servers.filter(|(_, server)| server.had_session());
+        let lost: Vec<ServerKey> = had_session.map(|(index, _)| index).collect();
         for index in lost {
             let until = self.now + self.config.presence_grace_ms;
-            let server = &mut self.people.servers[index];
-            (server.connected, server.grace_until) = (false, until);
+            self.people.set_session(index, false, until);
             self.timers.set(until, Timer::Grace(index));
         }
         self.forget_questions();
@@ -363,7 +355,7 @@ impl Matcher {
 
     /// Rules of modes as configured, but where a queue says how many play.
     pub(crate) fn configure_modes(&mut self, config: Config) {
-        self.modes.configure(&config);
+        self.rooms.modes_mut().configure(&config);
         self.config = config;
         let rules: Vec<_> = self.queues.list.iter().map(|(_, queue)| queue.rules()).collect();
         for rules in rules {
@@ -389,8 +381,8 @@ impl Matcher {
         Counts {
             rooms: self.rooms.len(),
             teams: self.teams.len(),
-            players: self.people.players.len(),
-            servers: self.people.servers.len(),
+            players: self.people.player_count(),
+            servers: self.people.server_count(),
             tickets: self.live_tickets,
             ended_tickets: self.ended_tickets.len as usize,
             matches: self.matches.len(),
@@ -404,16 +396,10 @@ impl Matcher {
     pub fn mode_counts(&self, most: usize) -> Vec<ModeCounts> {
         let mut counts = Vec::new();
         let mut others = ModeCounts::new(ModeCounts::OTHERS);
-        for mode in self.modes.iter() {
+        for mode in self.rooms.modes().iter() {
+            let own = mode.counts();
             let is_known =
-                self.config.modes.contains_key(&mode.name) || self.queues.by_name.contains_key(&mode.name);
-            let own = ModeCounts {
-                name: mode.name.clone(),
-                rooms: mode.rooms.into(),
-                members: mode.members.into(),
-                seats: mode.seats.into(),
-                teams: mode.teams.into(),
-            };
+                self.config.modes.contains_key(&own.name) || self.queues.by_name.contains_key(&own.name);
             if is_known && counts.len() < most {
                 counts.push(own);
             } else {
@@ -428,14 +414,13 @@ impl Matcher {
     /// O(n log n) of all modes.
     #[must_use]
     pub fn busy_modes(&self, most: usize) -> Vec<(String, u32)> {
-        self.modes.busy(most)
+        self.rooms.modes().busy(most)
     }
 
     /// Name of a server that [`Notices`] mention.
     #[must_use]
     pub fn server_name(&self, server: ServerNumber) -> Option<&[u8]> {
-        let known = self.people.servers.get(server.place).filter(|known| known.age == server.age)?;
-        Some(&known.id)
+        self.people.numbered(server).map(|known| known.id().as_slice())
     }
 
     /// Returns whether a server has a session or roles here, or has had them lately.
@@ -458,8 +443,7 @@ impl Matcher {
         self.forget_matches();
         for _ in 0..FORGOTTEN_PER_INPUT {
             let Some(server) = self.keys.expire(self.now) else { break };
-            self.people.servers[server].holds -= 1;
-            self.people.release_server(server);
+            self.people.let_go_of_server(server);
         }
     }
 
@@ -490,9 +474,8 @@ impl Matcher {
         }
         if caller.scope == Scope::Server {
             let known = self.people.player(role.id).map(|player| self.people.server_of(player));
-            let is_lost = |server| {
-                self.people.server(server).is_some_and(|index| self.people.servers[index].grace_until > 0)
-            };
+            let is_lost =
+                |server| self.people.server(server).is_some_and(|index| self.people[index].is_lost());
             if let Some(server) = known.filter(|server| !is_lost(server)) {
                 check_acts_on(caller, server)?;
             }
@@ -501,7 +484,7 @@ impl Matcher {
     }
 
     /// Refuses unless the caller may act for a role that the matcher knows.
-    pub(crate) fn check_acts_for(&self, caller: Caller<'_>, player: u32) -> Outcome {
+    pub(crate) fn check_acts_for(&self, caller: Caller<'_>, player: PlayerKey) -> Outcome {
         check_acts_on(caller, self.people.server_of(player))
     }
 
@@ -513,38 +496,32 @@ impl Matcher {
     }
 
     /// A lost server did not come back: its roles leave everything.
-    fn give_up_server(&mut self, turn: &mut Turn<'_>, index: u32) {
-        let Some(server) = self.people.servers.get_mut(index) else { return };
-        if server.connected || server.grace_until == 0 || server.grace_until > self.now {
+    fn give_up_server(&mut self, turn: &mut Turn<'_>, index: ServerKey) {
+        if !self.people.begin_giving_up(index, self.now) {
             return;
         }
-        server.grace_until = 0;
-        // Held, so that the entry outlives its last role.
-        server.holds += 1;
-        let players: Vec<u32> = self.people.players_of(index).collect();
+        let players: Vec<PlayerKey> = self.people.players_of(index).collect();
         for player in players {
             self.disconnect_player(turn, player);
         }
-        self.people.servers[index].holds -= 1;
-        self.people.release_server(index);
+        self.people.let_go_of_server(index);
     }
 
-    fn disconnect_player(&mut self, turn: &mut Turn<'_>, player: u32) {
-        let Some(entry) = self.people.players.get_mut(player) else { return };
-        entry.holds += 1;
+    fn disconnect_player(&mut self, turn: &mut Turn<'_>, player: PlayerKey) {
+        if !self.people.hold(player) {
+            return;
+        }
         self.drop_from_tickets(turn, player, "disconnected");
-        if let Some(team) = self.people.players[player].team {
+        if let Some(team) = self.people[player].team() {
             self.remove_from_team(turn, team, player, "disconnected");
         }
-        let rooms = self.people.players[player].rooms.clone();
-        for room in rooms {
-            if !self.rooms[room].deleting {
+        for room in self.people[player].rooms().to_vec() {
+            if !self.rooms[room].deleting() {
                 self.tell_policy(HookPoint::OnDeletingRole, room, Some(player));
             }
             self.remove_from_room(turn, room, player, "disconnected");
         }
-        self.people.players[player].holds -= 1;
-        self.people.release(player);
+        self.people.let_go_of(player);
     }
 
     pub(crate) fn new_id(&mut self, index: u32) -> Id {
@@ -556,19 +533,19 @@ impl Matcher {
 /// hosts.
 pub(crate) fn fan_out(
     people: &People,
-    players: impl Iterator<Item = u32>,
+    players: impl Iterator<Item = PlayerKey>,
     event: &[u8],
     collapse: u64,
     notices: &mut Notices,
 ) {
-    let named = |player: u32| {
-        let player = &people.players[player];
-        (player.server, player.id.as_slice())
+    let named = |player: PlayerKey| {
+        let player = &people[player];
+        (player.server(), player.id().as_slice())
     };
-    let mut all: SmallVec<[(u32, &[u8]); 16]> = players.map(named).collect();
+    let mut all: SmallVec<[(ServerKey, &[u8]); 16]> = players.map(named).collect();
     if all.windows(2).any(|pair| pair[0].0 != pair[1].0) {
         // An order that no index decides: a restored matcher has others.
-        all.sort_by_key(|(server, _)| people.servers[*server].age);
+        all.sort_by_key(|(server, _)| people[*server].age());
     }
     for group in all.chunk_by(|a, b| a.0 == b.0) {
         notices.push(people.number(group[0].0), group.iter().map(|(_, id)| *id), event, collapse);

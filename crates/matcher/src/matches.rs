@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 pub(crate) use owner::{Match, Matches, Stage};
 
 /// Players of some tickets.
-pub(crate) type Players = SmallVec<[u32; 16]>;
+pub(crate) type Players = SmallVec<[crate::key::PlayerKey; 16]>;
 
 /// Result of placing a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

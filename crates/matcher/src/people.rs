@@ -1,11 +1,11 @@
-//! Roles and the servers they live on.
+//! Roles and the servers they live on, which only this file changes.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
-use crate::key::TeamKey;
+use crate::key::{PlayerKey, RoomKey, ServerKey, TeamKey};
 use crate::notices::ServerNumber;
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
@@ -13,39 +13,39 @@ use crate::slab::{NONE, Slab};
 /// A role that is in something.
 #[derive(Clone, Debug)]
 pub(crate) struct Player {
-    pub(crate) id: Text,
+    id: Text,
     /// Place where its events go.
-    pub(crate) server: u32,
+    server: ServerKey,
     /// Neighbours in the server's list.
-    previous: u32,
-    next: u32,
-    pub(crate) team: Option<TeamKey>,
+    previous: Option<PlayerKey>,
+    next: Option<PlayerKey>,
+    team: Option<TeamKey>,
     /// The live room whose mode is exclusive.
-    pub(crate) room: u32,
+    room: Option<RoomKey>,
     /// Every room that lists it as a member, lingering ones too.
-    pub(crate) rooms: SmallVec<[u32; 2]>,
+    rooms: SmallVec<[RoomKey; 2]>,
     /// Rooms that keep a seat for it.
-    pub(crate) seats: SmallVec<[u32; 1]>,
+    seats: SmallVec<[RoomKey; 1]>,
     /// Its live tickets.
-    pub(crate) tickets: SmallVec<[u32; 2]>,
+    tickets: SmallVec<[u32; 2]>,
     /// No new ticket before: a match was declined.
-    pub(crate) cooldown_until: u64,
+    cooldown_until: u64,
     /// Further reasons to keep the entry.
-    pub(crate) holds: u32,
+    holds: u32,
 }
 
 /// A game server.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
-    pub(crate) id: Text,
+    id: Text,
     /// Servers that were first seen later have greater ones.
-    pub(crate) age: u64,
-    first: u32,
-    pub(crate) connected: bool,
+    age: u64,
+    first: Option<PlayerKey>,
+    connected: bool,
     /// Time when its roles are given up, 0 while it is connected or was never.
-    pub(crate) grace_until: u64,
-    /// Request keys and rooms that name it.
-    pub(crate) holds: u32,
+    grace_until: u64,
+    /// Request keys, rooms and backfills that name it.
+    holds: u32,
 }
 
 /// Numbers in a snapshot by index.
@@ -56,43 +56,129 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    pub(crate) fn player(&self, index: u32) -> Option<u32> {
-        self.players.get(index as usize).copied().filter(|number| *number != NONE)
+    pub(crate) fn player(&self, key: PlayerKey) -> Option<u32> {
+        self.players.get(key.index() as usize).copied().filter(|number| *number != NONE)
     }
 
-    pub(crate) fn server(&self, index: u32) -> Option<u32> {
-        self.servers.get(index as usize).copied().filter(|number| *number != NONE)
+    pub(crate) fn server(&self, key: ServerKey) -> Option<u32> {
+        self.servers.get(key.index() as usize).copied().filter(|number| *number != NONE)
     }
 }
 
 impl Player {
+    fn new(id: &[u8], server: ServerKey) -> Player {
+        Player {
+            id: Text::from_slice(id),
+            server,
+            previous: None,
+            next: None,
+            team: None,
+            room: None,
+            rooms: SmallVec::new(),
+            seats: SmallVec::new(),
+            tickets: SmallVec::new(),
+            cooldown_until: 0,
+            holds: 0,
+        }
+    }
+
     fn save(&self) -> v1::Player<'_> {
-        let place = |index: u32| (index != NONE).then_some(index);
         v1::Player {
             role: &self.id,
             team: self.team.map(TeamKey::index),
-            room: place(self.room),
-            rooms: self.rooms.to_vec(),
-            seats: self.seats.to_vec(),
+            room: self.room.map(RoomKey::index),
+            rooms: self.rooms.iter().map(|room| room.index()).collect(),
+            seats: self.seats.iter().map(|room| room.index()).collect(),
             tickets: self.tickets.to_vec(),
             cooldown_until: self.cooldown_until,
         }
     }
 
-    fn load(saved: &v1::Player<'_>) -> Player {
+    fn load(saved: &v1::Player<'_>, server: ServerKey) -> Player {
         Player {
-            id: Text::from_slice(saved.role),
-            server: NONE,
-            previous: NONE,
-            next: NONE,
             team: saved.team.map(TeamKey::new),
-            room: saved.room.unwrap_or(NONE),
-            rooms: SmallVec::from_slice(&saved.rooms),
-            seats: SmallVec::from_slice(&saved.seats),
+            room: saved.room.map(RoomKey::new),
+            rooms: saved.rooms.iter().map(|room| RoomKey::new(*room)).collect(),
+            seats: saved.seats.iter().map(|room| RoomKey::new(*room)).collect(),
             tickets: SmallVec::from_slice(&saved.tickets),
             cooldown_until: saved.cooldown_until,
-            holds: 0,
+            ..Player::new(saved.role, server)
         }
+    }
+
+    /// Its role.
+    #[inline]
+    pub(crate) fn id(&self) -> &Text {
+        &self.id
+    }
+
+    /// Place where its events go.
+    #[inline]
+    pub(crate) fn server(&self) -> ServerKey {
+        self.server
+    }
+
+    pub(crate) fn team(&self) -> Option<TeamKey> {
+        self.team
+    }
+
+    /// The live room whose mode is exclusive.
+    pub(crate) fn room(&self) -> Option<RoomKey> {
+        self.room
+    }
+
+    /// Every room that lists it as a member, lingering ones too.
+    pub(crate) fn rooms(&self) -> &[RoomKey] {
+        &self.rooms
+    }
+
+    /// Rooms that keep a seat for it.
+    pub(crate) fn seats(&self) -> &[RoomKey] {
+        &self.seats
+    }
+
+    /// Its live tickets.
+    pub(crate) fn tickets(&self) -> &[u32] {
+        &self.tickets
+    }
+
+    /// No new ticket before: a match was declined.
+    pub(crate) fn cooldown_until(&self) -> u64 {
+        self.cooldown_until
+    }
+
+    /// Reads what a match changes, so that it is in the cache by then.
+    pub(crate) fn touch(&self) -> u64 {
+        self.tickets.len() as u64 ^ u64::from(self.holds) ^ self.id.len() as u64
+    }
+}
+
+impl Server {
+    /// Its `SrvID`.
+    #[inline]
+    pub(crate) fn id(&self) -> &Text {
+        &self.id
+    }
+
+    /// Servers that were first seen later have greater ones.
+    #[inline]
+    pub(crate) fn age(&self) -> u64 {
+        self.age
+    }
+
+    /// Returns whether it was connected at some time and was not given up since.
+    pub(crate) fn had_session(&self) -> bool {
+        self.connected || self.is_lost()
+    }
+
+    /// Returns whether its session was lost and its roles are not given up yet.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.grace_until > 0
+    }
+
+    /// Time when its roles are given up, 0 while it is connected or was never.
+    pub(crate) fn grace_until(&self) -> u64 {
+        self.grace_until
     }
 }
 
@@ -124,19 +210,37 @@ impl Index {
 /// Roles and servers, found by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct People {
-    pub(crate) players: Slab<Player>,
-    pub(crate) servers: Slab<Server>,
+    players: Slab<Player>,
+    servers: Slab<Server>,
     /// Age of the next server.
     age: u64,
     player_index: Index,
     server_index: Index,
 }
 
+impl std::ops::Index<PlayerKey> for People {
+    type Output = Player;
+
+    #[inline]
+    fn index(&self, key: PlayerKey) -> &Player {
+        &self.players[key.index()]
+    }
+}
+
+impl std::ops::Index<ServerKey> for People {
+    type Output = Server;
+
+    #[inline]
+    fn index(&self, key: ServerKey) -> &Server {
+        &self.servers[key.index()]
+    }
+}
+
 impl People {
     /// Servers in order of age with their players, without the answers to their requests.
     pub(crate) fn save(&self) -> (Vec<v1::Server<'_>>, Numbers) {
-        let mut order: Vec<(u64, u32)> =
-            self.servers.iter().map(|(index, server)| (server.age, index)).collect();
+        let mut order: Vec<(u64, ServerKey)> =
+            self.servers().map(|(key, server)| (server.age, key)).collect();
         order.sort_unstable();
         let mut numbers = Numbers {
             players: vec![NONE; self.players.next_new() as usize],
@@ -144,14 +248,14 @@ impl People {
         };
         let mut next = 0;
         let mut saved = Vec::with_capacity(order.len());
-        for (number, (_, index)) in (0..).zip(order) {
-            numbers.servers[index as usize] = number;
-            let server = &self.servers[index];
+        for (number, (_, key)) in (0..).zip(order) {
+            numbers.servers[key.index() as usize] = number;
+            let server = &self[key];
             let mut players = Vec::new();
-            for player in self.players_of(index) {
-                numbers.players[player as usize] = next;
+            for player in self.players_of(key) {
+                numbers.players[player.index() as usize] = next;
                 next += 1;
-                players.push(self.players[player].save());
+                players.push(self[player].save());
             }
             let (connected, grace_until) = (server.connected, server.grace_until);
             saved.push(v1::Server { name: &server.id, connected, grace_until, players, answers: Vec::new() });
@@ -166,153 +270,291 @@ impl People {
             if people.server(server.name).is_some() {
                 return Err("a server is there twice");
             }
-            let index = people.server_entry(server.name);
-            let entry = &mut people.servers[index];
-            (entry.connected, entry.grace_until) = (server.connected, server.grace_until);
+            let key = people.server_entry(server.name);
+            people.set_session(key, server.connected, server.grace_until);
             let first = people.players.next_new();
             for player in &server.players {
                 if people.player(player.role).is_some() {
                     return Err("a role is there twice");
                 }
-                let player = people.players.insert(Player::load(player));
-                people
-                    .player_index
-                    .insert(&people.players[player].id, player, |index| &people.players[index].id);
+                people.insert_player(Player::load(player, key));
             }
             // The newest first, as the list has them.
-            (first..people.players.next_new()).rev().for_each(|player| people.link(player, index));
+            for player in (first..people.players.next_new()).rev() {
+                people.link(PlayerKey::new(player), key);
+            }
         }
         Ok(people)
     }
 
     #[inline]
-    pub(crate) fn player(&self, id: &[u8]) -> Option<u32> {
-        self.player_index.find(id, |index| self.players[index].id.as_slice() == id)
+    pub(crate) fn player(&self, id: &[u8]) -> Option<PlayerKey> {
+        self.player_index.find(id, |index| self.players[index].id.as_slice() == id).map(PlayerKey::new)
     }
 
     #[inline]
-    pub(crate) fn server(&self, id: &[u8]) -> Option<u32> {
-        self.server_index.find(id, |index| self.servers[index].id.as_slice() == id)
+    pub(crate) fn server(&self, id: &[u8]) -> Option<ServerKey> {
+        self.server_index.find(id, |index| self.servers[index].id.as_slice() == id).map(ServerKey::new)
+    }
+
+    pub(crate) fn get_player(&self, key: PlayerKey) -> Option<&Player> {
+        self.players.get(key.index())
+    }
+
+    pub(crate) fn get_server(&self, key: ServerKey) -> Option<&Server> {
+        self.servers.get(key.index())
+    }
+
+    /// The server that a number names, unless it is gone.
+    pub(crate) fn numbered(&self, number: ServerNumber) -> Option<&Server> {
+        self.servers.get(number.place).filter(|known| known.age == number.age)
+    }
+
+    pub(crate) fn players(&self) -> impl Iterator<Item = (PlayerKey, &Player)> {
+        self.players.iter().map(|(index, player)| (PlayerKey::new(index), player))
+    }
+
+    pub(crate) fn servers(&self) -> impl Iterator<Item = (ServerKey, &Server)> {
+        self.servers.iter().map(|(index, server)| (ServerKey::new(index), server))
+    }
+
+    pub(crate) fn player_count(&self) -> usize {
+        self.players.len()
+    }
+
+    pub(crate) fn server_count(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Roles of a server; the newest first.
+    pub(crate) fn players_of(&self, server: ServerKey) -> impl Iterator<Item = PlayerKey> + '_ {
+        let first = self.get_server(server).and_then(|server| server.first);
+        std::iter::successors(first, |player| self[*player].next)
+    }
+
+    /// The identity of a server.
+    #[inline]
+    pub(crate) fn number(&self, server: ServerKey) -> ServerNumber {
+        ServerNumber { place: server.index(), age: self[server].age }
+    }
+
+    pub(crate) fn server_of(&self, player: PlayerKey) -> &[u8] {
+        &self[self[player].server].id
     }
 
     /// The entry of a server, made if there is none.
-    pub(crate) fn server_entry(&mut self, id: &[u8]) -> u32 {
-        if let Some(index) = self.server(id) {
-            return index;
+    pub(crate) fn server_entry(&mut self, id: &[u8]) -> ServerKey {
+        if let Some(key) = self.server(id) {
+            return key;
         }
         let (id, age) = (Text::from_slice(id), self.age);
         self.age += 1;
-        let server = Server { id: id.clone(), age, first: NONE, connected: false, grace_until: 0, holds: 0 };
+        let server = Server { id: id.clone(), age, first: None, connected: false, grace_until: 0, holds: 0 };
         let index = self.servers.insert(server);
         self.server_index.insert(&id, index, |index| &self.servers[index].id);
-        index
+        ServerKey::new(index)
     }
 
     /// The entry of a role on a server; it moves there if it was elsewhere. Call
     /// [`release`](People::release) when nothing holds it in the end.
-    pub(crate) fn player_entry(&mut self, id: &[u8], server: u32) -> u32 {
-        if let Some(index) = self.player(id) {
-            self.move_to(index, server);
-            return index;
+    pub(crate) fn player_entry(&mut self, id: &[u8], server: ServerKey) -> PlayerKey {
+        if let Some(key) = self.player(id) {
+            self.move_to(key, server);
+            return key;
         }
-        let index = self.players.insert(Player {
-            id: Text::from_slice(id),
-            server: NONE,
-            previous: NONE,
-            next: NONE,
-            team: None,
-            room: NONE,
-            rooms: SmallVec::new(),
-            seats: SmallVec::new(),
-            tickets: SmallVec::new(),
-            cooldown_until: 0,
-            holds: 0,
-        });
-        self.player_index.insert(id, index, |index| &self.players[index].id);
-        self.link(index, server);
-        index
+        let key = self.insert_player(Player::new(id, server));
+        self.link(key, server);
+        key
+    }
+
+    /// A player that is in no server's list yet.
+    fn insert_player(&mut self, player: Player) -> PlayerKey {
+        let index = self.players.insert(player);
+        self.player_index.insert(&self.players[index].id, index, |index| &self.players[index].id);
+        PlayerKey::new(index)
     }
 
     /// A role lives on a server from now on.
-    pub(crate) fn move_to(&mut self, player: u32, server: u32) {
-        if self.players[player].server != server {
+    pub(crate) fn move_to(&mut self, player: PlayerKey, server: ServerKey) {
+        if self[player].server != server {
             self.unlink(player);
             self.link(player, server);
         }
     }
 
+    /// A server's session began, or was lost: then its roles are given up at `grace_until`.
+    pub(crate) fn set_session(&mut self, server: ServerKey, connected: bool, grace_until: u64) {
+        let server = &mut self.servers[server.index()];
+        (server.connected, server.grace_until) = (connected, grace_until);
+    }
+
+    /// Ends the grace of a lost server and holds it, so that the entry outlives its last role.
+    /// False if it came back, or has more time.
+    pub(crate) fn begin_giving_up(&mut self, server: ServerKey, now: u64) -> bool {
+        let Some(server) = self.servers.get_mut(server.index()) else { return false };
+        if server.connected || server.grace_until == 0 || server.grace_until > now {
+            return false;
+        }
+        server.grace_until = 0;
+        server.holds += 1;
+        true
+    }
+
+    /// Keeps a server for `count` further reasons. False if there is no such server.
+    #[must_use]
+    pub(crate) fn hold_server(&mut self, server: ServerKey, count: u32) -> bool {
+        let server = self.servers.get_mut(server.index());
+        server.map(|server| server.holds += count).is_some()
+    }
+
+    /// Ends one of the reasons to keep a server.
+    pub(crate) fn let_go_of_server(&mut self, server: ServerKey) {
+        self.servers[server.index()].holds -= 1;
+        self.release_server(server);
+    }
+
+    /// Keeps a role for a further reason. False if there is no such role.
+    #[must_use]
+    pub(crate) fn hold(&mut self, player: PlayerKey) -> bool {
+        self.players.get_mut(player.index()).map(|player| player.holds += 1).is_some()
+    }
+
+    /// Ends one of the further reasons to keep a role.
+    pub(crate) fn let_go_of(&mut self, player: PlayerKey) {
+        self.players[player.index()].holds -= 1;
+        self.release(player);
+    }
+
+    pub(crate) fn set_team(&mut self, player: PlayerKey, team: Option<TeamKey>) {
+        self.players[player.index()].team = team;
+    }
+
+    /// A role is a member of a room; `is_only` if the room's mode is exclusive.
+    pub(crate) fn enter_room(&mut self, player: PlayerKey, room: RoomKey, is_only: bool) {
+        let player = &mut self.players[player.index()];
+        player.rooms.push(room);
+        if is_only {
+            player.room = Some(room);
+        }
+    }
+
+    /// A room that still lists a role keeps it from no other any more.
+    pub(crate) fn free_from_room(&mut self, player: PlayerKey, room: RoomKey) {
+        let player = &mut self.players[player.index()];
+        player.room = player.room.filter(|only| *only != room);
+    }
+
+    /// A role is no member of a room any more, and is forgotten if it is in nothing else.
+    pub(crate) fn leave_room(&mut self, player: PlayerKey, room: RoomKey) {
+        self.players[player.index()].rooms.retain(|other| *other != room);
+        self.free_from_room(player, room);
+        self.release(player);
+    }
+
+    /// A room keeps a seat for a role.
+    pub(crate) fn take_seat(&mut self, player: PlayerKey, room: RoomKey) {
+        self.players[player.index()].seats.push(room);
+    }
+
     /// A room keeps one seat less for a role.
-    pub(crate) fn lose_seat(&mut self, player: u32, room: u32) {
-        let seats = &mut self.players[player].seats;
+    pub(crate) fn lose_seat(&mut self, player: PlayerKey, room: RoomKey) {
+        let seats = &mut self.players[player.index()].seats;
         if let Some(at) = seats.iter().position(|other| *other == room) {
             seats.remove(at);
         }
     }
 
+    pub(crate) fn add_ticket(&mut self, player: PlayerKey, ticket: u32) {
+        self.players[player.index()].tickets.push(ticket);
+    }
+
+    pub(crate) fn lose_ticket(&mut self, player: PlayerKey, ticket: u32) {
+        self.players[player.index()].tickets.retain(|other| *other != ticket);
+    }
+
+    /// A role may make no ticket before `until`, which keeps its entry.
+    pub(crate) fn cool_down(&mut self, player: PlayerKey, until: u64) {
+        let player = &mut self.players[player.index()];
+        player.cooldown_until = player.cooldown_until.max(until);
+        player.holds += 1;
+    }
+
     /// Forgets a role that is in nothing.
-    pub(crate) fn release(&mut self, index: u32) {
-        let Some(player) = self.players.get(index) else { return };
+    pub(crate) fn release(&mut self, key: PlayerKey) {
+        let Some(player) = self.get_player(key) else { return };
         let is_in = player.team.is_some() || !player.rooms.is_empty() || !player.tickets.is_empty();
         if is_in || !player.seats.is_empty() || player.holds > 0 {
             return;
         }
         let server = player.server;
-        self.unlink(index);
-        if let Some(player) = self.players.remove(index) {
-            self.player_index.remove(&player.id, index);
+        self.unlink(key);
+        if let Some(player) = self.players.remove(key.index()) {
+            self.player_index.remove(&player.id, key.index());
         }
         self.release_server(server);
     }
 
     /// Forgets a server that has no session and no roles.
-    pub(crate) fn release_server(&mut self, index: u32) {
-        let Some(server) = self.servers.get(index) else { return };
-        if server.connected || server.first != NONE || server.holds > 0 || server.grace_until > 0 {
+    pub(crate) fn release_server(&mut self, key: ServerKey) {
+        let Some(server) = self.get_server(key) else { return };
+        if server.connected || server.first.is_some() || server.holds > 0 || server.grace_until > 0 {
             return;
         }
-        if let Some(server) = self.servers.remove(index) {
-            self.server_index.remove(&server.id, index);
+        if let Some(server) = self.servers.remove(key.index()) {
+            self.server_index.remove(&server.id, key.index());
         }
     }
 
-    /// Roles of a server; the newest first.
-    pub(crate) fn players_of(&self, server: u32) -> impl Iterator<Item = u32> + '_ {
-        let first = self.servers.get(server).map_or(NONE, |server| server.first);
-        std::iter::successors((first != NONE).then_some(first), |index| {
-            let next = self.players[*index].next;
-            (next != NONE).then_some(next)
-        })
-    }
-
-    /// The identity of the server at `place`.
-    #[inline]
-    pub(crate) fn number(&self, place: u32) -> ServerNumber {
-        ServerNumber { place, age: self.servers[place].age }
-    }
-
-    pub(crate) fn server_of(&self, player: u32) -> &[u8] {
-        &self.servers[self.players[player].server].id
-    }
-
-    fn link(&mut self, player: u32, server: u32) {
-        let first = self.servers[server].first;
-        if first != NONE {
-            self.players[first].previous = player;
+    fn link(&mut self, player: PlayerKey, server: ServerKey) {
+        let first = self.servers[server.index()].first.replace(player);
+        if let Some(first) = first {
+            self.players[first.index()].previous = Some(player);
         }
-        self.servers[server].first = player;
-        let entry = &mut self.players[player];
-        (entry.server, entry.previous, entry.next) = (server, NONE, first);
+        let entry = &mut self.players[player.index()];
+        (entry.server, entry.previous, entry.next) = (server, None, first);
     }
 
-    fn unlink(&mut self, player: u32) {
-        let Player { server, previous, next, .. } = self.players[player];
-        if previous == NONE {
-            self.servers[server].first = next;
-        } else {
-            self.players[previous].next = next;
+    fn unlink(&mut self, player: PlayerKey) {
+        let Player { server, previous, next, .. } = self.players[player.index()];
+        match previous {
+            None => self.servers[server.index()].first = next,
+            Some(previous) => self.players[previous.index()].next = next,
         }
-        if next != NONE {
-            self.players[next].previous = previous;
+        if let Some(next) = next {
+            self.players[next.index()].previous = previous;
         }
+    }
+
+    /// Checks each list and index, and that `holds` counts the reasons to keep each server.
+    pub(crate) fn check_invariants(&self, holds: impl Fn(ServerKey) -> u32) -> Result<(), &'static str> {
+        let mut players = 0;
+        for (key, server) in self.servers() {
+            let is_linked = |(at, player): (Option<PlayerKey>, PlayerKey)| {
+                self[player].previous == at && self[player].server == key
+            };
+            let before = std::iter::once(None).chain(self.players_of(key).map(Some));
+            let wrong = match () {
+                () if server.holds != holds(key) => "holds of a server",
+                () if self.server(&server.id) != Some(key) => "the name of a server",
+                () if !before.zip(self.players_of(key)).all(is_linked) => "the roles of a server",
+                () => {
+                    players += self.players_of(key).count();
+                    continue;
+                }
+            };
+            return Err(wrong);
+        }
+        if players != self.players.len() {
+            return Err("a player lives on no server");
+        }
+        for (key, player) in self.players() {
+            if self.player(&player.id) != Some(key) {
+                return Err("the name of a player");
+            }
+            if player.room.is_some_and(|room| !player.rooms.contains(&room)) {
+                return Err("a player's only room");
+            }
+        }
+        Ok(())
     }
 }

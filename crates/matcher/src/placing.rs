@@ -8,15 +8,14 @@ use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
-use crate::key::MatchKey;
+use crate::key::{MatchKey, PlayerKey, RoomKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, quote};
 use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign, role_hash};
 use crate::room::{Room, Seat};
-use crate::sides::Sides;
-use crate::slab::{NONE, Slab};
+use crate::slab::Slab;
 use crate::ticket::{State, Ticket};
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -32,7 +31,7 @@ fn ids_of<'a>(
     side: &'a [u32],
 ) -> impl Iterator<Item = &'a [u8]> {
     let players = side.iter().flat_map(|ticket| &tickets[*ticket].players);
-    players.map(|player| &people.players[player.player].id[..])
+    players.filter_map(|player| Some(&people[player.player?].id()[..]))
 }
 
 impl Matcher {
@@ -56,24 +55,24 @@ impl Matcher {
         let ttl = compiled.set.seat_ttl_s * 1_000;
         let asks = compiled.set.assign == Assign::Policy
             && backfill.is_none()
-            && self.modes[self.rooms[room].mode].rules.asks(HookPoint::OnCreate);
+            && self.rooms.rules_of(room).asks(HookPoint::OnCreate);
         let wait = match (external, asks) {
             (true, _) => compiled.set.assign_timeout_s * 1_000,
             (_, true) => self.config.policy_timeout_ms,
             _ => 0,
         };
         let until = self.now + wait + ttl;
-        let id = self.rooms[room].id;
+        let id = self.rooms[room].id();
         let players = self.players_of_match(index);
         let sides = self.matches.take_sides(index);
         self.end_other_tickets(turn, index, &players);
-        let seats = self.rooms[room].seats.len();
-        self.rooms[room].seats.reserve(players.len());
+        let seats = self.rooms[room].seats().len();
+        self.rooms.reserve_seats(room, players.len());
         self.put_on_sides(room, compiled, &sides);
         self.seat_tickets(room, &sides, until);
         self.note_new_seats(room, seats);
         self.timers.set(until, Timer::Seats(id));
-        self.reindex_room(room);
+        self.rooms.reindex(room);
         self.note_placed(index, id);
         if let Some(backfill) = backfill {
             self.backfill_placed(turn, backfill, room, &sides);
@@ -114,13 +113,13 @@ impl Matcher {
             .iter()
             .map(|(player, at)| {
                 let name = names.get(usize::from(*at)).map_or("", |position| &position.name);
-                (role_hash(&self.people.players[*player].id), Text::from_slice(name.as_bytes()))
+                (role_hash(self.people[*player].id()), Text::from_slice(name.as_bytes()))
             })
             .collect();
         let own = self.match_of_room(room).unwrap_or(index);
         if own != index {
             // Those who have left make room.
-            let sides = self.rooms[room.index].sides.list();
+            let sides = self.rooms[RoomKey::new(room.index)].sides().list();
             let there: Vec<u64> =
                 sides.iter().flat_map(|side| &side.players).map(|role| role_hash(role)).collect();
             self.matches.keep_cast(own, &there);
@@ -130,8 +129,7 @@ impl Matcher {
 
     /// The match that a room is, if both are here.
     fn match_of_room(&self, room: Id) -> Option<MatchKey> {
-        let room = self.rooms.get(room.index).filter(|entry| entry.id == room)?;
-        self.match_of(room.matched?)
+        self.match_of(self.rooms[self.rooms.find(room)?].matched()?)
     }
 
     /// Positions that players of a room were given, by the hashes of their roles.
@@ -139,27 +137,24 @@ impl Matcher {
         self.match_of_room(room).map_or(&[], |found| self.matches[found].cast())
     }
 
-    fn room_of_match(&mut self, index: MatchKey, queue: u32) -> u32 {
+    fn room_of_match(&mut self, index: MatchKey, queue: u32) -> RoomKey {
         let mode = self.queues.list[queue].mode;
-        let room = self.insert_room(mode, true, DataMap::default(), NONE);
-        let entry = &mut self.rooms[room];
-        // Nobody else comes in, but by a backfill.
-        (entry.full, entry.forced_full) = (true, true);
-        entry.matched = Some(self.matches[index].id());
+        let room = self.insert_room(mode, true, DataMap::default(), None);
+        self.rooms.set_matched(room, self.matches[index].id());
         room
     }
 
     /// The room of a backfill, if what was found still fits.
-    fn room_to_fill(&self, index: MatchKey, backfill: u32) -> Option<u32> {
+    fn room_to_fill(&self, index: MatchKey, backfill: u32) -> Option<RoomKey> {
         let backfill = self.backfills.get(backfill)?;
-        let room = backfill.room.index;
-        let entry = self.rooms.get(room).filter(|room| room.id == backfill.room)?;
+        let room = self.rooms.find(backfill.room)?;
+        let entry = &self.rooms[room];
         let newcomers = self.players_of_match(index).len() as u32;
-        let free = entry.free(self.modes[entry.mode].rules.capacity);
-        (!entry.deleting && !entry.sealed && free >= newcomers).then_some(room)
+        let free = entry.free(self.rooms.rules_of(room).capacity);
+        (!entry.deleting() && !entry.sealed() && free >= newcomers).then_some(room)
     }
 
-    fn positions_of(&self, index: MatchKey, compiled: &Compiled) -> Vec<(u32, u8)> {
+    fn positions_of(&self, index: MatchKey, compiled: &Compiled) -> Vec<(PlayerKey, u8)> {
         let mut positions = Vec::new();
         if compiled.set.positions.is_empty() {
             return positions;
@@ -167,8 +162,8 @@ impl Matcher {
         let backfill = self.matches[index].backfill().and_then(|backfill| self.backfills.get(backfill));
         for (number, side) in self.matches[index].sides().iter().enumerate() {
             let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
-            let players: Vec<u32> =
-                tickets().flat_map(|ticket| &ticket.players).map(|player| player.player).collect();
+            let players: Players =
+                tickets().flat_map(|ticket| &ticket.players).filter_map(|player| player.player).collect();
             let there = backfill.map_or(&[][..], |backfill| backfill.players_of(number));
             let newcomers = tickets().flat_map(|ticket| &ticket.facts.players);
             let facts: Vec<&PlayerFacts> = there.iter().chain(newcomers).collect();
@@ -181,26 +176,25 @@ impl Matcher {
     }
 
     /// The players of a match wait for nothing else any more.
-    fn end_other_tickets(&mut self, turn: &mut Turn<'_>, index: MatchKey, players: &[u32]) {
+    fn end_other_tickets(&mut self, turn: &mut Turn<'_>, index: MatchKey, players: &[PlayerKey]) {
         let found = Some(self.matches[index].id());
         // Their entries are all over the memory: here one load does not wait for another.
-        let waits_elsewhere = |player: &&u32| self.people.players[**player].tickets.len() > 1;
-        let busy: SmallVec<[u32; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
+        let waits_elsewhere = |player: &&PlayerKey| self.people[**player].tickets().len() > 1;
+        let busy: SmallVec<[PlayerKey; 8]> = players.iter().filter(waits_elsewhere).copied().collect();
         for player in busy {
             self.end_tickets_of(turn, player, found);
         }
     }
 
     /// Puts the players of tickets on the sides of a room, behind those who are there.
-    fn put_on_sides(&mut self, room: u32, compiled: &Compiled, sides: &[Vec<u32>]) {
+    fn put_on_sides(&mut self, room: RoomKey, compiled: &Compiled, sides: &[Vec<u32>]) {
         let (tickets, people) = (&self.tickets, &self.people);
-        let room = &mut self.rooms[room].sides;
-        if room.is_empty() {
+        if self.rooms[room].sides().is_empty() {
             let names = compiled.sides.iter().map(|(name, _)| name.as_bytes());
             let ids = sides.iter().map(|side| ids_of(tickets, people, side));
-            *room = Sides::new(names.zip(ids), &mut self.scratch.event);
+            self.rooms.begin_sides(room, names.zip(ids), &mut self.scratch.event);
         } else {
-            room.change(|there| {
+            self.rooms.change_sides(room, |there| {
                 for (there, side) in there.iter_mut().zip(sides) {
                     there.players.extend(ids_of(tickets, people, side).map(Text::from_slice));
                 }
@@ -209,29 +203,30 @@ impl Matcher {
     }
 
     /// Seats for the players of tickets.
-    fn seat_tickets(&mut self, room: u32, sides: &[Vec<u32>], until: u64) {
-        let (tickets, people, entry) = (&mut self.tickets, &mut self.people, &mut self.rooms[room]);
-        let before = entry.seats.len();
-        for index in sides.iter().flatten() {
-            let ticket = &mut tickets[*index];
-            ticket.room = Some(entry.id);
-            for member in &ticket.players {
-                let player = member.player;
-                let info = (!ticket.team.is_empty()).then(|| {
-                    let role = RoleRef::bare(&people.players[player].id);
-                    Box::new(role.info(people.server_of(player), &ticket.team))
-                });
-                people.players[player].seats.push(room);
-                entry.seats.push(Seat { player, until, ticket: *index, info });
-            }
-        }
-        let seats = entry.seats.len() - before;
-        self.note_seats(room, seats);
+    fn seat_tickets(&mut self, room: RoomKey, sides: &[Vec<u32>], until: u64) {
+        let (tickets, people) = (&mut self.tickets, &mut self.people);
+        let id = self.rooms[room].id();
+        let all = sides.iter().flatten();
+        all.clone().for_each(|ticket| tickets[*ticket].room = Some(id));
+        let players = all.flat_map(|ticket| {
+            let players = tickets[*ticket].players.iter();
+            players.filter_map(|member| member.player).map(|player| (*ticket, player))
+        });
+        let seats = players.map(|(ticket, player)| {
+            let team = &tickets[ticket].team;
+            let info = (!team.is_empty()).then(|| {
+                let role = RoleRef::bare(people[player].id());
+                Box::new(role.info(people.server_of(player), team))
+            });
+            people.take_seat(player, room);
+            Seat { player, until, ticket, info }
+        });
+        self.rooms.add_seats(room, seats);
     }
 
     /// A player was matched: tickets of any other match, or of none, are over.
-    fn end_tickets_of(&mut self, turn: &mut Turn<'_>, player: u32, found: Option<Id>) {
-        for other in self.people.players[player].tickets.clone() {
+    fn end_tickets_of(&mut self, turn: &mut Turn<'_>, player: PlayerKey, found: Option<Id>) {
+        for other in self.people[player].tickets().to_vec() {
             let matched = self.tickets[other].matched;
             match self.tickets[other].state {
                 _ if matched.is_some() && matched == found => {}
@@ -257,7 +252,7 @@ impl Matcher {
 
     /// Writes the event that a match is ready, for the players of a side or for who gives it a
     /// server. `rest` is what [is the same](Matcher::ready_for_all) for all of them.
-    fn write_ready(&mut self, index: MatchKey, side: &[u8], players: &[u32], rest: &[u8]) {
+    fn write_ready(&mut self, index: MatchKey, side: &[u8], players: &[PlayerKey], rest: &[u8]) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
@@ -268,7 +263,7 @@ impl Matcher {
             for (player, position) in found.positions().iter().filter(|(player, _)| players.contains(player))
             {
                 write_nested(out, 2, |out| {
-                    write_bytes(out, 1, &self.people.players[*player].id);
+                    write_bytes(out, 1, self.people[*player].id());
                     let name = positions.get(usize::from(*position)).map_or("", |position| &position.name);
                     write_bytes(out, 2, name.as_bytes());
                 });
@@ -283,7 +278,8 @@ impl Matcher {
     fn ready_for_all(&self, index: MatchKey, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue()];
-        let connection = found.room().and_then(|room| self.rooms.get(room.index)).and_then(connection_of);
+        let connection =
+            found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index))).and_then(connection_of);
         let mut out = Vec::with_capacity(128);
         write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
         if let Some(region) = found.region().and_then(|region| queue.regions.get(usize::from(region))) {
@@ -312,15 +308,15 @@ impl Matcher {
 
     /// The sides of a match's room, as fields of a room.
     fn sides_of(&self, index: MatchKey) -> Vec<u8> {
-        let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
-        room.map(|room| room.sides.bytes().to_vec()).unwrap_or_default()
+        let room = self.matches[index].room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
+        room.map(|room| room.sides().bytes().to_vec()).unwrap_or_default()
     }
 
     /// A match as its allocator finds it again.
     pub(crate) fn write_match(&self, index: MatchKey, out: &mut Vec<u8>) {
         let found = &self.matches[index];
         let queue = &self.queues.list[found.queue()];
-        let room = found.room().and_then(|room| self.rooms.get(room.index));
+        let room = found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
         write_bytes(out, 1, &found.id().text());
         if let Some(room) = found.room() {
             write_bytes(out, 2, &room.text());
@@ -342,8 +338,8 @@ impl Matcher {
         let compiled = self.queues.list[queue].rules();
         let sides = self.matches.take_sides(index);
         let rest = self.ready_for_all(index, seat_until);
-        let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
-        let mut names = room.map(|room| room.sides.names()).unwrap_or_default().into_iter();
+        let room = self.matches[index].room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
+        let mut names = room.map(|room| room.sides().names()).unwrap_or_default().into_iter();
         for side in &sides {
             let name = names.next().unwrap_or_default();
             if side.is_empty() {
@@ -400,7 +396,7 @@ impl Matcher {
         check_len(connection, CONNECTION_BYTES_MAX, "Connection")?;
         let room = self.find_room(room)?;
         let closed = || Problem::new(Status::NotProposed, "the room is no match that waits for a server");
-        let index = self.rooms[room].matched.and_then(|id| self.match_of(id)).ok_or_else(closed)?;
+        let index = self.rooms[room].matched().and_then(|id| self.match_of(id)).ok_or_else(closed)?;
         if self.matches[index].stage() != Stage::Assigning {
             return Err(closed());
         }
@@ -409,7 +405,7 @@ impl Matcher {
         if turn.caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
         }
-        let mut values = self.rooms[room].data.clone();
+        let mut values = self.rooms[room].data().clone();
         for (key, value) in data {
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
@@ -419,22 +415,19 @@ impl Matcher {
     }
 
     /// The room of a match that has no server yet.
-    pub(crate) fn room_that_waits(&self, found: Id) -> Option<u32> {
+    pub(crate) fn room_that_waits(&self, found: Id) -> Option<RoomKey> {
         let found = &self.matches[self.match_of(found)?];
         let room = found.room().filter(|_| found.stage() == Stage::Assigning)?;
-        self.rooms.get(room.index).filter(|entry| entry.id == room).map(|_| room.index)
+        self.rooms.find(room)
     }
 
     /// A match has its server, as the room's data say: its players hear of it.
-    pub(crate) fn give_server(&mut self, turn: &mut Turn<'_>, found: Id, room: u32, data: DataMap) {
+    pub(crate) fn give_server(&mut self, turn: &mut Turn<'_>, found: Id, room: RoomKey, data: DataMap) {
         let Some(index) = self.match_of(found) else { return };
         let rules = self.queues.list[self.matches[index].queue()].rules();
         let until = self.now + rules.set.seat_ttl_s * 1_000;
-        let entry = &mut self.rooms[room];
-        entry.data = data;
-        entry.rev += 1;
-        entry.seats.iter_mut().for_each(|seat| seat.until = until);
-        let id = entry.id;
+        self.rooms.assign(room, data, until);
+        let id = self.rooms[room].id();
         self.note_change(room, Change::of("assigned"), &[]);
         self.timers.set(until, Timer::Seats(id));
         self.make_ready(turn, index, until);
@@ -443,5 +436,5 @@ impl Matcher {
 
 /// Place where players connect, as a room's data say.
 fn connection_of(room: &Room) -> Option<String> {
-    serde_json::from_slice(room.data.get(CONNECTION_KEY)?).ok()
+    serde_json::from_slice(room.data().get(CONNECTION_KEY)?).ok()
 }

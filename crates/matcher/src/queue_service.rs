@@ -20,7 +20,7 @@ impl Matcher {
         let on_full = if compiled.set.backfill.is_some() { OnFull::Keep } else { OnFull::Seal };
         let known = self.config.modes.get(name).cloned();
         let rules = known.unwrap_or(ModeRules { on_full, hidden: true, ..ModeRules::default() });
-        self.modes.put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
+        self.rooms.modes_mut().put(name, ModeRules { capacity: compiled.set.players_max(), ..rules })
     }
 
     pub(crate) fn put_queue_request(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {

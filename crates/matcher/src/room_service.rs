@@ -8,11 +8,11 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested}
 
 use crate::config::{Caller, Scope};
 use crate::history::Change;
-use crate::info::{ROOM_DATA_FIELD, RoleRef, Update, bytes, check_growth, check_id, text};
+use crate::info::{RoleRef, Update, bytes, check_growth, check_id, text};
+use crate::key::{PlayerKey, RoomKey};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
-use crate::slab::NONE;
 use crate::team::{text_and_message, two_texts};
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -27,17 +27,17 @@ impl Matcher {
     pub(crate) fn role_join_random_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, create, reserve) = Self::parse_role_and(body)?;
         let create = CreateInfo::parse(create)?;
-        let mode = self.modes.resolve(create.mode)?;
-        if self.modes[mode].rules.exclusive
+        let mode = self.rooms.modes_mut().resolve(create.mode)?;
+        if self.rooms.mode(mode).rules().exclusive
             && let Some(room) = self.room_of(role.id)
         {
-            if self.rooms[room].mode == mode {
+            if self.rooms[room].mode() == mode {
                 return self.answer_join(room, false, true, turn.answer);
             }
             return Err(self.already_in(room));
         }
         self.check_open_to(mode, 1)?;
-        self.modes[mode].rules.check_limits(&role)?;
+        self.rooms.mode(mode).rules().check_limits(&role)?;
         if reserve > RESERVE_S_MAX {
             return Err(invalid(format!("a seat is reserved for at most {RESERVE_S_MAX} s")));
         }
@@ -92,7 +92,7 @@ impl Matcher {
         self.check_not_draining()?;
         let (hidden, data) = self.ask_to_create(mode, create)?;
         self.move_newcomer(&mut newcomer);
-        let creator = self.people.players[newcomer.player].server;
+        let creator = Some(self.people[newcomer.player].server());
         let room = self.insert_room(mode, hidden, data, creator);
         self.reserve(room, newcomer, until);
         self.answer_join(room, true, false, answer)
@@ -101,12 +101,12 @@ impl Matcher {
     pub(crate) fn role_create_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, create, _) = Self::parse_role_and(body)?;
         let create = CreateInfo::parse(create)?;
-        let mode = self.modes.resolve(create.mode)?;
-        if let Some(room) = self.room_of(role.id).filter(|_| self.modes[mode].rules.exclusive) {
+        let mode = self.rooms.modes_mut().resolve(create.mode)?;
+        if let Some(room) = self.room_of(role.id).filter(|_| self.rooms.mode(mode).rules().exclusive) {
             return Err(self.already_in(room));
         }
         self.check_open_to(mode, 1)?;
-        self.modes[mode].rules.check_limits(&role)?;
+        self.rooms.mode(mode).rules().check_limits(&role)?;
         let newcomer = self.newcomer(turn.caller, &role)?;
         self.make_room_or_release(turn, mode, &create, smallvec![newcomer])?;
         write_bytes(turn.answer, 1, &self.scratch.room);
@@ -117,23 +117,21 @@ impl Matcher {
         let (role, room, _) = Self::parse_role_and(body)?;
         let room = self.find_room(room)?;
         let known = self.people.player(role.id);
-        if known.is_some_and(|player| self.rooms[room].has_member(player)) && !self.rooms[room].deleting {
+        if known.is_some_and(|player| self.rooms[room].has_member(player)) && !self.rooms[room].deleting() {
             return self.answer_join(room, false, true, turn.answer);
         }
         if let Some(other) = self.room_of(role.id).filter(|_| self.is_exclusive(room)) {
             return Err(self.already_in(other));
         }
-        if let Some(player) =
-            known.filter(|player| self.rooms[room].seats.iter().any(|seat| seat.player == *player))
-        {
+        if let Some(player) = known.filter(|player| self.rooms[room].has_seat(*player)) {
             self.home_of(turn.caller, &role)?;
             self.check_acts_for(turn.caller, player)?;
             self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
             return self.answer_encoded(false, turn.answer);
         }
         self.check_joinable(room, 1)?;
-        let mode = self.rooms[room].mode;
-        self.modes[mode].rules.check_limits(&role)?;
+        let mode = self.rooms[room].mode();
+        self.rooms.mode(mode).rules().check_limits(&role)?;
         let newcomers: Newcomers = smallvec![self.newcomer(turn.caller, &role)?];
         let allowed = self.check_fits(room, &newcomers).and_then(|()| self.ask_to_admit(room, &newcomers));
         let changes = allowed.inspect_err(|_| self.release_newcomers(&newcomers))?;
@@ -175,7 +173,7 @@ impl Matcher {
         let (room, message) = text_and_message(body)?;
         let index = self.find_room(room)?;
         self.check_has_part_in(turn.caller, index)?;
-        let (id, rev) = (self.rooms[index].id, self.rooms[index].rev);
+        let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
         self.event(Event::BROADCAST_ROOM, |out| {
             write_bytes(out, 1, message);
             write_about(out, id, rev, "");
@@ -197,15 +195,14 @@ impl Matcher {
         }
         let index = self.find_room(room)?;
         self.check_has_part_in(turn.caller, index)?;
-        let room = &mut self.rooms[index];
-        let rules = &self.modes[room.mode].rules;
+        let rules = self.rooms.rules_of(index);
         if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
             return Err(invalid("the mode's count_key is kept by the matcher"));
         }
-        room.data.set_within(ROOM_DATA_FIELD, key, value, room.size())?;
-        room.rev += 1;
-        let (id, rev) = (room.id, room.rev);
-        let collapse = collapse_key(rules.collapse, id, Event::SET_ROOM_DATA, key);
+        let collapses = rules.collapse;
+        self.rooms.set_data(index, key, value)?;
+        let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
+        let collapse = collapse_key(collapses, id, Event::SET_ROOM_DATA, key);
         self.note_change(index, Change { key, ..Change::of("data") }, &[]);
         self.event(Event::SET_ROOM_DATA, |out| {
             write_bytes(out, 2, key);
@@ -230,18 +227,15 @@ impl Matcher {
         if !self.owns_room(turn.caller, index) {
             self.check_acts_for(turn.caller, player)?;
         }
-        let room = &mut self.rooms[index];
-        let at = room.members.iter().position(|member| member.player == player).unwrap_or_default();
-        let team = room.members[at].info.team().to_vec();
+        let room = &self.rooms[index];
+        let at = room.members().iter().position(|member| member.player == player).unwrap_or_default();
+        let team = room.members()[at].info.team().to_vec();
         let srv = self.people.server_of(player);
-        let next = room.members[at].info.updated(&update, srv, &team)?;
-        let size = room.size();
-        check_growth(size, size - room.members[at].info.bytes().len() + next.bytes().len())?;
-        room.members[at].info = next;
-        room.rev += 1;
-        let (id, rev) = (room.id, room.rev);
+        let next = room.members()[at].info.updated(&update, srv, &team)?;
+        self.rooms.set_info(index, at, next)?;
+        let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
         let collapse = collapse_key(
-            self.modes[room.mode].rules.collapse && only_one_value(encoded),
+            self.rooms.rules_of(index).collapse && only_one_value(encoded),
             id,
             Event::UPDATE_ROOM_ROLE_DATA,
             &what_it_sets(encoded),
@@ -257,11 +251,11 @@ impl Matcher {
 
     pub(crate) fn delete_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let Ok(index) = self.find_room(two_texts(body)?.0) else { return Ok(()) };
-        if self.rooms[index].deleting {
+        if self.rooms[index].deleting() {
             return Ok(());
         }
         self.check_has_part_in(turn.caller, index)?;
-        self.rooms[index].rev += 1;
+        self.rooms.count_change(index);
         self.begin_end(turn, index);
         write_bool(turn.answer, 1, true);
         Ok(())
@@ -293,9 +287,9 @@ impl Matcher {
 
     pub(crate) fn get_room_list(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (mode, _) = two_texts(body)?;
-        if let Some(mode) = self.modes.find(mode) {
-            for room in mode.visible.values().take(ROOM_LIST_MAX) {
-                write_bytes(turn.answer, 1, &self.rooms[*room].id.text());
+        if let Some(mode) = self.rooms.modes().find(mode) {
+            for room in mode.visible().values().take(ROOM_LIST_MAX) {
+                write_bytes(turn.answer, 1, &self.rooms[*room].id().text());
             }
         }
         Ok(())
@@ -316,18 +310,12 @@ impl Matcher {
         if !self.owns_room(turn.caller, index) {
             return Err(forbidden("only the room's maker or a trusted server may set its flags"));
         }
-        let room = &mut self.rooms[index];
-        if room.deleting {
+        if self.rooms[index].deleting() {
             return Err(Problem::new(Status::RoomClosed, "the room is being deleted"));
         }
-        let free = room.free(self.modes[room.mode].rules.capacity);
-        room.hidden = hidden.unwrap_or(room.hidden);
-        if let Some(full) = full {
-            room.forced_full = full;
-            room.full = full || room.sealed || free == 0;
-        }
-        room.rev += 1;
-        let (id, rev, hidden, full) = (room.id, room.rev, room.hidden, room.full);
+        self.rooms.set_flags(index, hidden, full);
+        let room = &self.rooms[index];
+        let (id, rev, hidden, full) = (room.id(), room.rev(), room.hidden(), room.full());
         let reason = match (hidden, full) {
             (false, false) => "open",
             (false, true) => "full",
@@ -335,7 +323,6 @@ impl Matcher {
             (true, true) => "hidden and full",
         };
         self.note_change(index, Change { reason, ..Change::of("flags") }, &[]);
-        self.reindex_room(index);
         self.event(Event::ROOM_FLAGS, |out| {
             write_bool(out, 1, hidden);
             write_bool(out, 2, full);
@@ -378,22 +365,22 @@ impl Matcher {
     fn take_seat(
         &mut self,
         turn: &mut Turn<'_>,
-        room: u32,
-        player: u32,
+        room: RoomKey,
+        player: PlayerKey,
         info: Option<(Caller<'_>, &RoleRef<'_>)>,
     ) -> Outcome {
         // Its timer may still wait behind others. A claim that came in time may have waited for its
         // verdict.
         let at = self.rooms[room]
-            .seats
+            .seats()
             .iter()
             .position(|seat| seat.player == player && seat.until > turn.now)
             .ok_or_else(seat_expired)?;
-        let other = self.people.players[player].room;
-        if other != NONE && other != room && self.is_exclusive(room) {
+        let other = self.people[player].room().filter(|other| *other != room);
+        if let Some(other) = other.filter(|_| self.is_exclusive(room)) {
             return Err(self.already_in(other));
         }
-        let kept = self.info_of_seat(&self.rooms[room].seats[at]);
+        let kept = self.info_of_seat(&self.rooms[room].seats()[at]);
         let info = match info {
             Some((_, role)) => role.info(self.people.server_of(player), kept.team()),
             None => kept,
@@ -402,46 +389,44 @@ impl Matcher {
         let size = self.rooms[room].size();
         check_growth(size, size + newcomers[0].info.bytes().len())?;
         let changes = self.ask_to_admit(room, &newcomers)?;
-        self.rooms[room].seats.remove(at);
+        self.rooms.claim_seat(room, at);
         self.note_change(room, Change::of("seat_claimed"), &[player]);
-        let mode = self.rooms[room].mode;
-        self.modes[mode].seats -= 1;
         self.admit(turn, room, newcomers, &changes);
         self.people.lose_seat(player, room);
-        let left = self.rooms[room].seats.iter().map(|seat| seat.until).min();
+        let left = self.rooms[room].seats().iter().map(|seat| seat.until).min();
         if let Some(until) = left {
-            let id = self.rooms[room].id;
+            let id = self.rooms[room].id();
             self.timers.set(until, Timer::Seats(id));
         }
         Ok(())
     }
 
     /// Refuses servers that have nothing to do with a room.
-    pub(crate) fn check_has_part_in(&self, caller: Caller<'_>, room: u32) -> Outcome {
+    pub(crate) fn check_has_part_in(&self, caller: Caller<'_>, room: RoomKey) -> Outcome {
         if self.owns_room(caller, room) || self.hosts_in_room(caller, room) {
             return Ok(());
         }
         Err(forbidden("only the room's maker, a member's server or a trusted server may do this"))
     }
 
-    fn is_exclusive(&self, room: u32) -> bool {
-        self.modes[self.rooms[room].mode].rules.exclusive
+    fn is_exclusive(&self, room: RoomKey) -> bool {
+        self.rooms.rules_of(room).exclusive
     }
 
-    fn member_of_room(&self, index: u32, role: &[u8]) -> Outcome<u32> {
+    fn member_of_room(&self, index: RoomKey, role: &[u8]) -> Outcome<PlayerKey> {
         self.people
             .player(role)
             .filter(|player| self.rooms[index].has_member(*player))
             .ok_or_else(|| Problem::new(Status::NotAMember, "role does not exist"))
     }
 
-    fn check_joinable(&self, index: u32, size: usize) -> Outcome {
+    fn check_joinable(&self, index: RoomKey, size: usize) -> Outcome {
         let room = &self.rooms[index];
-        if room.deleting || room.sealed {
+        if room.deleting() || room.sealed() {
             return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
         }
-        let free = room.free(self.modes[room.mode].rules.capacity) as usize;
-        if room.full || free < size {
+        let free = room.free(self.rooms.rules_of(index).capacity) as usize;
+        if room.full() || free < size {
             return Err(Problem::new(Status::RoomFull, "the room is full"));
         }
         Ok(())
@@ -449,7 +434,7 @@ impl Matcher {
 
     /// A group that no room of the mode could ever hold.
     fn check_open_to(&self, mode: u16, size: usize) -> Outcome {
-        if size > self.modes[mode].rules.capacity as usize {
+        if size > self.rooms.mode(mode).rules().capacity as usize {
             if size > 1 {
                 return Err(Problem::new(Status::TeamTooLarge, "the team exceeds the mode's capacity"));
             }
@@ -464,7 +449,7 @@ impl Matcher {
         mode: u16,
         create: &CreateInfo<'_>,
         newcomers: Newcomers,
-    ) -> Outcome<u32> {
+    ) -> Outcome<RoomKey> {
         let player = newcomers[0].player;
         let made = self.make_room(turn, mode, create, newcomers);
         if made.is_err() {
@@ -473,7 +458,7 @@ impl Matcher {
         made
     }
 
-    fn answer_join(&self, room: u32, created: bool, already: bool, answer: &mut Vec<u8>) -> Outcome {
+    fn answer_join(&self, room: RoomKey, created: bool, already: bool, answer: &mut Vec<u8>) -> Outcome {
         write_nested(answer, 1, |out| self.write_room(room, None, out));
         write_bool(answer, 2, created);
         write_bool(answer, 3, already);

@@ -20,16 +20,16 @@ use crate::backfill::Backfill;
 use crate::config::Config;
 use crate::id::{Id, Nonces};
 use crate::info::Text;
+use crate::key::{PlayerKey, RoomKey, ServerKey};
 use crate::keys::Keys;
 use crate::matcher::{Matcher, RULES};
 use crate::matches::Matches;
-use crate::modes::Modes;
 use crate::people::{Numbers, People};
 use crate::policy::Hooks;
 use crate::problem::ensure;
 use crate::queue::{Queues, Waiting};
 use crate::rating::Ratings;
-use crate::room::Room;
+use crate::room::{Modes, Room, Rooms};
 use crate::slab::Slab;
 use crate::team::Teams;
 use crate::ticket::{State, Ticket};
@@ -151,9 +151,9 @@ impl Matcher {
 
     pub(crate) fn document(&self) -> v1::State<'_> {
         let (mut servers, numbers) = self.people.save();
-        for (index, _) in self.people.servers.iter() {
-            if let Some(number) = numbers.server(index) {
-                servers[number as usize].answers = self.keys.save(index);
+        for (key, _) in self.people.servers() {
+            if let Some(number) = numbers.server(key) {
+                servers[number as usize].answers = self.keys.save(key);
             }
         }
         let (secret, nonces_given) = self.nonces.save();
@@ -164,7 +164,7 @@ impl Matcher {
         let (rating_pools, reports) = self.ratings.save();
         let (timers, timers_set) = self.timers.save();
         let seat_ticket = |room: &Room, ticket: u32| {
-            self.tickets.get(ticket).filter(|ticket| ticket.room == Some(room.id)).map(|_| ticket)
+            self.tickets.get(ticket).filter(|ticket| ticket.room == Some(room.id())).map(|_| ticket)
         };
         let backfill = |backfill: &'_ Backfill| {
             let partitions = &self.queues.list[backfill.queue].pool.partitions;
@@ -175,13 +175,13 @@ impl Matcher {
             draining: self.draining,
             secret,
             nonces_given,
-            rooms_made: self.order,
+            rooms_made: self.rooms.made(),
             config,
             servers,
-            modes: self.modes.save(),
+            modes: self.rooms.modes().save(),
             queues: self.queues.save(),
             teams: self.teams.save(&numbers),
-            rooms: places(&self.rooms, |room| room.save(&numbers, |ticket| seat_ticket(room, ticket))),
+            rooms: self.rooms.save(&numbers, seat_ticket),
             tickets: places(&self.tickets, |ticket| ticket.save(&numbers, self.place_of(ticket))),
             matches: self.matches.save(&numbers),
             backfills: places(&self.backfills, |own| own.save(&numbers, backfill(own))),
@@ -211,7 +211,7 @@ impl Matcher {
             Timer::Seats(id) => v1::Action::Seats((*id).into()),
             // Of one that came back, or of another that had its index, nothing is left to do.
             Timer::Grace(server) => {
-                let is_due = self.people.servers.get(*server).is_some_and(|own| own.grace_until == at);
+                let is_due = self.people.get_server(*server).is_some_and(|own| own.grace_until() == at);
                 let number = numbers.server(*server).filter(|_| is_due);
                 number.map_or(v1::Action::Nothing, v1::Action::Grace)
             }
@@ -234,8 +234,9 @@ impl Matcher {
         let mut people = People::load(&saved.servers)?;
         let mut keys = Keys::default();
         for (index, server) in (0..).zip(&saved.servers) {
-            keys.load(index, &server.answers);
-            people.servers[index].holds += server.answers.len() as u32;
+            keys.load(ServerKey::new(index), &server.answers);
+            let is_there = people.hold_server(ServerKey::new(index), server.answers.len() as u32);
+            debug_assert!(is_there, "it was loaded above");
         }
         let queues = Queues::load(&saved.queues)?;
         let mut backfills = Vec::new();
@@ -256,15 +257,10 @@ impl Matcher {
         let matcher = Matcher {
             now: saved.now,
             draining: saved.draining,
-            order: saved.rooms_made,
             nonces: Nonces::load(saved.secret, saved.nonces_given),
             people,
             teams: Teams::load(&saved.teams).ok_or(UNPLACED)?,
-            rooms: slab(
-                saved.rooms.objects.iter().map(|own| (own.id.place, Room::load(own))).collect(),
-                &saved.rooms.free,
-            )?,
-            modes: Modes::load(&saved.modes)?,
+            rooms: Rooms::load(&saved.rooms, Modes::load(&saved.modes)?, saved.rooms_made, UNPLACED)?,
             queues,
             waiting: Waiting::load(&saved.waits, tickets.next_new())?,
             matches: Matches::load(&saved.matches, ended, UNPLACED)?,
@@ -281,7 +277,9 @@ impl Matcher {
 
     /// Derives counts and indexes.
     fn derive(mut self, saved: &v1::State<'_>) -> Result<Matcher, &'static str> {
-        self.index_rooms()?;
+        for creator in self.rooms.iter().filter_map(|(_, room)| room.creator()) {
+            ensure(self.people.hold_server(creator, 1), "a room has no creator")?;
+        }
         for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
             let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
             // The rules see the party of a match that is being placed no more, and may be others by
@@ -301,13 +299,13 @@ impl Matcher {
         for (_, backfill) in self.backfills.iter() {
             let pool = &mut self.queues.list[backfill.queue].pool;
             pool.partitions[backfill.partition].backfills += 1;
-            self.people.servers.get_mut(backfill.owner()).ok_or("a backfill has no owner")?.holds += 1;
+            ensure(self.people.hold_server(backfill.owner(), 1), "a backfill has no owner")?;
         }
         for timer in &saved.timers {
             match timer.action {
                 v1::Action::Cooldown(player) => {
-                    let player = self.people.players.get_mut(player);
-                    player.ok_or("a player with a cooldown is missing")?.holds += 1;
+                    let is_there = self.people.hold(PlayerKey::new(player));
+                    ensure(is_there, "a player with a cooldown is missing")?;
                 }
                 v1::Action::Tick(queue) | v1::Action::Updates(queue) => {
                     ensure(self.queues.list.get(queue).is_some(), "a queue with a timer is missing")?;
@@ -331,84 +329,54 @@ impl Matcher {
     }
 
     fn check_people(&self) -> Result<(), &'static str> {
-        let mut holds = vec![0; self.people.servers.next_new() as usize];
+        let mut holds: BTreeMap<ServerKey, u32> = BTreeMap::new();
         let owners = self.backfills.iter().map(|(_, own)| own.owner());
-        let creators = self
-            .rooms
-            .iter()
-            .filter_map(|(_, room)| self.people.servers.get(room.creator).map(|_| room.creator));
+        let creators = self.rooms.iter().filter_map(|(_, room)| room.creator());
         for server in owners.chain(creators) {
-            *holds.get_mut(server as usize).ok_or("a server is missing")? += 1;
+            ensure(self.people.get_server(server).is_some(), "a server is missing")?;
+            *holds.entry(server).or_default() += 1;
         }
-        let mut players = 0;
-        for (index, server) in self.people.servers.iter() {
-            ensure(
-                server.holds == holds[index as usize] + self.keys.save(index).len() as u32,
-                "holds of a server",
-            )?;
-            players += self.people.players_of(index).count();
-        }
-        ensure(players == self.people.players.len(), "a player lives on no server")?;
-        for (index, player) in self.people.players.iter() {
+        let keys = |server| self.keys.save(server).len() as u32;
+        self.people
+            .check_invariants(|server| holds.get(&server).copied().unwrap_or_default() + keys(server))?;
+        for (index, player) in self.people.players() {
             let has_it = |team| {
                 let team = self.teams.get(team);
                 team.is_some_and(|team| team.members().iter().any(|own| own.player == index))
             };
-            ensure(player.team.is_none_or(has_it), "a player's team")?;
-            let is_member = |room: &u32| self.rooms.get(*room).is_some_and(|room| room.has_member(index));
-            ensure(player.rooms.iter().all(is_member), "a player's room")?;
-            ensure(
-                player.room == crate::slab::NONE || player.rooms.contains(&player.room),
-                "a player's only room",
-            )?;
-            let has_seat = |room: &u32| {
-                self.rooms.get(*room).is_some_and(|room| room.seats.iter().any(|seat| seat.player == index))
-            };
-            ensure(player.seats.iter().all(has_seat), "a player's seat")?;
+            ensure(player.team().is_none_or(has_it), "a player's team")?;
+            let is_member = |room: &RoomKey| self.rooms.get(*room).is_some_and(|room| room.has_member(index));
+            ensure(player.rooms().iter().all(is_member), "a player's room")?;
+            let has_seat = |room: &RoomKey| self.rooms.get(*room).is_some_and(|room| room.has_seat(index));
+            ensure(player.seats().iter().all(has_seat), "a player's seat")?;
             let has_ticket = |ticket: &u32| {
                 let own = self.tickets.get(*ticket).filter(|ticket| ticket.state.is_live());
-                own.is_some_and(|ticket| ticket.players.iter().any(|own| own.player == index))
+                own.is_some_and(|ticket| ticket.players.iter().any(|own| own.player == Some(index)))
             };
-            ensure(player.tickets.iter().all(has_ticket), "a player's ticket")?;
+            ensure(player.tickets().iter().all(has_ticket), "a player's ticket")?;
         }
         self.teams.check_invariants(|player, key| {
-            self.people.players.get(player).is_some_and(|player| player.team == Some(key))
+            self.people.get_player(player).is_some_and(|player| player.team() == Some(key))
         })
     }
 
     fn check_rooms(&self) -> Result<(), &'static str> {
-        let mut counts: BTreeMap<u16, [u32; 4]> = BTreeMap::new();
+        self.rooms.check_invariants()?;
         for (index, room) in self.rooms.iter() {
-            ensure(room.id.index == index, "the id of a room")?;
-            let player = |player: u32| self.people.players.get(player);
-            let is_member = |own: u32| player(own).is_some_and(|player| player.rooms.contains(&index));
-            ensure(room.members.iter().all(|own| is_member(own.player)), "a member of a room")?;
-            let is_seated = |own: u32| player(own).is_some_and(|player| player.seats.contains(&index));
-            ensure(room.seats.iter().all(|own| is_seated(own.player)), "a seat of a room")?;
-            let backfill = self.backfills.get(room.backfill);
-            ensure(
-                backfill.map_or(room.backfill == crate::slab::NONE, |own| own.room == room.id),
-                "the backfill of a room",
-            )?;
-            let own = counts.entry(room.mode).or_default();
-            let (members, seats) = (room.members.len() as u32, room.seats.len() as u32);
-            for (count, more) in own.iter_mut().zip([1, members, seats, room.teams_from(0)]) {
-                *count += more;
-            }
+            let player = |player: PlayerKey| self.people.get_player(player);
+            let is_member =
+                |own: PlayerKey| player(own).is_some_and(|player| player.rooms().contains(&index));
+            ensure(room.members().iter().all(|own| is_member(own.player)), "a member of a room")?;
+            let is_seated =
+                |own: PlayerKey| player(own).is_some_and(|player| player.seats().contains(&index));
+            ensure(room.seats().iter().all(|own| is_seated(own.player)), "a seat of a room")?;
+            let has_it = |own| self.backfills.get(own).is_some_and(|own| own.room == room.id());
+            ensure(room.backfill().is_none_or(has_it), "the backfill of a room")?;
         }
-        for (number, mode) in (0..).zip(self.modes.iter()) {
-            let counted = counts.remove(&number).unwrap_or_default();
-            ensure([mode.rooms, mode.members, mode.seats, mode.teams] == counted, "the counts of a mode")?;
-            for (order, room) in &mode.visible {
-                let is_shown = |room: &Room| room.order == *order && !room.hidden && !room.deleting;
-                ensure(self.rooms.get(*room).is_some_and(is_shown), "a room that is listed")?;
-            }
-        }
-        ensure(counts.is_empty(), "the mode of a room")?;
         for (index, backfill) in self.backfills.iter() {
-            let room = self.rooms.get(backfill.room.index).filter(|room| room.id == backfill.room);
+            let room = self.rooms.find(backfill.room).map(|room| &self.rooms[room]);
             ensure(
-                backfill.id.index == index && room.is_some_and(|room| room.backfill == index),
+                backfill.id.index == index && room.is_some_and(|room| room.backfill() == Some(index)),
                 "a backfill",
             )?;
             let queue = self.queues.list.get(backfill.queue);
@@ -431,9 +399,13 @@ impl Matcher {
             counts[0] += 1;
             counts[1] += u64::from(ticket.state == State::Proposed);
             counts[2] += u64::from(ticket.state == State::Searching);
-            let has_ticket =
-                |own: u32| self.people.players.get(own).is_some_and(|player| player.tickets.contains(&index));
-            ensure(ticket.players.iter().all(|own| has_ticket(own.player)), "a player of a ticket")?;
+            let has_ticket = |own: PlayerKey| {
+                self.people.get_player(own).is_some_and(|player| player.tickets().contains(&index))
+            };
+            ensure(
+                ticket.players.iter().all(|own| own.player.is_some_and(has_ticket)),
+                "a player of a ticket",
+            )?;
             let place = ticket.place();
             ensure(place.is_some() == (ticket.state == State::Searching), "the place of a ticket")?;
             ensure(self.waiting.searches(index, ticket.queue) == place.is_some(), "a ticket that waits")?;
@@ -477,14 +449,14 @@ fn timer(saved: &v1::Timer<'_>) -> (u64, u64, Timer) {
         v1::Action::Nothing => Timer::Nothing,
         v1::Action::RoomEnd(id) => Timer::RoomEnd(Id::from(*id)),
         v1::Action::Seats(id) => Timer::Seats(Id::from(*id)),
-        v1::Action::Grace(server) => Timer::Grace(*server),
+        v1::Action::Grace(server) => Timer::Grace(ServerKey::new(*server)),
         v1::Action::Tick(queue) => Timer::Tick(*queue),
         v1::Action::Proposal(id) => Timer::Proposal(Id::from(*id)),
         v1::Action::Assign(id) => Timer::Assign(Id::from(*id)),
         v1::Action::Backfill(id) => Timer::Backfill(Id::from(*id)),
         v1::Action::Updates(queue) => Timer::Updates(*queue),
         v1::Action::Period(pool) => Timer::Period(Text::from_slice(pool)),
-        v1::Action::Cooldown(player) => Timer::Cooldown(*player),
+        v1::Action::Cooldown(player) => Timer::Cooldown(PlayerKey::new(*player)),
         v1::Action::Policy(question) => Timer::Policy(*question),
     };
     (saved.at, saved.number, timer)

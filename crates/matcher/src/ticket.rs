@@ -10,6 +10,7 @@ use throng_wire::{Field, fields};
 
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
+use crate::key::PlayerKey;
 use crate::people::Numbers;
 use crate::problem::{Outcome, ensure, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, PlayerInput, number};
@@ -131,7 +132,7 @@ pub(crate) struct Ticket {
 #[derive(Clone, Debug)]
 pub(crate) struct TicketPlayer {
     /// While the ticket is live.
-    pub(crate) player: u32,
+    pub(crate) player: Option<PlayerKey>,
     /// As encoded, with the server that the matcher knows.
     body: Box<[u8]>,
 }
@@ -152,7 +153,7 @@ impl TicketPlayer {
 impl Ticket {
     /// `place` says where it waits.
     pub(crate) fn save(&self, numbers: &Numbers, place: Option<v1::Waiting>) -> v1::Ticket<'_> {
-        let player = |own: &'_ TicketPlayer| numbers.player(own.player);
+        let player = |own: &'_ TicketPlayer| own.player.and_then(|player| numbers.player(player));
         // Nothing reads the facts of one that has ended.
         let facts = if self.state.is_live() { self.facts.save() } else { Facts::save_none() };
         v1::Ticket {
@@ -196,7 +197,7 @@ impl Ticket {
         let facts = (saved.facts.size as usize, saved.facts.players.len());
         ensure(!state.is_live() || facts == (size, size), "the facts of a ticket")?;
         let player = |own: &v1::TicketPlayer<'_>| TicketPlayer {
-            player: own.player.unwrap_or(NONE),
+            player: own.player.map(PlayerKey::new),
             body: Box::from(own.body),
         };
         let until = saved.readable_until;

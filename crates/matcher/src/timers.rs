@@ -5,6 +5,7 @@ use std::collections::BinaryHeap;
 
 use crate::id::Id;
 use crate::info::Text;
+use crate::key::{PlayerKey, ServerKey};
 
 /// A timer's action. An object that is gone or has another deadline now makes its timer void.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,7 +18,7 @@ pub(crate) enum Timer {
     /// Seats of a room expire.
     Seats(Id),
     /// A lost server's roles are given up.
-    Grace(u32),
+    Grace(ServerKey),
     /// A queue looks for matches.
     Tick(u32),
     /// A proposal was not answered.
@@ -31,7 +32,7 @@ pub(crate) enum Timer {
     /// A rating period ends.
     Period(Text),
     /// A role may ask for a match again.
-    Cooldown(u32),
+    Cooldown(PlayerKey),
     /// A policy did not answer.
     Policy(u64),
 }

@@ -11,13 +11,13 @@ use crate::config::{Config, ModeRules};
 use crate::id::Id;
 use crate::info::{ROOM_DATA_FIELD, RoleRef, check_id, entry};
 use crate::json;
+use crate::key::RoomKey;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::problem::{Outcome, invalid};
 use crate::queue::QueueRules;
 use crate::rating::ExportedRating;
-use crate::room::{Room, RoomBuild};
-use crate::slab::Slab;
+use crate::room::{Room, RoomBuild, Rooms};
 use crate::turn::Turn;
 
 /// Version of the lines.
@@ -109,24 +109,27 @@ impl Matcher {
                 push(out, &Line::Queue(ExportedQueue { rules }));
             }
         }
-        let mut modes: Vec<_> = self.modes.iter().collect();
-        modes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let mut modes: Vec<_> = self.rooms.modes().iter().collect();
+        modes.sort_unstable_by(|a, b| a.name().cmp(b.name()));
         for mode in modes {
-            push(out, &Line::Mode(ExportedMode { name: mode.name.clone(), rules: mode.rules.clone() }));
+            push(
+                out,
+                &Line::Mode(ExportedMode { name: mode.name().to_owned(), rules: mode.rules().clone() }),
+            );
         }
         self.ratings.exported().for_each(|rating| push(out, &Line::Rating(rating)));
-        let mut rooms: Vec<(u64, u32)> = self
+        let mut rooms: Vec<(u64, RoomKey)> = self
             .rooms
             .iter()
-            .filter(|(_, room)| !room.deleting)
-            .map(|(index, room)| (room.order, index))
+            .filter(|(_, room)| !room.deleting())
+            .map(|(index, room)| (room.order(), index))
             .collect();
         rooms.sort_unstable();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut players = BTreeMap::new();
         for (_, room) in &rooms {
-            for member in &self.rooms[*room].members {
-                let role = text(&self.people.players[member.player].id);
+            for member in self.rooms[*room].members() {
+                let role = text(self.people[member.player].id());
                 players.insert(role, text(self.people.server_of(member.player)));
             }
         }
@@ -137,7 +140,7 @@ impl Matcher {
             let (mut body, mut info) = (Vec::new(), String::new());
             self.write_room(index, None, &mut body);
             json::decode(room_info(), &body, &mut info);
-            let Room { forced_full, sealed, .. } = self.rooms[index];
+            let (forced_full, sealed) = (self.rooms[index].forced_full(), self.rooms[index].sealed());
             if let Ok(info) = one_line(&info) {
                 push(out, &Line::Room(ExportedRoom { info, forced_full, sealed }));
             }
@@ -167,6 +170,8 @@ struct Import {
     /// Servers by role, and whether a room has named the role.
     players: BTreeMap<String, (String, bool)>,
     rooms: Vec<(u32, Room)>,
+    /// Rooms that lines have made.
+    made: u64,
     /// Places and names that were taken.
     places: BTreeSet<u32>,
     modes: BTreeSet<String>,
@@ -176,7 +181,15 @@ impl Import {
     fn new(secret: [u8; 32]) -> Import {
         let matcher = Matcher::new(Config::default(), secret, 0);
         let (players, rooms) = (BTreeMap::new(), Vec::new());
-        Import { matcher, rank: None, players, rooms, places: BTreeSet::new(), modes: BTreeSet::new() }
+        Import {
+            matcher,
+            rank: None,
+            players,
+            rooms,
+            made: 0,
+            places: BTreeSet::new(),
+            modes: BTreeSet::new(),
+        }
     }
 
     fn line(&mut self, text: &str) -> Result<(), String> {
@@ -203,7 +216,7 @@ impl Import {
                 if !self.modes.insert(mode.name.clone()) {
                     return Err(format!("mode `{}` is there twice", mode.name));
                 }
-                self.matcher.modes.put(&mode.name, mode.rules);
+                self.matcher.rooms.modes_mut().put(&mode.name, mode.rules);
                 Ok(())
             }
             Line::Rating(rating) => self.matcher.ratings.import(&rating),
@@ -243,7 +256,7 @@ impl Import {
             match field.number {
                 1 => id = Id::parse(field.value),
                 2 => build.created = field.scalar,
-                3 => mode = Some(self.matcher.modes.resolve(field.value)?),
+                3 => mode = Some(self.matcher.rooms.modes_mut().resolve(field.value)?),
                 4 => roles.push(RoleRef::parse(field.value)?),
                 5 => build.hidden = field.scalar != 0,
                 8 => {
@@ -260,7 +273,7 @@ impl Import {
         if id.index >= PLACE_MAX || !self.places.insert(id.index) {
             return Err(invalid("RoomID is that of another room, or its place is too large"));
         }
-        let rules = &self.matcher.modes[mode].rules;
+        let rules = self.matcher.rooms.mode(mode).rules();
         if roles.len() > rules.capacity as usize {
             return Err(invalid("it has more members than its mode admits"));
         }
@@ -281,25 +294,22 @@ impl Import {
             let people = &mut self.matcher.people;
             let server = people.server_entry(server.as_bytes());
             let player = people.player_entry(role.id, server);
-            let entry = &mut people.players[player];
-            if entry.rooms.contains(&id.index) || exclusive && entry.room != crate::slab::NONE {
+            let entry = &people[player];
+            if entry.rooms().contains(&RoomKey::new(id.index)) || exclusive && entry.room().is_some() {
                 return Err(invalid(format!("role `{name}` is in another room, or there twice")));
             }
-            entry.rooms.push(id.index);
-            if exclusive {
-                entry.room = id.index;
-            }
+            people.enter_room(player, RoomKey::new(id.index), exclusive);
             let of = |number| {
                 let own = fields(role.body()).map_while(Result::ok).find(|field| field.number == number);
                 own.map_or(&[][..], |field| field.value)
             };
             build.members.push((player, role.info(of(2), of(3))));
         }
-        self.matcher.order += 1;
-        let full =
-            room.forced_full || build.members.len() >= self.matcher.modes[mode].rules.capacity as usize;
+        self.made += 1;
+        let full = room.forced_full
+            || build.members.len() >= self.matcher.rooms.mode(mode).rules().capacity as usize;
         (build.forced_full, build.sealed, build.full) = (room.forced_full, room.sealed, full);
-        self.rooms.push((id.index, build.room(id, self.matcher.order, mode)));
+        self.rooms.push((id.index, build.room(id, self.made, mode)));
         Ok(())
     }
 
@@ -312,11 +322,8 @@ impl Import {
         }
         let end = self.places.last().map_or(0, |last| last + 1);
         let free = (0..end).rev().filter(|place| !self.places.contains(place)).collect();
-        let indexes: Vec<u32> = self.places.iter().copied().collect();
-        let rooms = Slab::from_places(self.rooms.into_iter(), free).ok_or("a room is there twice")?;
-        self.matcher.rooms = rooms;
-        self.matcher.index_rooms()?;
-        indexes.into_iter().for_each(|index| self.matcher.reindex_room(index));
+        let modes = std::mem::take(self.matcher.rooms.modes_mut());
+        self.matcher.rooms = Rooms::build(self.rooms, free, modes, self.made)?;
         self.matcher.check_invariants()?;
         Ok(self.matcher)
     }

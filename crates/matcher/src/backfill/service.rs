@@ -6,7 +6,7 @@ use super::{Backfill, BackfillRequest, region_number};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::MatchKey;
+use crate::key::{MatchKey, RoomKey, ServerKey};
 use crate::matcher::Matcher;
 use crate::problem::{Outcome, Problem, invalid, not_found};
 use crate::queue::{BackfillPriority, Facts, PlayerInput, role_hash};
@@ -23,10 +23,10 @@ impl Matcher {
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         let compiled = self.queues.list[queue].rules();
         let entry = &self.rooms[room];
-        if entry.deleting || entry.sealed {
+        if entry.deleting() || entry.sealed() {
             return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
         }
-        if entry.backfill != NONE {
+        if entry.backfill().is_some() {
             return Err(invalid("the room has a backfill"));
         }
         let open = asked.open_of(&compiled)?;
@@ -34,8 +34,9 @@ impl Matcher {
         let owner = self.people.server_entry(turn.caller.srv.as_bytes());
         let index = self.insert_backfill(queue, room, owner, open, asked.attrs)?;
         self.queues.list[queue].backfills.insert(index);
-        self.rooms[room].backfill = index;
-        self.rooms[room].begin_sides(compiled.sides.iter().map(|(name, _)| name.as_bytes()));
+        self.rooms.set_backfill(room, Some(index));
+        let sides = compiled.sides.iter().map(|(name, _)| (name.as_bytes(), []));
+        self.rooms.begin_sides(room, sides, &mut Vec::new());
         self.keep_alive(index);
         self.watch_backfill(index);
         self.wake_backfill(index);
@@ -48,8 +49,8 @@ impl Matcher {
     fn insert_backfill(
         &mut self,
         queue: u32,
-        room: u32,
-        owner: u32,
+        room: RoomKey,
+        owner: ServerKey,
         open: Vec<u32>,
         attrs: Vec<(Text, Vec<u8>)>,
     ) -> Outcome<u32> {
@@ -57,13 +58,14 @@ impl Matcher {
         let region = self.region_of_room(room);
         let region = region.and_then(|region| region_number(&mut self.queues.list[queue].regions, &region));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
-        self.people.servers[owner].holds += 1;
+        let is_there = self.people.hold_server(owner, 1);
+        debug_assert!(is_there, "its entry was made by the caller");
         let index = self.backfills.next_index();
         let id = self.new_id(index);
         let backfill = Backfill {
             id,
             queue,
-            room: self.rooms[room].id,
+            room: self.rooms[room].id(),
             owner,
             rev: 1,
             open,
@@ -81,19 +83,17 @@ impl Matcher {
         self.backfills.insert(backfill);
         if let Err(problem) = self.refresh_backfill(index) {
             self.backfills.remove(index);
-            self.people.servers[owner].holds -= 1;
-            self.people.release_server(owner);
+            self.people.let_go_of_server(owner);
             return Err(problem);
         }
         Ok(index)
     }
 
-    fn free_places(&self, room: u32) -> u32 {
-        let room = &self.rooms[room];
-        room.free(self.modes[room.mode].rules.capacity)
+    fn free_places(&self, room: RoomKey) -> u32 {
+        self.rooms[room].free(self.rooms.rules_of(room).capacity)
     }
 
-    fn check_has_places(&self, room: u32, open: &[u32]) -> Outcome {
+    fn check_has_places(&self, room: RoomKey, open: &[u32]) -> Outcome {
         if open.iter().sum::<u32>() > self.free_places(room) {
             return Err(Problem::new(Status::RoomFull, "the room has fewer places"));
         }
@@ -101,8 +101,8 @@ impl Matcher {
     }
 
     /// Place where the match of a room is played.
-    fn region_of_room(&self, room: u32) -> Option<Text> {
-        let found = &self.matches[self.match_of(self.rooms[room].matched?)?];
+    fn region_of_room(&self, room: RoomKey) -> Option<Text> {
+        let found = &self.matches[self.match_of(self.rooms[room].matched()?)?];
         self.queues.list[found.queue()].regions.get(usize::from(found.region()?)).cloned()
     }
 
@@ -130,7 +130,7 @@ impl Matcher {
         let refused = |why: String| Problem::new(Status::RuleInvalid, why);
         let mut fixed = Vec::with_capacity(compiled.sides.len());
         let mut no_regions = Vec::new();
-        let sides = self.rooms[backfill.room.index].sides.list();
+        let sides = self.rooms[backfill.room_key()].sides().list();
         for side in 0..compiled.sides.len() {
             let names = sides.get(side).map_or(&[][..], |side| &side.players);
             let party: Vec<PlayerInput<'_>> = names.iter().map(|name| input(name)).collect();
@@ -186,7 +186,7 @@ impl Matcher {
             .map(|id| id.index)
             .ok_or_else(|| not_found("backfill does not exist"))?;
         let owner = self.backfills[index].owner;
-        let own = self.people.servers[owner].id.as_slice() == caller.srv.as_bytes();
+        let own = self.people[owner].id().as_slice() == caller.srv.as_bytes();
         if !own {
             crate::matcher::require(caller, Scope::Trusted)?;
         }
@@ -203,7 +203,7 @@ impl Matcher {
         }
         let compiled = self.queues.list[self.backfills[index].queue].rules();
         let open = asked.open_of(&compiled)?;
-        self.check_has_places(self.backfills[index].room.index, &open)?;
+        self.check_has_places(self.backfills[index].room_key(), &open)?;
         let old = std::mem::replace(&mut self.backfills[index].attrs, asked.attrs);
         if let Err(problem) = self.refresh_backfill(index) {
             self.backfills[index].attrs = old;
@@ -249,8 +249,8 @@ impl Matcher {
                     write_u64(out, 2, u64::from(*open));
                 });
             }
-            for seat in &self.rooms[backfill.room.index].seats {
-                write_bytes(out, 3, &self.people.players[seat.player].id);
+            for seat in self.rooms[backfill.room_key()].seats() {
+                write_bytes(out, 3, self.people[seat.player].id());
             }
         });
     }
@@ -290,17 +290,22 @@ impl Matcher {
         queue.backfills.remove(&index);
         queue.pool.partitions[backfill.partition].backfills -= 1;
         queue.pool.release(backfill.partition);
-        self.rooms[backfill.room.index].backfill = NONE;
-        self.people.servers[backfill.owner].holds -= 1;
-        self.people.release_server(backfill.owner);
+        self.rooms.set_backfill(backfill.room_key(), None);
+        self.people.let_go_of_server(backfill.owner);
     }
 
     /// Seats were made in a backfill's room.
-    pub(crate) fn backfill_placed(&mut self, turn: &mut Turn<'_>, index: u32, room: u32, sides: &[Vec<u32>]) {
+    pub(crate) fn backfill_placed(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: u32,
+        room: RoomKey,
+        sides: &[Vec<u32>],
+    ) {
         let mut roles = Vec::new();
         for (side, tickets) in sides.iter().enumerate() {
             for player in tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players) {
-                roles.push(self.people.players[player.player].id.clone());
+                roles.extend(player.player.map(|player| self.people[player].id().clone()));
                 let open = &mut self.backfills[index].open[side];
                 *open = open.saturating_sub(1);
             }
@@ -309,7 +314,7 @@ impl Matcher {
         backfill.pending = None;
         backfill.rev += 1;
         // Attributes that were taken once are taken again.
-        debug_assert_eq!(self.backfills[index].room, self.rooms[room].id);
+        debug_assert_eq!(self.backfills[index].room, self.rooms[room].id());
         let _ = self.refresh_backfill(index);
         self.tell_backfill(turn, index, "matched", &roles);
         self.wake_backfill(index);
@@ -329,7 +334,7 @@ impl Matcher {
     /// offers what there is.
     pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: u32) {
         self.break_match_of_backfill(turn, index, "room_closed");
-        let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room.index));
+        let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room_key()));
         self.shrink_backfill(backfill, free);
     }
 

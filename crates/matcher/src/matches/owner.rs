@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::MatchKey;
+use crate::key::{MatchKey, PlayerKey};
 use crate::people::Numbers;
 use crate::schema::v1;
 use crate::slab::Slab;
@@ -44,9 +44,9 @@ pub(crate) struct Match {
     room: Option<Id>,
     deadline: u64,
     /// Players who said yes.
-    accepted: Vec<u32>,
+    accepted: Vec<PlayerKey>,
     /// Player to position, once placed.
-    positions: Vec<(u32, u8)>,
+    positions: Vec<(PlayerKey, u8)>,
     /// The same for backfills, as long as it is known, with those who came by one: hashes of roles,
     /// and names, as players come and go and rules change.
     cast: Vec<(u64, Text)>,
@@ -118,7 +118,7 @@ impl Matches {
     }
 
     /// A player says yes. Returns how many have.
-    pub(crate) fn accept(&mut self, key: MatchKey, player: u32) -> usize {
+    pub(crate) fn accept(&mut self, key: MatchKey, player: PlayerKey) -> usize {
         let found = &mut self.list[key.index()];
         if !found.accepted.contains(&player) {
             found.accepted.push(player);
@@ -136,7 +136,7 @@ impl Matches {
         self.list[key.index()].sides = sides;
     }
 
-    pub(crate) fn set_positions(&mut self, key: MatchKey, positions: Vec<(u32, u8)>) {
+    pub(crate) fn set_positions(&mut self, key: MatchKey, positions: Vec<(PlayerKey, u8)>) {
         self.list[key.index()].positions = positions;
     }
 
@@ -272,12 +272,12 @@ impl Match {
     }
 
     /// Players who said yes.
-    pub(crate) fn accepted(&self) -> &[u32] {
+    pub(crate) fn accepted(&self) -> &[PlayerKey] {
         &self.accepted
     }
 
     /// Player to position, once placed.
-    pub(crate) fn positions(&self) -> &[(u32, u8)] {
+    pub(crate) fn positions(&self) -> &[(PlayerKey, u8)] {
         &self.positions
     }
 
@@ -327,8 +327,8 @@ impl Match {
             backfill: saved.backfill,
             room: saved.room.map(Id::from),
             deadline: saved.deadline,
-            accepted: saved.accepted.clone(),
-            positions: saved.positions.clone(),
+            accepted: saved.accepted.iter().map(|player| PlayerKey::new(*player)).collect(),
+            positions: saved.positions.iter().map(|(player, at)| (PlayerKey::new(*player), *at)).collect(),
             cast: saved.cast.iter().map(|(role, name)| (*role, Text::from_slice(name))).collect(),
             shared: saved.shared.to_vec(),
         })

@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use super::{Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
-use crate::key::MatchKey;
+use crate::key::{MatchKey, PlayerKey, RoomKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
@@ -38,8 +38,7 @@ impl Matcher {
         let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
         let touch = |all: u64, player: &TicketPlayer| {
-            let player = &self.people.players[player.player];
-            all ^ player.tickets.len() as u64 ^ u64::from(player.holds) ^ player.id.len() as u64
+            all ^ player.player.map_or(0, |player| self.people[player].touch())
         };
         let tickets = found.iter().flat_map(|(filling, _)| filling.sides.iter().flatten());
         let players = tickets.flat_map(|ticket| &self.tickets[*ticket].players);
@@ -140,7 +139,7 @@ impl Matcher {
 
     pub(crate) fn players_of(&self, tickets: &[u32], players: &mut Players) {
         for ticket in tickets {
-            self.tickets[*ticket].players.iter().for_each(|player| players.push(player.player));
+            players.extend(self.tickets[*ticket].players.iter().filter_map(|player| player.player));
         }
     }
 
@@ -157,10 +156,10 @@ impl Matcher {
                 write_u64(out, 3, players.len() as u64);
                 write_bytes(out, 4, &text);
                 for player in players.iter().filter(|_| reveal) {
-                    write_bytes(out, 5, &self.people.players[*player].id);
+                    write_bytes(out, 5, self.people[*player].id());
                 }
             });
-            let own = self.tickets[ticket].players.iter().map(|player| player.player);
+            let own = self.tickets[ticket].players.iter().filter_map(|player| player.player);
             fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;
         }
@@ -191,7 +190,7 @@ impl Matcher {
         let player = self
             .people
             .player(role)
-            .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == *player))
+            .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == Some(*player)))
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
         self.check_acts_for(turn.caller, player)?;
         if !yes {
@@ -217,7 +216,8 @@ impl Matcher {
 
     /// A proposed ticket was cancelled by its owner, which counts as declining.
     pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: u32) {
-        let players: Vec<u32> = self.tickets[ticket].players.iter().map(|player| player.player).collect();
+        let players: Players =
+            self.tickets[ticket].players.iter().filter_map(|player| player.player).collect();
         for player in players {
             self.cool_down(player, self.tickets[ticket].queue);
         }
@@ -261,7 +261,8 @@ impl Matcher {
         let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
         let accepted = self.matches[index].accepted().to_vec();
         for ticket in self.break_match(turn, index, "no_answer") {
-            let all = self.tickets[ticket].players.iter().all(|player| accepted.contains(&player.player));
+            let mut players = self.tickets[ticket].players.iter().filter_map(|player| player.player);
+            let all = players.all(|player| accepted.contains(&player));
             if all || requeue {
                 self.return_ticket(turn, ticket);
             } else {
@@ -326,20 +327,17 @@ impl Matcher {
         }
     }
 
-    fn cool_down(&mut self, player: u32, queue: u32) {
+    fn cool_down(&mut self, player: PlayerKey, queue: u32) {
         let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
         if seconds > 0 {
             let until = self.now + seconds * 1_000;
-            let entry = &mut self.people.players[player];
-            entry.cooldown_until = entry.cooldown_until.max(until);
-            entry.holds += 1;
+            self.people.cool_down(player, until);
             self.timers.set(until, Timer::Cooldown(player));
         }
     }
 
-    pub(crate) fn end_cooldown(&mut self, player: u32) {
-        self.people.players[player].holds -= 1;
-        self.people.release(player);
+    pub(crate) fn end_cooldown(&mut self, player: PlayerKey) {
+        self.people.let_go_of(player);
     }
 
     /// No server was given: the room goes, the tickets search on.
@@ -351,8 +349,8 @@ impl Matcher {
         for ticket in tickets {
             self.return_ticket(turn, ticket);
         }
-        if let Some(room) = room.filter(|room| self.rooms.get(room.index).is_some_and(|r| r.id == *room)) {
-            self.begin_end(turn, room.index);
+        if let Some(room) = room.and_then(|room| self.rooms.find(room)) {
+            self.begin_end(turn, room);
         }
     }
 
@@ -364,10 +362,10 @@ impl Matcher {
             if !self.matches.has(index) {
                 continue;
             }
-            let room = self.matches[index].room().and_then(|room| self.rooms.get(room.index));
+            let room = self.matches[index].room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
             match room.filter(|_| self.matches[index].stage() == Stage::Assigning) {
                 Some(room) => {
-                    let until = room.seats.iter().map(|seat| seat.until).max().unwrap_or(self.now);
+                    let until = room.seats().iter().map(|seat| seat.until).max().unwrap_or(self.now);
                     self.make_ready(turn, index, until);
                 }
                 None => {
@@ -399,7 +397,7 @@ impl Matcher {
     pub(crate) fn match_named(&self, id: &[u8], room: &[u8]) -> Outcome<MatchKey> {
         let found = if id.is_empty() {
             let room = self.find_room(room)?;
-            self.rooms[room].matched.and_then(|id| self.match_of(id))
+            self.rooms[room].matched().and_then(|id| self.match_of(id))
         } else {
             self.find_match(id)
         };

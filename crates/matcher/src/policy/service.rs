@@ -9,6 +9,7 @@ use super::{
 use crate::config::{Caller, HookPoint};
 use crate::id::Id;
 use crate::info::DataMap;
+use crate::key::{PlayerKey, RoomKey};
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::problem::{Outcome, Problem};
@@ -129,7 +130,7 @@ impl Matcher {
     }
 
     fn send_question(&mut self, id: u64, point: HookPoint, mode: u16, body: Vec<u8>, waits: bool) {
-        let policy = self.modes[mode].rules.policy.clone();
+        let policy = self.rooms.mode(mode).rules().policy.clone();
         self.stats.policy_questions += 1;
         self.hooks.questions.push_back(PolicyRequest { id, policy, point, body, waits });
     }
@@ -210,7 +211,7 @@ impl Matcher {
         room: Option<Id>,
         write: impl FnOnce(&Matcher, &mut Vec<u8>),
     ) -> Outcome<Verdict> {
-        if !self.modes[mode].rules.asks(point) {
+        if !self.rooms.mode(mode).rules().asks(point) {
             return Ok(Verdict::default());
         }
         if let Some(verdict) = self.hooks.said(point, room) {
@@ -231,24 +232,28 @@ impl Matcher {
     fn question(&self, point: HookPoint, mode: u16, write: impl FnOnce(&Matcher, &mut Vec<u8>)) -> Vec<u8> {
         let mut body = Vec::new();
         write_bytes(&mut body, 1, point.name().as_bytes());
-        write_bytes(&mut body, 2, self.modes[mode].name.as_bytes());
+        write_bytes(&mut body, 2, self.rooms.mode(mode).name().as_bytes());
         write(self, &mut body);
         body
     }
 
     /// The first candidate that admits the newcomers. `Err` when the policy is to be asked about
     /// one, or when only rooms are left that wait for their policy.
-    pub(crate) fn pick_by_policy(&mut self, found: &[u32], newcomers: &[Newcomer]) -> Outcome<Option<u32>> {
+    pub(crate) fn pick_by_policy(
+        &mut self,
+        found: &[RoomKey],
+        newcomers: &[Newcomer],
+    ) -> Outcome<Option<RoomKey>> {
         let mut waits = None;
         // One that the policy has admitted them to comes first: it was picked in an earlier pass.
-        let admitted = |room: &&u32| {
-            let id = Some(self.rooms[**room].id);
+        let admitted = |room: &&RoomKey| {
+            let id = Some(self.rooms[**room].id());
             self.hooks.said(HookPoint::OnAddingRoles, id).is_some_and(|verdict| !verdict.refuse)
         };
         let first = found.iter().find(admitted).copied();
         let others = found.iter().copied().filter(|room| Some(*room) != first);
         for room in first.into_iter().chain(others) {
-            let id = self.rooms[room].id;
+            let id = self.rooms[room].id();
             let vetoed = self.hooks.said(HookPoint::OnAddingRoles, Some(id)).is_some_and(|said| said.refuse);
             if vetoed || self.check_fits(room, newcomers).is_err() {
                 continue;
@@ -269,9 +274,9 @@ impl Matcher {
     }
 
     /// Asks about newcomers of a room that is there: a veto, then the changes that come with them.
-    pub(crate) fn ask_to_admit(&mut self, room: u32, newcomers: &[Newcomer]) -> Outcome<Verdict> {
-        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
-        if self.modes[mode].rules.policy.is_empty() {
+    pub(crate) fn ask_to_admit(&mut self, room: RoomKey, newcomers: &[Newcomer]) -> Outcome<Verdict> {
+        let (mode, id) = (self.rooms[room].mode(), self.rooms[room].id());
+        if self.rooms.mode(mode).rules().policy.is_empty() {
             return Ok(Verdict::default());
         }
         self.ask_policy(HookPoint::OnAddingRoles, mode, Some(id), |matcher, out| {
@@ -282,14 +287,14 @@ impl Matcher {
             write_nested(out, 3, |out| matcher.write_room_with(room, None, newcomers, out));
             write_roles(newcomers, out);
         })?;
-        changes.set_data(&mut self.rooms[room].data.clone())?;
+        changes.set_data(&mut self.rooms[room].data().clone())?;
         Ok(changes)
     }
 
     /// Initial values of a new room, as its maker and the policy say.
     pub(crate) fn ask_to_create(&mut self, mode: u16, create: &CreateInfo<'_>) -> Outcome<(bool, DataMap)> {
         let mut data = create.data()?;
-        let mut hidden = create.hidden.unwrap_or(self.modes[mode].rules.hidden);
+        let mut hidden = create.hidden.unwrap_or(self.rooms.mode(mode).rules().hidden);
         let verdict = self.ask_policy(HookPoint::OnCreate, mode, None, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_new_room(mode, hidden, &data, &[], out));
         })?;
@@ -307,7 +312,7 @@ impl Matcher {
         data: &DataMap,
         newcomers: &[Newcomer],
     ) -> Outcome<Verdict> {
-        if self.modes[mode].rules.policy.is_empty() {
+        if self.rooms.mode(mode).rules().policy.is_empty() {
             return Ok(Verdict::default());
         }
         self.ask_policy(HookPoint::OnAddingRoles, mode, None, |matcher, out| {
@@ -323,20 +328,20 @@ impl Matcher {
     }
 
     /// Asks before a member is taken out by a request.
-    pub(crate) fn ask_to_remove(&mut self, room: u32, player: u32) -> Outcome<Verdict> {
-        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
+    pub(crate) fn ask_to_remove(&mut self, room: RoomKey, player: PlayerKey) -> Outcome<Verdict> {
+        let (mode, id) = (self.rooms[room].mode(), self.rooms[room].id());
         let changes = self.ask_policy(HookPoint::OnDeletingRole, mode, Some(id), |matcher, out| {
             matcher.write_leaving(room, player, out);
         })?;
-        changes.set_data(&mut self.rooms[room].data.clone())?;
+        changes.set_data(&mut self.rooms[room].data().clone())?;
         Ok(changes)
     }
 
     /// Tells the policy of what no request asked for and nothing can hold up: a lost member, the
     /// end of a room.
-    pub(crate) fn tell_policy(&mut self, point: HookPoint, room: u32, player: Option<u32>) {
-        let mode = self.rooms[room].mode;
-        if !self.modes[mode].rules.asks(point) {
+    pub(crate) fn tell_policy(&mut self, point: HookPoint, room: RoomKey, player: Option<PlayerKey>) {
+        let mode = self.rooms[room].mode();
+        if !self.rooms.mode(mode).rules().asks(point) {
             return;
         }
         let body = self.question(point, mode, |matcher, out| match player {
@@ -347,9 +352,9 @@ impl Matcher {
         self.send_question(id, point, mode, body, false);
     }
 
-    fn write_leaving(&self, room: u32, player: u32, out: &mut Vec<u8>) {
+    fn write_leaving(&self, room: RoomKey, player: PlayerKey, out: &mut Vec<u8>) {
         write_nested(out, 3, |out| self.write_room(room, None, out));
-        if let Some(member) = self.rooms[room].members.iter().find(|member| member.player == player) {
+        if let Some(member) = self.rooms[room].members().iter().find(|member| member.player == player) {
             write_bytes(out, 4, member.info.bytes());
         }
     }
@@ -362,28 +367,14 @@ impl Matcher {
         newcomers: &[Newcomer],
         out: &mut Vec<u8>,
     ) {
-        write_bytes(out, 3, self.modes[mode].name.as_bytes());
+        write_bytes(out, 3, self.rooms.mode(mode).name().as_bytes());
         for newcomer in newcomers {
             write_bytes(out, 4, newcomer.info.bytes());
         }
         write_bool(out, 5, hidden);
-        write_bool(out, 6, newcomers.len() as u32 >= self.modes[mode].rules.capacity);
+        write_bool(out, 6, newcomers.len() as u32 >= self.rooms.mode(mode).rules().capacity);
         out.extend_from_slice(data.bytes());
         write_u64(out, 12, newcomers.len() as u64);
-    }
-
-    /// Makes a room what its policy wants it to be; `Data` was checked when the verdict came. Not
-    /// in the indexes yet.
-    pub(crate) fn change_by_policy(&mut self, index: u32, changes: &Verdict) {
-        let room = &mut self.rooms[index];
-        room.hidden = changes.hidden.unwrap_or(room.hidden);
-        if let Some(full) = changes.full {
-            room.forced_full = full;
-            room.full = full || room.sealed || room.free(self.modes[room.mode].rules.capacity) == 0;
-        }
-        room.deleting |= changes.deleting;
-        // It was tried on a copy of the same data.
-        let _ = changes.set_data(&mut room.data);
     }
 
     /// Nobody gave a match its server in time.
@@ -396,7 +387,7 @@ impl Matcher {
     }
 
     /// Asks for the server of a match whose room is there.
-    pub(crate) fn ask_for_server(&mut self, found: Id, room: u32) {
+    pub(crate) fn ask_for_server(&mut self, found: Id, room: RoomKey) {
         if self.hooks.pending.len() >= PENDING_MAX {
             // The match ends as if the policy had not answered in time. Not at once: its tickets
             // would be matched again in the same tick, again and again for as long as the other
@@ -404,10 +395,10 @@ impl Matcher {
             self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Assign(found));
             return;
         }
-        let (mode, id) = (self.rooms[room].mode, self.rooms[room].id);
+        let (mode, id) = (self.rooms[room].mode(), self.rooms[room].id());
         let body = self.question(HookPoint::OnCreate, mode, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_room(room, None, out));
-            for seat in &matcher.rooms[room].seats {
+            for seat in matcher.rooms[room].seats() {
                 write_bytes(out, 4, matcher.info_of_seat(seat).bytes());
             }
         });
@@ -416,7 +407,7 @@ impl Matcher {
 
     fn policy_gave_server(&mut self, turn: &mut Turn<'_>, found: Id, verdict: Option<Verdict>) {
         let Some(room) = self.room_that_waits(found) else { return };
-        let mut data = self.rooms[room].data.clone();
+        let mut data = self.rooms[room].data().clone();
         match verdict {
             Some(verdict) if !verdict.refuse && verdict.set_data(&mut data).is_ok() => {
                 self.give_server(turn, found, room, data);

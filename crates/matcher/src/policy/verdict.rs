@@ -76,7 +76,7 @@ impl Verdict {
         out
     }
 
-    pub(super) fn set_data(&self, data: &mut DataMap) -> Outcome {
+    pub(crate) fn set_data(&self, data: &mut DataMap) -> Outcome {
         for (key, value) in &self.data {
             data.set(ROOM_DATA_FIELD, key.as_bytes(), value.as_bytes()).map_err(|problem| {
                 Problem::new(Status::PolicyUnavailable, format!("the policy's Data: {}", problem.message))

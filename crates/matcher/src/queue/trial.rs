@@ -199,7 +199,7 @@ impl Trial {
         }
         if let Some(pool) = &self.rated {
             let players = live.tickets[before..].iter().flat_map(|copied| &copied.ticket.players);
-            let roles = players.map(|player| matcher.people.players[player.player].id.clone());
+            let roles = players.filter_map(|player| Some(matcher.people[player.player?].id().clone()));
             match (&mut self.ratings, matcher.ratings.copy(pool, roles)) {
                 (Some(known), Some(more)) => known.add(more),
                 (known @ None, more) => *known = more,
@@ -315,8 +315,8 @@ impl Matcher {
             let (role, server) = member.names();
             let server = self.people.server_entry(server);
             let player = self.people.player_entry(role, server);
-            self.people.players[player].tickets.push(index);
-            self.tickets[index].players[at].player = player;
+            self.people.add_ticket(player, index);
+            self.tickets[index].players[at].player = Some(player);
         }
         self.live_tickets += 1;
         let queue = &mut self.queues.list[queue_index];

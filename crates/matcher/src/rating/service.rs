@@ -64,7 +64,7 @@ impl Matcher {
             }
             Err(problem) if pool.is_empty() || room.is_empty() => Err(problem),
             Err(_) => {
-                let about = self.rooms[self.find_room(room)?].id;
+                let about = self.rooms[self.find_room(room)?].id();
                 let name = String::from_utf8_lossy(pool).into_owned();
                 let known = self.ratings.pools.get(&name).map(|known| (known.system, known.period_ms));
                 let (system, period_ms) = known.unwrap_or((System::WengLin, 0));

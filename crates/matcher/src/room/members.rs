@@ -3,58 +3,25 @@
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
 
-use super::{CreateInfo, Member, Newcomer, Newcomers, Room, check_unique, decimal, size_of_all};
+use super::{CreateInfo, Member, Newcomer, Newcomers, check_unique, decimal, size_of_all};
 use crate::config::{Caller, OnFull, Scope, Snapshot};
-use crate::history::{Change, History};
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, text, write_entry};
+use crate::key::{RoomKey, ServerKey};
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
-use crate::schema::v1;
-use crate::sides::Sides;
-use crate::slab::NONE;
 use crate::turn::Turn;
 
 /// Members up to which an event carries all of them, where the mode does not say.
 const SNAPSHOT_MEMBERS_MAX: usize = 16;
-/// Most free places of a room, as a mode has at most so many members.
-const OPEN_MAX: u32 = 10_000;
 /// Rooms of which a random join asks the policy before it makes one.
 const CANDIDATES_MAX: usize = 64;
 
 impl Matcher {
-    /// Counts rooms that a snapshot brought back and puts them into the indexes of their modes.
-    pub(crate) fn index_rooms(&mut self) -> Result<(), &'static str> {
-        let mut open = Vec::new();
-        for (index, room) in self.rooms.iter() {
-            let mode = self.modes.get_mut(room.mode).ok_or("a room has no mode")?;
-            mode.rooms += 1;
-            mode.members += room.members.len() as u32;
-            mode.seats += room.seats.len() as u32;
-            mode.teams += room.teams_from(0);
-            if room.listed {
-                mode.visible.insert(room.order, index);
-            }
-            open.extend(room.open_at.map(|free| (room.mode, free, room.open_place, room.order, index)));
-            if room.creator != NONE {
-                self.people.servers.get_mut(room.creator).ok_or("a room has no creator")?.holds += 1;
-            }
-        }
-        open.sort_unstable();
-        for (mode, free, at, order, index) in open {
-            if free > OPEN_MAX || !self.modes[mode].open.restore(v1::Open { free, at }, order, index) {
-                return Err("rooms to join are not in order");
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn find_room(&self, id: &[u8]) -> Outcome<u32> {
-        Id::parse(id)
-            .filter(|id| self.rooms.get(id.index).is_some_and(|room| room.id == *id))
-            .map(|id| id.index)
-            .ok_or_else(|| not_found("room does not exist"))
+    pub(crate) fn find_room(&self, id: &[u8]) -> Outcome<RoomKey> {
+        let found = Id::parse(id).and_then(|id| self.rooms.find(id));
+        found.ok_or_else(|| not_found("room does not exist"))
     }
 
     /// Takes a newcomer's place in the tables. Undone by `release_newcomers` when the join fails.
@@ -72,7 +39,7 @@ impl Matcher {
     /// A newcomer that certainly joins lives where it came from.
     pub(crate) fn move_newcomer(&mut self, newcomer: &mut Newcomer) {
         if std::mem::take(&mut newcomer.moves) {
-            let old = self.people.players[newcomer.player].server;
+            let old = self.people[newcomer.player].server();
             let server = self.people.server_entry(newcomer.info.srv());
             self.people.move_to(newcomer.player, server);
             self.people.release_server(old);
@@ -86,13 +53,12 @@ impl Matcher {
     }
 
     /// The live exclusive room that a role is in.
-    pub(crate) fn room_of(&self, role: &[u8]) -> Option<u32> {
-        let room = self.people.players[self.people.player(role)?].room;
-        (room != NONE).then_some(room)
+    pub(crate) fn room_of(&self, role: &[u8]) -> Option<RoomKey> {
+        self.people[self.people.player(role)?].room()
     }
 
-    pub(crate) fn already_in(&self, room: u32) -> Problem {
-        let id = self.rooms[room].id;
+    pub(crate) fn already_in(&self, room: RoomKey) -> Problem {
+        let id = self.rooms[room].id();
         Problem::new(Status::AlreadyInRoom, "the role is in another room").with("RoomID", quote(&id.text()))
     }
 
@@ -100,15 +66,16 @@ impl Matcher {
     ///
     /// # Errors
     /// The policy is to be asked first.
-    pub(crate) fn pick_room(&mut self, mode: u16, newcomers: &[Newcomer]) -> Outcome<Option<u32>> {
+    pub(crate) fn pick_room(&mut self, mode: u16, newcomers: &[Newcomer]) -> Outcome<Option<RoomKey>> {
         let mut found = std::mem::take(&mut self.scratch.candidates);
-        let Matcher { modes, nonces, .. } = self;
-        let rules = &modes[mode].rules;
+        let Matcher { rooms, nonces, .. } = self;
+        let mode = rooms.mode(mode);
+        let rules = mode.rules();
         let vetoes = !rules.unique_float.is_empty() || !rules.unique_string.is_empty() || !rules.exclusive;
         let asks = !rules.policy.is_empty();
         let limit = if vetoes || asks { CANDIDATES_MAX } else { 1 };
         let draw = |count: usize| (nonces.next() % count as u64) as usize;
-        modes[mode].open.candidates(rules.select, newcomers.len(), limit, draw, &mut found);
+        mode.open().candidates(rules.select, newcomers.len(), limit, draw, &mut found);
         let picked = if asks {
             self.pick_by_policy(&found, newcomers)
         } else {
@@ -119,7 +86,7 @@ impl Matcher {
     }
 
     /// Returns whether some newcomers are members and others are not.
-    fn is_split(&self, room: u32, newcomers: &[Newcomer]) -> bool {
+    fn is_split(&self, room: RoomKey, newcomers: &[Newcomer]) -> bool {
         let mut there = newcomers.iter().map(|newcomer| self.rooms[room].has_member(newcomer.player));
         let first = there.next();
         there.any(|is_there| Some(is_there) != first)
@@ -128,15 +95,15 @@ impl Matcher {
     /// Returns whether newcomers share a value with members or each other that must be unique,
     /// their infos are more than the room's has space for, or, where they may be in several rooms,
     /// only some of them are members.
-    pub(crate) fn check_fits(&self, room: u32, newcomers: &[Newcomer]) -> Outcome {
+    pub(crate) fn check_fits(&self, room: RoomKey, newcomers: &[Newcomer]) -> Outcome {
         let size = self.rooms[room].size();
         check_growth(size, size + size_of_all(newcomers))?;
-        let rules = &self.modes[self.rooms[room].mode].rules;
+        let rules = self.rooms.rules_of(room);
         if !rules.exclusive && self.is_split(room, newcomers) {
             let there = newcomers.iter().filter(|newcomer| self.rooms[room].has_member(newcomer.player));
-            let roles = quote_all(there.map(|newcomer| self.people.players[newcomer.player].id.as_slice()));
+            let roles = quote_all(there.map(|newcomer| self.people[newcomer.player].id().as_slice()));
             let message = "some members of the team are in the room";
-            let id = quote(&self.rooms[room].id.text());
+            let id = quote(&self.rooms[room].id().text());
             return Err(Problem::new(Status::AlreadyInRoom, message)
                 .with("RoomID", id)
                 .with("RoleIDs", roles));
@@ -144,7 +111,7 @@ impl Matcher {
         if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
             return Ok(());
         }
-        let members = &self.rooms[room].members;
+        let members = self.rooms[room].members();
         check_unique(rules, members.iter().map(|member| &member.info), newcomers)
     }
 
@@ -155,52 +122,34 @@ impl Matcher {
         mode: u16,
         create: &CreateInfo<'_>,
         mut newcomers: Newcomers,
-    ) -> Outcome<u32> {
+    ) -> Outcome<RoomKey> {
         self.check_not_draining()?;
-        check_unique(&self.modes[mode].rules, std::iter::empty(), &newcomers)?;
+        check_unique(self.rooms.mode(mode).rules(), std::iter::empty(), &newcomers)?;
         let (hidden, data) = self.ask_to_create(mode, create)?;
         check_growth(0, data.bytes().len() + size_of_all(&newcomers))?;
         let changes = self.ask_to_begin(mode, hidden, &data, &newcomers)?;
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
-        let creator = newcomers.first().map_or(NONE, |first| self.people.players[first.player].server);
+        let creator = newcomers.first().map(|first| self.people[first.player].server());
         let room = self.insert_room(mode, hidden, data, creator);
         self.admit(turn, room, newcomers, &changes);
         Ok(room)
     }
 
     /// An empty room, in no index yet.
-    pub(crate) fn insert_room(&mut self, mode: u16, hidden: bool, data: DataMap, creator: u32) -> u32 {
-        let index = self.rooms.next_index();
-        let id = self.new_id(index);
-        self.order += 1;
+    pub(crate) fn insert_room(
+        &mut self,
+        mode: u16,
+        hidden: bool,
+        data: DataMap,
+        creator: Option<ServerKey>,
+    ) -> RoomKey {
+        let id = self.new_id(self.rooms.next_key().index());
         self.stats.rooms_created += 1;
-        self.modes[mode].rooms += 1;
-        if creator != NONE {
-            self.people.servers[creator].holds += 1;
+        if let Some(creator) = creator {
+            let is_there = self.people.hold_server(creator, 1);
+            debug_assert!(is_there, "the server of a role");
         }
-        self.rooms.insert(Room {
-            id,
-            order: self.order,
-            created: self.now,
-            rev: 0,
-            mode,
-            hidden,
-            full: false,
-            forced_full: false,
-            sealed: false,
-            deleting: false,
-            listed: false,
-            open_at: None,
-            open_place: 0,
-            members: Vec::new(),
-            seats: Vec::new(),
-            data,
-            sides: Sides::default(),
-            creator,
-            matched: None,
-            backfill: NONE,
-            history: History::default(),
-        })
+        self.rooms.make(id, self.now, mode, hidden, data, creator)
     }
 
     /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room
@@ -208,60 +157,34 @@ impl Matcher {
     pub(crate) fn admit(
         &mut self,
         turn: &mut Turn<'_>,
-        index: u32,
+        index: RoomKey,
         mut newcomers: Newcomers,
         changes: &Verdict,
     ) {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
-        let room = &mut self.rooms[index];
-        let mode = &self.modes[room.mode];
-        room.rev += 1;
-        let first = room.members.len();
-        let exclusive = mode.rules.exclusive;
         self.stats.roles_joined += newcomers.len() as u64;
-        for newcomer in newcomers {
-            let player = &mut self.people.players[newcomer.player];
-            player.rooms.push(index);
-            if exclusive {
-                player.room = index;
-            }
-            room.members.push(Member { player: newcomer.player, info: newcomer.info });
-        }
-        let joined = room.members[first..].iter().map(|member| &self.people.players[member.player].id[..]);
-        room.history.note((self.now, room.rev), Change::of("joined"), joined);
-        let mode = &mut self.modes[room.mode];
-        mode.members += (room.members.len() - first) as u32;
-        mode.teams += room.teams_from(first);
-        let capacity = mode.rules.capacity;
-        let made = room.members.len() as u32 >= capacity;
-        if !room.forced_full {
-            room.full = room.free(capacity) == 0;
-        }
-        if made {
-            match mode.rules.on_full {
-                OnFull::Delete => {
-                    // The finished match is shown full and deleting, in the answer and in the
-                    // event.
-                    room.deleting = true;
-                }
-                OnFull::Seal => room.sealed = true,
-                OnFull::Keep => {}
-            }
-        }
-        self.change_by_policy(index, changes);
-        let deleting = self.rooms[index].deleting;
+        let exclusive = self.rooms.rules_of(index).exclusive;
+        let Matcher { people, rooms, now, .. } = self;
+        let members = newcomers.into_iter().map(|newcomer| {
+            people.enter_room(newcomer.player, index, exclusive);
+            Member { player: newcomer.player, info: newcomer.info }
+        });
+        let first = rooms.admit(index, members);
+        rooms.note_joined(index, *now, first, |player| people[player].id());
+        self.rooms.change_by_policy(index, changes);
+        let deleting = self.rooms[index].deleting();
         self.announce_members(turn, index, first);
         if deleting {
             self.begin_end(turn, index);
         } else {
-            if self.rooms[index].sealed {
+            if self.rooms[index].sealed() {
                 self.end_backfill_of(turn, index);
             }
-            self.reindex_room(index);
+            self.rooms.reindex(index);
         }
     }
 
-    fn announce_members(&mut self, turn: &mut Turn<'_>, index: u32, first: usize) {
+    fn announce_members(&mut self, turn: &mut Turn<'_>, index: RoomKey, first: usize) {
         let mut encoded = std::mem::take(&mut self.scratch.room);
         encoded.clear();
         self.write_room(index, None, &mut encoded);
@@ -271,118 +194,80 @@ impl Matcher {
         let partial = self.sends_partial(index);
         write_nested(&mut event, Event::ROLES_JOIN_ROOM, |out| {
             if partial {
-                write_nested(out, 1, |out| self.write_room(index, Some(first..room.members.len()), out));
+                write_nested(out, 1, |out| self.write_room(index, Some(first..room.members().len()), out));
             } else {
                 write_bytes(out, 1, &encoded);
             }
-            for member in &room.members[first..] {
-                write_bytes(out, 2, &self.people.players[member.player].id);
+            for member in &room.members()[first..] {
+                write_bytes(out, 2, self.people[member.player].id());
             }
-            write_about(out, room.id, room.rev, "");
+            write_about(out, room.id(), room.rev(), "");
         });
         self.scratch.event = event;
         self.scratch.room = encoded;
         self.tell_room(turn, index, 0);
     }
 
-    pub(super) fn sends_partial(&self, index: u32) -> bool {
+    pub(super) fn sends_partial(&self, index: RoomKey) -> bool {
         let room = &self.rooms[index];
-        match self.modes[room.mode].rules.snapshot {
+        match self.rooms.rules_of(index).snapshot {
             Snapshot::Full => false,
             Snapshot::Delta => true,
-            Snapshot::Auto => room.members.len() > SNAPSHOT_MEMBERS_MAX,
-        }
-    }
-
-    /// Makes the mode's indexes agree with the room.
-    pub(crate) fn reindex_room(&mut self, index: u32) {
-        let room = &mut self.rooms[index];
-        let mode = &mut self.modes[room.mode];
-        let lists = !room.deleting && !room.hidden;
-        if lists != room.listed {
-            room.listed = lists;
-            if lists {
-                mode.visible.insert(room.order, index);
-            } else {
-                mode.visible.remove(&room.order);
-            }
-        }
-        let free = room.free(mode.rules.capacity);
-        let is_open = !room.deleting
-            && !room.full
-            && !room.sealed
-            && free > 0
-            && (!room.hidden || mode.rules.random_joins_hidden);
-        let wanted = is_open.then_some(free);
-        if wanted == room.open_at {
-            return;
-        }
-        let (order, old, place) = (room.order, room.open_at, room.open_place);
-        room.open_at = wanted;
-        let mut moved = None;
-        if let Some(old) = old {
-            moved = mode.open.remove(old as usize, order, place as usize);
-        }
-        if let Some(free) = wanted {
-            mode.open.insert(free as usize, order, index);
-            self.rooms[index].open_place = mode.open.last_place(free as usize) as u32;
-        }
-        if let Some(moved) = moved {
-            self.rooms[moved].open_place = place;
+            Snapshot::Auto => room.members().len() > SNAPSHOT_MEMBERS_MAX,
         }
     }
 
     /// Sends the event in `scratch.event` to the room's members.
-    pub(crate) fn tell_room(&self, turn: &mut Turn<'_>, index: u32, collapse: u64) {
-        let members = &self.rooms[index].members;
+    pub(crate) fn tell_room(&self, turn: &mut Turn<'_>, index: RoomKey, collapse: u64) {
+        let members = self.rooms[index].members();
         let players = members.iter().map(|member| member.player);
         fan_out(&self.people, players, &self.scratch.event, collapse, turn.notices);
     }
 
     /// Encodes a room; `only` lists these members instead of all and says so.
-    pub(crate) fn write_room(&self, index: u32, only: Option<std::ops::Range<usize>>, out: &mut Vec<u8>) {
+    pub(crate) fn write_room(&self, index: RoomKey, only: Option<std::ops::Range<usize>>, out: &mut Vec<u8>) {
         self.write_room_with(index, only, &[], out);
     }
 
     /// The same as it would be with newcomers.
     pub(crate) fn write_room_with(
         &self,
-        index: u32,
+        index: RoomKey,
         only: Option<std::ops::Range<usize>>,
         newcomers: &[Newcomer],
         out: &mut Vec<u8>,
     ) {
         let room = &self.rooms[index];
-        let mode = &self.modes[room.mode];
-        let count = room.members.len() + newcomers.len();
-        let fills = !newcomers.is_empty() && count as u32 >= mode.rules.capacity;
-        write_bytes(out, 1, &room.id.text());
-        write_u64(out, 2, room.created);
-        write_bytes(out, 3, mode.name.as_bytes());
+        let mode = self.rooms.mode(room.mode());
+        let count = room.members().len() + newcomers.len();
+        let fills = !newcomers.is_empty() && count as u32 >= mode.rules().capacity;
+        write_bytes(out, 1, &room.id().text());
+        write_u64(out, 2, room.created());
+        write_bytes(out, 3, mode.name().as_bytes());
         let partial = only.is_some();
-        for member in &room.members[only.unwrap_or(0..room.members.len())] {
+        for member in &room.members()[only.unwrap_or(0..room.members().len())] {
             write_bytes(out, 4, member.info.bytes());
         }
         for newcomer in newcomers {
             write_bytes(out, 4, newcomer.info.bytes());
         }
-        write_bool(out, 5, room.hidden);
-        write_bool(out, 6, room.full || fills);
-        write_bool(out, 7, room.deleting || fills && mode.rules.on_full == OnFull::Delete);
+        write_bool(out, 5, room.hidden());
+        write_bool(out, 6, room.full() || fills);
+        write_bool(out, 7, room.deleting() || fills && mode.rules().on_full == OnFull::Delete);
         if !partial {
-            if !mode.rules.count_key.is_empty() {
+            if !mode.rules().count_key.is_empty() {
                 let mut digits = [0; 20];
                 let count = decimal(count as u64, &mut digits);
-                write_entry(out, ROOM_DATA_FIELD, mode.rules.count_key.as_bytes(), count);
+                write_entry(out, ROOM_DATA_FIELD, mode.rules().count_key.as_bytes(), count);
             }
-            out.extend_from_slice(room.data.bytes());
+            out.extend_from_slice(room.data().bytes());
         }
-        write_u64(out, 9, room.rev);
+        write_u64(out, 9, room.rev());
         if !partial {
-            out.extend_from_slice(room.sides.bytes());
-            for seat in &room.seats {
+            out.extend_from_slice(room.sides().bytes());
+            for seat in room.seats() {
                 write_nested(out, 11, |out| {
-                    write_bytes(out, 1, &self.people.players[seat.player].id);
+                    write_bytes(out, 1, self.people[seat.player].id());
                     write_u64(out, 2, seat.until);
                 });
             }
@@ -392,20 +277,17 @@ impl Matcher {
     }
 
     /// Returns whether the caller may change a room from outside.
-    pub(crate) fn owns_room(&self, caller: Caller<'_>, index: u32) -> bool {
+    pub(crate) fn owns_room(&self, caller: Caller<'_>, index: RoomKey) -> bool {
         if caller.scope > Scope::Server {
             return true;
         }
-        let own = |server: u32| {
-            self.people.servers.get(server).is_some_and(|s| s.id.as_slice() == caller.srv.as_bytes())
-        };
-        let room = &self.rooms[index];
-        own(room.creator)
+        let creator = self.rooms[index].creator();
+        creator.is_some_and(|server| self.people[server].id().as_slice() == caller.srv.as_bytes())
     }
 
     /// Returns whether a member of the room lives on the caller's server.
-    pub(crate) fn hosts_in_room(&self, caller: Caller<'_>, index: u32) -> bool {
-        let members = &self.rooms[index].members;
+    pub(crate) fn hosts_in_room(&self, caller: Caller<'_>, index: RoomKey) -> bool {
+        let members = self.rooms[index].members();
         members.iter().any(|member| self.people.server_of(member.player) == caller.srv.as_bytes())
     }
 

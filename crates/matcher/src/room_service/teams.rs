@@ -7,10 +7,10 @@ use super::id_and_bytes;
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::RoleRef;
+use crate::key::{PlayerKey, RoomKey};
 use crate::matcher::Matcher;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
 use crate::room::{CreateInfo, Newcomer, Newcomers};
-use crate::slab::NONE;
 use crate::team::{TeamMember, strange_to_team, two_texts};
 use crate::turn::Turn;
 
@@ -19,9 +19,9 @@ impl Matcher {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
         self.move_team(turn.caller, team, |matcher, newcomers| {
-            let mode = matcher.modes.resolve(create.mode)?;
+            let mode = matcher.rooms.modes_mut().resolve(create.mode)?;
             let same = matcher.room_of_whole_team(&newcomers);
-            if let Some(room) = same.filter(|room| matcher.rooms[*room].mode == mode) {
+            if let Some(room) = same.filter(|room| matcher.rooms[*room].mode() == mode) {
                 return matcher.answer_join(room, false, true, turn.answer);
             }
             matcher.check_team(&newcomers, mode)?;
@@ -33,7 +33,7 @@ impl Matcher {
         let (team, create) = id_and_bytes(body)?;
         let create = CreateInfo::parse(create)?;
         self.move_team(turn.caller, team, |matcher, newcomers| {
-            let mode = matcher.modes.resolve(create.mode)?;
+            let mode = matcher.rooms.modes_mut().resolve(create.mode)?;
             matcher.check_team(&newcomers, mode)?;
             matcher.make_room(turn, mode, &create, newcomers)?;
             write_bytes(turn.answer, 1, &matcher.scratch.room);
@@ -48,7 +48,7 @@ impl Matcher {
             if matcher.room_of_whole_team(&newcomers) == Some(room) || matcher.are_all_in(room, &newcomers) {
                 return matcher.answer_join(room, false, true, turn.answer);
             }
-            matcher.check_team(&newcomers, matcher.rooms[room].mode)?;
+            matcher.check_team(&newcomers, matcher.rooms[room].mode())?;
             matcher.check_joinable(room, newcomers.len())?;
             matcher.check_fits(room, &newcomers)?;
             let changes = matcher.ask_to_admit(room, &newcomers)?;
@@ -65,8 +65,8 @@ impl Matcher {
         go: impl FnOnce(&mut Matcher, Newcomers) -> Outcome,
     ) -> Outcome {
         let newcomers = self.team_newcomers(id)?;
-        let players: SmallVec<[u32; 4]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
-        let hosts = |player: &u32| self.people.server_of(*player) == caller.srv.as_bytes();
+        let players: SmallVec<[PlayerKey; 4]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
+        let hosts = |player: &PlayerKey| self.people.server_of(*player) == caller.srv.as_bytes();
         let moved = if caller.scope > Scope::Server || players.iter().any(hosts) {
             go(self, newcomers)
         } else {
@@ -93,26 +93,26 @@ impl Matcher {
         Ok(members.iter().map(newcomer).collect())
     }
 
-    fn room_of_whole_team(&self, members: &[Newcomer]) -> Option<u32> {
-        let mut rooms = members.iter().map(|member| self.people.players[member.player].room);
-        let first = rooms.next().filter(|room| *room != NONE)?;
-        rooms.all(|room| room == first).then_some(first)
+    fn room_of_whole_team(&self, members: &[Newcomer]) -> Option<RoomKey> {
+        let mut rooms = members.iter().map(|member| self.people[member.player].room());
+        let first = rooms.next()??;
+        rooms.all(|room| room == Some(first)).then_some(first)
     }
 
     /// Returns whether a team is in a live room whose members may be in others too.
-    fn are_all_in(&self, room: u32, members: &[Newcomer]) -> bool {
+    fn are_all_in(&self, room: RoomKey, members: &[Newcomer]) -> bool {
         let room = &self.rooms[room];
-        !room.deleting && members.iter().all(|member| room.has_member(member.player))
+        !room.deleting() && members.iter().all(|member| room.has_member(member.player))
     }
 
     /// Returns whether a team may be in a room of a mode: all members or nobody.
     fn check_team(&self, members: &[Newcomer], mode: u16) -> Outcome {
         self.check_open_to(mode, members.len())?;
-        let rules = &self.modes[mode].rules;
+        let rules = self.rooms.mode(mode).rules();
         if rules.exclusive {
             let rooms = members.iter().map(|member| {
-                let player = &self.people.players[member.player];
-                (player.id.as_slice(), self.rooms.get(player.room).map(|room| room.id))
+                let player = &self.people[member.player];
+                (player.id().as_slice(), player.room().map(|room| self.rooms[room].id()))
             });
             let busy: SmallVec<[(&[u8], Id); 4]> =
                 rooms.filter_map(|(role, room)| Some((role, room?))).collect();

@@ -5,7 +5,7 @@ use throng_wire::matcher::{Status, write_bytes, write_u64};
 
 use crate::id::Id;
 use crate::info::{DataMap, Info, TEAM_DATA_FIELD, Text, check_growth};
-use crate::key::TeamKey;
+use crate::key::{PlayerKey, TeamKey};
 use crate::people::Numbers;
 use crate::problem::{Outcome, Problem};
 use crate::schema::v1;
@@ -31,14 +31,14 @@ pub(crate) struct Team {
     data: DataMap,
     /// Longest-standing first; never empty.
     members: SmallVec<[TeamMember; 2]>,
-    leader: u32,
+    leader: PlayerKey,
     rev: u64,
     wrong: Vec<WrongTries>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct TeamMember {
-    pub(crate) player: u32,
+    pub(crate) player: PlayerKey,
     pub(crate) info: Info,
 }
 
@@ -124,7 +124,7 @@ impl Teams {
     }
 
     /// Removes a member, and with the last one the team.
-    pub(crate) fn leave(&mut self, key: TeamKey, player: u32) {
+    pub(crate) fn leave(&mut self, key: TeamKey, player: PlayerKey) {
         let team = &mut self.0[key.index()];
         team.members.retain(|member| member.player != player);
         if team.members.is_empty() {
@@ -132,7 +132,7 @@ impl Teams {
         }
     }
 
-    pub(crate) fn set_leader(&mut self, key: TeamKey, player: u32) {
+    pub(crate) fn set_leader(&mut self, key: TeamKey, player: PlayerKey) {
         let team = &mut self.0[key.index()];
         team.leader = player;
         team.rev += 1;
@@ -147,10 +147,13 @@ impl Teams {
     }
 
     /// Checks each team, and that `is_in` holds for its members.
-    pub(crate) fn check_invariants(&self, is_in: impl Fn(u32, TeamKey) -> bool) -> Result<(), &'static str> {
+    pub(crate) fn check_invariants(
+        &self,
+        is_in: impl Fn(PlayerKey, TeamKey) -> bool,
+    ) -> Result<(), &'static str> {
         for (index, team) in self.0.iter() {
             let key = TeamKey::new(index);
-            let has = |player: u32| team.members.iter().any(|own| own.player == player);
+            let has = |player: PlayerKey| team.members.iter().any(|own| own.player == player);
             let wrong = match () {
                 () if team.id.index != index => "the id of a team",
                 () if !team.members.iter().all(|own| is_in(own.player, key)) => "a member of a team",
@@ -183,8 +186,10 @@ impl Team {
     }
 
     fn load(saved: &v1::Team<'_>) -> Team {
-        let member =
-            |member: &v1::Member<'_>| TeamMember { player: member.player, info: Info::load(member.info) };
+        let member = |member: &v1::Member<'_>| TeamMember {
+            player: PlayerKey::new(member.player),
+            info: Info::load(member.info),
+        };
         let tries = |tries: &v1::WrongTries<'_>| WrongTries {
             server: Text::from_slice(tries.server),
             count: tries.count,
@@ -196,7 +201,7 @@ impl Team {
             max_role: saved.max_role,
             data: DataMap::load(saved.data),
             members: saved.members.iter().map(member).collect(),
-            leader: saved.leader,
+            leader: PlayerKey::new(saved.leader),
             rev: saved.rev,
             wrong: saved.wrong_tries.iter().map(tries).collect(),
         }
@@ -210,7 +215,7 @@ impl Team {
         self.rev
     }
 
-    pub(crate) fn leader(&self) -> u32 {
+    pub(crate) fn leader(&self) -> PlayerKey {
         self.leader
     }
 

@@ -7,7 +7,7 @@ use super::{TeamMember, strange_to_team, text_and_message, two_texts};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, RoleRef, TEAM_DATA_FIELD, bytes, check_growth, check_id, check_len, entry, text};
-use crate::key::TeamKey;
+use crate::key::{PlayerKey, TeamKey};
 use crate::matcher::{Matcher, collapse_key, fan_out, write_about};
 use crate::problem::{Outcome, Problem, forbidden, invalid, not_found, quote};
 use crate::turn::Turn;
@@ -59,7 +59,7 @@ impl Matcher {
         check_growth(0, data.bytes().len() + info.bytes().len())?;
         let server = self.people.server_entry(srv);
         let player = self.people.player_entry(creator.id, server);
-        self.people.players[player].team = Some(index);
+        self.people.set_team(player, Some(index));
         self.teams.make(id, password, max_role, data, TeamMember { player, info });
         self.announce_join(turn, index, 0);
         write_nested(turn.answer, 1, |out| self.write_team(index, out));
@@ -80,7 +80,7 @@ impl Matcher {
         let role = role.ok_or_else(|| invalid("RoleInfo is missing"))?;
         let srv = self.home_of(turn.caller, &role)?;
         let index = self.find_team(team)?;
-        if self.people.player(role.id).is_some_and(|player| self.people.players[player].team == Some(index)) {
+        if self.people.player(role.id).is_some_and(|player| self.people[player].team() == Some(index)) {
             write_nested(turn.answer, 1, |out| self.write_team(index, out));
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Matcher {
         let at = team.members().len();
         let server = self.people.server_entry(srv);
         let player = self.people.player_entry(role.id, server);
-        self.people.players[player].team = Some(index);
+        self.people.set_team(player, Some(index));
         self.teams.join(index, TeamMember { player, info });
         self.announce_join(turn, index, at);
         write_nested(turn.answer, 1, |out| self.write_team(index, out));
@@ -117,7 +117,7 @@ impl Matcher {
         let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
         let leader = self.teams[index].leader();
         let leads = self.people.server_of(leader) == turn.caller.srv.as_bytes()
-            && (actor.is_empty() || self.people.players[leader].id.as_slice() == actor);
+            && (actor.is_empty() || self.people[leader].id().as_slice() == actor);
         let allowed = turn.caller.scope > Scope::Server || is_actor && own || leads;
         if !allowed {
             return Err(forbidden("only the leader or a trusted server may kick"));
@@ -130,7 +130,7 @@ impl Matcher {
     pub(crate) fn change_team_leader(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (team, leader) = two_texts(body)?;
         let index = self.find_team(team)?;
-        if self.people.players[self.teams[index].leader()].id.as_slice() == leader {
+        if self.people[self.teams[index].leader()].id().as_slice() == leader {
             return Err(Problem::new(Status::AlreadyLeader, "already leader"));
         }
         let player = self.member_of_team(index, leader).map_err(|mut problem| {
@@ -203,7 +203,7 @@ impl Matcher {
         &mut self,
         turn: &mut Turn<'_>,
         index: TeamKey,
-        player: u32,
+        player: PlayerKey,
         reason: &str,
     ) {
         let team = &self.teams[index];
@@ -216,20 +216,20 @@ impl Matcher {
         }
         self.teams.begin_leave(index);
         let (id, rev) = self.team_state(index);
-        let role = self.people.players[player].id.clone();
+        let role = self.people[player].id().clone();
         self.event(Event::LEAVE_TEAM, |out| {
             write_bytes(out, 1, &role);
             write_about(out, id, rev, reason);
         });
         self.tell_team(turn, index, 0);
         self.teams.leave(index, player);
-        self.people.players[player].team = None;
+        self.people.set_team(player, None);
         self.people.release(player);
     }
 
     pub(crate) fn write_team(&self, index: TeamKey, out: &mut Vec<u8>) {
         let team = &self.teams[index];
-        team.write(&self.people.players[team.leader()].id, out);
+        team.write(self.people[team.leader()].id(), out);
     }
 
     /// Id and revision of a team.
@@ -237,10 +237,10 @@ impl Matcher {
         (self.teams[index].id(), self.teams[index].rev())
     }
 
-    fn set_leader(&mut self, turn: &mut Turn<'_>, index: TeamKey, player: u32) {
+    fn set_leader(&mut self, turn: &mut Turn<'_>, index: TeamKey, player: PlayerKey) {
         self.teams.set_leader(index, player);
         let (id, rev) = self.team_state(index);
-        let role = self.people.players[player].id.clone();
+        let role = self.people[player].id().clone();
         self.event(Event::CHANGE_TEAM_LEADER, |out| {
             write_bytes(out, 1, &role);
             write_about(out, id, rev, "");
@@ -273,16 +273,16 @@ impl Matcher {
     }
 
     fn check_in_no_team(&self, role: &[u8]) -> Outcome {
-        let team = self.people.player(role).and_then(|player| self.people.players[player].team);
+        let team = self.people.player(role).and_then(|player| self.people[player].team());
         let Some(team) = team else { return Ok(()) };
         let id = self.teams[team].id().text();
         Err(Problem::new(Status::AlreadyInTeam, "the role is in another team").with("TeamID", quote(&id)))
     }
 
-    fn member_of_team(&self, index: TeamKey, role: &[u8]) -> Outcome<u32> {
+    fn member_of_team(&self, index: TeamKey, role: &[u8]) -> Outcome<PlayerKey> {
         self.people
             .player(role)
-            .filter(|player| self.people.players[*player].team == Some(index))
+            .filter(|player| self.people[*player].team() == Some(index))
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the team"))
     }
 

@@ -10,7 +10,6 @@ use crate::info::{RoleRef, bytes, entry, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{Compiled, Facts, PlayerInput};
-use crate::slab::NONE;
 use crate::turn::Turn;
 
 /// Bytes of a ticket's players as encoded.
@@ -57,9 +56,9 @@ impl Matcher {
         for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
             let entry = self.people.server_entry(server);
             let player = self.people.player_entry(input.role, entry);
-            self.people.players[player].tickets.push(index);
+            self.people.add_ticket(player, index);
             let body = with_server(body, server);
-            self.tickets[index].players.push(TicketPlayer { player, body });
+            self.tickets[index].players.push(TicketPlayer { player: Some(player), body });
         }
         self.live_tickets += 1;
         self.queues.list[queue].live += 1;
@@ -124,21 +123,22 @@ impl Matcher {
     /// Refuses a player who may not have one more ticket.
     fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
         let Some(player) = self.people.player(role) else { return Ok(()) };
-        let player = &self.people.players[player];
-        if player.cooldown_until > self.now {
+        let player = &self.people[player];
+        if player.cooldown_until() > self.now {
             let message = "the player declined a match recently";
-            let until = player.cooldown_until.to_string();
+            let until = player.cooldown_until().to_string();
             return Err(Problem::new(Status::Cooldown, message).with("Until", until));
         }
-        let is_here = player.tickets.iter().any(|ticket| self.tickets[*ticket].queue == queue);
-        if is_here || player.tickets.len() >= self.config.tickets_per_player {
-            let ids: Vec<[u8; 32]> = player.tickets.iter().map(|ticket| self.ticket_text(*ticket)).collect();
+        let is_here = player.tickets().iter().any(|ticket| self.tickets[*ticket].queue == queue);
+        if is_here || player.tickets().len() >= self.config.tickets_per_player {
+            let ids: Vec<[u8; 32]> =
+                player.tickets().iter().map(|ticket| self.ticket_text(*ticket)).collect();
             let detail = quote_all(ids.iter().map(<[u8; 32]>::as_slice));
             let message = "the player has live tickets";
             return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
         }
-        if player.room != NONE && !compiled.set.allow_in_room {
-            return Err(self.already_in(player.room));
+        if let Some(room) = player.room().filter(|_| !compiled.set.allow_in_room) {
+            return Err(self.already_in(room));
         }
         Ok(())
     }
@@ -152,7 +152,7 @@ impl Matcher {
         let mut players = Vec::with_capacity(team.members().len());
         for member in team.members() {
             let mut body = Vec::new();
-            write_bytes(&mut body, 1, &self.people.players[member.player].id);
+            write_bytes(&mut body, 1, self.people[member.player].id());
             write_bytes(&mut body, 2, self.people.server_of(member.player));
             for field in fields(member.info.bytes()).map_while(Result::ok) {
                 if !matches!(field.number, 4 | 5) {
@@ -202,7 +202,7 @@ impl Matcher {
     pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: u32) -> Outcome {
         let ticket = &self.tickets[index];
         let hosts = |player: &TicketPlayer| {
-            !ticket.state.is_live() || self.people.server_of(player.player) == caller.srv.as_bytes()
+            player.player.is_none_or(|player| self.people.server_of(player) == caller.srv.as_bytes())
         };
         if caller.scope == Scope::Server && !ticket.players.iter().any(hosts) {
             return Err(crate::problem::forbidden("no player of the ticket lives on this server"));

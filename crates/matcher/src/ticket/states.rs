@@ -6,6 +6,7 @@ use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use super::{
     EndedTickets, FORGOTTEN_PER_INPUT, PoolPosition, Standing, State, next_due, parse_players, ticket_id,
 };
+use crate::key::PlayerKey;
 use crate::matcher::{Matcher, fan_out};
 use crate::problem::{Outcome, not_found};
 use crate::queue::{Compiled, Facts, Key, OnMemberLost, PlayerInput, anchor_of, ordered};
@@ -223,8 +224,8 @@ impl Matcher {
     fn free_players(&mut self, index: u32) {
         let ticket = &mut self.tickets[index];
         for player in &mut ticket.players {
-            let player = std::mem::replace(&mut player.player, NONE);
-            self.people.players[player].tickets.retain(|ticket| *ticket != index);
+            let Some(player) = player.player.take() else { continue };
+            self.people.lose_ticket(player, index);
             self.people.release(player);
         }
         ticket.standing = Standing::Ended { until: self.now + ENDED_MS, next: NONE };
@@ -286,15 +287,14 @@ impl Matcher {
         write_nested(&mut event, Event::TICKET_UPDATE, |out| {
             write_nested(out, 1, |out| self.write_ticket(index, out));
         });
-        let players = self.tickets[index].players.iter().map(|player| player.player);
+        let players = self.tickets[index].players.iter().filter_map(|player| player.player);
         fan_out(&self.people, players, &event, 0, turn.notices);
         self.scratch.event = event;
     }
 
     /// A player is gone: the tickets go, or go on without them.
-    pub(crate) fn drop_from_tickets(&mut self, turn: &mut Turn<'_>, player: u32, reason: &str) {
-        let tickets = self.people.players[player].tickets.clone();
-        for index in tickets {
+    pub(crate) fn drop_from_tickets(&mut self, turn: &mut Turn<'_>, player: PlayerKey, reason: &str) {
+        for index in self.people[player].tickets().to_vec() {
             let queue = self.tickets[index].queue;
             let on_lost = self.queues.list[queue].rules().set.on_member_lost;
             let shrinks = on_lost == OnMemberLost::Shrink && self.tickets[index].players.len() > 1;
@@ -313,11 +313,11 @@ impl Matcher {
         }
     }
 
-    fn shrink(&mut self, turn: &mut Turn<'_>, index: u32, player: u32) {
+    fn shrink(&mut self, turn: &mut Turn<'_>, index: u32, player: PlayerKey) {
         let compiled = self.queues.list[self.tickets[index].queue].rules();
         self.leave_pool(index, &compiled);
-        self.tickets[index].players.retain(|member| member.player != player);
-        self.people.players[player].tickets.retain(|ticket| *ticket != index);
+        self.tickets[index].players.retain(|member| member.player != Some(player));
+        self.people.lose_ticket(player, index);
         self.recheck(turn, index);
         self.people.release(player);
     }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::config::{Config, ModeRules, Select, rules_of_name};
 use crate::info::RoleRef;
+use crate::key::RoomKey;
 use crate::problem::{Outcome, Problem};
 use crate::schema::v1;
+use crate::stats::ModeCounts;
 use throng_wire::matcher::Status;
 
 /// Modes by themselves (`NvM`) that may exist at a time; those that are configured come on top.
@@ -14,26 +16,56 @@ const UNCONFIGURED_MODES_MAX: usize = 4_096;
 /// A mode and its rooms.
 #[derive(Clone, Debug)]
 pub(crate) struct Mode {
-    pub(crate) name: String,
-    pub(crate) rules: ModeRules,
-    pub(crate) open: Open,
+    name: String,
+    pub(super) rules: ModeRules,
+    pub(super) open: Open,
     /// Rooms that lists show, by age.
-    pub(crate) visible: BTreeMap<u64, u32>,
+    pub(super) visible: BTreeMap<u64, RoomKey>,
     /// Live rooms, lingering ones included.
-    pub(crate) rooms: u32,
+    pub(super) rooms: u32,
     /// Members, seats and teams of them all; counted again after a restart.
-    pub(crate) members: u32,
-    pub(crate) seats: u32,
-    pub(crate) teams: u32,
+    pub(super) members: u32,
+    pub(super) seats: u32,
+    pub(super) teams: u32,
 }
 
 /// Open rooms by free places.
 #[derive(Clone, Debug)]
 pub(crate) enum Open {
     /// For a choice by age: at each number of free places the rooms by age.
-    ByAge(Vec<BTreeMap<u64, u32>>),
+    ByAge(Vec<BTreeMap<u64, RoomKey>>),
     /// For a choice by chance.
-    Any(Vec<Vec<u32>>),
+    Any(Vec<Vec<RoomKey>>),
+}
+
+impl Mode {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn rules(&self) -> &ModeRules {
+        &self.rules
+    }
+
+    /// Rooms with free places.
+    pub(crate) fn open(&self) -> &Open {
+        &self.open
+    }
+
+    /// Rooms that lists show, by age.
+    pub(crate) fn visible(&self) -> &BTreeMap<u64, RoomKey> {
+        &self.visible
+    }
+
+    pub(crate) fn counts(&self) -> ModeCounts {
+        ModeCounts {
+            name: self.name.clone(),
+            rooms: self.rooms.into(),
+            members: self.members.into(),
+            seats: self.seats.into(),
+            teams: self.teams.into(),
+        }
+    }
 }
 
 /// Every mode by index and name.
@@ -90,7 +122,7 @@ impl Modes {
         index
     }
 
-    pub(crate) fn get_mut(&mut self, index: u16) -> Option<&mut Mode> {
+    pub(super) fn get_mut(&mut self, index: u16) -> Option<&mut Mode> {
         self.list.get_mut(usize::from(index))
     }
 
@@ -188,7 +220,7 @@ impl ModeRules {
 }
 
 impl Open {
-    pub(crate) fn insert(&mut self, free: usize, order: u64, room: u32) {
+    pub(super) fn insert(&mut self, free: usize, order: u64, room: RoomKey) {
         match self {
             Open::ByAge(levels) => {
                 if levels.len() <= free {
@@ -207,13 +239,13 @@ impl Open {
 
     /// Puts a room where a snapshot had it among those with as many free places. Rooms that are
     /// chosen by chance come in order of their place.
-    pub(crate) fn restore(&mut self, open: v1::Open, order: u64, room: u32) -> bool {
+    pub(super) fn restore(&mut self, open: v1::Open, order: u64, room: RoomKey) -> bool {
         self.insert(open.free as usize, order, room);
         self.last_place(open.free as usize) == open.at as usize
     }
 
     /// `place` is where [`Open::Any`] has the room; returns the room that took its place.
-    pub(crate) fn remove(&mut self, free: usize, order: u64, place: usize) -> Option<u32> {
+    pub(super) fn remove(&mut self, free: usize, order: u64, place: usize) -> Option<RoomKey> {
         match self {
             Open::ByAge(levels) => {
                 levels[free].remove(&order);
@@ -227,7 +259,7 @@ impl Open {
     }
 
     /// Place where the room that was inserted last lies.
-    pub(crate) fn last_place(&self, free: usize) -> usize {
+    pub(super) fn last_place(&self, free: usize) -> usize {
         match self {
             Open::ByAge(_) => 0,
             Open::Any(levels) => levels[free].len() - 1,
@@ -242,7 +274,7 @@ impl Open {
         size: usize,
         limit: usize,
         mut draw: impl FnMut(usize) -> usize,
-        found: &mut Vec<u32>,
+        found: &mut Vec<RoomKey>,
     ) {
         found.clear();
         match self {
@@ -251,7 +283,7 @@ impl Open {
                 found.extend(first.min().map(|(_, room)| *room));
             }
             Open::ByAge(levels) if select == Select::Oldest => {
-                let mut all: Vec<(u64, u32)> = levels
+                let mut all: Vec<(u64, RoomKey)> = levels
                     .iter()
                     .skip(size)
                     .flat_map(|level| level.iter().take(limit).map(|(order, room)| (*order, *room)))
