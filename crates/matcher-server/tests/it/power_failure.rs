@@ -306,6 +306,8 @@ fn a_socket_is_answered_once_the_disk_has_the_request() {
     let disk = SimulatedDisk::new(DiskState::default());
     let addr = Some("127.0.0.1:0".parse().unwrap());
     let service = start(Options { addr, ..options(disk.clone(), Durability::Sync) }).unwrap();
+    // The journal's thread rests by then: it would hold the disk, and with it the matcher's thread.
+    join(&service, "first");
     let (release, held) = std::sync::mpsc::channel::<()>();
     disk.set_hook(Some(Box::new(move |_| {
         if std::thread::current().name() == Some("journal") {
