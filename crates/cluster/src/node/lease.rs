@@ -281,7 +281,7 @@ impl Node {
         }
     }
 
-    /// The directory has lost writes: the renewal under way is void, the next one follows at once.
+    /// The directory has lost writes: the renewal in flight is void, the next one follows at once.
     pub(super) fn forget_own_write(&mut self) {
         if let Some(lease) = &mut self.lease {
             lease.due = Instant::ZERO;
@@ -347,7 +347,7 @@ impl Node {
         self.after_node(now, name, before, decided);
     }
 
-    /// Returns whether the write under way to a record renews this node's lease.
+    /// Returns whether the write in flight to a record renews this node's lease.
     fn is_renewal(&self, name: &Name) -> bool {
         *name == self.setup.node
             && self.lease.is_some()

@@ -240,7 +240,7 @@ fn arrivals_wait_for_a_home_and_are_refused_after_their_patience() {
         core.handle_arrival(now, throng_cluster::ArrivalId(900), name("nowhere"), None);
     });
     assert_eq!(answer(&run, other, 900), Some(Answer::Refused(Refusal::UnknownWorld)));
-    // Nobody can open a world while the directory is away.
+    // No node can open a world while the directory is away.
     run.bus.leave(run.now, run.now + 60 * S);
     let id = run.arrive(other, &name("w9"));
     quietly(&mut run, 25 * S);

@@ -113,7 +113,7 @@ pub(crate) struct Machine {
     tick_at: u64,
     /// Time at which workers take the latest event.
     posted: u64,
-    /// What came while the process stood still.
+    /// Inputs of the time in which the process stood still.
     missed: Vec<Item>,
     /// Worlds on its workers: epoch, and whether they are served.
     pub(crate) workers: BTreeMap<Name, (u64, bool)>,
@@ -124,7 +124,7 @@ pub(crate) struct Machine {
     pub(crate) answers: BTreeMap<u64, Answer>,
 }
 
-/// What happened, for assertions of directed tests.
+/// Counts of events, for assertions.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) marks: u64,
@@ -503,7 +503,7 @@ impl Run {
 
     fn process(&mut self, next: Scheduled) {
         let Scheduled { node, life, item, .. } = next;
-        // The network goes on without the process.
+        // The network does not need the process.
         match item {
             Item::Start => return self.begin(node),
             Item::Asked(ask, sent) => return self.asked(node, life, ask, sent),
