@@ -361,9 +361,12 @@ fn late_left(defect: Option<Defect>) -> Run {
     run
 }
 
+/// Plays a cluster with or without a defect.
+type Scenario = fn(Option<Defect>) -> Run;
+
 #[test]
 fn each_of_these_defects_is_found_by_its_scenario() {
-    let scenarios: [(Defect, fn(Option<Defect>) -> Run); 7] = [
+    let scenarios: [(Defect, Scenario); 7] = [
         (Defect::FreezeFromAnswer, late_answer),
         (Defect::ThawUnread, lost_mark),
         (Defect::BelieveOlder, older_record),

@@ -186,7 +186,7 @@ pub(crate) enum Fate {
 
 impl Run {
     pub(crate) fn new(seed: u64, options: Options) -> Run {
-        let mut rng = Rng::new(seed ^ 0x5EED_0F_C1);
+        let mut rng = Rng::new(seed ^ 0x5EED_0FC1);
         let mut bus = Bus::default();
         bus.write(0, "cluster", 0, Some(cluster().to_bytes()));
         let machines = (0..options.nodes)
@@ -581,10 +581,10 @@ impl Run {
                     worker.0 = epoch;
                 }
             }
-            Event::End { world, epoch, .. } => {
-                if workers.get(&world).is_some_and(|worker| worker.0 == epoch) {
-                    workers.remove(&world);
-                }
+            Event::End { world, epoch, .. }
+                if workers.get(&world).is_some_and(|worker| worker.0 == epoch) =>
+            {
+                workers.remove(&world);
             }
             _ => {}
         }
