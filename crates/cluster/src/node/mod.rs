@@ -156,7 +156,8 @@ pub enum Event {
         incarnation: u64,
     },
     /// Another node has marked this one as lost, or another process has taken its name. All worlds
-    /// have ended; the node takes its name again if no other process holds it.
+    /// have ended; the node takes its name again if no other process holds it. The driver publishes
+    /// the next lease only after its threads have taken every event up to this one.
     Deposed,
     /// The node cannot run and does nothing any more. The process exits with an error.
     Failed(Failure),
