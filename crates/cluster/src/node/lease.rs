@@ -218,6 +218,9 @@ impl Node {
                 record.incarnation.saturating_add(1)
             }
         };
+        // Worlds may name an incarnation whose record the directory has lost.
+        let named = self.absent_home(&name).map_or(0, |record| record.incarnation.saturating_add(1));
+        let incarnation = incarnation.max(named);
         self.write_own(now, incarnation, NodeState::Up, NodeWrite::Take { incarnation });
         self.pump_node(now, &name);
     }
