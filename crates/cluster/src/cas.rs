@@ -1,5 +1,5 @@
-//! What all leases share: writes by compare-and-set whose outcome may be unknown, and a clock that
-//! counts only while the directory answers.
+//! Parts that all leases share: writes by compare-and-set whose outcome may be unknown, and a clock
+//! that counts only while the directory answers.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ impl<R: Noted, P> Pending<R, P> {
 /// Clock of an observer that runs only while the directory is known to answer it. A record has
 /// been silent for the difference of two readings.
 ///
-/// While the directory is away from everybody, nobody counts, so its return costs no lease.
+/// While the directory is away from all nodes, none of them counts, so its return costs no lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stopwatch {
     counted: Duration,

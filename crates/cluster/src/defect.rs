@@ -23,7 +23,7 @@ pub enum Defect {
     TimeoutIsSuccess,
     /// Serves before the record says so.
     ServeEarly,
-    /// Serves while a record that names another home, or that it has left, is under way.
+    /// Serves while a record that names another home, or that it has left, is in flight.
     ServeOn,
     /// Sends a write without an answer again as another write.
     FreshNonce,

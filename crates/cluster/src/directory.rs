@@ -30,7 +30,7 @@ pub(crate) enum Reply<R> {
     Unknown,
 }
 
-/// Consequence of a reply or a record for the write under way.
+/// Consequence of a reply or a record for the write in flight.
 #[derive(Debug)]
 pub(crate) enum Decided<R, P> {
     /// Nothing is decided.
@@ -82,7 +82,7 @@ impl<R: Entry, P: Copy> Slot<R, P> {
         self.pending = None;
     }
 
-    /// Returns whether no request is under way or due.
+    /// Returns whether no request is in flight or due.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.is_none() && self.flight.is_none() && !self.wants_read
     }
@@ -125,7 +125,7 @@ impl<R: Entry, P: Copy> Slot<R, P> {
         (self.since, self.seen_at) = (reading, now);
     }
 
-    /// Weighs the write under way against a record that was found. `is_renewal` writes may be based
+    /// Weighs the write in flight against a record that was found. `is_renewal` writes may be based
     /// on any record of their own writer, and on none: no other process may write in between.
     pub(crate) fn weigh(&mut self, revision: u64, found: &Known<R>, is_renewal: bool) -> Decided<R, P> {
         let Some(pending) = &mut self.pending else { return Decided::Nothing };

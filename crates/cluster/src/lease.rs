@@ -154,7 +154,7 @@ impl Lease {
         let write = self.write.as_ref().filter(|_| !self.must_read);
         if let Some((expected, record)) = write.and_then(|write| Some((write.expected, write.value.clone()?)))
         {
-            // Unchanged, whatever became of it before.
+            // Unchanged, whichever outcome the attempts before had.
             self.requests.push_back(Request::Write { expected, record });
         } else if let Role::Holding { revision, .. } = self.role
             && !self.must_read
@@ -169,7 +169,7 @@ impl Lease {
     }
 
     /// Time when [`handle_timeout`](Lease::handle_timeout) has work; `None` while a request is
-    /// under way.
+    /// in flight.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
         self.under_way.is_none().then_some(self.due)

@@ -191,7 +191,7 @@ impl Node {
 
     /// The next step of passing a world on. Returns what is still to be done.
     fn go_on_moving(&mut self, now: Instant, moving: Moving) -> Option<Moving> {
-        let Some(stage) = self.held.get(&moving.world).map(|held| held.stage) else { return None };
+        let stage = self.held.get(&moving.world)?.stage;
         let slot = self.worlds.get(&moving.world)?;
         let record = slot.known.record().cloned();
         if let Some((home, until)) = &moving.assigned {

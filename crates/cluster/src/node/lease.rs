@@ -218,6 +218,9 @@ impl Node {
                 record.incarnation.saturating_add(1)
             }
         };
+        // Worlds may name an incarnation whose record the directory has lost.
+        let named = self.absent_home(&name).map_or(0, |record| record.incarnation.saturating_add(1));
+        let incarnation = incarnation.max(named);
         self.write_own(now, incarnation, NodeState::Up, NodeWrite::Take { incarnation });
         self.pump_node(now, &name);
     }
@@ -281,7 +284,7 @@ impl Node {
         }
     }
 
-    /// The directory has lost writes: the renewal under way is void, the next one follows at once.
+    /// The directory has lost writes: the renewal in flight is void, the next one follows at once.
     pub(super) fn forget_own_write(&mut self) {
         if let Some(lease) = &mut self.lease {
             lease.due = Instant::ZERO;
@@ -347,7 +350,7 @@ impl Node {
         self.after_node(now, name, before, decided);
     }
 
-    /// Returns whether the write under way to a record renews this node's lease.
+    /// Returns whether the write in flight to a record renews this node's lease.
     fn is_renewal(&self, name: &Name) -> bool {
         *name == self.setup.node
             && self.lease.is_some()

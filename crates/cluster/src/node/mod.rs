@@ -37,10 +37,10 @@ pub struct Class {
     pub labels: BTreeMap<String, String>,
 }
 
-/// What a node is, and what it was configured to do.
+/// Identity and configuration of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// What the record `cluster` must say.
+    /// Content that the record `cluster` must have.
     pub cluster: ClusterRecord,
     /// First record of the node: the core sets its incarnation, nonce, state and number of worlds.
     pub record: NodeRecord,
@@ -156,7 +156,8 @@ pub enum Event {
         incarnation: u64,
     },
     /// Another node has marked this one as lost, or another process has taken its name. All worlds
-    /// have ended; the node takes its name again if no other process holds it.
+    /// have ended; the node takes its name again if no other process holds it. The driver publishes
+    /// the next lease only after its threads have taken every event up to this one.
     Deposed,
     /// The node cannot run and does nothing any more. The process exits with an error.
     Failed(Failure),
@@ -307,11 +308,12 @@ enum Wake {
 /// let now = Instant::from_millis(1);
 /// let mut node = Node::new(setup, 7, now);
 ///
-/// // The watch delivers all records; nobody holds the node's name, so the node takes it.
+/// // The watch delivers all records; no process holds the name, so the node takes it.
 /// node.handle_record(now, "cluster", 1, Some(&cluster.to_bytes()));
 /// node.handle_synced(now);
 /// let ask = node.poll_ask().expect("the node takes its name");
-/// assert!(ask.key.to_string() == "node.n1" && matches!(ask.action, Action::Write { expected: 0, .. }));
+/// assert_eq!(ask.key.to_string(), "node.n1");
+/// assert!(matches!(ask.action, Action::Write { expected: 0, .. }));
 ///
 /// // The write was applied. The lease counts from its sending.
 /// let later = now + Duration::from_millis(3);
@@ -343,7 +345,7 @@ pub struct Node {
     drains: BTreeMap<Name, (u64, Known<DrainRecord>)>,
     /// Worlds that this node has.
     held: BTreeMap<Name, Held>,
-    /// Worlds by the nodes that are their homes by the record, or will be by a write under way.
+    /// Worlds by the nodes that are their homes by the record, or will be by a write in flight.
     by_home: BTreeMap<Name, BTreeSet<Name>>,
     /// Homes that let an assignment lapse, with the revision of their record at that time.
     avoided: BTreeMap<Name, u64>,

@@ -305,12 +305,12 @@ impl Node {
     fn accepted(&mut self, world: &Name, epoch: u64) {
         let has_lapsed = self.lease.as_ref().is_none_or(|lease| lease.has_lapsed);
         let Some(held) = self.held.get_mut(world) else { return };
-        if held.record.epoch != epoch || held.stage != Stage::Opened {
+        // Without a lease it waits: it is considered again after the next renewal.
+        if held.record.epoch != epoch || held.stage != Stage::Opened || has_lapsed {
             return;
         }
         held.record.state = WorldState::Serving;
-        held.stage = if has_lapsed { Stage::Frozen { is_reading: false } } else { Stage::Serving };
-        held.is_unread = has_lapsed;
+        held.stage = Stage::Serving;
         self.events.push_back(Event::Serve { world: world.clone(), epoch });
     }
 

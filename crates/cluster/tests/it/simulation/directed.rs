@@ -240,7 +240,7 @@ fn arrivals_wait_for_a_home_and_are_refused_after_their_patience() {
         core.handle_arrival(now, throng_cluster::ArrivalId(900), name("nowhere"), None);
     });
     assert_eq!(answer(&run, other, 900), Some(Answer::Refused(Refusal::UnknownWorld)));
-    // Nobody can open a world while the directory is away.
+    // No node can open a world while the directory is away.
     run.bus.leave(run.now, run.now + 60 * S);
     let id = run.arrive(other, &name("w9"));
     quietly(&mut run, 25 * S);
@@ -361,9 +361,12 @@ fn late_left(defect: Option<Defect>) -> Run {
     run
 }
 
+/// Plays a cluster with or without a defect.
+type Scenario = fn(Option<Defect>) -> Run;
+
 #[test]
 fn each_of_these_defects_is_found_by_its_scenario() {
-    let scenarios: [(Defect, fn(Option<Defect>) -> Run); 7] = [
+    let scenarios: [(Defect, Scenario); 7] = [
         (Defect::FreezeFromAnswer, late_answer),
         (Defect::ThawUnread, lost_mark),
         (Defect::BelieveOlder, older_record),

@@ -113,7 +113,7 @@ pub(crate) struct Machine {
     tick_at: u64,
     /// Time at which workers take the latest event.
     posted: u64,
-    /// What came while the process stood still.
+    /// Inputs of the time in which the process stood still.
     missed: Vec<Item>,
     /// Worlds on its workers: epoch, and whether they are served.
     pub(crate) workers: BTreeMap<Name, (u64, bool)>,
@@ -124,7 +124,7 @@ pub(crate) struct Machine {
     pub(crate) answers: BTreeMap<u64, Answer>,
 }
 
-/// What happened, for assertions of directed tests.
+/// Counts of events, for assertions.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) marks: u64,
@@ -186,7 +186,7 @@ pub(crate) enum Fate {
 
 impl Run {
     pub(crate) fn new(seed: u64, options: Options) -> Run {
-        let mut rng = Rng::new(seed ^ 0x5EED_0F_C1);
+        let mut rng = Rng::new(seed ^ 0x5EED_0FC1);
         let mut bus = Bus::default();
         bus.write(0, "cluster", 0, Some(cluster().to_bytes()));
         let machines = (0..options.nodes)
@@ -503,7 +503,7 @@ impl Run {
 
     fn process(&mut self, next: Scheduled) {
         let Scheduled { node, life, item, .. } = next;
-        // The network goes on without the process.
+        // The network does not need the process.
         match item {
             Item::Start => return self.begin(node),
             Item::Asked(ask, sent) => return self.asked(node, life, ask, sent),
@@ -581,10 +581,10 @@ impl Run {
                     worker.0 = epoch;
                 }
             }
-            Event::End { world, epoch, .. } => {
-                if workers.get(&world).is_some_and(|worker| worker.0 == epoch) {
-                    workers.remove(&world);
-                }
+            Event::End { world, epoch, .. }
+                if workers.get(&world).is_some_and(|worker| worker.0 == epoch) =>
+            {
+                workers.remove(&world);
             }
             _ => {}
         }
