@@ -27,7 +27,7 @@ impl Quotas {
     }
 }
 
-/// What namespaces with a quota hold. Counted once, before their first change, and kept up from
+/// Sizes of namespaces with a quota. Counted once, before their first change, and kept up from
 /// then on. Only used by whoever holds the log.
 #[derive(Debug, Default)]
 pub(crate) struct Sizes {
@@ -45,7 +45,7 @@ impl Sizes {
         self.quotas = Arc::clone(quotas);
     }
 
-    /// Counts a blob or ref of `len` bytes that is about to come in place of `freed` bytes, unless
+    /// Counts a blob or ref of `len` bytes that is to take the place of `freed` bytes, unless
     /// the namespace grows beyond its quota. Whether it may come. `count` says what the namespace
     /// holds, if that is not known yet.
     pub(crate) fn admit(

@@ -101,7 +101,7 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             let done = work_on(&node, work);
             let is_empty = node.service().store().namespaces().is_ok_and(|names| names.is_empty());
             drop(node);
-            // What an import that failed later has brought in stays, and it can be repeated.
+            // Blobs of an import that failed later stay, and it can be repeated.
             if let (Err(_), true, Some(made)) = (&done, is_empty, made) {
                 std::fs::remove_dir_all(made).map_err(|error| name(&error))?;
             }
@@ -265,7 +265,7 @@ mod tests {
             assert!(!base.path().join("new").exists(), "{file}");
             assert_eq!(std::fs::read_dir(base.path().join("old")).expect("readable").count(), 0, "{file}");
         }
-        // What is there stays.
+        // A cache that was there before stays.
         run(&base.path().join("full"), &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
         import("full", "other").expect_err("no export");
         let export = base.path().join("export");

@@ -71,8 +71,8 @@ struct Args {
     /// Skip nginx and s3s-fs in `saturation`
     #[arg(long)]
     no_peers: bool,
-    /// Play tests (by default five with small data) at half of the rate that they reach, without and
-    /// beside scrub, collection and eviction of 200,000 blobs: p99 of each, and the ratio
+    /// Play tests (by default five with small data) at half of the rate that they reach, without
+    /// and beside scrub, collection and eviction of 200,000 blobs: p99 of each, and the ratio
     #[arg(long, conflicts_with_all = ["url", "targets"])]
     maintenance: bool,
     /// Made-up entries of the folder that `start` and `memory` measure besides; 0 leaves it out

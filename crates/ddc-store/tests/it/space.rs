@@ -460,7 +460,7 @@ fn a_quota_counts_what_is_there() {
     // One that does not grow is not refused.
     put_ref(&store, 1, &[], 0);
 
-    // What came without a quota counts later.
+    // Uploads without a quota count later.
     quota(None);
     assert_eq!(put(3, 50_000), ChangeResult::Done);
     quota(Some(size() + 1_000));

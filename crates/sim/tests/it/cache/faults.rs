@@ -1,4 +1,4 @@
-//! Faults of a connection: requests and answers that do not arrive, bodies that break off or change.
+//! Faults of a connection: lost requests and answers, bodies that break off or change.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

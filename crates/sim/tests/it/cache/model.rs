@@ -43,8 +43,8 @@ pub(super) struct Trouble {
     pub(super) damage: bool,
     /// Bodies from the bucket may be damaged: something may seem to be missing.
     pub(super) is_garbled: bool,
-    /// Copies of what is elsewhere were damaged. A part of a large blob is checked while it is sent,
-    /// so its answer may break off; then the copy is gone.
+    /// Copies of what is elsewhere were damaged. A part of a large blob is checked while it is
+    /// sent, so its answer may break off; then the copy is gone.
     pub(super) copies_damage: bool,
     /// The disk lost whole sectors, or what it said it had synced: a key may have any acknowledged
     /// value, or none.

@@ -36,7 +36,7 @@ struct World {
     runtime: Runtime,
     clock: Arc<VirtualClock>,
     shape: Shape,
-    /// What connects the nodes with the bucket, or the edge with its upstream.
+    /// Faults between the nodes and the bucket, or the edge with its upstream.
     faults: Option<Faults>,
     nodes: Vec<Node>,
     model: Model,
@@ -303,7 +303,7 @@ impl World {
         let places = ops
             .iter()
             .map(|op| match self.shape == Shape::Edge && !op.is_read() {
-                // What is put at an edge stays there.
+                // An edge keeps uploads for itself.
                 true => 0,
                 false => self.rng.below(self.nodes.len() as u64) as usize,
             })
@@ -423,7 +423,7 @@ impl World {
             (8, _) => self.slow(place),
             (7..=9, _) if self.faults.is_some() => self.fail_connections(),
             (9, false) if self.damage_max == 0 => self.move_house(),
-            // What follows is checked less, so it comes late.
+            // Later phases are checked less, so it is late.
             (10, false) if self.shape == Shape::Alone && phase + 2 >= PHASES => match self.rng.chance(0.5) {
                 true => self.lie(),
                 false => self.misdirect(),
