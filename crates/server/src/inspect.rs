@@ -18,7 +18,7 @@ use throng_stdx::Instant;
 use throng_wire::channeldpb::MessageType;
 
 use crate::capture::{Captured, Record};
-use crate::mailbox::{Look, Post};
+use crate::mailbox::{Look, Post, World};
 use crate::metrics;
 use crate::monitor::{REPORT_TIMEOUT, Watch};
 use crate::report::ConnReport;
@@ -46,7 +46,7 @@ impl Watch {
             // The asker may have given up waiting.
             let _ = reply.try_send(look(shard));
         });
-        self.mailboxes[shard].post(Post::Look(look));
+        self.mailboxes[shard].post(Post::Look { world: World::MAIN, look });
         answer.recv_timeout(REPORT_TIMEOUT).map_err(|_| {
             Problem::new(
                 503,
@@ -79,7 +79,7 @@ impl Watch {
             shard.closures().filter(|closure| closure.id == conn).last().cloned()
         });
         let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
-        let live = self.reports(true).into_iter().flat_map(|report| report.connections);
+        let live = self.main_reports().flat_map(|world| world.connections);
         let Some(live) = live.into_iter().find(|live| live.view.id == conn) else {
             let closed = closed
                 .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
@@ -104,7 +104,7 @@ impl Watch {
     pub(crate) fn channel_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
         let channel = ChannelId(id);
         let now = self.clock.now();
-        let live = self.reports(true).into_iter().flat_map(|report| report.channels);
+        let live = self.main_reports().flat_map(|world| world.channels);
         let Some(live) = live.into_iter().find(|live| live.view.id == channel) else {
             return Err(Problem::new(404, "no such channel"));
         };
@@ -171,7 +171,7 @@ impl Watch {
         let record = Arc::new(Record::new(conn, self.clock.now(), Duration::from_secs(seconds)));
         self.replace_capture(Some(Arc::clone(&record)));
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Post::Capture(Arc::clone(&record)));
+            mailbox.post(Post::Capture { world: World::MAIN, record: Arc::clone(&record) });
         }
         Ok(json!({ "connection": conn.0, "seconds": seconds }))
     }

@@ -42,8 +42,8 @@ const KINDS: [ConnKind; 2] = [ConnKind::Server, ConnKind::Client];
 /// The sum of all shards' counters.
 pub(crate) fn total(reports: &[ShardReport]) -> Stats {
     let mut total = Stats::default();
-    for report in reports {
-        total.add(&report.stats);
+    for world in reports.iter().flat_map(|report| &report.worlds) {
+        total.add(&world.stats);
     }
     total
 }
@@ -66,7 +66,8 @@ pub(crate) fn type_name(channel_type: ChannelType) -> Cow<'static, str> {
 pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let mut families = gateway_families(&total);
-    let world = figures.reports.iter().find_map(|report| report.world.as_ref());
+    let world =
+        figures.reports.iter().flat_map(|report| &report.worlds).find_map(|world| world.view.as_ref());
     families.extend(world_families(&total, world.unwrap_or(&WorldView::default())));
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
@@ -141,8 +142,8 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
-    use crate::mailbox::Taken;
-    use crate::report::RoundTimes;
+    use crate::mailbox::{Taken, World};
+    use crate::report::{RoundTimes, WorldReport};
     use crate::report::{TICK_BOUNDS, Ticks};
     use throng_gateway::WorldServerView;
     use throng_net::enet::HostCounters;
@@ -171,20 +172,25 @@ mod tests {
         ticks.record(ChannelType::GLOBAL, 15_000);
         let mut world = WorldView::default();
         world.servers.push(WorldServerView::default());
-        vec![ShardReport {
+        let world = WorldReport {
+            world: World::MAIN,
             stats,
+            view: Some(world),
+            connections: Vec::new(),
+            channels: Vec::new(),
+        };
+        vec![ShardReport {
+            worlds: vec![world],
             loop_stats: throng_net::LoopStats::default(),
             enet: HostCounters::default(),
             rounds: RoundTimes::default(),
             ticks,
-            world: Some(world),
             panics: 0,
             congestions: 0,
+            void_posts: 0,
             mailbox: Taken::default(),
             mailbox_peak_bytes: 0,
             recordings_dropped: 0,
-            connections: Vec::new(),
-            channels: Vec::new(),
         }]
     }
 

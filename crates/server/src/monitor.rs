@@ -18,10 +18,10 @@ use crate::auth::Logins;
 use crate::capture::Record;
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, World};
 use crate::metrics::{self, MetricSources};
 use crate::process::ProcessFigures;
-use crate::report::{ChannelReport, ShardReport};
+use crate::report::{ChannelReport, ShardReport, WorldReport};
 use crate::runs::Runs;
 use crate::services;
 use crate::start::Address;
@@ -144,6 +144,12 @@ impl Watch {
         latest.iter().flatten().cloned().collect()
     }
 
+    /// The main world's shards with their connections and channels.
+    pub(crate) fn main_reports(&self) -> impl Iterator<Item = WorldReport> {
+        let worlds = self.reports(true).into_iter().flat_map(|report| report.worlds);
+        worlds.filter(|report| report.world == World::MAIN)
+    }
+
     fn shard_parts(&self) -> Vec<Part> {
         let limit = Duration::from_millis(self.settings().server.watchdog_ms);
         let now = self.clock.now();
@@ -190,7 +196,7 @@ impl Watch {
         let now = self.clock.now();
         let shards = reports.iter().zip(&self.heartbeats).enumerate().map(|(index, (report, heartbeat))| {
             let stuck = heartbeat.busy_for(now).is_some_and(|busy| busy > limit);
-            let stats = &report.stats;
+            let stats = &report.stats();
             json!({
                 "shard": index, "answers": !stuck,
                 "rounds": report.rounds.counts.iter().sum::<u64>(), "busy_ns": report.rounds.sum_ns,
@@ -223,7 +229,7 @@ impl Watch {
     }
 
     fn connections_report(&self, request: &ApiRequest) -> Value {
-        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
+        let mut all: Vec<_> = self.main_reports().flat_map(|world| world.connections).collect();
         all.sort_unstable_by_key(|conn| conn.view.id.0);
         paged("connections", all.iter().map(connection_row), request, |row| {
             format!("{} {} {} {}", row["id"], row["kind"], row["address"], row["state"])
@@ -243,7 +249,7 @@ impl Watch {
     }
 
     fn channels_report(&self, request: &ApiRequest) -> Value {
-        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.channels).collect();
+        let mut all: Vec<_> = self.main_reports().flat_map(|world| world.channels).collect();
         if let Some(wanted) = request.query.get("type") {
             all.retain(|channel| metrics::type_name(channel.view.channel_type) == wanted.as_str());
         }

@@ -17,11 +17,11 @@ use tokio::sync::{Notify, oneshot};
 use crate::auth::{self, Logins};
 use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
 use crate::listen::{self, ListenerPlan, Transport};
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, World};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
-use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
+use crate::worker::{Heartbeat, HostParts, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
@@ -539,6 +539,7 @@ fn output_bytes_max(settings: &Settings) -> usize {
 
 fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError> {
     let count = plan.loops.len() as u16;
+    let workers: Arc<[u16]> = (0..count).collect();
     let mut roles = Some(plan.roles);
     let timeout =
         Duration::from_millis(plan.settings.server.shutdown_timeout_ms).saturating_sub(SHUTDOWN_RESERVE);
@@ -546,20 +547,21 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
     let loads = Arc::new(ShardLoads::new(plan.loops.len()));
     let mut threads = Vec::new();
     for (index, (event_loop, heartbeat)) in plan.loops.into_iter().zip(plan.heartbeats).enumerate() {
+        let seed = plan.seed.wrapping_add(index as u64);
         let shard = Shard::new(
             Arc::clone(&plan.core),
             Arc::clone(&plan.schemas),
             ShardIndex(index as u16),
             count,
-            plan.seed.wrapping_add(index as u64),
+            seed,
             plan.clock.unix_start_ns(),
         );
+        let main = HostParts { world: World::MAIN, shard, seed, workers: Arc::clone(&workers) };
         let worker = Worker::new(WorkerParts {
             index: index as u16,
             clock: plan.clock,
             event_loop,
-            shard,
-            seed: plan.seed.wrapping_add(index as u64),
+            main,
             // The first loop accepts the connections of all listeners.
             listeners: roles.take().unwrap_or_default(),
             mailboxes: Arc::clone(&plan.mailboxes),

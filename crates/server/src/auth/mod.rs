@@ -33,7 +33,7 @@ pub use jwt::Jwt;
 pub use tokens::Tokens;
 
 use crate::config::Auth;
-use crate::mailbox::{Life, Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, WorldEpoch};
 
 /// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
 /// many claims reach a few KiB; the protocol would allow 64.
@@ -93,7 +93,7 @@ pub fn provider(
     })
 }
 
-/// Hands logins to the provider and its verdicts back to shard 0.
+/// Hands logins to the provider and its verdicts back to the worker that asked.
 pub(crate) struct Logins {
     provider: Option<Arc<dyn Authenticator>>,
     runtime: tokio::runtime::Handle,
@@ -128,7 +128,13 @@ impl Logins {
 
     /// Asks for a verdict. Returns it when it is known on the spot; else it comes as a
     /// [`Post::Verdict`].
-    pub(crate) fn ask(&self, life: Life, ticket: AuthTicket, login: Login) -> Option<Verdict> {
+    pub(crate) fn ask(
+        &self,
+        worker: u16,
+        to: WorldEpoch,
+        ticket: AuthTicket,
+        login: Login,
+    ) -> Option<Verdict> {
         let Some(provider) = &self.provider else { return Some(Verdict::Success) };
         if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
             return Some(Verdict::InvalidLt);
@@ -147,7 +153,7 @@ impl Logins {
             let verdict =
                 judged.await.unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")));
             drop(pending);
-            mailboxes[0].post(Post::Verdict { life, ticket, verdict });
+            mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
         });
         None
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use throng_stdx::Instant;
 
 use super::Worker;
+use super::host::Slot;
 
 /// Time between two looks at the shards' work. Players of a world arrive over seconds, and the work
 /// that they cause must be seen while they do.
@@ -97,7 +98,9 @@ impl Worker {
         if index == 0
             && let Some(weight) = self.looks.look(self.driver.now, loads.totals())
         {
-            self.driver.shard.set_world_weight(weight as usize);
+            if let Some(main) = self.driver.hosts.get_mut(Slot::MAIN) {
+                main.shard.set_world_weight(weight as usize);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of
+//! One shard thread: an event loop, shards of worlds, and the mailbox between them and the rest of
 //! the process.
 //!
 //! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due;
@@ -8,6 +8,7 @@
 
 mod driver;
 mod events;
+mod host;
 mod load;
 mod memory;
 mod output;
@@ -18,16 +19,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnHandle, ConnKind, Framing, Shard, SharedFrame};
+use throng_gateway::{Closed, ConnKind, Framing, SharedFrame};
 use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
 use throng_stdx::Instant;
 
-use self::driver::{Driver, PANIC_MEMORY};
+use self::driver::{Driver, HandOff, PANIC_MEMORY};
+pub(crate) use self::host::HostParts;
+use self::host::{Peer, Slot};
 pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
 use crate::auth::Logins;
-use crate::mailbox::{Life, Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, WorldEpoch};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
 
@@ -55,11 +58,10 @@ pub(crate) struct WorkerParts {
     pub(crate) index: u16,
     pub(crate) clock: Clock,
     pub(crate) event_loop: EventLoop,
-    pub(crate) shard: Shard,
-    /// Makes the identifiers of later lives of the world differ.
-    pub(crate) seed: u64,
+    /// The shard of the world that every worker has one of.
+    pub(crate) main: HostParts,
     pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
-    /// All mailboxes by shard, the own one included.
+    /// All mailboxes by worker, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) output_memory: Arc<OutputMemory>,
     pub(crate) loads: Arc<ShardLoads>,
@@ -203,24 +205,36 @@ impl Worker {
         now
     }
 
-    /// Begins a life of the world that has begun on another shard.
-    fn follow(&mut self, life: Life) {
-        if life > self.driver.life {
-            tracing::error!(shard = self.driver.index, life, "the world restarts empty after a panic");
+    /// Begins a life of a world that has begun on another worker. `None` if the world has ended, or
+    /// has begun yet another life.
+    fn follow(&mut self, to: WorldEpoch) -> Option<Slot> {
+        let slot = self.driver.hosts.slot_of(to.world)?;
+        let now = self.driver.hosts.get(slot)?.epoch.life;
+        if to.life > now {
+            let (shard, world, life) = (self.driver.index, to.world.0, to.life);
+            tracing::error!(shard, world, life, "the world restarts empty after a panic");
             // Sockets on their way to shards of the former life would belong to nobody.
-            for (key, ..) in std::mem::take(&mut self.driver.hand_offs) {
+            for HandOff { key, .. } in self.driver.hand_offs.extract_if(.., |each| each.peer.host == slot) {
                 self.event_loop.close_with(key, throng_gateway::close_code::RESTARTED, "restarted");
             }
-            self.driver.restart(life);
+            self.driver.restart(slot, to);
         }
+        (to.life >= now).then_some(slot)
     }
 
-    /// Restarts the world on every shard if something broke that cannot be healed.
+    /// Restarts worlds on every worker if something broke that cannot be healed.
     fn restart_if_broken(&mut self) {
-        if self.driver.broken {
-            let life = self.driver.life + 1;
-            self.driver.others().for_each(|mailbox| mailbox.post(Post::Restart { life }));
-            self.follow(life);
+        if !std::mem::take(&mut self.driver.broken) {
+            return;
+        }
+        let broken = self.driver.hosts.iter().filter(|(_, host)| host.broken);
+        let broken: Vec<_> = broken.map(|(_, host)| (host.epoch, Arc::clone(&host.workers))).collect();
+        for (epoch, workers) in broken {
+            let to = WorldEpoch { life: epoch.life + 1, ..epoch };
+            for worker in workers.iter().filter(|worker| **worker != self.driver.index) {
+                self.driver.mailboxes[usize::from(*worker)].post(Post::Restart { to });
+            }
+            self.follow(to);
         }
     }
 
@@ -251,16 +265,20 @@ impl Worker {
 
     /// Moves sockets to the shards that own their connections, behind the mail that announced them.
     fn hand_off(&mut self) {
-        let life = self.driver.life;
-        for (key, conn, shard, kind) in std::mem::take(&mut self.driver.hand_offs) {
+        for HandOff { key, peer, shard, kind } in std::mem::take(&mut self.driver.hand_offs) {
+            let Some(host) = self.driver.hosts.get(peer.host) else {
+                self.event_loop.close(key, CloseMode::Now);
+                continue;
+            };
+            let (to, conn) = (host.epoch, peer.conn);
             let post = match self.event_loop.detach(key) {
-                Some(socket) => Post::Socket { life, conn, kind, socket: Box::new(socket) },
+                Some(socket) => Post::Socket { to, conn, kind, socket: Box::new(socket) },
                 None => {
                     self.event_loop.close(key, CloseMode::Now);
-                    Post::SocketLost { life, conn }
+                    Post::SocketLost { to, conn }
                 }
             };
-            self.driver.send(shard, post);
+            self.driver.outgoing.push(host.worker_of(shard), post);
         }
     }
 
@@ -273,38 +291,51 @@ impl Worker {
             self.driver.mailboxes.iter().for_each(Mailbox::wake);
         }
         for post in posts.drain(..) {
-            if let Post::Mail { life, .. } | Post::Socket { life, .. } | Post::SocketLost { life, .. } = &post
-            {
-                // Mail of a new life may come before the order to begin it.
-                self.follow(*life);
-                if *life != self.driver.life {
-                    continue;
+            self.take_post(post);
+        }
+    }
+
+    fn take_post(&mut self, post: Post) {
+        let mut at = None;
+        if let Post::Mail { to, .. }
+        | Post::Socket { to, .. }
+        | Post::SocketLost { to, .. }
+        | Post::Verdict { to, .. } = &post
+        {
+            // Mail of a new life may come before the order to begin it.
+            at = self.follow(*to);
+            if at.is_none() {
+                self.driver.void_posts += 1;
+                return;
+            }
+        }
+        let host = at.unwrap_or(Slot::MAIN);
+        match post {
+            Post::Mail { mail, .. } => {
+                self.driver.guard(host, |host, now| host.shard.handle_mail(now, mail));
+            }
+            Post::Socket { conn, kind, socket, .. } => self.attach(Peer { host, conn }, kind, *socket),
+            Post::SocketLost { conn, .. } => {
+                if !self.driver.was_closed_early(Peer { host, conn }) {
+                    self.driver.lose(Peer { host, conn }, Closed::Error);
                 }
             }
-            match post {
-                Post::Mail { mail, .. } => {
-                    self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
-                }
-                Post::Socket { conn, kind, socket, .. } => self.attach(conn, kind, *socket),
-                Post::SocketLost { conn, .. } if self.driver.closed_early.remove(&conn) => {}
-                Post::SocketLost { conn, .. } => self.driver.lose(conn, Closed::Error),
-                Post::Verdict { life, ticket, verdict } => {
-                    if life == self.driver.life {
-                        self.driver.verdicts.push((ticket, verdict));
-                    }
-                }
-                Post::Restart { life } => self.follow(life),
-                Post::Report { lists, reply } => {
-                    // The asker may have given up waiting.
-                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
-                }
-                Post::Look(look) => drop(self.driver.guard(|driver| look(&driver.shard))),
-                Post::Capture(record) => self.driver.capture(record),
-                Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
-                Post::Shutdown => self.begin_shutdown(),
-                #[cfg(test)]
-                Post::Fault(fault) => drop(self.driver.guard(|driver| driver.faults.take(fault))),
+            Post::Verdict { ticket, verdict, .. } => self.driver.verdicts.push((host, ticket, verdict)),
+            Post::Restart { to } => drop(self.follow(to)),
+            Post::Report { lists, reply } => {
+                // The asker may have given up waiting.
+                let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
             }
+            Post::Look { world, look } => {
+                if let Some(slot) = self.driver.hosts.slot_of(world) {
+                    self.driver.guard(slot, |host, _| look(&host.shard));
+                }
+            }
+            Post::Capture { world, record } => self.driver.capture(world, record),
+            Post::Reconfigure(config) => self.driver.reconfigure(&config),
+            Post::Shutdown => self.begin_shutdown(),
+            #[cfg(test)]
+            Post::Fault(fault) => drop(self.driver.guard(Slot::MAIN, |host, _| host.faults.take(fault))),
         }
     }
 
@@ -314,19 +345,19 @@ impl Worker {
         }
     }
 
-    fn attach(&mut self, conn: ConnHandle, kind: ConnKind, socket: DetachedConn) {
+    fn attach(&mut self, peer: Peer, kind: ConnKind, socket: DetachedConn) {
         match self.event_loop.attach(socket) {
-            Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
+            Ok(key) if self.driver.was_closed_early(peer) => self.event_loop.close(key, CloseMode::Now),
             Ok(key) => {
-                self.driver.adopt(conn, kind, key);
-                self.driver.mark_dirty(conn);
+                self.driver.adopt(peer, kind, key);
+                self.driver.mark_dirty(peer);
                 if kind == ConnKind::Server {
                     self.prioritise(key);
                 }
             }
             Err(error) => {
-                tracing::debug!(conn = conn.0, %error, "a socket could not be moved to its shard");
-                self.driver.lose(conn, Closed::Error);
+                tracing::debug!(conn = peer.conn.0, %error, "a socket could not be moved to its shard");
+                self.driver.lose(peer, Closed::Error);
             }
         }
     }
@@ -336,7 +367,9 @@ impl Worker {
             self.event_loop.close_listener(key);
         }
         self.driver.stopping = Some(self.driver.now + self.shutdown_timeout);
-        self.driver.guard(|driver| driver.shard.begin_shutdown(driver.now));
+        for slot in self.driver.hosts.slots() {
+            self.driver.guard(slot, |host, now| host.shard.begin_shutdown(now));
+        }
     }
 
     fn resume_paused(&mut self) {
