@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Shard, Verdict};
+use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Moved, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
 use crate::report::ShardReport;
+use crate::worker::HostParts;
 
 /// A question to a shard: runs on its thread and sends its answer itself.
 pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
@@ -57,6 +58,12 @@ pub(crate) enum Post {
     Look { world: World, look: Look },
     /// Record the messages of a world's connection, if it is here, and of none otherwise.
     Capture { world: World, record: Arc<Record> },
+    /// A connection comes from another world. Worlds that have restarted meanwhile take it as well.
+    Arrive { world: World, moved: Box<Moved>, socket: Box<DetachedConn> },
+    /// Run the shard of a world that opens.
+    Open(Box<HostParts>),
+    /// A world is closed: say goodbye to everyone in it, and forget it.
+    Close(World),
     /// Use this configuration from now on.
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.
@@ -71,6 +78,7 @@ impl Post {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Post::Mail { mail, .. } => size_of::<Self>() + mail.bytes(),
+            Post::Arrive { moved, .. } => size_of::<Self>() + moved.bytes() + size_of::<DetachedConn>(),
             Post::Socket { .. } => size_of::<Self>() + size_of::<DetachedConn>(),
             _ => size_of::<Self>(),
         }

@@ -113,6 +113,8 @@ pub(crate) struct WorldReport {
 pub(crate) struct ShardReport {
     /// The main world first.
     pub(crate) worlds: Vec<WorldReport>,
+    /// Counters of worlds that were closed.
+    pub(crate) retired: Stats,
     pub(crate) loop_stats: LoopStats,
     pub(crate) enet: HostCounters,
     pub(crate) rounds: RoundTimes,
@@ -131,7 +133,7 @@ pub(crate) struct ShardReport {
 impl ShardReport {
     /// Counters of all worlds.
     pub(crate) fn stats(&self) -> Stats {
-        let mut sum = Stats::default();
+        let mut sum = self.retired.clone();
         self.worlds.iter().for_each(|world| sum.add(&world.stats));
         sum
     }

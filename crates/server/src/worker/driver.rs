@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 use throng_gateway::{
-    AuthTicket, CloseReason, Closed, ConnKind, Due, Effect, Framing, SecurityEvent, ShardIndex, Verdict,
+    AcceptRefusal, Accepted, AuthTicket, CloseReason, Closed, ConnKind, Due, Effect, Framing, Moved,
+    SecurityEvent, ShardIndex, Stats, Verdict,
 };
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
@@ -21,6 +22,7 @@ use crate::capture::{Record, Tap};
 use crate::mailbox::{Mailbox, Post, Taken, World, WorldEpoch};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
+use crate::worlds::Worlds;
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not
 /// eat the core.
@@ -53,6 +55,8 @@ pub(super) struct Driver {
     pub(super) newcomers: Vec<ConnKey>,
     /// Accepted for shards on other workers, still to be taken out of the loop.
     pub(super) hand_offs: Vec<HandOff>,
+    /// Left for other worlds, still to be taken out of the loop.
+    pub(super) moves: Vec<(ConnKey, Moved)>,
     pub(super) dirty: Vec<Peer>,
     /// Connections that a core has closed, to be carried out at the end of the round.
     pub(super) closing: Vec<Closing>,
@@ -67,6 +71,7 @@ pub(super) struct Driver {
     pub(super) returner: Returner,
     pub(super) loads: Arc<ShardLoads>,
     pub(super) logins: Arc<Logins>,
+    pub(super) worlds: Arc<Worlds>,
     pub(super) recorder: Recorder,
     pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) rounds: RoundTimes,
@@ -76,6 +81,8 @@ pub(super) struct Driver {
     recent_panics: VecDeque<Instant>,
     /// A shard is [broken](Host::broken).
     pub(super) broken: bool,
+    /// Counters of worlds that were closed.
+    retired: Stats,
     /// Posts to worlds or lives of theirs that have ended.
     pub(super) void_posts: u64,
     pub(super) congestions: u64,
@@ -125,11 +132,13 @@ pub(super) struct Farewell {
 impl Driver {
     /// Takes what is the driver's, and gives back the loop.
     pub(super) fn new(parts: WorkerParts) -> (EventLoop, Driver) {
+        let mut hosts = Hosts::new(parts.main);
+        parts.others.into_iter().for_each(|other| hosts.open(other));
         let driver = Driver {
             index: parts.index,
             clock: parts.clock,
             now: parts.clock.now(),
-            hosts: Hosts::new(parts.main),
+            hosts,
             listeners: parts.listeners,
             by_key: Vec::new(),
             mailboxes: parts.mailboxes,
@@ -138,6 +147,7 @@ impl Driver {
             strangers_max: STRANGERS_MIN,
             newcomers: Vec::new(),
             hand_offs: Vec::new(),
+            moves: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
             farewells: HashMap::new(),
@@ -149,6 +159,7 @@ impl Driver {
             returner: Returner::default(),
             loads: parts.loads,
             logins: parts.logins,
+            worlds: parts.worlds,
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,
             rounds: RoundTimes::default(),
@@ -156,6 +167,7 @@ impl Driver {
             panics: 0,
             recent_panics: VecDeque::new(),
             broken: false,
+            retired: Stats::default(),
             void_posts: 0,
             congestions: 0,
             mailbox: Taken::default(),
@@ -214,7 +226,15 @@ impl Driver {
 
     pub(super) fn adopt(&mut self, peer: Peer, kind: ConnKind, key: ConnKey) {
         let Some(host) = self.hosts.get_mut(peer.host) else { return };
-        host.conns.insert(peer.conn, Conn { key, kind, bytes_out: 0, blocked: false, dirty: false });
+        let conn = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
+        // The core may have closed it in this round, before its socket came.
+        if let Some(closing) =
+            self.closing.iter_mut().find(|closing| closing.peer == peer && closing.conn.is_none())
+        {
+            closing.conn = Some(conn);
+            return;
+        }
+        host.conns.insert(peer.conn, conn);
         if self.by_key.len() <= key.index() {
             self.by_key.resize(key.index() + 1, None);
         }
@@ -373,6 +393,23 @@ impl Driver {
         }
     }
 
+    /// A connection comes from another world.
+    pub(super) fn enter(&mut self, slot: Slot, moved: Moved) -> Result<Accepted, AcceptRefusal> {
+        let mut entered = Err(AcceptRefusal::WorldNotOpen);
+        self.guard(slot, |host, now| entered = host.shard.enter(now, moved));
+        entered
+    }
+
+    /// Says goodbye to everyone in a world, and forgets it.
+    pub(super) fn close_world(&mut self, world: World) {
+        let Some(slot) = self.hosts.slot_of(world).filter(|slot| *slot != Slot::MAIN) else { return };
+        self.guard(slot, |host, now| host.shard.close_world(now));
+        self.empty(slot, CloseReason::WorldClosed);
+        if let Some(host) = self.hosts.close(slot) {
+            self.retired.retire(host.shard.stats());
+        }
+    }
+
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
     /// connection.
     pub(super) fn guard_conn(&mut self, peer: Peer, input: impl FnOnce(&mut Host, Instant)) {
@@ -447,7 +484,21 @@ impl Driver {
                     self.verdicts.push((slot, ticket, verdict));
                 }
             }
-            Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
+            Effect::FindWorld { ticket, world } => {
+                let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
+                self.verdicts.push((slot, ticket, self.worlds.settle_token(here, World(world))));
+            }
+            Effect::Move { conn } => {
+                let moved = self.hosts.get_mut(slot).and_then(|host| host.shard.take_moved(conn));
+                let entry = self.forget(Peer { host: slot, conn });
+                self.moves.extend(entry.map(|entry| entry.key).zip(moved));
+            }
+            Effect::Recording { conn: _, name, bytes } => {
+                // Connection ids are those of a world.
+                let world = self.hosts.get(slot).filter(|_| slot != Slot::MAIN).map(|host| &host.name);
+                let name = world.map_or_else(|| name.clone(), |world| format!("{world}-{name}"));
+                self.recorder.append(name, bytes);
+            }
             Effect::NoPosition { data_type } => tracing::warn!(
                 data_type,
                 "entities of this type have no position that can be read, so none of them changes its cell; \
@@ -480,6 +531,7 @@ impl Driver {
 
     pub(super) fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
         ShardReport {
+            retired: self.retired.clone(),
             worlds: self.hosts.iter().map(|(_, host)| self.world_report(host, lists)).collect(),
             loop_stats: *event_loop.stats(),
             enet: event_loop.enet_figures(),

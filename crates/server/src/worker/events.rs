@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use throng_gateway::{Accepted, Closed, ConnKind, close_code};
+use throng_gateway::{AcceptRefusal, Accepted, Closed, ConnKind, close_code};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey, TimedOut};
 use throng_stdx::Instant;
 
@@ -52,8 +52,16 @@ impl Handler for Driver {
     }
 
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
-        let Some(role) = self.listeners.get(&listener).copied() else { return REFUSED };
-        let slot = Slot::MAIN;
+        let Some(role) = self.listeners.get(&listener).cloned() else { return REFUSED };
+        let slot = match &role.world {
+            None => Some(Slot::MAIN),
+            Some(name) => self.hosts.slot_of_name(name),
+        };
+        let Some(slot) = slot else {
+            let refusal = AcceptRefusal::WorldNotOpen;
+            self.guard(Slot::MAIN, |host, _| host.shard.count_refused(refusal));
+            return Accept::Refuse { code: refusal.close_code(), reason: refusal.name() };
+        };
         let mut accepted = None;
         self.guard(slot, |host, now| {
             let answer = host.shard.accept(now, role.kind, role.framing, peer.ip());

@@ -29,6 +29,7 @@ pub(super) struct Peer {
 /// Parts of a shard that is to run on a worker.
 pub(crate) struct HostParts {
     pub(crate) world: World,
+    pub(crate) name: Arc<str>,
     pub(crate) shard: Shard,
     /// Makes the identifiers of later lives of the world differ.
     pub(crate) seed: u64,
@@ -40,6 +41,7 @@ pub(crate) struct HostParts {
 pub(super) struct Host {
     /// World, and its lives before this one.
     pub(super) epoch: WorldEpoch,
+    pub(super) name: Arc<str>,
     pub(super) shard: Shard,
     seed: u64,
     pub(super) workers: Arc<[u16]>,
@@ -78,6 +80,7 @@ impl Host {
     fn new(parts: HostParts) -> Host {
         Host {
             epoch: WorldEpoch { world: parts.world, life: 0 },
+            name: parts.name,
             shard: parts.shard,
             seed: parts.seed,
             workers: parts.workers,
@@ -114,13 +117,48 @@ impl Host {
 /// The shards on a worker. The main world is always there; others come and go.
 pub(super) struct Hosts {
     slots: Vec<Option<Box<Host>>>,
-    /// The places of all worlds but the main one.
+    /// The places of all worlds but the main one, by number and by name.
     places: HashMap<World, Slot>,
+    names: HashMap<Arc<str>, Slot>,
 }
 
 impl Hosts {
     pub(super) fn new(main: HostParts) -> Hosts {
-        Hosts { slots: vec![Some(Box::new(Host::new(main)))], places: HashMap::new() }
+        Hosts { slots: vec![Some(Box::new(Host::new(main)))], places: HashMap::new(), names: HashMap::new() }
+    }
+
+    /// Adds the shard of a world that opens.
+    pub(super) fn open(&mut self, parts: HostParts) {
+        let index = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let (slot, host) = (Slot(index as u32), Host::new(parts));
+        self.places.insert(host.epoch.world, slot);
+        self.names.insert(Arc::clone(&host.name), slot);
+        self.slots[index] = Some(Box::new(host));
+    }
+
+    /// Takes out the shard of a world that is closed. The main world stays.
+    pub(super) fn close(&mut self, slot: Slot) -> Option<Box<Host>> {
+        if slot == Slot::MAIN {
+            return None;
+        }
+        let host = self.slots.get_mut(slot.0 as usize)?.take()?;
+        self.places.remove(&host.epoch.world);
+        // A world of the same name may have opened since.
+        if self.names.get(&host.name) == Some(&slot) {
+            self.names.remove(&host.name);
+        }
+        while self.slots.last().is_some_and(Option::is_none) {
+            self.slots.pop();
+        }
+        Some(host)
+    }
+
+    /// The place of a world that a listener leads to.
+    pub(super) fn slot_of_name(&self, name: &str) -> Option<Slot> {
+        self.names.get(name).copied()
     }
 
     /// The place of a world that has a shard here.

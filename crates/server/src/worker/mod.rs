@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnKind, Framing, SharedFrame};
+use throng_gateway::{AcceptRefusal, Closed, ConnKind, Framing, Moved, SharedFrame};
 use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
 use throng_stdx::Instant;
 
@@ -30,9 +30,10 @@ pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
 use crate::auth::Logins;
-use crate::mailbox::{Mailbox, Post, WorldEpoch};
+use crate::mailbox::{Mailbox, Post, World, WorldEpoch};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
+use crate::worlds::Worlds;
 
 /// Rounds of writing within one round of the loop. Writing makes room, room makes conflated
 /// channels resume, which is more to write; two passes settle that, and what is left over has its
@@ -43,7 +44,7 @@ const WRITE_PASSES: usize = 2;
 const URGENT_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Kind of a listener's connections.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ListenerRole {
     pub(crate) kind: ConnKind,
     pub(crate) framing: Framing,
@@ -51,6 +52,8 @@ pub(crate) struct ListenerRole {
     pub(crate) unproven: bool,
     /// Its connections are clients that hold a descriptor each.
     pub(crate) may_give_way: bool,
+    /// The world that it leads to; `None` for the main one.
+    pub(crate) world: Option<Arc<str>>,
 }
 
 /// Parts of a worker besides its loop.
@@ -60,12 +63,15 @@ pub(crate) struct WorkerParts {
     pub(crate) event_loop: EventLoop,
     /// The shard of the world that every worker has one of.
     pub(crate) main: HostParts,
+    /// Shards of further worlds.
+    pub(crate) others: Vec<HostParts>,
     pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
     /// All mailboxes by worker, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) output_memory: Arc<OutputMemory>,
     pub(crate) loads: Arc<ShardLoads>,
     pub(crate) logins: Arc<Logins>,
+    pub(crate) worlds: Arc<Worlds>,
     pub(crate) recorder: Recorder,
     pub(crate) heartbeat: Arc<Heartbeat>,
     /// Time to say goodbye to everyone.
@@ -259,6 +265,7 @@ impl Worker {
         self.shed_output();
         self.carry_out_closures();
         self.say_goodbyes();
+        self.move_away();
         self.driver.post_mail();
         self.resume_paused();
     }
@@ -280,6 +287,48 @@ impl Worker {
             };
             self.driver.outgoing.push(host.worker_of(shard), post);
         }
+    }
+
+    /// Takes sockets to the worlds that their connections have left for.
+    fn move_away(&mut self) {
+        for (key, moved) in std::mem::take(&mut self.driver.moves) {
+            let world = World(moved.world());
+            let Some(to) = self.driver.worlds.by_number(world) else {
+                self.refuse(key, AcceptRefusal::WorldNotOpen);
+                continue;
+            };
+            match self.event_loop.detach(key) {
+                Some(socket) => {
+                    let (moved, socket) = (Box::new(moved), Box::new(socket));
+                    self.driver.outgoing.push(to.worker, Post::Arrive { world, moved, socket });
+                }
+                None => self.event_loop.close(key, CloseMode::Now),
+            }
+        }
+    }
+
+    /// A connection comes from another world.
+    fn arrive(&mut self, world: World, moved: Moved, socket: DetachedConn) {
+        let kind = moved.kind();
+        let slot = self.driver.hosts.slot_of(world);
+        let entered = match slot {
+            Some(slot) => self.driver.enter(slot, moved),
+            None => Err(AcceptRefusal::WorldNotOpen),
+        };
+        match (slot, entered) {
+            (Some(host), Ok(accepted)) => self.attach(Peer { host, conn: accepted.conn }, kind, socket),
+            (_, Err(refusal)) => {
+                if let Ok(key) = self.event_loop.attach(socket) {
+                    self.refuse(key, refusal);
+                }
+            }
+            (None, Ok(_)) => {}
+        }
+    }
+
+    fn refuse(&mut self, key: ConnKey, refusal: AcceptRefusal) {
+        tracing::debug!(reason = refusal.name(), "connection refused");
+        self.event_loop.close_with(key, refusal.close_code(), refusal.name());
     }
 
     fn take_posts(&mut self, posts: &mut VecDeque<Post>) {
@@ -332,6 +381,9 @@ impl Worker {
                 }
             }
             Post::Capture { world, record } => self.driver.capture(world, record),
+            Post::Arrive { world, moved, socket } => self.arrive(world, *moved, *socket),
+            Post::Open(parts) => self.driver.hosts.open(*parts),
+            Post::Close(world) => self.driver.close_world(world),
             Post::Reconfigure(config) => self.driver.reconfigure(&config),
             Post::Shutdown => self.begin_shutdown(),
             #[cfg(test)]
