@@ -117,8 +117,9 @@ pub enum Effect {
         /// The world's number.
         world: u32,
     },
-    /// Take the connection's socket to the world that [`Shard::take_moved`](crate::Shard::take_moved)
-    /// names. The shard has forgotten it already; call nothing more for it.
+    /// Take the connection's socket to the world that
+    /// [`Shard::take_moved`](crate::Shard::take_moved) names. The shard has forgotten it already;
+    /// call nothing more for it.
     Move {
         /// The connection, as the driver knows it.
         conn: ConnHandle,

@@ -1,7 +1,7 @@
 //! The worlds of the process by name: opening, closing, and the worker that each is on.
 //!
 //! The main world has a shard on every worker, and is there from the start to the end. Every other
-//! world has one shard on one worker, so it costs nothing where nobody of it is.
+//! world has one shard on one worker, and costs nothing on other threads.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,8 @@
 //! Connections that belong to another world of the process: they leave this one after AUTH, and
 //! enter that one as if they had come there first.
 //!
-//! Whatever arrived and was not handled, and whatever waits to be written, goes with them, so that
-//! a peer sees one connection.
+//! Bytes that arrived and were not handled, and output that waits to be written, go with them, so
+//! that a peer sees one connection.
 
 use super::Shard;
 use crate::connection::Connection;

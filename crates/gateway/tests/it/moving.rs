@@ -206,12 +206,12 @@ fn a_login_for_another_world_takes_its_connection_there() {
             assert_eq!((second.result, second.conn_id), (0, there.conn.0));
         }
         assert_eq!(main.closed(CloseReason::Moved), usize::from(shards));
-        assert!(hub.effects.is_empty(), "nobody is asked again: {:?}", hub.effects);
+        assert!(hub.effects.is_empty(), "the provider is not asked again: {:?}", hub.effects);
     }
 }
 
 #[test]
-fn a_world_that_is_full_or_ends_takes_nobody() {
+fn a_world_that_is_full_takes_no_more_and_one_that_ends_closes_all() {
     let mut main = World::new(0, 1, |_| {});
     let mut hub = World::new(HUB, 1, |config| config.limits.connections = 1);
     come(&mut main, &mut hub, "first");
@@ -246,7 +246,7 @@ fn a_resume_token_leads_to_its_world() {
             assert_eq!((result(&messages).conn_id, result(&messages).should_recover), (first.conn_id, true));
             continue;
         }
-        // A token that is void there lets nobody in: the main world asks the provider.
+        // A token that is void there opens no door: the main world asks the provider.
         assert_eq!(hub.connections(), 1);
         let home = hub.moves(&mut main).unwrap();
         let ticket = main.ticket();

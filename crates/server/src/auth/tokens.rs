@@ -13,8 +13,8 @@ use super::{Authenticator, Judgement, Login, VerdictFuture, same_secret};
 type Names = HashMap<(ConnKind, String), Vec<(String, Option<String>)>>;
 
 /// Checks a login against lines of `PLAYER TOKEN`, or `NAME TOKEN server` for game servers; `*` as
-/// the name fits everyone of the kind. `world=NAME` at the end is the world of the login. `#` begins
-/// a comment.
+/// the name fits everyone of the kind. `world=NAME` at the end is the world of the login. `#`
+/// begins a comment.
 pub struct Tokens {
     path: PathBuf,
     names: RwLock<Arc<Names>>,

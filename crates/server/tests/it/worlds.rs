@@ -119,16 +119,16 @@ fn listeners_lead_to_worlds_that_know_nothing_of_each_other() {
         };
         let doors =
             listeners(&running, Service::Servers).into_iter().zip(listeners(&running, Service::Clients));
-        let mut everybody = Vec::new();
+        let mut peers = Vec::new();
         for (at_servers, at_clients) in doors {
             let mut server = Peer::login(at_servers, &Dial::Tcp, "server", "");
             let mut player = Peer::login(at_clients, &dial, "player", "");
             // Each world counts its ids from 1, and has an owner of GLOBAL of its own.
             assert_eq!((server.id, player.id), (1, 2), "{transport}");
             play(&mut server, &mut player);
-            everybody.push((server, player));
+            peers.push((server, player));
         }
-        assert_eq!(everybody.len(), 3);
+        assert_eq!(peers.len(), 3);
         for world in ["main", "hub", "arena", ""] {
             assert_eq!(figures(&running, world), [2, 2], "{transport} {world}");
         }
@@ -150,7 +150,7 @@ fn a_login_enters_the_world_of_its_credential_over_every_transport() {
             let files = Files::new();
             let running =
                 files.gateway(&[("server.shards", shards), ("gateway.clients.transport", transport)]);
-            let mut everybody = Vec::new();
+            let mut peers = Vec::new();
             for world in ["hub", "arena"] {
                 let token = format!("for-{world}");
                 let mut server = Peer::login(servers(&running), &Dial::Tcp, &format!("{world}-s"), &token);
@@ -158,15 +158,15 @@ fn a_login_enters_the_world_of_its_credential_over_every_transport() {
                 for _ in 0..3 {
                     let mut player = Peer::login(clients(&running), &dial, &format!("{world}-p"), &token);
                     play(&mut server, &mut player);
-                    everybody.push(player);
+                    peers.push(player);
                 }
-                everybody.push(server);
+                peers.push(server);
             }
             let mut server = Peer::login(servers(&running), &Dial::Tcp, "s", "any");
             for (player, token) in [("p", "any"), ("main-p", "for-main")] {
                 let mut player = Peer::login(clients(&running), &dial, player, token);
                 play(&mut server, &mut player);
-                everybody.push(player);
+                peers.push(player);
             }
             assert_eq!(figures(&running, "hub"), [4, 4], "{transport} {shards}");
             assert_eq!(figures(&running, "arena"), [4, 4], "{transport} {shards}");
@@ -212,7 +212,7 @@ fn one_that_is_banned_in_its_world_hears_so_on_arrival() {
     ]);
     let mut player = Peer::login(clients(&running), &Dial::WebSocket, "hub-p", "for-hub");
     for _ in 0..2 {
-        // The state machine lets nobody log in twice.
+        // The state machine refuses a second login.
         try_login(&mut player, "hub-p", "for-hub");
     }
     assert_eq!(close_code(&mut player), Some(4002));
