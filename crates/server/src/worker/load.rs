@@ -97,10 +97,9 @@ impl Worker {
         loads.publish(usize::from(index), busy.as_nanos() as u64, self.event_loop.conn_count());
         if index == 0
             && let Some(weight) = self.looks.look(self.driver.now, loads.totals())
+            && let Some(main) = self.driver.hosts.get_mut(Slot::MAIN)
         {
-            if let Some(main) = self.driver.hosts.get_mut(Slot::MAIN) {
-                main.shard.set_world_weight(weight as usize);
-            }
+            main.shard.set_world_weight(weight as usize);
         }
     }
 }
