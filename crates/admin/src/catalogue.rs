@@ -53,6 +53,12 @@ pub enum Endpoint {
     ChannelData,
     /// Cells and entities.
     World,
+    /// Worlds of the process.
+    Worlds,
+    /// Opens a world.
+    WorldOpen,
+    /// Closes a world.
+    WorldClose,
     /// The derived-data cache.
     Cache,
     /// Collects garbage in the cache.
@@ -116,6 +122,7 @@ pub struct Route {
     pub about: &'static str,
 }
 
+const WORLD: (&str, &str) = ("world", "a world of the process, default `gateway.default_world`");
 const LIMIT: (&str, &str) = ("limit", "maximum number of entries, default 100, at most 5000");
 const OFFSET: (&str, &str) = ("offset", "entries to skip");
 const SEARCH: (&str, &str) =
@@ -160,49 +167,49 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/connections",
         Guard::Monitor,
         Endpoint::Connections,
-        &[LIMIT, OFFSET, SEARCH],
+        &[WORLD, LIMIT, OFFSET, SEARCH],
         "Live connections by id.",
     ),
     get(
         "/api/v1/connections/{id}",
         Guard::Monitor,
         Endpoint::Connection,
-        &[],
+        &[WORLD],
         "One connection: queue, subscriptions (at most 1000), interest; or the reason of its closure.",
     ),
     get(
         "/api/v1/connections/{id}/why",
         Guard::Monitor,
         Endpoint::Why,
-        &[("channel", "id of a channel or entity")],
+        &[WORLD, ("channel", "id of a channel or entity")],
         "The path of a channel's updates to a connection: each step, and whether it passes or holds the update.",
     ),
     get(
         "/api/v1/closures",
         Guard::Monitor,
         Endpoint::Closures,
-        &[LIMIT, OFFSET, SEARCH],
+        &[WORLD, LIMIT, OFFSET, SEARCH],
         "The latest 256 closures of each shard with their reasons, newest first.",
     ),
     get(
         "/api/v1/channels",
         Guard::Monitor,
         Endpoint::Channels,
-        &[LIMIT, OFFSET, SEARCH, ("type", "only channels of this type, as in `ENTITY`")],
+        &[WORLD, LIMIT, OFFSET, SEARCH, ("type", "only channels of this type, as in `ENTITY`")],
         "Channels by id.",
     ),
     get(
         "/api/v1/channels/{id}",
         Guard::Monitor,
         Endpoint::Channel,
-        &[LIMIT, OFFSET],
+        &[WORLD, LIMIT, OFFSET],
         "One channel: its subscribers (a page of them) and cohorts.",
     ),
     get(
         "/api/v1/channels/{id}/data",
         Guard::Session,
         Endpoint::ChannelData,
-        &[],
+        &[WORLD],
         "The channel's data as decoded fields, up to 1 MiB encoded.",
     ),
     get(
@@ -210,10 +217,32 @@ pub const ROUTES: &[Route] = &[
         Guard::Monitor,
         Endpoint::World,
         &[
+            WORLD,
             ("entities", "maximum number of entities, default 10000, at most 20000"),
             ("connection", "adds the interest of this connection"),
         ],
         "The grid, its cells with their owners, and entities with their positions.",
+    ),
+    get(
+        "/api/v1/worlds",
+        Guard::Monitor,
+        Endpoint::Worlds,
+        &[],
+        "The open worlds with their shards, connections and channels. The first is the default world.",
+    ),
+    post(
+        "/api/v1/worlds",
+        Guard::Session,
+        Endpoint::WorldOpen,
+        &[("name", "name of the world")],
+        "Opens a world on the shard with the fewest worlds. It ends with the process.",
+    ),
+    post(
+        "/api/v1/worlds/close",
+        Guard::Session,
+        Endpoint::WorldClose,
+        &[("name", "name of the world, not the default one")],
+        "Closes a world and its connections.",
     ),
     get(
         "/api/v1/cache",
@@ -289,7 +318,7 @@ pub const ROUTES: &[Route] = &[
         "/api/v1/capture",
         Guard::Session,
         Endpoint::CaptureBegin,
-        &[("connection", "connection to capture"), ("seconds", "duration, 1 to 600, default 60")],
+        &[WORLD, ("connection", "connection to capture"), ("seconds", "duration, 1 to 600, default 60")],
         "Captures one connection's messages in both directions; the latest 512 are kept.",
     ),
     delete("/api/v1/capture", Guard::Session, Endpoint::CaptureEnd, "Ends the capture and deletes it."),

@@ -145,6 +145,9 @@ impl fmt::Display for CloseCode {
             4004 => "rate limit exceeded",
             4005 => "superseded",
             4007 => "idle",
+            4010 => "unknown world",
+            4011 => "wrong world",
+            4012 => "the world was closed",
             _ => "other",
         };
         write!(f, "{text} ({})", self.0)

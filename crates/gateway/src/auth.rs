@@ -13,7 +13,7 @@ use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict}
 use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, Letter};
 use crate::reason::{CloseReason, Refusal};
-use crate::registry::{FailedLogin, PendingAuth};
+use crate::registry::{FailedLogin, PendingAuth, world_of_token};
 use crate::requests::Sender;
 use crate::shard::Shard;
 use crate::switchboard::Timer;
@@ -32,68 +32,99 @@ impl Shard {
             return Ok(());
         }
         let request = AuthMessage::decode(body).map_err(|_| Refusal::BadBody)?;
-        let config = Arc::clone(&self.board.config);
-        let now = self.board.now;
         let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
-        let entry = global.entries.get_mut(&sender.conn).ok_or(Refusal::ClosingConnection)?;
+        let entry = global.entries.get(&sender.conn).ok_or(Refusal::ClosingConnection)?;
         if entry.authenticated {
             return Err(Refusal::AlreadyAuthenticated);
         }
         if entry.pending {
             return Err(Refusal::AuthPending);
         }
-        let addr = entry.addr;
-        let pit = request.player_identifier_token;
-        if sender.kind == ConnKind::Client {
-            let banned = global.bans.is_banned(now, &Subject::player(&pit));
-            let locked = global.bans.is_banned(now, &Subject::login(addr, &pit));
+        let is_client = sender.kind == ConnKind::Client;
+        let pending = PendingAuth {
+            conn: sender.conn,
+            head,
+            pit: request.player_identifier_token.into(),
+            lt: Redacted(request.login_token),
+            wants_token: is_client && request.resume_token.is_some(),
+            token: request.resume_token.filter(|token| is_client && !token.is_empty()),
+        };
+        self.log_in(pending, sender.kind, false)
+    }
+
+    /// The login of a connection, here or on its way through another world. `judged`: its provider
+    /// has said yes.
+    pub(crate) fn log_in(
+        &mut self,
+        mut pending: PendingAuth,
+        kind: ConnKind,
+        judged: bool,
+    ) -> Result<(), Refusal> {
+        let config = Arc::clone(&self.board.config);
+        let now = self.board.now;
+        let conn = pending.conn;
+        let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
+        let entry = global.entries.get(&conn).ok_or(Refusal::ClosingConnection)?;
+        let (addr, moved) = (entry.addr, entry.moved);
+        if kind == ConnKind::Client {
+            let banned = global.bans.is_banned(now, &Subject::player(&pending.pit));
+            let locked = global.bans.is_banned(now, &Subject::login(addr, &pending.pit));
             if banned || locked {
                 let reason = if banned { CloseReason::BannedPlayer } else { CloseReason::AuthFailures };
-                self.security(sender.conn, &pit, SecurityEventKind::BannedReturned);
-                self.board.close(sender.conn, reason);
+                self.security(conn, &pending.pit, SecurityEventKind::BannedReturned);
+                self.board.close(conn, reason);
                 return Ok(());
             }
         }
-        let resumable = sender.kind == ConnKind::Client && !config.recovery.client_window.is_zero();
-        let token = request.resume_token.filter(|_| resumable);
-        let pending =
-            PendingAuth { conn: sender.conn, head, pit: pit.as_str().into(), wants_token: token.is_some() };
-        if let Some(token) = token.filter(|token| !token.is_empty()) {
-            if self.resume(&token, &pending) {
+        if let Some(token) = &pending.token {
+            let world = world_of_token(token);
+            if world != config.world && !moved {
+                if let Some(ticket) = self.ask(pending) {
+                    self.board.effect(Effect::FindWorld { ticket, world });
+                }
                 return Ok(());
             }
-            // A token that is of no use any more leads to an ordinary login.
-            self.security(sender.conn, &pit, SecurityEventKind::BadResumeToken);
+            let resumable = kind == ConnKind::Client && !config.recovery.client_window.is_zero();
+            if let Some(token) = pending.token.take().filter(|_| resumable) {
+                if self.resume(&token, &pending) {
+                    return Ok(());
+                }
+                // A token that is of no use any more leads to an ordinary login.
+                self.security(conn, &pending.pit, SecurityEventKind::BadResumeToken);
+            }
         }
-
-        let is_link = sender.kind == ConnKind::Server && config.link.as_deref() == Some(&*pit);
-        if is_link || sender.kind == ConnKind::Server && config.servers_bypass_auth {
+        let is_server = kind == ConnKind::Server;
+        let is_link = is_server && config.link.as_deref() == Some(&*pending.pit);
+        if judged {
+            self.authenticated(pending);
+        } else if moved && config.world != 0 {
+            // It came for its token alone. The main world finds out where it belongs.
+            self.send_away(pending, 0, false);
+        } else if is_link || is_server && config.servers_bypass_auth {
             self.authenticated(pending);
         } else if config.auth_provider {
-            let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
-            global.next_ticket += 1;
-            let ticket = global.next_ticket;
-            if let Some(entry) = global.entries.get_mut(&sender.conn) {
-                entry.pending = true;
+            let (pit, lt) = (Redacted(pending.pit.to_string()), pending.lt.clone());
+            if let Some(ticket) = self.ask(pending) {
+                self.board.effect(Effect::Authenticate { ticket, conn, kind, addr, pit, lt });
             }
-            global.tickets.insert(ticket, pending);
-            self.board.effect(Effect::Authenticate {
-                ticket: AuthTicket(ticket),
-                conn: sender.conn,
-                kind: sender.kind,
-                addr,
-                pit: Redacted(pit),
-                lt: Redacted(request.login_token),
-            });
         } else if config.development {
             self.authenticated(pending);
         } else {
             // Without a provider nobody can be told from an impostor. The reference aborts here
             //
-            self.security(sender.conn, &pit, SecurityEventKind::NoProvider);
+            self.security(conn, &pending.pit, SecurityEventKind::NoProvider);
             self.authentication_failed(pending, AuthResult::InvalidLt);
         }
         Ok(())
+    }
+
+    /// The connection waits for an answer of the driver.
+    fn ask(&mut self, pending: PendingAuth) -> Option<AuthTicket> {
+        let global = self.global.as_mut()?;
+        global.entries.get_mut(&pending.conn)?.pending = true;
+        global.next_ticket += 1;
+        global.tickets.insert(global.next_ticket, pending);
+        Some(AuthTicket(global.next_ticket))
     }
 
     /// The provider answered.
@@ -111,11 +142,24 @@ impl Shard {
             Verdict::InvalidPit => self.authentication_failed(pending, AuthResult::InvalidPit),
             Verdict::InvalidLt => self.authentication_failed(pending, AuthResult::InvalidLt),
             Verdict::Error(_) => self.board.close(pending.conn, CloseReason::AuthProviderFailed),
+            Verdict::Elsewhere { world } => {
+                // A question about a token is asked before the login is.
+                let judged = pending.token.is_none();
+                self.send_away(pending, world, judged);
+            }
+            Verdict::NoWorld => {
+                self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
+                let (kind, pending) = (ConnKind::Client, PendingAuth { token: None, ..pending });
+                if let Err(refusal) = self.log_in(pending, kind, false) {
+                    self.board.refuse(refusal);
+                }
+            }
+            Verdict::Refused(reason) => self.board.close(pending.conn, reason),
         }
     }
 
     fn authenticated(&mut self, pending: PendingAuth) {
-        let PendingAuth { conn, head, ref pit, wants_token } = pending;
+        let PendingAuth { conn, head, ref pit, wants_token, .. } = pending;
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get_mut(&conn) else { return };
         entry.authenticated = true;
@@ -124,6 +168,7 @@ impl Shard {
         // What an address has tried before stays on its account: a valid login of its own would
         // clear it.
         global.bans.succeed(&Subject::login(addr, pit));
+        let wants_token = wants_token && !self.board.config.recovery.client_window.is_zero();
         let is_link = kind == ConnKind::Server && self.board.config.link.as_deref() == Some(&**pit);
         if is_link {
             global.link = Some(conn);

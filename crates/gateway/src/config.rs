@@ -22,6 +22,8 @@ pub struct Config {
     /// Development mode: ids 1, 2, 3, ...; without a provider everybody authenticates with any
     /// tokens.
     pub development: bool,
+    /// Number of the world within its process. Resume tokens name it, except for world 0.
+    pub world: u32,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
     pub auth_provider: bool,
     /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING)
@@ -207,6 +209,7 @@ pub struct OutboxBounds {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            world: 0,
             development: false,
             auth_provider: false,
             link: None,

@@ -55,6 +55,16 @@ pub enum Verdict {
     InvalidLt,
     /// No verdict; the connection is closed. The text goes to the log.
     Error(String),
+    /// The login is right, and for another world of the process; or a resume token is from there,
+    /// and that world finds out whether it is right.
+    Elsewhere {
+        /// The world's number.
+        world: u32,
+    },
+    /// The world that a resume token names is not open: the login is an ordinary one.
+    NoWorld,
+    /// It may not enter the world that it names; the connection is closed.
+    Refused(CloseReason),
 }
 
 /// A credential. Prints as stars.
@@ -98,6 +108,21 @@ pub enum Effect {
         pit: Redacted,
         /// Login token.
         lt: Redacted,
+    },
+    /// Say whether another world is open, whose number a resume token names: answer with
+    /// [`Verdict::Elsewhere`], [`Verdict::NoWorld`] or [`Verdict::Refused`].
+    FindWorld {
+        /// Names the question.
+        ticket: AuthTicket,
+        /// The world's number.
+        world: u32,
+    },
+    /// Take the connection's socket to the world that
+    /// [`Shard::take_moved`](crate::Shard::take_moved) names. The shard has forgotten it already;
+    /// call nothing more for it.
+    Move {
+        /// The connection, as the driver knows it.
+        conn: ConnHandle,
     },
     /// Append to the recording of that name. Long recordings come in several parts.
     Recording {

@@ -82,7 +82,7 @@ pub use outbox::{Backlog, Framing, Outbox, SharedFrame};
 pub use permission::{Authority, KindPermissions, Permissions, TypeRule};
 pub use reason::{AcceptRefusal, CloseReason, Refusal, close_code};
 pub use settings::{AccessLevel, ChannelSettings, ChannelType, SettingsError, TypeSettings};
-pub use shard::{Due, Shard};
+pub use shard::{Due, Moved, Shard};
 pub use stats::{KindStats, Stats};
 pub use view::{ChannelView, ClosureView, ConnectionView, EntityView, WorldServerView, WorldView};
 pub use why::{Delivery, LagView, QueueView, Reach, Sight};

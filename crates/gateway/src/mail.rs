@@ -10,6 +10,7 @@
 //! | any | a channel's home | [`Letter::RemoveChannel`] |
 //! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`], [`Letter::SpawnInCell`], [`Letter::ObjectSpawned`], [`Letter::ObjectDestroyed`] |
 //! | any | a connection's shard | [`Letter::CloseConn`] |
+//! | shard 0 | a connection's shard | [`Letter::Leave`] |
 //! | a connection's shard | shard 0 | [`Letter::Proven`] |
 
 use std::net::IpAddr;
@@ -20,6 +21,7 @@ use smallvec::SmallVec;
 use throng_wire::channeldpb::ChannelSubscriptionOptions;
 
 use crate::data::MergeOptions;
+use crate::effect::Redacted;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::outbox::{Entry, Framing};
 use crate::reason::CloseReason;
@@ -116,6 +118,11 @@ pub(crate) enum Letter {
     /// A connection has shown that it owns its address.
     Proven {
         conn: ConnId,
+    },
+    /// A connection of the receiving shard belongs to another world of the process.
+    Leave {
+        conn: ConnId,
+        departure: Box<Departure>,
     },
     /// Close a connection.
     CloseConn {
@@ -216,6 +223,22 @@ pub(crate) struct NewChannel {
     pub(crate) merge_options: Option<MergeOptions>,
     /// Of the request, echoed in its responses.
     pub(crate) broadcast: u32,
+}
+
+/// The login of a connection that leaves.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    /// Number of the world.
+    pub(crate) world: u32,
+    pub(crate) head: Head,
+    pub(crate) pit: Box<str>,
+    pub(crate) lt: Redacted,
+    pub(crate) token: Option<Vec<u8>>,
+    pub(crate) wants_token: bool,
+    /// The provider has said yes.
+    pub(crate) judged: bool,
+    /// Its address is its own.
+    pub(crate) proven: bool,
 }
 
 /// Messages to channels of one shard, in the order in which they came.

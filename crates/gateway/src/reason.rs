@@ -77,6 +77,10 @@ catalogue! {
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
         Restarted = "restarted", "An internal error affected several channels, and the world was restarted empty.";
+        Moved = "moved", "The connection belongs to another world of the process and continues there.";
+        UnknownWorld = "unknown_world", "The connection names a world that is not open, or that it may not enter.";
+        WorldMismatch = "world_mismatch", "The login is for another world than the listener leads to or the connection asks for.";
+        WorldClosed = "world_closed", "The world of the connection was closed.";
         GaveWay = "gave_way", "Few file descriptors were left, and this was the oldest client without a login.";
         Internal = "internal", "An invariant of the gateway broke; the connection was closed to protect the others.";
     }
@@ -117,7 +121,7 @@ impl CloseReason {
 }
 
 /// Numbers that tell a WebSocket or ENet peer why its connection ends, and with that whether to
-/// come back. TCP and KCP have no words for it. 4010 to 4019 are reserved for worlds and clusters.
+/// come back. TCP and KCP have no words for it. 4013 to 4019 are reserved for clusters.
 pub mod close_code {
     /// The peer left.
     pub const NORMAL: u16 = 1000;
@@ -143,6 +147,12 @@ pub mod close_code {
     pub const SUPERSEDED: u16 = 4005;
     /// Nothing was heard for too long.
     pub const IDLE: u16 = 4007;
+    /// There is no such world, or the peer may not enter it.
+    pub const UNKNOWN_WORLD: u16 = 4010;
+    /// The login is for another world; do not reconnect here with it.
+    pub const WORLD_MISMATCH: u16 = 4011;
+    /// The world was closed; do not reconnect to it.
+    pub const WORLD_CLOSED: u16 = 4012;
 }
 
 impl CloseReason {
@@ -157,6 +167,7 @@ impl CloseReason {
             | Self::SlowReader
             | Self::OutputMemory
             | Self::Stalled
+            | Self::Moved
             | Self::GaveWay => return None,
             Self::BadMagic
             | Self::ZeroSize
@@ -175,6 +186,9 @@ impl CloseReason {
             Self::MessageRate | Self::ByteRate => close_code::RATE,
             Self::IdleTimeout => close_code::IDLE,
             Self::Superseded => close_code::SUPERSEDED,
+            Self::UnknownWorld => close_code::UNKNOWN_WORLD,
+            Self::WorldMismatch => close_code::WORLD_MISMATCH,
+            Self::WorldClosed => close_code::WORLD_CLOSED,
             Self::Shutdown => close_code::GOING_AWAY,
             Self::Restarted => close_code::RESTARTED,
             Self::Internal => close_code::INTERNAL,
@@ -189,6 +203,7 @@ impl AcceptRefusal {
         match self {
             Self::ConnectionsMax | Self::ConnectionsPerAddress | Self::IdsExhausted => close_code::FULL,
             Self::Draining => close_code::GOING_AWAY,
+            Self::WorldNotOpen => close_code::UNKNOWN_WORLD,
         }
     }
 }
@@ -200,6 +215,7 @@ catalogue! {
         ConnectionsPerAddress = "connections_per_address", "The address has reached its limit of connections.";
         IdsExhausted = "ids_exhausted", "Every connection id of the configured width is in use.";
         Draining = "draining", "The gateway is shutting down.";
+        WorldNotOpen = "world_not_open", "The world that the listener leads to is not open.";
     }
 }
 

@@ -9,11 +9,15 @@ use throng_wire::channeldpb::auth_result_message::AuthResult;
 
 use crate::ban::Bans;
 use crate::config::{Config, Limits};
+use crate::effect::Redacted;
 use crate::ids::{
     ChannelId, ChannelIds, ConnId, ConnIds, ConnKind, IdHasher, IdMap, Secret, ShardIndex, address_group,
 };
 use crate::mail::Head;
 use crate::settings::ChannelType;
+
+/// Bytes of a resume token, without the number of its world.
+const TOKEN_BYTES: usize = 24;
 
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -50,6 +54,8 @@ pub(crate) struct Registry {
     pub(crate) link_users: BTreeMap<Box<str>, u32>,
     pub(crate) secret: Secret,
     pub(crate) token_counter: u64,
+    /// The end of every token: the number of a named world.
+    token_tag: Vec<u8>,
 }
 
 /// A live connection.
@@ -75,6 +81,8 @@ pub(crate) struct Registered {
     pub(crate) token: Option<u64>,
     /// The link must hear when it is gone.
     pub(crate) asked_link: bool,
+    /// It has come from another world.
+    pub(crate) moved: bool,
 }
 
 #[derive(Debug)]
@@ -90,6 +98,9 @@ pub(crate) struct PendingAuth {
     pub(crate) conn: ConnId,
     pub(crate) head: Head,
     pub(crate) pit: Box<str>,
+    /// For a login in another world, as the next one.
+    pub(crate) lt: Redacted,
+    pub(crate) token: Option<Vec<u8>>,
     /// The peer asked for a resume token.
     pub(crate) wants_token: bool,
 }
@@ -148,6 +159,10 @@ impl Registry {
             link_users: BTreeMap::new(),
             secret,
             token_counter: 0,
+            token_tag: match config.world {
+                0 => Vec::new(),
+                world => world.to_le_bytes().to_vec(),
+            },
         }
     }
 
@@ -189,6 +204,7 @@ impl Registry {
             channels: 0,
             token: None,
             asked_link: false,
+            moved: false,
         };
         self.entries.insert(conn, entry);
     }
@@ -225,11 +241,12 @@ impl Registry {
         if let Some(entry) = self.entries.get_mut(&conn) {
             entry.token = Some(first);
         }
-        [&first.to_le_bytes()[..], &second].concat()
+        [&first.to_le_bytes()[..], &second, &self.token_tag].concat()
     }
 
     /// Whose token this is. It is void from now on.
     pub(crate) fn redeem_token(&mut self, token: &[u8]) -> Option<ConnId> {
+        let token = token.strip_suffix(&*self.token_tag)?;
         let (first, proof) = token.split_first_chunk::<8>()?;
         let first = u64::from_le_bytes(*first);
         let (conn, expected) = self.tokens.get(&first)?;
@@ -242,6 +259,14 @@ impl Registry {
         let conn = *conn;
         self.tokens.remove(&first);
         Some(conn)
+    }
+}
+
+/// The number of the world that a resume token names.
+pub(crate) fn world_of_token(token: &[u8]) -> u32 {
+    match token.split_last_chunk::<4>() {
+        Some((rest, tag)) if rest.len() == TOKEN_BYTES => u32::from_le_bytes(*tag),
+        _ => 0,
     }
 }
 

@@ -3,6 +3,7 @@
 mod letters;
 mod lifecycle;
 mod messages;
+pub(crate) mod moving;
 
 use core::fmt;
 use core::time::Duration;
@@ -29,6 +30,7 @@ use crate::stats::Stats;
 use crate::switchboard::{Switchboard, Timer};
 use crate::view::{ChannelView, ClosureView, ConnectionView, WorldView};
 use crate::world::World;
+pub use moving::Moved;
 
 /// What [`Shard::handle_due`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct Shard {
     pub(crate) draining: bool,
     /// The latest closures, for people who ask why.
     pub(crate) closures: VecDeque<ClosureView>,
+    /// Connections that leave for other worlds, until the driver takes them.
+    moved: Vec<(ConnHandle, Moved)>,
 }
 
 impl Shard {
@@ -91,6 +95,7 @@ impl Shard {
             scratch: Scratch::default(),
             draining: false,
             closures: VecDeque::new(),
+            moved: Vec::new(),
         };
         if shard.global.is_some() {
             // GLOBAL exists from the start, without an owner and without data.
@@ -290,13 +295,28 @@ impl Shard {
     /// Stops accepting and closes every connection of this shard with what is queued for it. Call
     /// it on every shard.
     pub fn begin_shutdown(&mut self, now: Instant) {
+        self.end(now, CloseReason::Shutdown);
+    }
+
+    /// As [`begin_shutdown`](Self::begin_shutdown), of a world that is closed while its process
+    /// continues.
+    pub fn close_world(&mut self, now: Instant) {
+        self.end(now, CloseReason::WorldClosed);
+    }
+
+    fn end(&mut self, now: Instant, reason: CloseReason) {
         self.advance(now);
         self.draining = true;
         let slots: Vec<u32> = self.board.conns.iter().map(|(slot, _)| slot as u32).collect();
         for slot in slots {
-            self.board.doom_slot(slot, CloseReason::Shutdown);
+            self.board.doom_slot(slot, reason);
         }
         self.settle();
+    }
+
+    /// Counts a connection that the driver has not accepted.
+    pub fn count_refused(&mut self, reason: AcceptRefusal) {
+        self.board.stats.count_accept_refused(reason);
     }
 
     // ---- Outputs --------------------------------------------------------------------------------

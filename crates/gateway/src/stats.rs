@@ -167,6 +167,15 @@ impl Stats {
         self.refused[reason.index()]
     }
 
+    /// Adds the counters of a shard that is gone. They only grow; what it had is no more.
+    pub fn retire(&mut self, gone: &Self) {
+        let mut gone = gone.clone();
+        gone.subscriptions = 0;
+        gone.channels.clear();
+        gone.kinds.iter_mut().for_each(|kind| kind.connections = 0);
+        self.add(&gone);
+    }
+
     /// Adds another shard's counters, for figures about the whole process.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.kinds.iter_mut().zip(&other.kinds) {

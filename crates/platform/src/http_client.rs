@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::{Request, Response, StatusCode};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -117,14 +117,14 @@ where
     }
 }
 
-/// Sends one GET over plain HTTP and waits for status and body, on the calling thread. For
+/// Sends one request over plain HTTP and waits for status and body, on the calling thread. For
 /// command-line tools.
 ///
 /// # Errors
 /// The reason as a phrase: no connection, no response within `timeout`, or a body longer than
 /// `bytes_max`.
-pub fn get_blocking(
-    request: Request<Empty<Bytes>>,
+pub fn exchange_blocking(
+    request: Request<Full<Bytes>>,
     timeout: Duration,
     bytes_max: usize,
 ) -> Result<(StatusCode, Bytes), String> {

@@ -14,8 +14,8 @@ mod http_client;
 mod simulated_disk;
 
 pub use fs::{File, Folder, Fs, ReadOnlyFolder};
-pub use http_body_util::Empty;
+pub use http_body_util::{Empty, Full};
 pub use hyper::Request;
 
-pub use http_client::{HttpClient, HttpClientError, get_blocking};
+pub use http_client::{HttpClient, HttpClientError, exchange_blocking};
 pub use simulated_disk::{DiskState, SimulatedDisk};

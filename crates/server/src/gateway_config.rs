@@ -181,6 +181,7 @@ pub(crate) fn build(
     let channeld = gateway.permissions == "channeld";
     let base = if channeld { core::Limits::generous() } else { core::Limits::default() };
     let config = core::Config {
+        world: 0,
         development: gateway.dev,
         // "none" is a provider too: one that says yes. Without any, the core refuses clients.
         auth_provider: auth.kind != "refuse",

@@ -18,10 +18,11 @@ use throng_stdx::Instant;
 use throng_wire::channeldpb::MessageType;
 
 use crate::capture::{Captured, Record};
-use crate::mailbox::{Look, Post};
+use crate::mailbox::{Look, Post, World};
 use crate::metrics;
 use crate::monitor::{REPORT_TIMEOUT, Watch};
 use crate::report::ConnReport;
+use crate::worlds::OpenWorld;
 
 /// Subscriptions that one connection's page shows.
 const SUBSCRIPTIONS_MAX: usize = 1_000;
@@ -35,9 +36,10 @@ const CAPTURE_SECONDS_MAX: u64 = 600;
 const HEX_BYTES_MAX: usize = 64;
 
 impl Watch {
-    /// Runs `look` on a shard and waits for its answer.
+    /// Runs `look` on a world's shard, which is on the worker `shard`, and waits for its answer.
     pub(crate) fn look<T: Send + 'static>(
         &self,
+        world: &OpenWorld,
         shard: usize,
         look: impl FnOnce(&throng_gateway::Shard) -> T + Send + 'static,
     ) -> Result<T, Problem> {
@@ -46,7 +48,7 @@ impl Watch {
             // The asker may have given up waiting.
             let _ = reply.try_send(look(shard));
         });
-        self.mailboxes[shard].post(Post::Look(look));
+        self.mailboxes[shard].post(Post::Look { world: world.world, look });
         answer.recv_timeout(REPORT_TIMEOUT).map_err(|_| {
             Problem::new(
                 503,
@@ -55,42 +57,51 @@ impl Watch {
         })
     }
 
-    /// Every shard's answer; those that do not answer in time are left out.
+    /// The answer of every shard of a world; those that do not answer in time are left out.
     pub(crate) fn look_everywhere<T: Send + 'static>(
         &self,
+        world: &OpenWorld,
         look: impl Fn(&throng_gateway::Shard) -> T + Clone + Send + 'static,
     ) -> Vec<T> {
-        (0..self.mailboxes.len()).filter_map(|shard| self.look(shard, look.clone()).ok()).collect()
+        let workers = match world.world {
+            World::MAIN => 0..self.mailboxes.len(),
+            _ => usize::from(world.worker)..usize::from(world.worker) + 1,
+        };
+        workers.filter_map(|worker| self.look(world, worker, look.clone()).ok()).collect()
     }
 
-    pub(crate) fn closures_report(&self, request: &ApiRequest) -> Value {
+    pub(crate) fn closures_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let world = self.world_of(request)?;
         let mut all: Vec<ClosureView> =
-            self.look_everywhere(|shard| shard.closures().cloned().collect::<Vec<_>>()).concat();
+            self.look_everywhere(&world, |shard| shard.closures().cloned().collect::<Vec<_>>()).concat();
         all.sort_unstable_by_key(|closure| std::cmp::Reverse((closure.closed, closure.id.0)));
         let now = self.clock.now();
         let rows = all.iter().map(|closure| closure_row(closure, now));
-        paged("closures", rows, request, |row| format!("{} {} {}", row["id"], row["address"], row["reason"]))
+        let shown = |row: &Value| format!("{} {} {}", row["id"], row["address"], row["reason"]);
+        Ok(paged("closures", rows, request, shown))
     }
 
-    pub(crate) fn connection_report(&self, id: u32) -> Result<Value, Problem> {
-        let conn = ConnId(id);
+    pub(crate) fn connection_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
+        let (conn, world) = (ConnId(id), self.world_of(request)?);
         let now = self.clock.now();
-        let closed = self.look_everywhere(move |shard| {
+        let closed = self.look_everywhere(&world, move |shard| {
             shard.closures().filter(|closure| closure.id == conn).last().cloned()
         });
         let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
-        let live = self.reports(true).into_iter().flat_map(|report| report.connections);
+        let live = self.world_reports(&world).flat_map(|world| world.connections);
         let Some(live) = live.into_iter().find(|live| live.view.id == conn) else {
             let closed = closed
                 .ok_or_else(|| Problem::new(404, "no open or recently closed connection has this id"))?;
             return Ok(json!({ "live": false, "closed": closure_row(&closed, now) }));
         };
-        let mut subscriptions: Vec<SubscriptionView> =
-            self.look_everywhere(move |shard| shard.subscriptions_of(conn, SUBSCRIPTIONS_MAX)).concat();
+        let mut subscriptions: Vec<SubscriptionView> = self
+            .look_everywhere(&world, move |shard| shard.subscriptions_of(conn, SUBSCRIPTIONS_MAX))
+            .concat();
         subscriptions.sort_unstable_by_key(|subscription| subscription.channel.0);
         let total = subscriptions.len();
         subscriptions.truncate(SUBSCRIPTIONS_MAX);
-        let interest = self.look(0, move |shard| shard.interest_of(conn)).ok().flatten();
+        let interest =
+            self.look(&world, usize::from(world.worker), move |shard| shard.interest_of(conn)).ok().flatten();
         Ok(json!({
             "live": true,
             "connection": connection_row(&live),
@@ -102,15 +113,17 @@ impl Watch {
     }
 
     pub(crate) fn channel_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
-        let channel = ChannelId(id);
+        let (channel, world) = (ChannelId(id), self.world_of(request)?);
         let now = self.clock.now();
-        let live = self.reports(true).into_iter().flat_map(|report| report.channels);
+        let live = self.world_reports(&world).flat_map(|world| world.channels);
         let Some(live) = live.into_iter().find(|live| live.view.id == channel) else {
             return Err(Problem::new(404, "no such channel"));
         };
         let (offset, limit) = (request.page.offset, request.page.limit);
         let detail = self
-            .look(usize::from(live.shard), move |shard| shard.channel_detail(channel, offset, limit, 0))?
+            .look(&world, usize::from(live.shard), move |shard| {
+                shard.channel_detail(channel, offset, limit, 0)
+            })?
             .ok_or_else(|| Problem::new(404, "no such channel"))?;
         let cohorts = detail.cohorts.iter().map(|cohort| {
             json!({
@@ -127,9 +140,10 @@ impl Watch {
         }))
     }
 
-    pub(crate) fn channel_data_report(&self, id: u32) -> Result<Value, Problem> {
-        let channel = ChannelId(id);
-        let details = self.look_everywhere(move |shard| shard.channel_detail(channel, 0, 0, DATA_BYTES_MAX));
+    pub(crate) fn channel_data_report(&self, id: u32, request: &ApiRequest) -> Result<Value, Problem> {
+        let (channel, world) = (ChannelId(id), self.world_of(request)?);
+        let details =
+            self.look_everywhere(&world, move |shard| shard.channel_detail(channel, 0, 0, DATA_BYTES_MAX));
         let detail =
             details.into_iter().flatten().next().ok_or_else(|| Problem::new(404, "no such channel"))?;
         let Some((name, bytes)) = detail.data else {
@@ -141,7 +155,8 @@ impl Watch {
     pub(crate) fn world_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let entities = request.number("entities")?.unwrap_or(ENTITIES_DEFAULT).min(ENTITIES_MAX) as usize;
         let conn = request.number("connection")?.and_then(|conn| u32::try_from(conn).ok()).map(ConnId);
-        let (world, interest, stats) = self.look(0, move |shard| {
+        let of = self.world_of(request)?;
+        let (world, interest, stats) = self.look(&of, usize::from(of.worker), move |shard| {
             let stats = shard.stats();
             let counts = [
                 stats.handovers,
@@ -164,14 +179,15 @@ impl Watch {
         if seconds == 0 || seconds > CAPTURE_SECONDS_MAX {
             return Err(Problem::new(400, "`seconds` must be an integer from 1 to 600"));
         }
-        let here = self.look_everywhere(move |shard| shard.handle_of(conn).is_some());
+        let world = self.world_of(request)?;
+        let here = self.look_everywhere(&world, move |shard| shard.handle_of(conn).is_some());
         if !here.contains(&true) {
             return Err(Problem::new(404, "no such connection"));
         }
         let record = Arc::new(Record::new(conn, self.clock.now(), Duration::from_secs(seconds)));
         self.replace_capture(Some(Arc::clone(&record)));
         for mailbox in self.mailboxes.iter() {
-            mailbox.post(Post::Capture(Arc::clone(&record)));
+            mailbox.post(Post::Capture { world: world.world, record: Arc::clone(&record) });
         }
         Ok(json!({ "connection": conn.0, "seconds": seconds }))
     }

@@ -28,6 +28,8 @@ pub(crate) struct ListenerPlan {
     pub(crate) transport: Transport,
     /// True if the stream is encrypted.
     pub(crate) tls: bool,
+    /// World that its connections enter; empty for the default one.
+    pub(crate) world: String,
 }
 
 impl ListenerPlan {
@@ -64,7 +66,13 @@ pub(crate) fn plan(listener: &Listener) -> Result<Vec<ListenerPlan>, Vec<(&'stat
             wrong.push(("tls", why.to_owned()));
         }
         match resolve_addr(&listener.addr) {
-            Ok(addr) => plans.push(ListenerPlan { key: "addr", addr, transport, tls: listener.tls }),
+            Ok(addr) => plans.push(ListenerPlan {
+                key: "addr",
+                addr,
+                transport,
+                tls: listener.tls,
+                world: listener.world.clone(),
+            }),
             Err(why) => wrong.push(("addr", why)),
         }
     }
@@ -85,7 +93,8 @@ pub(crate) fn with_free_port(listener: &Listener, plan: &ListenerPlan) -> String
         return free.to_string();
     }
     let urls = listener.extra.iter().map(|url| match parse_url(url) {
-        Ok(parsed) if parsed == *plan => format!("{}://{free}", plan.scheme()),
+        Ok(parsed) if parsed == *plan && plan.world.is_empty() => format!("{}://{free}", plan.scheme()),
+        Ok(parsed) if parsed == *plan => format!("{}://{free}/{}", plan.scheme(), plan.world),
         _ => url.clone(),
     });
     urls.collect::<Vec<_>>().join(",")
@@ -102,7 +111,8 @@ fn parse_url(url: &str) -> Result<ListenerPlan, String> {
         "enet" => (Transport::Enet, false),
         other => return Err(format!("`{other}` is not one of tcp, tls, ws, wss, kcp, enet")),
     };
-    Ok(ListenerPlan { key: "extra", addr: resolve_addr(addr)?, transport, tls })
+    let (addr, world) = addr.split_once('/').unwrap_or((addr, ""));
+    Ok(ListenerPlan { key: "extra", addr: resolve_addr(addr)?, transport, tls, world: world.to_owned() })
 }
 
 #[cfg(test)]
@@ -113,6 +123,8 @@ mod tests {
     fn urls_name_transport_and_encryption() {
         let plan = parse_url("wss://127.0.0.1:443").unwrap();
         assert_eq!((plan.transport, plan.tls, plan.scheme()), (Transport::WebSocket, true, "wss"));
+        let plan = parse_url("kcp://127.0.0.1:443/hub").unwrap();
+        assert_eq!((plan.transport, plan.world.as_str()), (Transport::Kcp, "hub"));
         assert!(parse_url("quic://127.0.0.1:1").unwrap_err().contains("quic"));
         assert!(parse_url("127.0.0.1:1").is_err());
     }

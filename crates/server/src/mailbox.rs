@@ -1,4 +1,4 @@
-//! The queue in front of a shard: mail from other shards, sockets, verdicts, orders.
+//! The queue in front of a worker: mail between the shards of a world, sockets, verdicts, orders.
 //!
 //! Senders never wait. A mailbox over its bound of bytes makes its senders stop reading sockets,
 //! which slows the peers that cause the traffic; they continue when the owner has emptied it.
@@ -10,42 +10,65 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Shard, Verdict};
+use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Moved, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
 use crate::report::ShardReport;
+use crate::worker::HostParts;
 
 /// A question to a shard: runs on its thread and sends its answer itself.
 pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
 
-/// Lives of the world that have ended in this process. Whatever was meant for another life than the
+/// Lives of a world that have ended in this process. Whatever was meant for another life than the
 /// present one is void.
 pub(crate) type Life = u32;
 
-/// Something for a shard to do.
+/// A world of this process. Numbers are never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct World(pub(crate) u32);
+
+impl World {
+    /// The world that exists from the start to the end, with a shard on every worker.
+    pub(crate) const MAIN: World = World(0);
+}
+
+/// One life of a world: the address of every letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WorldEpoch {
+    pub(crate) world: World,
+    pub(crate) life: Life,
+}
+
+/// Something for a worker to do.
 pub(crate) enum Post {
-    /// From another shard of the core, in its life of that number.
-    Mail { life: Life, mail: Mail },
-    /// A connection that shard 0 accepted for this shard.
-    Socket { life: Life, conn: ConnHandle, kind: ConnKind, socket: Box<DetachedConn> },
+    /// From another shard of the world.
+    Mail { to: WorldEpoch, mail: Mail },
+    /// A connection that shard 0 of the world accepted for the shard here.
+    Socket { to: WorldEpoch, conn: ConnHandle, kind: ConnKind, socket: Box<DetachedConn> },
     /// The connection was announced, but its socket did not survive the move.
-    SocketLost { life: Life, conn: ConnHandle },
+    SocketLost { to: WorldEpoch, conn: ConnHandle },
     /// The answer of an authentication provider.
-    Verdict { life: Life, ticket: AuthTicket, verdict: Verdict },
+    Verdict { to: WorldEpoch, ticket: AuthTicket, verdict: Verdict },
     /// Something across channels broke: begin this life of the world, empty.
-    Restart { life: Life },
+    Restart { to: WorldEpoch },
     /// Tell about yourself.
     Report { lists: bool, reply: SyncSender<ShardReport> },
-    /// Answer a question about what the shard holds.
-    Look(Look),
-    /// Record the messages of a connection, if it is here, and of none otherwise.
-    Capture(Arc<Record>),
+    /// Answer a question about what a world's shard holds.
+    Look { world: World, look: Look },
+    /// Record the messages of a world's connection, if it is here, and of none otherwise.
+    Capture { world: World, record: Arc<Record> },
+    /// A connection comes from another world. Worlds that have restarted meanwhile take it as well.
+    Arrive { world: World, moved: Box<Moved>, socket: Box<DetachedConn> },
+    /// Run the shard of a world that opens.
+    Open(Box<HostParts>),
+    /// A world is closed: say goodbye to everyone in it, and forget it.
+    Close(World),
     /// Use this configuration from now on.
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.
     Shutdown,
-    /// Break.
+    /// Break the main world.
     #[cfg(test)]
     Fault(crate::faults::Fault),
 }
@@ -55,6 +78,7 @@ impl Post {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Post::Mail { mail, .. } => size_of::<Self>() + mail.bytes(),
+            Post::Arrive { moved, .. } => size_of::<Self>() + moved.bytes() + size_of::<DetachedConn>(),
             Post::Socket { .. } => size_of::<Self>() + size_of::<DetachedConn>(),
             _ => size_of::<Self>(),
         }
@@ -76,7 +100,7 @@ pub(crate) struct Taken {
 /// game server, which may be for one client.
 const URGENT_BYTES: usize = 256 << 10;
 
-/// The queue of one shard.
+/// The queue of one worker.
 pub(crate) struct Mailbox {
     queue: Mutex<VecDeque<Post>>,
     waker: Waker,

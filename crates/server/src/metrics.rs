@@ -8,6 +8,7 @@ mod services;
 mod shards;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use gateway::{gateway_families, world_families};
 pub(crate) use reference::reference_families;
@@ -16,6 +17,7 @@ use shards::{enet_families, shard_families};
 use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
 
+use crate::mailbox::World;
 use crate::process::ProcessFigures;
 use crate::report::ShardReport;
 
@@ -30,6 +32,8 @@ pub(crate) struct MetricSources<'a> {
     pub(crate) cache: Option<throng_ddc_server::CacheStats>,
     /// Of its namespaces, the largest first.
     pub(crate) cache_sizes: Vec<(String, throng_ddc_store::Usage)>,
+    /// Names of the open worlds.
+    pub(crate) worlds: Vec<(World, Arc<str>)>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
 }
@@ -42,9 +46,7 @@ const KINDS: [ConnKind; 2] = [ConnKind::Server, ConnKind::Client];
 /// The sum of all shards' counters.
 pub(crate) fn total(reports: &[ShardReport]) -> Stats {
     let mut total = Stats::default();
-    for report in reports {
-        total.add(&report.stats);
-    }
+    reports.iter().for_each(|report| total.add(&report.stats()));
     total
 }
 
@@ -66,8 +68,10 @@ pub(crate) fn type_name(channel_type: ChannelType) -> Cow<'static, str> {
 pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let mut families = gateway_families(&total);
-    let world = figures.reports.iter().find_map(|report| report.world.as_ref());
+    let world =
+        figures.reports.iter().flat_map(|report| &report.worlds).find_map(|world| world.view.as_ref());
     families.extend(world_families(&total, world.unwrap_or(&WorldView::default())));
+    families.extend(named_world_families(figures));
     families.extend(shard_families(figures.reports));
     families.extend(enet_families(figures.reports));
     families.extend(figures.cache.iter().flat_map(cache_families));
@@ -77,6 +81,31 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     families.extend(figures.matcher.map(matcher_families).into_iter().flatten());
     families.extend(process_families(figures));
     families
+}
+
+/// Figures of each world. Those of a closed world end; the gateway's own are of all worlds.
+fn named_world_families(figures: &MetricSources<'_>) -> Vec<Family> {
+    let stats = |world: World| {
+        let mut sum = Stats::default();
+        let all = figures.reports.iter().flat_map(|report| &report.worlds);
+        all.filter(|report| report.world == world).for_each(|report| sum.add(&report.stats));
+        sum
+    };
+    let worlds: Vec<_> =
+        figures.worlds.iter().map(|(world, name)| (name.to_string(), stats(*world))).collect();
+    let each = |name, help, figure: fn(&Stats) -> u64| {
+        let sample = |(name, stats): &(String, Stats)| labelled("world", name.clone(), figure(stats) as f64);
+        family(name, help, FamilyKind::Gauge, worlds.iter().map(sample).collect())
+    };
+    vec![
+        each("throng_world_servers", "Open connections of game servers in a world.", |stats| {
+            stats.kind(ConnKind::Server).connections
+        }),
+        each("throng_world_clients", "Open connections of clients in a world.", |stats| {
+            stats.kind(ConnKind::Client).connections
+        }),
+        each("throng_world_channels", "Channels of a world.", |stats| stats.channels.values().sum()),
+    ]
 }
 
 fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
@@ -142,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::mailbox::Taken;
-    use crate::report::RoundTimes;
+    use crate::report::{RoundTimes, WorldReport};
     use crate::report::{TICK_BOUNDS, Ticks};
     use throng_gateway::WorldServerView;
     use throng_net::enet::HostCounters;
@@ -171,20 +200,26 @@ mod tests {
         ticks.record(ChannelType::GLOBAL, 15_000);
         let mut world = WorldView::default();
         world.servers.push(WorldServerView::default());
-        vec![ShardReport {
+        let world = WorldReport {
+            world: World::MAIN,
             stats,
+            view: Some(world),
+            connections: Vec::new(),
+            channels: Vec::new(),
+        };
+        vec![ShardReport {
+            worlds: vec![world],
+            retired: Stats::default(),
             loop_stats: throng_net::LoopStats::default(),
             enet: HostCounters::default(),
             rounds: RoundTimes::default(),
             ticks,
-            world: Some(world),
             panics: 0,
             congestions: 0,
+            void_posts: 0,
             mailbox: Taken::default(),
             mailbox_peak_bytes: 0,
             recordings_dropped: 0,
-            connections: Vec::new(),
-            channels: Vec::new(),
         }]
     }
 
@@ -227,6 +262,7 @@ mod tests {
             cache: Some(throng_ddc_server::CacheStats::default()),
             cache_sizes: vec![("game".to_owned(), throng_ddc_store::Usage::default())],
             matcher: Some(&matcher),
+            worlds: vec![(World::MAIN, "main".into())],
         };
         (families(&figures), reference_families(&figures))
     }

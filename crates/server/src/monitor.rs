@@ -21,11 +21,12 @@ use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post};
 use crate::metrics::{self, MetricSources};
 use crate::process::ProcessFigures;
-use crate::report::{ChannelReport, ShardReport};
+use crate::report::{ChannelReport, ShardReport, WorldReport};
 use crate::runs::Runs;
 use crate::services;
 use crate::start::Address;
 use crate::worker::{Heartbeat, OutputMemory};
+use crate::worlds::{OpenWorld, Worlds};
 
 /// Totals of the random searches for faults, as of the release.
 const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
@@ -42,6 +43,7 @@ pub(crate) struct Watch {
     pub(crate) schemas: Arc<Schemas>,
     /// Load runs that the console starts.
     pub(crate) runs: Runs,
+    pub(crate) worlds: Arc<Worlds>,
     matcher: Option<throng_matcher_server::Handle>,
     /// Audit log of the admin listener.
     audit: AuditLog,
@@ -69,6 +71,7 @@ impl Watch {
         output_memory: Arc<OutputMemory>,
         logins: Arc<Logins>,
         schemas: Arc<Schemas>,
+        worlds: Arc<Worlds>,
         matcher: Option<throng_matcher_server::Handle>,
     ) -> Watch {
         Watch {
@@ -78,6 +81,7 @@ impl Watch {
             logins,
             schemas,
             runs: Runs::default(),
+            worlds,
             matcher,
             audit: AuditLog::new(Path::new(&config.settings.server.data)),
             ready: AtomicBool::new(false),
@@ -144,6 +148,61 @@ impl Watch {
         latest.iter().flatten().cloned().collect()
     }
 
+    /// The world that a request is about: the default one if it names none.
+    pub(crate) fn world_of(&self, request: &ApiRequest) -> Result<OpenWorld, Problem> {
+        let in_body = || request.body.get("world").and_then(Value::as_str);
+        match request.query.get("world").map(String::as_str).or_else(in_body) {
+            None | Some("") => Ok(self.worlds.main()),
+            Some(name) => self
+                .worlds
+                .find(name)
+                .ok_or_else(|| Problem::new(404, format!("the world `{name}` is not open"))),
+        }
+    }
+
+    /// The shards of a world with their connections and channels.
+    pub(crate) fn world_reports(&self, world: &OpenWorld) -> impl Iterator<Item = WorldReport> + use<> {
+        let (worlds, world) = (self.reports(true).into_iter().flat_map(|report| report.worlds), world.world);
+        worlds.filter(move |report| report.world == world)
+    }
+
+    fn worlds_report(&self) -> Value {
+        let reports = self.reports(false);
+        let row = |open: OpenWorld| {
+            let all = reports.iter().flat_map(|report| &report.worlds);
+            let mut stats = Stats::default();
+            let mine = all.filter(|report| report.world == open.world);
+            let shards = mine.map(|report| stats.add(&report.stats)).count();
+            json!({
+                "name": *open.name, "number": open.world.0, "worker": open.worker, "shards": shards,
+                "servers": stats.kind(ConnKind::Server).connections,
+                "clients": stats.kind(ConnKind::Client).connections,
+                "channels": stats.channels.values().sum::<u64>(),
+            })
+        };
+        json!({ "worlds": self.worlds.list().into_iter().map(row).collect::<Vec<_>>() })
+    }
+
+    fn world_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let give = |worker, parts| self.mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)));
+        let opened = self.worlds.open(name_of(request)?, give).map_err(|why| Problem::new(409, why))?;
+        tracing::info!(world = &*opened.name, worker = opened.worker, "a world has opened");
+        Ok(json!({ "name": *opened.name, "number": opened.world.0, "worker": opened.worker }))
+    }
+
+    fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let name = name_of(request)?;
+        if *self.worlds.main().name == *name {
+            return Err(Problem::new(409, "the default world ends with the process"));
+        }
+        let close = |worker, world| self.mailboxes[usize::from(worker)].post(Post::Close(world));
+        if !self.worlds.close(name, close) {
+            return Err(Problem::new(404, format!("the world `{name}` is not open")));
+        }
+        tracing::info!(world = name, "a world is closed");
+        Ok(json!({ "closed": name }))
+    }
+
     fn shard_parts(&self) -> Vec<Part> {
         let limit = Duration::from_millis(self.settings().server.watchdog_ms);
         let now = self.clock.now();
@@ -190,7 +249,7 @@ impl Watch {
         let now = self.clock.now();
         let shards = reports.iter().zip(&self.heartbeats).enumerate().map(|(index, (report, heartbeat))| {
             let stuck = heartbeat.busy_for(now).is_some_and(|busy| busy > limit);
-            let stats = &report.stats;
+            let stats = &report.stats();
             json!({
                 "shard": index, "answers": !stuck,
                 "rounds": report.rounds.counts.iter().sum::<u64>(), "busy_ns": report.rounds.sum_ns,
@@ -222,12 +281,13 @@ impl Watch {
         })
     }
 
-    fn connections_report(&self, request: &ApiRequest) -> Value {
-        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.connections).collect();
+    fn connections_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let world = self.world_of(request)?;
+        let mut all: Vec<_> = self.world_reports(&world).flat_map(|world| world.connections).collect();
         all.sort_unstable_by_key(|conn| conn.view.id.0);
-        paged("connections", all.iter().map(connection_row), request, |row| {
+        Ok(paged("connections", all.iter().map(connection_row), request, |row| {
             format!("{} {} {} {}", row["id"], row["kind"], row["address"], row["state"])
-        })
+        }))
     }
 
     pub(crate) fn channel_row(&self, channel: &ChannelReport) -> Value {
@@ -242,15 +302,16 @@ impl Watch {
         })
     }
 
-    fn channels_report(&self, request: &ApiRequest) -> Value {
-        let mut all: Vec<_> = self.reports(true).into_iter().flat_map(|report| report.channels).collect();
+    fn channels_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let world = self.world_of(request)?;
+        let mut all: Vec<_> = self.world_reports(&world).flat_map(|world| world.channels).collect();
         if let Some(wanted) = request.query.get("type") {
             all.retain(|channel| metrics::type_name(channel.view.channel_type) == wanted.as_str());
         }
         all.sort_unstable_by_key(|channel| channel.view.id.0);
-        paged("channels", all.iter().map(|channel| self.channel_row(channel)), request, |row| {
+        Ok(paged("channels", all.iter().map(|channel| self.channel_row(channel)), request, |row| {
             format!("{} {} {} {}", row["id"], row["type"], row["metadata"], row["data_type"])
-        })
+        }))
     }
 
     fn cache_report(&self) -> Value {
@@ -425,6 +486,7 @@ impl Monitor for Watch {
                 cache.sizes().into_iter().map(|(name, usage)| (name.to_string(), usage)).collect()
             }),
             matcher: matcher.as_ref(),
+            worlds: self.worlds.list().into_iter().map(|open| (open.world, open.name)).collect(),
         };
         let mut families = metrics::families(&figures);
         if self.settings().metrics.compat == "channeld" {
@@ -438,14 +500,17 @@ impl Monitor for Watch {
         Ok(match request.endpoint {
             Endpoint::Server => self.server_report(),
             Endpoint::Overview => self.overview_report(),
-            Endpoint::Connections => self.connections_report(request),
-            Endpoint::Connection => self.connection_report(id)?,
+            Endpoint::Connections => self.connections_report(request)?,
+            Endpoint::Connection => self.connection_report(id, request)?,
             Endpoint::Why => self.why_report(id, request)?,
-            Endpoint::Closures => self.closures_report(request),
-            Endpoint::Channels => self.channels_report(request),
+            Endpoint::Closures => self.closures_report(request)?,
+            Endpoint::Channels => self.channels_report(request)?,
             Endpoint::Channel => self.channel_report(id, request)?,
-            Endpoint::ChannelData => self.channel_data_report(id)?,
+            Endpoint::ChannelData => self.channel_data_report(id, request)?,
             Endpoint::World => self.world_report(request)?,
+            Endpoint::Worlds => self.worlds_report(),
+            Endpoint::WorldOpen => self.world_open(request)?,
+            Endpoint::WorldClose => self.world_close(request)?,
             Endpoint::Cache => self.cache_report(),
             Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
@@ -476,6 +541,12 @@ impl Monitor for Watch {
     fn record(&self, act: &Act) {
         self.audit.record(act);
     }
+}
+
+/// The world that is to open or to close.
+fn name_of(request: &ApiRequest) -> Result<&str, Problem> {
+    let name = request.body.get("name").and_then(Value::as_str);
+    name.ok_or_else(|| Problem::new(400, "`name` must be the name of a world"))
 }
 
 /// An answer of the matcher, or its problem.

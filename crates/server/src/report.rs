@@ -1,4 +1,4 @@
-//! Report of a shard for metrics and monitoring.
+//! Report of a worker for metrics and monitoring.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use throng_gateway::{ChannelType, ChannelView, ConnectionView, Stats, WorldView}
 use throng_net::LoopStats;
 use throng_net::enet::HostCounters;
 
-use crate::mailbox::Taken;
+use crate::mailbox::{Taken, World};
 
 /// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first
 /// nothing matters at a 20 ms tick, beyond the last the exact figure does not.
@@ -97,23 +97,44 @@ pub(crate) struct ChannelReport {
     pub(crate) view: ChannelView,
 }
 
-/// Everything a shard knows about itself at one moment.
+/// A world's shard on a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct WorldReport {
+    pub(crate) world: World,
+    pub(crate) stats: Stats,
+    /// Of the shard that has it.
+    pub(crate) view: Option<WorldView>,
+    pub(crate) connections: Vec<ConnReport>,
+    pub(crate) channels: Vec<ChannelReport>,
+}
+
+/// Everything a worker knows about itself at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardReport {
-    pub(crate) stats: Stats,
+    /// The main world first.
+    pub(crate) worlds: Vec<WorldReport>,
+    /// Counters of worlds that were closed.
+    pub(crate) retired: Stats,
     pub(crate) loop_stats: LoopStats,
     pub(crate) enet: HostCounters,
     pub(crate) rounds: RoundTimes,
     pub(crate) ticks: Ticks,
-    /// Of the shard that has it.
-    pub(crate) world: Option<WorldView>,
     pub(crate) panics: u64,
     pub(crate) congestions: u64,
+    /// Posts to worlds that have ended.
+    pub(crate) void_posts: u64,
     /// Posts that the latest round found in the mailbox.
     pub(crate) mailbox: Taken,
     /// Most bytes that a round ever found there.
     pub(crate) mailbox_peak_bytes: usize,
     pub(crate) recordings_dropped: u64,
-    pub(crate) connections: Vec<ConnReport>,
-    pub(crate) channels: Vec<ChannelReport>,
+}
+
+impl ShardReport {
+    /// Counters of all worlds.
+    pub(crate) fn stats(&self) -> Stats {
+        let mut sum = self.retired.clone();
+        self.worlds.iter().for_each(|world| sum.add(&world.stats));
+        sum
+    }
 }

@@ -17,11 +17,12 @@ use tokio::sync::{Notify, oneshot};
 use crate::auth::{self, Logins};
 use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
 use crate::listen::{self, ListenerPlan, Transport};
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, World};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
-use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
+use crate::worker::{Heartbeat, HostParts, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
+use crate::worlds::Worlds;
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
@@ -112,6 +113,7 @@ pub struct Running {
     addresses: Vec<Address>,
     pub(crate) mailboxes: Arc<[Mailbox]>,
     workers: Vec<JoinHandle<()>>,
+    worlds: Arc<Worlds>,
     recorder: Option<JoinHandle<()>>,
     runtime: Option<tokio::runtime::Runtime>,
     output_memory: Arc<OutputMemory>,
@@ -211,11 +213,27 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     }
     let mut addresses = Vec::new();
     let mut acceptors = Vec::new();
-    let mut roles = HashMap::new();
+    let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
+    let main = &settings.gateway.default_world;
+    let schemas_of = Arc::clone(&schemas);
+    let worlds = Arc::new(Worlds::new(main, &core, schemas_of, count, seed, clock.unix_start_ns()));
+    let mut others: Vec<Vec<HostParts>> = (0..count).map(|_| Vec::new()).collect();
+    for name in &settings.gateway.worlds {
+        let give = |worker, parts| others[usize::from(worker)].push(parts);
+        worlds.open(name, give).map_err(StartError::File)?;
+    }
+    let mut roles: Vec<Roles> = (0..count).map(|_| Roles::new()).collect();
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
-        let acceptor = &mut acceptors;
-        open_listeners(settings, section, &mut loops, &mut addresses, acceptor, &mut roles)?;
+        let opening = Opening {
+            settings,
+            worlds: &worlds,
+            loops: &mut loops,
+            addresses: &mut addresses,
+            acceptors: &mut acceptors,
+            roles: &mut roles,
+        };
+        opening.open_listeners(section)?;
     }
     let admin = bind_admin(settings, runtime.handle())?;
     if let Some((_, addr)) = &admin {
@@ -240,7 +258,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
 
     let mailboxes: Arc<[Mailbox]> =
         loops.iter().map(|each| Mailbox::new(each.waker(), settings.server.mailbox_bytes_max)).collect();
-    logins.connect(Arc::clone(&mailboxes));
+    logins.connect(Arc::clone(&mailboxes), Arc::clone(&worlds));
     let output_memory = Arc::new(OutputMemory::new(loops.len(), output_bytes_max(settings)));
     let heartbeats: Vec<Arc<Heartbeat>> = loops.iter().map(|_| Arc::default()).collect();
     let watch = Arc::new(Watch::new(
@@ -251,6 +269,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         Arc::clone(&output_memory),
         Arc::clone(&logins),
         Arc::clone(&schemas),
+        Arc::clone(&worlds),
         matcher.as_ref().map(|matcher| matcher.handle().clone()),
     ));
     watch.opened(addresses.clone(), cache.as_ref().map(ddc::Cache::service));
@@ -261,6 +280,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             clock,
             loops,
             roles,
+            others,
+            worlds: Arc::clone(&worlds),
             core: Arc::new(core),
             schemas,
             mailboxes,
@@ -268,8 +289,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             output_memory: Arc::clone(&output_memory),
             logins: Arc::clone(&logins),
             recorder,
-            seed: u64::from_le_bytes(std::array::from_fn(|index| secret[index])),
+            seed,
         })?,
+        worlds,
         recorder: recorder_thread,
         output_memory,
         access: Arc::new(Access::new(read_tokens(&settings.http.tokens_file)?, settings.metrics.open)),
@@ -351,6 +373,7 @@ impl Running {
         };
         match gateway_config::build(settings, self.secret, self.link.clone()) {
             Ok((core, _)) => {
+                self.worlds.reconfigure(&core);
                 let core = Arc::new(core);
                 for mailbox in self.mailboxes.iter() {
                     mailbox.post(Post::Reconfigure(Arc::clone(&core)));
@@ -515,11 +538,18 @@ fn link_name(settings: &Settings) -> std::io::Result<Option<Arc<str>>> {
     Ok(Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>().into()))
 }
 
+/// The listeners of a worker.
+type Roles = HashMap<ListenerKey, ListenerRole>;
+
 struct WorkerPlan<'a> {
     settings: &'a Settings,
     clock: Clock,
     loops: Vec<EventLoop>,
-    roles: HashMap<ListenerKey, ListenerRole>,
+    /// By worker.
+    roles: Vec<Roles>,
+    /// Shards of worlds besides the main one, by worker.
+    others: Vec<Vec<HostParts>>,
+    worlds: Arc<Worlds>,
     core: Arc<throng_gateway::Config>,
     schemas: Arc<Schemas>,
     mailboxes: Arc<[Mailbox]>,
@@ -540,34 +570,40 @@ fn output_bytes_max(settings: &Settings) -> usize {
 
 fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError> {
     let count = plan.loops.len() as u16;
-    let mut roles = Some(plan.roles);
+    let workers: Arc<[u16]> = (0..count).collect();
+    let main = plan.worlds.main();
+    let mut listeners = plan.roles.into_iter().zip(plan.others);
     let timeout =
         Duration::from_millis(plan.settings.server.shutdown_timeout_ms).saturating_sub(SHUTDOWN_RESERVE);
     let round_interval = Duration::from_micros(plan.settings.server.round_interval_us);
     let loads = Arc::new(ShardLoads::new(plan.loops.len()));
     let mut threads = Vec::new();
     for (index, (event_loop, heartbeat)) in plan.loops.into_iter().zip(plan.heartbeats).enumerate() {
+        let seed = plan.seed.wrapping_add(index as u64);
         let shard = Shard::new(
             Arc::clone(&plan.core),
             Arc::clone(&plan.schemas),
             ShardIndex(index as u16),
             count,
-            plan.seed.wrapping_add(index as u64),
+            seed,
             plan.clock.unix_start_ns(),
         );
+        let (name, workers) = (Arc::clone(&main.name), Arc::clone(&workers));
+        let main = HostParts { world: World::MAIN, name, shard, seed, workers };
+        let (listeners, others) = listeners.next().unwrap_or_default();
         let worker = Worker::new(WorkerParts {
             index: index as u16,
             clock: plan.clock,
             event_loop,
-            shard,
-            seed: plan.seed.wrapping_add(index as u64),
-            // The first loop accepts the connections of all listeners.
-            listeners: roles.take().unwrap_or_default(),
+            main,
+            others,
+            listeners,
             mailboxes: Arc::clone(&plan.mailboxes),
             output_memory: Arc::clone(&plan.output_memory),
             loads: Arc::clone(&loads),
             logins: Arc::clone(&plan.logins),
             recorder: plan.recorder.clone(),
+            worlds: Arc::clone(&plan.worlds),
             heartbeat,
             shutdown_timeout: timeout,
             round_interval,
@@ -582,56 +618,74 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
     Ok(threads)
 }
 
-fn open_listeners(
-    settings: &Settings,
-    section: Section,
-    loops: &mut [EventLoop],
-    addresses: &mut Vec<Address>,
-    acceptors: &mut Vec<(Section, TlsAcceptor)>,
-    roles: &mut HashMap<ListenerKey, ListenerRole>,
-) -> Result<(), StartError> {
-    let listener = section.of(settings);
-    let plans = listen::plan(listener).map_err(|wrong| {
-        let wrong: Vec<_> = wrong.into_iter().map(|(key, why)| format!("`{key}`: {why}")).collect();
-        StartError::File(wrong.join("; "))
-    })?;
-    let tls = match plans.iter().any(|plan| plan.tls) {
-        true => {
-            let data = PathBuf::from(&settings.server.data);
-            let acceptor = tls::acceptor(listener, &data).map_err(StartError::File)?;
-            acceptors.push((section, acceptor.clone()));
-            Some(acceptor)
-        }
-        false => None,
-    };
-    for plan in plans {
-        let mut spec = listener_spec(settings, listener, &plan, tls.as_ref());
-        if section == Section::Clients {
-            spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
-        }
-        if plan.transport == Transport::Enet {
-            let fault = |(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name()));
-            spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
-            spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
-        }
-        let (key, addr) = EventLoop::listen_on(loops, spec).map_err(|source| {
-            let flag =
-                format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
-            bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)
+/// Listeners on their way to their workers.
+struct Opening<'a> {
+    settings: &'a Settings,
+    worlds: &'a Worlds,
+    loops: &'a mut [EventLoop],
+    addresses: &'a mut Vec<Address>,
+    acceptors: &'a mut Vec<(Section, TlsAcceptor)>,
+    roles: &'a mut [Roles],
+}
+
+impl Opening<'_> {
+    fn open_listeners(self, section: Section) -> Result<(), StartError> {
+        let listener = section.of(self.settings);
+        let plans = listen::plan(listener).map_err(|wrong| {
+            let wrong: Vec<_> = wrong.into_iter().map(|(key, why)| format!("`{key}`: {why}")).collect();
+            StartError::File(wrong.join("; "))
         })?;
-        let framing = match plan.transport {
-            Transport::WebSocket => Framing::WebSocket,
-            Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
-            Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
+        let tls = match plans.iter().any(|plan| plan.tls) {
+            true => {
+                let data = PathBuf::from(&self.settings.server.data);
+                let acceptor = tls::acceptor(listener, &data).map_err(StartError::File)?;
+                self.acceptors.push((section, acceptor.clone()));
+                Some(acceptor)
+            }
+            false => None,
         };
-        let unproven = plan.transport == Transport::Kcp;
-        let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
-        let may_give_way = stream && section == Section::Clients;
-        roles.insert(key, ListenerRole { kind: section.kind(), framing, unproven, may_give_way });
-        let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
-        addresses.push(Address { service, scheme: plan.scheme(), addr });
+        for plan in plans {
+            let mut spec = listener_spec(self.settings, listener, &plan, tls.as_ref());
+            if section == Section::Clients {
+                spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
+            }
+            if plan.transport == Transport::Enet {
+                let fault = |(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name()));
+                spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
+                spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
+            }
+            let world = self.worlds.find(&plan.world).filter(|open| open.world != World::MAIN);
+            // The first loop accepts for all shards of the main world; the connections of another
+            // world come straight to the worker that it is on.
+            let (first, loops) = match &world {
+                None => (0, &mut *self.loops),
+                Some(open) => {
+                    let worker = usize::from(open.worker);
+                    self.worlds.bind(&open.name, open.worker);
+                    (worker, &mut self.loops[worker..=worker])
+                }
+            };
+            let (key, addr) = EventLoop::listen_on(loops, spec).map_err(|source| {
+                let flag =
+                    format!("--{}.{} {}", section.name(), plan.key, listen::with_free_port(listener, &plan));
+                bind_error_with(format!("{}.{}", section.name(), plan.key), plan.addr, source, &flag)
+            })?;
+            let framing = match plan.transport {
+                Transport::WebSocket => Framing::WebSocket,
+                Transport::Enet if listener.enet_updates == "unreliable" => Framing::Packets,
+                Transport::Tcp | Transport::Kcp | Transport::Enet => Framing::Stream,
+            };
+            let unproven = plan.transport == Transport::Kcp;
+            let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
+            let may_give_way = stream && section == Section::Clients;
+            let world = world.map(|open| open.name);
+            let role = ListenerRole { kind: section.kind(), framing, unproven, may_give_way, world };
+            self.roles[first].insert(key, role);
+            let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
+            self.addresses.push(Address { service, scheme: plan.scheme(), addr });
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 fn listener_spec(

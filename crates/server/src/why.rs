@@ -46,11 +46,11 @@ impl Watch {
         let channel = ChannelId(
             channel.ok_or_else(|| Problem::new(400, "`channel` must be the id of a channel or an entity"))?,
         );
-        let (conn, now) = (ConnId(id), self.clock.now());
+        let (conn, now, world) = (ConnId(id), self.clock.now(), self.world_of(request)?);
         let here = |step: Step| json!({ "connection": conn.0, "channel": channel.0, "verdict": step.what, "steps": [step_row(&step)] });
-        let queue = self.look_everywhere(move |shard| shard.queue_of(now, conn, channel));
+        let queue = self.look_everywhere(&world, move |shard| shard.queue_of(now, conn, channel));
         let Some(queue) = queue.into_iter().flatten().next() else {
-            let closed = self.look_everywhere(move |shard| {
+            let closed = self.look_everywhere(&world, move |shard| {
                 shard.closures().filter(|closure| closure.id == conn).last().cloned()
             });
             let closed = closed.into_iter().flatten().max_by_key(|closure| closure.closed);
@@ -67,11 +67,12 @@ impl Watch {
             answer["closed"] = closure_row(&closed, now);
             return Ok(answer);
         };
-        let reach = self.look_everywhere(move |shard| shard.reach_of(now, conn, channel));
+        let reach = self.look_everywhere(&world, move |shard| shard.reach_of(now, conn, channel));
         let Some(reach) = reach.into_iter().flatten().next() else {
             return Ok(here(Step::new("channel", false, format!("there is no channel {}", channel.0))));
         };
-        let sight = self.look(0, move |shard| shard.sight_of(conn, channel))?;
+        let sight =
+            self.look(&world, usize::from(world.worker), move |shard| shard.sight_of(conn, channel))?;
         Ok(Found { conn, channel, reach, sight, queue, now }.answer())
     }
 }

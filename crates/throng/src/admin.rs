@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
-use throng_platform::{Empty, Request, get_blocking};
+use throng_platform::{Full, Request, exchange_blocking};
 
 /// Timeout of a whole response.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,8 +40,20 @@ impl AdminArgs {
     /// # Errors
     /// The answer of the process if it is not a success, or the reason why it could not be reached.
     pub(crate) fn get(&self, path: &str) -> Result<Value, String> {
+        self.call("GET", path, "")
+    }
+
+    /// Has the process do something: the request's fields are an object of JSON.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub(crate) fn post(&self, path: &str, fields: &Value) -> Result<Value, String> {
+        self.call("POST", path, &fields.to_string())
+    }
+
+    fn call(&self, method: &str, path: &str, body: &str) -> Result<Value, String> {
         let token = self.token_file.as_deref().map(first_line).transpose()?;
-        let (status, body) = ask(&self.http, &format!("/api/v1/{path}"), token.as_deref())
+        let (status, body) = exchange(&self.http, method, &format!("/api/v1/{path}"), token.as_deref(), body)
             .map_err(|why| format!("{}: {why}{}", self.http, advice(&why)))?;
         let value: Value = serde_json::from_str(&body)
             .map_err(|_| format!("{}: the answer is not from throng", self.http))?;
@@ -61,6 +73,16 @@ fn first_line(file: &Path) -> Result<String, String> {
 
 /// Sends one GET and returns status and body.
 pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, String), String> {
+    exchange(addr, "GET", path, token, "")
+}
+
+fn exchange(
+    addr: &str,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    body: &str,
+) -> Result<(u16, String), String> {
     let bare = addr.trim_start_matches("http://").trim_end_matches('/');
     // `:8080` is how an address on all interfaces is written; from here it is reached over
     // loopback.
@@ -69,12 +91,15 @@ pub(crate) fn ask(addr: &str, path: &str, token: Option<&str>) -> Result<(u16, S
     if full.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
         return Err("expected an address as HOST:PORT".to_owned());
     }
-    let mut request = Request::get(format!("http://{full}{path}"));
+    let mut request = Request::builder().method(method).uri(format!("http://{full}{path}"));
+    if !body.is_empty() {
+        request = request.header("content-type", "application/json");
+    }
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
-    let request = request.body(Empty::new()).map_err(|error| error.to_string())?;
-    let answer = get_blocking(request, TIMEOUT, RESPONSE_BYTES_MAX);
+    let request = request.body(Full::from(body.to_owned())).map_err(|error| error.to_string())?;
+    let answer = exchange_blocking(request, TIMEOUT, RESPONSE_BYTES_MAX);
     let (status, body) = answer.map_err(|why| match why.contains("closed before message completed") {
         true => "no HTTP answer; `http.addr` is the admin address".to_owned(),
         false => why,

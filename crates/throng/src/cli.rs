@@ -16,6 +16,7 @@ use crate::swarm::{DemoArgs, SwarmArgs};
 use crate::tag::TagArgs;
 use crate::top::TopArgs;
 use crate::why::WhyArgs;
+use crate::world::WorldArgs;
 
 /// The commands by purpose. A test keeps the table complete.
 const GROUPS: &[(&str, &[&str])] = &[
@@ -23,7 +24,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Configure", &["config", "doctor", "migrate"]),
     ("Watch", &["top", "why", "explain", "health"]),
     ("Measure", &["bench", "swarm", "replay", "report", "compare"]),
-    ("Maintain", &["ddc", "matcher"]),
+    ("Maintain", &["world", "ddc", "matcher"]),
     ("Program", &["help", "version", "completions", "man"]),
 ];
 
@@ -184,6 +185,10 @@ pub(crate) fn command() -> Command {
         .subcommand(
             WhyArgs::augment_args(Command::new("why"))
                 .about("Explain why a client gets no updates, or why a ticket waits"),
+        )
+        .subcommand(
+            WorldArgs::augment_args(Command::new("world"))
+                .about("List, open and close the worlds of a running process"),
         )
         .subcommand(
             Command::new("explain")

@@ -28,6 +28,7 @@ mod top;
 mod up;
 mod version;
 mod why;
+mod world;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
         Some(("migrate", matches)) => with(matches, migrate::run),
         Some(("top", matches)) => with(matches, top::run),
         Some(("why", matches)) => with(matches, why::run),
+        Some(("world", matches)) => with(matches, world::run),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),

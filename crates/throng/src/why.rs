@@ -32,6 +32,9 @@ pub(crate) struct WhyArgs {
     /// Channel whose updates it does not get
     #[arg(long, value_name = "M", value_parser = id, group = "of", requires = "conn")]
     channel: Option<u32>,
+    /// World of the connection, if not the default one
+    #[arg(long, value_name = "NAME", requires = "conn")]
+    world: Option<String>,
     /// Ticket of the matcher that finds no match
     #[arg(long, value_name = "ID", group = "subject")]
     ticket: Option<String>,
@@ -51,7 +54,8 @@ pub(crate) fn run(args: WhyArgs) -> ExitCode {
     // An entity has the id of its channel.
     let answer = match (args.conn, args.entity.or(args.channel), &args.ticket) {
         (Some(conn), Some(channel), _) => {
-            args.admin.get(&format!("connections/{conn}/why?channel={channel}")).map(|answer| {
+            let world = args.world.map(|world| format!("&world={world}")).unwrap_or_default();
+            args.admin.get(&format!("connections/{conn}/why?channel={channel}{world}")).map(|answer| {
                 let free = answer["steps"].as_array().is_some_and(|steps| steps.iter().all(passes));
                 (update_text(&answer), answer, free)
             })

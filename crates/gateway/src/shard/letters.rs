@@ -39,6 +39,7 @@ impl Shard {
                     entry.proven = true;
                 }
             }
+            Letter::Leave { conn, departure } => self.on_leave(conn, *departure),
             Letter::CloseConn { conn, reason } => self.board.close(conn, reason),
             Letter::Resume { channel, conn } => self.on_resume(channel, conn),
             Letter::NotSubscribed { channel, conn } => self.forget_lag(channel, conn),

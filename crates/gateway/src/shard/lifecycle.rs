@@ -26,6 +26,19 @@ impl Shard {
         framing: Framing,
         addr: IpAddr,
     ) -> Result<Accepted, AcceptRefusal> {
+        let (conn, shard) = self.register_new(kind, addr, None)?;
+        self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
+        self.on_opened(conn, kind, shard, framing, addr);
+        Ok(Accepted { conn: ConnHandle(conn.0), shard })
+    }
+
+    /// Gives a new connection an id and a shard, the least loaded one if none is named.
+    pub(super) fn register_new(
+        &mut self,
+        kind: ConnKind,
+        addr: IpAddr,
+        shard: Option<ShardIndex>,
+    ) -> Result<(ConnId, ShardIndex), AcceptRefusal> {
         let limits = &self.board.config.limits;
         let Some(global) = &mut self.global else { return Err(AcceptRefusal::Draining) };
         if self.draining {
@@ -41,11 +54,9 @@ impl Shard {
         // What game servers say of a world concerns channels of shard 0: read there, it needs no
         // mail.
         let of_world = kind == ConnKind::Server && self.board.config.spatial.is_world();
-        let shard = if of_world { ShardIndex::FIRST } else { global.least_loaded() };
+        let shard = shard.unwrap_or_else(|| if of_world { ShardIndex::FIRST } else { global.least_loaded() });
         global.register(conn, kind, addr, shard);
-        self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
-        self.on_opened(conn, kind, shard, framing, addr);
-        Ok(Accepted { conn: ConnHandle(conn.0), shard })
+        Ok((conn, shard))
     }
 
     pub(super) fn on_opened(
@@ -123,9 +134,9 @@ impl Shard {
         }
     }
 
-    /// Closes a connection of this shard and tells everybody.
-    pub(super) fn close_local(&mut self, handle: ConnHandle, reason: CloseReason, tell_driver: bool) {
-        let Some(slot) = self.board.handles.remove(&handle) else { return };
+    /// Takes a connection of this shard out of its tables.
+    pub(super) fn take_out(&mut self, handle: ConnHandle, reason: CloseReason) -> Option<Connection> {
+        let slot = self.board.handles.remove(&handle)?;
         let mut conn = self.board.conns.remove(slot as usize);
         conn.leave_backlog(&mut self.board.backlog);
         failpoint!();
@@ -137,6 +148,13 @@ impl Shard {
         board.stats.kind_mut(conn.kind).connections -= 1;
         failpoint!();
         board.stats.count_closed(conn.kind, reason);
+        Some(conn)
+    }
+
+    /// Closes a connection of this shard and tells everybody.
+    pub(super) fn close_local(&mut self, handle: ConnHandle, reason: CloseReason, tell_driver: bool) {
+        let Some(mut conn) = self.take_out(handle, reason) else { return };
+        let board = &mut self.board;
         let unix_seconds = board.unix_now_ns() / 1_000_000_000;
         if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_seconds))
         {
@@ -152,8 +170,12 @@ impl Shard {
         let keep = conn.recoverable && reason.is_unexpected() && !self.draining;
         let (id, kind) = (conn.id, conn.kind);
         drop(conn);
-        self.board.post_others(|| Letter::Closed { conn: id, kind, keep, reason });
-        self.on_closed(id, kind, keep, reason);
+        self.tell_closed(id, kind, keep, reason);
+    }
+
+    pub(super) fn tell_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
+        self.board.post_others(|| Letter::Closed { conn, kind, keep, reason });
+        self.on_closed(conn, kind, keep, reason);
     }
 
     /// A connection of any shard is gone.

@@ -4,6 +4,7 @@ mod channels;
 mod common;
 mod connections;
 mod fanout;
+mod moving;
 mod panics;
 mod recovery;
 mod slow_readers;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use throng_gateway::{ConnKind, Verdict};
 
 use super::fetch::Fetcher;
-use super::{Authenticator, Login, VerdictFuture};
+use super::{Authenticator, Judgement, Login, VerdictFuture};
 use crate::config::Auth;
 
 /// Asks `gateway.auth.http_url` about every login.
@@ -34,6 +34,7 @@ struct CalloutRequest<'a> {
 #[derive(Deserialize)]
 struct CalloutResponse {
     result: CalloutResult,
+    world: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -56,7 +57,7 @@ impl Callout {
         Ok(Callout { fetcher, authorization_file, authorization })
     }
 
-    async fn verdict(&self, login: &Login) -> Verdict {
+    async fn judgement(&self, login: &Login) -> Judgement {
         let question = CalloutRequest {
             connection: login.conn,
             kind: if login.kind == ConnKind::Server { "server" } else { "client" },
@@ -67,21 +68,23 @@ impl Callout {
         let authorization = self.authorization.read().unwrap_or_else(PoisonError::into_inner).clone();
         let body = match serde_json::to_vec(&question) {
             Ok(body) => body.into(),
-            Err(error) => return Verdict::Error(error.to_string()),
+            Err(error) => return Verdict::Error(error.to_string()).into(),
         };
         let answer = self.fetcher.post(body, authorization.as_ref()).await;
         match answer.and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string())) {
-            Ok(CalloutResponse { result: CalloutResult::Ok }) => Verdict::Success,
-            Ok(CalloutResponse { result: CalloutResult::InvalidPlayer }) => Verdict::InvalidPit,
-            Ok(CalloutResponse { result: CalloutResult::InvalidToken }) => Verdict::InvalidLt,
-            Err(why) => Verdict::Error(why),
+            Ok(CalloutResponse { result: CalloutResult::Ok, world }) => {
+                Judgement { verdict: Verdict::Success, world }
+            }
+            Ok(CalloutResponse { result: CalloutResult::InvalidPlayer, .. }) => Verdict::InvalidPit.into(),
+            Ok(CalloutResponse { result: CalloutResult::InvalidToken, .. }) => Verdict::InvalidLt.into(),
+            Err(why) => Verdict::Error(why).into(),
         }
     }
 }
 
 impl Authenticator for Callout {
     fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a> {
-        Box::pin(self.verdict(login))
+        Box::pin(self.judgement(login))
     }
 
     fn reload(&self) -> Result<(), String> {

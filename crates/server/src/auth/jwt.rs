@@ -13,7 +13,7 @@ use serde_json::Value;
 use throng_gateway::{ConnKind, Verdict};
 
 use super::fetch::Fetcher;
-use super::{Authenticator, Login, VerdictFuture};
+use super::{Authenticator, Judgement, Login, VerdictFuture};
 use crate::config::Auth;
 
 /// An unknown key id may be a rotation that the cache has missed, or a forgery: this is how often
@@ -43,6 +43,7 @@ struct Rules {
     issuer: Option<String>,
     player_claim: Option<String>,
     kind_claim: String,
+    world_claim: Option<String>,
     leeway_s: u64,
 }
 
@@ -109,6 +110,7 @@ impl Jwt {
             issuer: some(&auth.jwt_issuer),
             player_claim: some(&auth.jwt_player_claim),
             kind_claim: auth.jwt_kind_claim.clone(),
+            world_claim: some(&auth.jwt_world_claim),
             leeway_s: auth.jwt_leeway_s,
         };
         let keys_file = some(&auth.jwt_keys_file);
@@ -128,12 +130,21 @@ impl Jwt {
         Ok(Jwt { rules, keys: RwLock::new(Arc::new(keys)), keys_file, jwks })
     }
 
-    async fn verdict(&self, login: &Login) -> Verdict {
-        match self.claims(&login.token.0).await {
-            Err(verdict) => verdict,
-            Ok(claims) if self.rules.kind(&claims) != Some(login.kind) => Verdict::InvalidLt,
-            Ok(claims) if self.rules.names_player(&claims, &login.player.0) => Verdict::Success,
-            Ok(_) => Verdict::InvalidPit,
+    async fn judgement(&self, login: &Login) -> Judgement {
+        let claims = match self.claims(&login.token.0).await {
+            Err(verdict) => return verdict.into(),
+            Ok(claims) => claims,
+        };
+        if self.rules.kind(&claims) != Some(login.kind) {
+            return Verdict::InvalidLt.into();
+        }
+        if !self.rules.names_player(&claims, &login.player.0) {
+            return Verdict::InvalidPit.into();
+        }
+        match self.rules.world_claim.as_ref().and_then(|claim| claims.get(claim)) {
+            None => Verdict::Success.into(),
+            Some(Value::String(world)) => Judgement { verdict: Verdict::Success, world: Some(world.clone()) },
+            Some(_) => Verdict::InvalidLt.into(),
         }
     }
 
@@ -202,7 +213,7 @@ impl Jwt {
 
 impl Authenticator for Jwt {
     fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a> {
-        Box::pin(self.verdict(login))
+        Box::pin(self.judgement(login))
     }
 
     fn reload(&self) -> Result<(), String> {
@@ -398,7 +409,7 @@ mod tests {
             .flag("t", "gateway.auth.kind", "jwt")
             .flag("t", "gateway.auth.jwt_keys_file", file.path().to_str().unwrap())
             .flag("t", "gateway.auth.jwt_algorithms", "HS256");
-        let jwt = Jwt::new(&loader.load().unwrap().settings.auth).unwrap();
+        let jwt = Jwt::new(&loader.clone().load().unwrap().settings.auth).unwrap();
         let year_2100 = 4_102_444_800_u64;
         let sign = |claims: &Value| {
             jsonwebtoken::encode(&Header::default(), claims, &EncodingKey::from_secret(&SECRET)).unwrap()
@@ -421,12 +432,23 @@ mod tests {
         ] {
             for (kind, expected) in [(ConnKind::Client, as_client), (ConnKind::Server, as_server)] {
                 let login = Login { kind, ..login("anna", &sign(&claims)) };
-                let verdict = runtime.block_on(jwt.verdict(&login));
-                assert_eq!(verdict, *expected, "{kind:?} with {claims}");
+                let judged = runtime.block_on(jwt.judgement(&login));
+                assert_eq!(judged.verdict, *expected, "{kind:?} with {claims}");
             }
         }
+        let mut worldly = plain.clone();
+        worldly["world"] = json!("hub");
+        let guest = login("anna", &sign(&worldly));
+        let world = |jwt: &Jwt| runtime.block_on(jwt.judgement(&guest)).world;
+        assert_eq!(world(&jwt), None, "the claim is not configured");
+        let loader = loader.flag("t", "gateway.auth.jwt_world_claim", "world");
+        let of_worlds = Jwt::new(&loader.load().unwrap().settings.auth).unwrap();
+        assert_eq!(world(&of_worlds).as_deref(), Some("hub"));
+        worldly["world"] = json!(["hub"]);
+        let judged = runtime.block_on(of_worlds.judgement(&login("anna", &sign(&worldly))));
+        assert_eq!(judged, Verdict::InvalidLt.into());
         let stranger = Login { kind: ConnKind::Server, ..login("ben", &sign(&named(json!("server")))) };
-        assert_eq!(runtime.block_on(jwt.verdict(&stranger)), Verdict::InvalidPit);
+        assert_eq!(runtime.block_on(jwt.judgement(&stranger)), Verdict::InvalidPit.into());
     }
 
     #[test]

@@ -33,7 +33,8 @@ pub use jwt::Jwt;
 pub use tokens::Tokens;
 
 use crate::config::Auth;
-use crate::mailbox::{Life, Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, WorldEpoch};
+use crate::worlds::Worlds;
 
 /// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
 /// many claims reach a few KiB; the protocol would allow 64.
@@ -54,8 +55,23 @@ pub struct Login {
     pub token: Redacted,
 }
 
+/// What a provider says about a login.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// May it log in?
+    pub verdict: Verdict,
+    /// The world that it belongs to, if the credential names one.
+    pub world: Option<String>,
+}
+
+impl From<Verdict> for Judgement {
+    fn from(verdict: Verdict) -> Judgement {
+        Judgement { verdict, world: None }
+    }
+}
+
 /// A verdict on its way.
-pub type VerdictFuture<'a> = Pin<Box<dyn Future<Output = Verdict> + Send + 'a>>;
+pub type VerdictFuture<'a> = Pin<Box<dyn Future<Output = Judgement> + Send + 'a>>;
 
 /// Decides who may log in.
 pub trait Authenticator: Send + Sync + fmt::Debug + 'static {
@@ -93,11 +109,11 @@ pub fn provider(
     })
 }
 
-/// Hands logins to the provider and its verdicts back to shard 0.
+/// Hands logins to the provider and its verdicts back to the worker that asked.
 pub(crate) struct Logins {
     provider: Option<Arc<dyn Authenticator>>,
     runtime: tokio::runtime::Handle,
-    mailboxes: OnceLock<Arc<[Mailbox]>>,
+    process: OnceLock<(Arc<[Mailbox]>, Arc<Worlds>)>,
     pending: Arc<AtomicUsize>,
     pending_max: usize,
 }
@@ -108,12 +124,12 @@ impl Logins {
         runtime: tokio::runtime::Handle,
         pending_max: usize,
     ) -> Logins {
-        Logins { provider, runtime, mailboxes: OnceLock::new(), pending: Arc::default(), pending_max }
+        Logins { provider, runtime, process: OnceLock::new(), pending: Arc::default(), pending_max }
     }
 
-    /// Says where verdicts go; before the first login.
-    pub(crate) fn connect(&self, mailboxes: Arc<[Mailbox]>) {
-        let first = self.mailboxes.set(mailboxes).is_ok();
+    /// Says where verdicts go and where worlds are; before the first login.
+    pub(crate) fn connect(&self, mailboxes: Arc<[Mailbox]>, worlds: Arc<Worlds>) {
+        let first = self.process.set((mailboxes, worlds)).is_ok();
         debug_assert!(first, "connected once");
     }
 
@@ -128,7 +144,13 @@ impl Logins {
 
     /// Asks for a verdict. Returns it when it is known on the spot; else it comes as a
     /// [`Post::Verdict`].
-    pub(crate) fn ask(&self, life: Life, ticket: AuthTicket, login: Login) -> Option<Verdict> {
+    pub(crate) fn ask(
+        &self,
+        worker: u16,
+        to: WorldEpoch,
+        ticket: AuthTicket,
+        login: Login,
+    ) -> Option<Verdict> {
         let Some(provider) = &self.provider else { return Some(Verdict::Success) };
         if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
             return Some(Verdict::InvalidLt);
@@ -137,17 +159,19 @@ impl Logins {
             self.pending.fetch_sub(1, Ordering::Relaxed);
             return Some(Verdict::Error("too many logins are waiting for authentication".to_owned()));
         }
-        let Some(mailboxes) = self.mailboxes.get().map(Arc::clone) else {
+        let Some((mailboxes, worlds)) = self.process.get().cloned() else {
             return Some(Verdict::Error("the gateway is starting".to_owned()));
         };
         let (provider, pending) = (Arc::clone(provider), Pending(Arc::clone(&self.pending)));
         self.runtime.spawn(async move {
             // A provider that panics must not leave the peer waiting for ever.
             let judged = tokio::spawn(async move { provider.judge(&login).await });
-            let verdict =
-                judged.await.unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")));
+            let judged = judged
+                .await
+                .unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")).into());
             drop(pending);
-            mailboxes[0].post(Post::Verdict { life, ticket, verdict });
+            let verdict = worlds.settle(to.world, judged);
+            mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
         });
         None
     }

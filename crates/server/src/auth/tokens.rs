@@ -7,13 +7,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use throng_gateway::{ConnKind, Verdict};
 
-use super::{Authenticator, Login, VerdictFuture, same_secret};
+use super::{Authenticator, Judgement, Login, VerdictFuture, same_secret};
 
-/// Tokens by the kind of their holder and by name.
-type Names = HashMap<(ConnKind, String), Vec<String>>;
+/// Tokens by the kind of their holder and by name, each with the world that it is for.
+type Names = HashMap<(ConnKind, String), Vec<(String, Option<String>)>>;
 
 /// Checks a login against lines of `PLAYER TOKEN`, or `NAME TOKEN server` for game servers; `*` as
-/// the name fits everyone of the kind. `#` begins a comment.
+/// the name fits everyone of the kind. `world=NAME` at the end is the world of the login. `#`
+/// begins a comment.
 pub struct Tokens {
     path: PathBuf,
     names: RwLock<Arc<Names>>,
@@ -30,24 +31,24 @@ impl Tokens {
         Ok(Tokens { path, names })
     }
 
-    fn verdict(&self, login: &Login) -> Verdict {
+    fn judgement(&self, login: &Login) -> Judgement {
         let names = Arc::clone(&self.names.read().unwrap_or_else(PoisonError::into_inner));
         let known = [login.player.0.as_str(), "*"].into_iter();
         let known = known.filter_map(|name| names.get(&(login.kind, name.to_owned())));
         let mut any = false;
-        for token in known.flatten() {
+        for (token, world) in known.flatten() {
             any = true;
             if same_secret(token, &login.token.0) {
-                return Verdict::Success;
+                return Judgement { verdict: Verdict::Success, world: world.clone() };
             }
         }
-        if any { Verdict::InvalidLt } else { Verdict::InvalidPit }
+        if any { Verdict::InvalidLt.into() } else { Verdict::InvalidPit.into() }
     }
 }
 
 impl Authenticator for Tokens {
     fn judge<'a>(&'a self, login: &'a Login) -> VerdictFuture<'a> {
-        Box::pin(std::future::ready(self.verdict(login)))
+        Box::pin(std::future::ready(self.judgement(login)))
     }
 
     fn reload(&self) -> Result<(), String> {
@@ -66,6 +67,7 @@ impl fmt::Debug for Tokens {
 fn read(path: &PathBuf) -> Result<Names, String> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read `{shown}`: {error}"))?;
+    let wrong = |index| format!("{shown}:{}: expected PLAYER TOKEN [server] [world=NAME]", index + 1);
     let mut names = Names::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -74,13 +76,18 @@ fn read(path: &PathBuf) -> Result<Names, String> {
         }
         let mut words = line.split_whitespace();
         // The line itself is not shown: it holds a secret.
-        let words = (words.next(), words.next(), words.next(), words.next());
-        let (name, token, kind) = match words {
-            (Some(name), Some(token), None, None) => (name, token, ConnKind::Client),
-            (Some(name), Some(token), Some("server"), None) => (name, token, ConnKind::Server),
-            _ => return Err(format!("{shown}:{}: expected PLAYER TOKEN or NAME TOKEN server", index + 1)),
+        let words = (words.next(), words.next(), words.collect::<Vec<_>>());
+        let (Some(name), Some(token), rest) = words else { return Err(wrong(index)) };
+        let (kind, rest) = match rest.split_first() {
+            Some((&"server", rest)) => (ConnKind::Server, rest),
+            _ => (ConnKind::Client, &rest[..]),
         };
-        names.entry((kind, name.to_owned())).or_default().push(token.to_owned());
+        let world = match rest {
+            [] => None,
+            [word] => Some(word.strip_prefix("world=").ok_or_else(|| wrong(index))?.to_owned()),
+            _ => return Err(wrong(index)),
+        };
+        names.entry((kind, name.to_owned())).or_default().push((token.to_owned(), world));
     }
     Ok(names)
 }
@@ -107,22 +114,29 @@ mod tests {
             ("*", "open-house", Verdict::Success),
         ];
         for (player, token, expected) in table {
-            assert_eq!(tokens.verdict(&login(player, token)), expected, "{player} {token}");
+            assert_eq!(tokens.judgement(&login(player, token)), expected.into(), "{player} {token}");
         }
         // A player's token admits no game server, and the other way round.
         std::fs::write(file.path(), "anna a-secret\nmaster of-servers server\n").unwrap();
         tokens.reload().unwrap();
         let as_server = |name, token| Login { kind: ConnKind::Server, ..login(name, token) };
-        assert_eq!(tokens.verdict(&as_server("anna", "a-secret")), Verdict::InvalidPit);
-        assert_eq!(tokens.verdict(&as_server("master", "of-servers")), Verdict::Success);
-        assert_eq!(tokens.verdict(&login("master", "of-servers")), Verdict::InvalidPit);
+        assert_eq!(tokens.judgement(&as_server("anna", "a-secret")), Verdict::InvalidPit.into());
+        assert_eq!(tokens.judgement(&as_server("master", "of-servers")), Verdict::Success.into());
+        assert_eq!(tokens.judgement(&login("master", "of-servers")), Verdict::InvalidPit.into());
         std::fs::write(file.path(), "anna new\n").unwrap();
         tokens.reload().unwrap();
-        assert_eq!(tokens.verdict(&login("anna", "new")), Verdict::Success);
-        assert_eq!(tokens.verdict(&login("ben", "open-house")), Verdict::InvalidPit);
+        assert_eq!(tokens.judgement(&login("anna", "new")), Verdict::Success.into());
+        assert_eq!(tokens.judgement(&login("ben", "open-house")), Verdict::InvalidPit.into());
+        std::fs::write(file.path(), "anna a world=hub\nmaster b server world=duel-1\n").unwrap();
+        tokens.reload().unwrap();
+        let of = |login: &Login| tokens.judgement(login).world;
+        assert_eq!(of(&login("anna", "a")).as_deref(), Some("hub"));
+        assert_eq!(of(&as_server("master", "b")).as_deref(), Some("duel-1"));
+        std::fs::write(file.path(), "anna new\n").unwrap();
+        tokens.reload().unwrap();
         std::fs::write(file.path(), "one two three\n").unwrap();
         let problem = tokens.reload().unwrap_err();
         assert!(problem.contains(":1: expected") && !problem.contains("two"), "{problem}");
-        assert_eq!(tokens.verdict(&login("anna", "new")), Verdict::Success, "the old content stays");
+        assert_eq!(tokens.judgement(&login("anna", "new")), Verdict::Success.into(), "the old content stays");
     }
 }

@@ -9,7 +9,7 @@ use super::keys::Listener;
 use super::problem::{Origin, Problem, ProblemKind};
 use super::value::{nearest, resolve_addr};
 use crate::listen::{self, ListenerPlan, Transport};
-use crate::services;
+use crate::{services, worlds};
 
 /// Signature algorithms that tokens may use. Two families: with shared secrets (HS) and with key
 /// pairs.
@@ -34,6 +34,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_matchmaking(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
+    check_worlds(config, &mut problems);
     check_log_level(config, &mut problems);
     check_proxies(config, "gateway.trusted_proxies", &settings.gateway.trusted_proxies, &mut problems);
     problems
@@ -200,6 +201,17 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
     };
     for plan in &plans {
         check_reach(config, section, plan, problems);
+        let gateway = &config.settings.gateway;
+        let known = || gateway.worlds.iter().chain([&gateway.default_world]).map(String::as_str);
+        if !plan.world.is_empty() && !known().any(|known| known == plan.world) {
+            let key = path(if plan.key == "addr" { "world" } else { "extra" });
+            let message = format!("`{key}` names the world `{}`, which does not open", plan.world);
+            let problem = at(config, ProblemKind::BadReference, &key, message);
+            problems.push(match nearest(&plan.world, known()) {
+                Some(near) => problem.note(format!("did you mean `{near}`?")),
+                None => problem.note("name it in `gateway.worlds` as well"),
+            });
+        }
     }
     if listener.proxy_protocol {
         let key = path("proxy_protocol");
@@ -505,6 +517,20 @@ fn check_jwt(config: &Config, problems: &mut Vec<Problem>) {
 fn missing(config: &Config, kind: &str, name: &str) -> Problem {
     let message = format!("`gateway.auth.kind` is \"{kind}\", which needs `gateway.auth.{name}`");
     at(config, ProblemKind::Conflict, "gateway.auth.kind", message)
+}
+
+fn check_worlds(config: &Config, problems: &mut Vec<Problem>) {
+    let gateway = &config.settings.gateway;
+    if let Err(why) = worlds::check_name(&gateway.default_world) {
+        problems.push(bad_value(config, "gateway.default_world", &why));
+    }
+    for (index, name) in gateway.worlds.iter().enumerate() {
+        let twice = *name == gateway.default_world || gateway.worlds[..index].contains(name);
+        let wrong = worlds::check_name(name).err();
+        let wrong =
+            wrong.or_else(|| twice.then(|| format!("`{name}` stands there twice, or is the default world")));
+        problems.extend(wrong.map(|why| bad_value(config, "gateway.worlds", &why)));
+    }
 }
 
 fn check_gateway(config: &Config, problems: &mut Vec<Problem>) {

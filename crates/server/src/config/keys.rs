@@ -206,8 +206,11 @@ section! {
         addr: String = "", Kind::Addr;
         /// Protocol below the frames. `ws` is WebSocket; `kcp` and `enet` are reliable UDP.
         transport: String = "tcp", Kind::Choice(&["tcp", "ws", "kcp", "enet"]);
+        /// World that connections to `addr` enter, one of `gateway.worlds`; empty is the default
+        /// world.
+        world: String = "", Kind::Text;
         /// Additional listeners of this kind, each `transport://host:port` with `tcp`, `tls`, `ws`,
-        /// `wss`, `kcp` or `enet`.
+        /// `wss`, `kcp` or `enet`; `/WORLD` behind it leads to that world.
         extra: Vec<String> = [], Kind::List;
         /// Encrypts with TLS (WSS for WebSocket). Without a certificate a self-signed one is made
         /// in the data folder, for loopback addresses only.
@@ -302,6 +305,11 @@ section! {
         connection_id_bits: u8 = 31, int(1, 32), "bits";
         /// First id of spatial channels; ordinary channels use the ids below.
         spatial_channel_id_first: u32 = 65_536, int(2, 4_294_967_295);
+        /// Name of the world that every connection enters for which no other is named.
+        default_world: String = "main", Kind::Text;
+        /// Further worlds that open at the start, each with channels, connection ids, bans, limits
+        /// and recordings of its own. Listeners and logins lead to them.
+        worlds: Vec<String> = [], Kind::List;
         /// First id of entity channels.
         entity_channel_id_first: u32 = 524_288, int(3, 4_294_967_295);
     }
@@ -376,8 +384,8 @@ section! {
         /// `gateway.servers.unsafe_binds` is set.
         servers_bypass: bool = true, Kind::Bool; reload;
         /// For `tokens`: file with one `PLAYER TOKEN` pair a line; `*` as player matches every
-        /// player. A third word `server` makes the token valid for game servers only. `#` starts
-        /// a comment.
+        /// player. A third word `server` makes the token valid for game servers only, and
+        /// `world=NAME` at the end is the world that its holder enters. `#` starts a comment.
         tokens_file: String = "", Kind::Path; reload;
         /// For `jwt`: accepted signature algorithms.
         jwt_algorithms: Vec<String> = ["RS256", "ES256", "EdDSA"], Kind::List;
@@ -402,11 +410,13 @@ section! {
         /// servers, `client` for players. Without the claim, a token admits players; with another
         /// value, none.
         jwt_kind_claim: String = "throng_kind", Kind::Text;
+        /// For `jwt`: claim with the name of the world that a token is for; empty = none.
+        jwt_world_claim: String = "", Kind::Text;
         /// For `jwt`: tolerated difference of clocks for `exp` and `nbf`.
         jwt_leeway_s: u64 = 30, int(0, 600), "s";
         /// For `http`: URL that receives a POST with `{"connection", "kind", "address", "player",
-        /// "token"}` and answers 200 with `{"result": "ok" | "invalid_player" | "invalid_token"}`;
-        /// http or https.
+        /// "token"}` and answers 200 with `{"result": "ok" | "invalid_player" | "invalid_token",
+        /// "world"}`; http or https. The world that the login is for may be absent.
         http_url: String = "", Kind::Text;
         /// For `http` and for the JWKS: timeout of a request.
         http_timeout_ms: u64 = 3_000, int(50, 60_000), "ms";

@@ -85,6 +85,12 @@ pub(super) fn shard_families(reports: &[ShardReport]) -> Vec<Family> {
             |report| report.congestions as f64,
         ),
         each(
+            "throng_shard_void_posts",
+            "Messages from other threads for a world that had ended or restarted.",
+            Counter,
+            |report| report.void_posts as f64,
+        ),
+        each(
             "throng_shard_panics",
             "Contained panics; each closed at most the connection that caused it.",
             Counter,

@@ -1,26 +1,28 @@
 //! Driver between the loop's keys and the core's connections: it passes inputs, drains outputs and
 //! contains panics.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
 use throng_gateway::{
-    AuthTicket, CloseReason, Closed, ConnHandle, ConnKind, Due, Effect, Framing, SecurityEvent, Shard,
-    ShardIndex, Verdict,
+    AcceptRefusal, Accepted, AuthTicket, CloseReason, Closed, ConnKind, Due, Effect, Framing, Moved,
+    SecurityEvent, ShardIndex, Stats, Verdict,
 };
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
 
+use super::host::{Closing, Conn, Host, Hosts, Peer, Slot};
 use super::memory::Returner;
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::mailbox::{Life, Mailbox, Post, Taken};
+use crate::mailbox::{Mailbox, Post, Taken, World, WorldEpoch};
 use crate::recorder::Recorder;
-use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks};
+use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
+use crate::worlds::Worlds;
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not
 /// eat the core.
@@ -38,43 +40,38 @@ pub(super) struct Driver {
     pub(super) index: u16,
     pub(super) clock: Clock,
     pub(super) now: Instant,
-    pub(super) shard: Shard,
-    /// For the shards of further lives.
-    seed: u64,
+    pub(super) hosts: Hosts,
     pub(super) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
-    pub(super) conns: HashMap<ConnHandle, Conn>,
     /// Which connection a key of the loop is, by its index: this is looked up for every read.
-    pub(super) by_key: Vec<Option<(ConnKey, ConnHandle)>>,
-    /// Closed by the core before their socket arrived.
-    pub(super) closed_early: HashSet<ConnHandle>,
+    pub(super) by_key: Vec<Option<(ConnKey, Peer)>>,
     pub(super) mailboxes: Arc<[Mailbox]>,
-    /// Posts of this round with their destinations, in the order in which they must be handed over.
-    pub(super) outgoing: VecDeque<(u16, Post)>,
-    /// Bytes of `outgoing`.
-    pub(super) outgoing_bytes: usize,
+    pub(super) outgoing: Outgoing,
     /// Clients with a socket of their own that have not logged in, the oldest first, and some that
     /// have, or are gone. They give way to newcomers when descriptors run short.
-    pub(super) strangers: VecDeque<(Instant, ConnHandle)>,
+    pub(super) strangers: VecDeque<(Instant, Peer)>,
     /// Length of `strangers` at which those that are none are taken out.
     strangers_max: usize,
-    /// Game servers of this shard, still to be given priority.
+    /// Game servers of this worker, still to be given priority.
     pub(super) newcomers: Vec<ConnKey>,
-    /// Accepted for other shards, still to be taken out of the loop.
-    pub(super) hand_offs: Vec<(ConnKey, ConnHandle, ShardIndex, ConnKind)>,
-    pub(super) dirty: Vec<ConnHandle>,
-    /// Connections that the core has closed, to be carried out at the end of the round.
+    /// Accepted for shards on other workers, still to be taken out of the loop.
+    pub(super) hand_offs: Vec<HandOff>,
+    /// Left for other worlds, still to be taken out of the loop.
+    pub(super) moves: Vec<(ConnKey, Moved)>,
+    pub(super) dirty: Vec<Peer>,
+    /// Connections that a core has closed, to be carried out at the end of the round.
     pub(super) closing: Vec<Closing>,
     /// Closed connections that still take what was queued for them.
     pub(super) farewells: HashMap<ConnKey, Farewell>,
     pub(super) farewells_ready: Vec<ConnKey>,
-    pub(super) verdicts: Vec<(AuthTicket, Verdict)>,
-    /// Paused because another shard's mailbox is full.
+    pub(super) verdicts: Vec<(Slot, AuthTicket, Verdict)>,
+    /// Paused because another worker's mailbox is full.
     pub(super) paused: Vec<ConnKey>,
     pub(super) woken: bool,
     pub(super) output_memory: Arc<OutputMemory>,
     pub(super) returner: Returner,
     pub(super) loads: Arc<ShardLoads>,
     pub(super) logins: Arc<Logins>,
+    pub(super) worlds: Arc<Worlds>,
     pub(super) recorder: Recorder,
     pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) rounds: RoundTimes,
@@ -82,40 +79,46 @@ pub(super) struct Driver {
     pub(super) panics: u64,
     /// Times of the latest panics, the newest last.
     recent_panics: VecDeque<Instant>,
-    /// Lives of the world before this one.
-    pub(super) life: Life,
-    /// Something is broken that only a restart of the world makes whole.
+    /// A shard is [broken](Host::broken).
     pub(super) broken: bool,
+    /// Counters of worlds that were closed.
+    retired: Stats,
+    /// Posts to worlds or lives of theirs that have ended.
+    pub(super) void_posts: u64,
     pub(super) congestions: u64,
     /// Posts that the latest round found in the mailbox.
     pub(super) mailbox: Taken,
     pub(super) mailbox_peak_bytes: usize,
-    /// No timers before this, after a panic in them.
-    pub(super) timers_from: Instant,
     pub(super) stopping: Option<Instant>,
     /// Somebody looks at the messages of a connection.
-    pub(super) tap: Option<Box<Tap>>,
-    #[cfg(test)]
-    pub(super) faults: crate::faults::Armed,
+    pub(super) tap: Option<(Slot, Box<Tap>)>,
 }
 
-pub(super) struct Conn {
+/// Posts of a round with their destinations, in the order in which they must be handed over.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    posts: VecDeque<(u16, Post)>,
+    pub(super) bytes: usize,
+}
+
+impl Outgoing {
+    pub(super) fn push(&mut self, worker: u16, post: Post) {
+        self.bytes += post.bytes();
+        self.posts.push_back((worker, post));
+    }
+
+    fn retain(&mut self, keeps: impl Fn(&Post) -> bool) {
+        self.posts.retain(|(_, post)| keeps(post));
+        self.bytes = self.posts.iter().map(|(_, post)| post.bytes()).sum();
+    }
+}
+
+/// A connection that is to move to another worker.
+pub(super) struct HandOff {
     pub(super) key: ConnKey,
+    pub(super) peer: Peer,
+    pub(super) shard: ShardIndex,
     pub(super) kind: ConnKind,
-    pub(super) bytes_out: u64,
-    /// Waits for the loop to say that there is room.
-    pub(super) blocked: bool,
-    pub(super) dirty: bool,
-}
-
-/// A closure to carry out.
-pub(super) struct Closing {
-    pub(super) id: ConnHandle,
-    /// Taken out of the table at once: the core may give the id to someone else within the same
-    /// round. `None` when the socket is still on its way here.
-    pub(super) conn: Option<Conn>,
-    pub(super) reason: CloseReason,
-    pub(super) flush: Vec<u8>,
 }
 
 /// The end of a connection that the core has forgotten already.
@@ -129,23 +132,22 @@ pub(super) struct Farewell {
 impl Driver {
     /// Takes what is the driver's, and gives back the loop.
     pub(super) fn new(parts: WorkerParts) -> (EventLoop, Driver) {
+        let mut hosts = Hosts::new(parts.main);
+        parts.others.into_iter().for_each(|other| hosts.open(other));
         let driver = Driver {
             index: parts.index,
             clock: parts.clock,
             now: parts.clock.now(),
-            shard: parts.shard,
-            seed: parts.seed,
+            hosts,
             listeners: parts.listeners,
-            conns: HashMap::new(),
             by_key: Vec::new(),
-            closed_early: HashSet::new(),
             mailboxes: parts.mailboxes,
-            outgoing: VecDeque::new(),
+            outgoing: Outgoing::default(),
             strangers: VecDeque::new(),
             strangers_max: STRANGERS_MIN,
             newcomers: Vec::new(),
-            outgoing_bytes: 0,
             hand_offs: Vec::new(),
+            moves: Vec::new(),
             dirty: Vec::new(),
             closing: Vec::new(),
             farewells: HashMap::new(),
@@ -157,140 +159,159 @@ impl Driver {
             returner: Returner::default(),
             loads: parts.loads,
             logins: parts.logins,
+            worlds: parts.worlds,
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,
             rounds: RoundTimes::default(),
             ticks: Ticks::default(),
             panics: 0,
             recent_panics: VecDeque::new(),
-            life: 0,
             broken: false,
+            retired: Stats::default(),
+            void_posts: 0,
             congestions: 0,
             mailbox: Taken::default(),
             mailbox_peak_bytes: 0,
-            timers_from: Instant::ZERO,
             stopping: None,
             tap: None,
-            #[cfg(test)]
-            faults: crate::faults::Armed::default(),
         };
         (parts.event_loop, driver)
     }
 
     /// Instant at which the next round must begin if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let timers = self.shard.next_timeout().map(|at| at.max(self.timers_from));
+        let timers = self.hosts.iter().filter_map(|(_, host)| host.next_timeout()).min();
         let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
         let farewells = self.farewells.values().map(|farewell| farewell.until).min();
         [timers, writes, self.stopping, farewells, self.returner.deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn run_due(&mut self) {
-        let due = self.shard.next_timeout().is_some_and(|at| at <= self.now);
-        if due
-            && self.now >= self.timers_from
-            && !self.guard(|driver| {
-                #[cfg(test)]
-                driver.faults.on_timeout();
-                driver.tick();
-            })
-        {
-            self.timers_from = self.now + PANIC_PAUSE;
+        for slot in self.hosts.slots() {
+            let due = self.hosts.get(slot).and_then(Host::next_timeout).is_some_and(|at| at <= self.now);
+            if due
+                && !self.run_due_of(slot)
+                && let Some(host) = self.hosts.get_mut(slot)
+            {
+                host.timers_from = self.now + PANIC_PAUSE;
+            }
         }
     }
 
     /// Runs what is due, and measures the channels' ticks.
-    fn tick(&mut self) {
-        let mut began = self.clock.now();
-        while let Some(due) = self.shard.handle_due(self.now) {
-            let ended = self.clock.now();
-            if let Due::Tick(channel_type) = due {
-                self.ticks.record(channel_type, ended.since(began).as_nanos() as u64);
+    fn run_due_of(&mut self, slot: Slot) -> bool {
+        let (clock, mut ticks) = (self.clock, std::mem::take(&mut self.ticks));
+        let calm = self.guard(slot, |host, now| {
+            #[cfg(test)]
+            host.faults.on_timeout();
+            let mut began = clock.now();
+            while let Some(due) = host.shard.handle_due(now) {
+                let ended = clock.now();
+                if let Due::Tick(channel_type) = due {
+                    ticks.record(channel_type, ended.since(began).as_nanos() as u64);
+                }
+                began = ended;
             }
-            began = ended;
-        }
+        });
+        self.ticks = ticks;
+        calm
     }
 
     pub(super) fn answer_logins(&mut self) {
         // An answer can cause the next question, hence the loop; each turn answers what is there.
-        while let Some((ticket, verdict)) = self.verdicts.pop() {
-            self.guard(|driver| driver.shard.handle_verdict(driver.now, ticket, verdict));
+        while let Some((slot, ticket, verdict)) = self.verdicts.pop() {
+            self.guard(slot, |host, now| host.shard.handle_verdict(now, ticket, verdict));
         }
     }
 
-    pub(super) fn adopt(&mut self, conn: ConnHandle, kind: ConnKind, key: ConnKey) {
-        let entry = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
-        self.conns.insert(conn, entry);
+    pub(super) fn adopt(&mut self, peer: Peer, kind: ConnKind, key: ConnKey) {
+        let Some(host) = self.hosts.get_mut(peer.host) else { return };
+        let conn = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
+        // The core may have closed it in this round, before its socket came.
+        if let Some(closing) =
+            self.closing.iter_mut().find(|closing| closing.peer == peer && closing.conn.is_none())
+        {
+            closing.conn = Some(conn);
+            return;
+        }
+        host.conns.insert(peer.conn, conn);
         if self.by_key.len() <= key.index() {
             self.by_key.resize(key.index() + 1, None);
         }
-        self.by_key[key.index()] = Some((key, conn));
+        self.by_key[key.index()] = Some((key, peer));
+    }
+
+    pub(super) fn is_stranger(&self, peer: Peer) -> bool {
+        self.hosts.get(peer.host).is_some_and(|host| host.shard.is_stranger(peer.conn))
     }
 
     /// Notes a client that gives way as long as it has not logged in.
-    pub(super) fn note_stranger(&mut self, conn: ConnHandle) {
+    pub(super) fn note_stranger(&mut self, peer: Peer) {
         if self.strangers.len() >= self.strangers_max {
-            let shard = &self.shard;
-            self.strangers.retain(|(_, conn)| shard.is_stranger(*conn));
-            self.strangers_max = STRANGERS_MIN.max(2 * self.strangers.len());
+            let mut strangers = std::mem::take(&mut self.strangers);
+            strangers.retain(|(_, peer)| self.is_stranger(*peer));
+            self.strangers_max = STRANGERS_MIN.max(2 * strangers.len());
+            self.strangers = strangers;
         }
-        self.strangers.push_back((self.now, conn));
+        self.strangers.push_back((self.now, peer));
     }
 
-    pub(super) fn forget(&mut self, conn: ConnHandle) -> Option<Conn> {
-        if let Some(tap) = self.tap.take_if(|tap| tap.handle == conn) {
+    pub(super) fn forget(&mut self, peer: Peer) -> Option<Conn> {
+        if self.tap_of(peer).is_some()
+            && let Some((_, tap)) = self.tap.take()
+        {
             tap.end("the connection was closed");
         }
-        let entry = self.conns.remove(&conn)?;
+        let entry = self.hosts.get_mut(peer.host)?.conns.remove(&peer.conn)?;
         self.by_key[entry.key.index()] = None;
         Some(entry)
     }
 
-    pub(super) fn conn_of(&self, key: ConnKey) -> Option<ConnHandle> {
+    pub(super) fn conn_of(&self, key: ConnKey) -> Option<Peer> {
         match self.by_key.get(key.index()) {
-            Some(Some((known, conn))) if *known == key => Some(*conn),
+            Some(Some((known, peer))) if *known == key => Some(*peer),
             _ => None,
         }
     }
 
-    fn close(&mut self, id: ConnHandle, reason: CloseReason, flush: Vec<u8>) {
-        let conn = self.forget(id);
-        self.closing.push(Closing { id, conn, reason, flush });
+    fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
+        let conn = self.forget(peer);
+        self.closing.push(Closing { peer, conn, reason, flush });
     }
 
     /// The transport lost a connection.
-    pub(super) fn lose(&mut self, conn: ConnHandle, cause: Closed) {
-        self.forget(conn);
-        self.guard(|driver| driver.shard.handle_closed(driver.now, conn, cause));
+    pub(super) fn lose(&mut self, peer: Peer, cause: Closed) {
+        self.forget(peer);
+        self.guard(peer.host, |host, now| host.shard.handle_closed(now, peer.conn, cause));
     }
 
-    pub(super) fn mark_dirty(&mut self, conn: ConnHandle) {
-        if let Some(entry) = self.conns.get_mut(&conn)
+    pub(super) fn mark_dirty(&mut self, peer: Peer) {
+        let Some(host) = self.hosts.get_mut(peer.host) else { return };
+        if let Some(entry) = host.conns.get_mut(&peer.conn)
             && !entry.dirty
         {
             entry.dirty = true;
-            self.dirty.push(conn);
+            self.dirty.push(peer);
         }
     }
 
-    /// Gives the core one input and takes its outputs. A panic is counted and contained; `false`
-    /// tells of one.
-    pub(super) fn guard(&mut self, input: impl FnOnce(&mut Driver)) -> bool {
-        if self.broken {
+    /// Gives a core one input and takes its outputs. A panic is counted and contained; `false`
+    /// tells of one, or of a world that has ended.
+    pub(super) fn guard(&mut self, slot: Slot, input: impl FnOnce(&mut Host, Instant)) -> bool {
+        let now = self.now;
+        let Some(host) = self.hosts.get_mut(slot) else { return false };
+        if host.broken {
             // Input from here on belongs to a world that is about to end.
             return false;
         }
-        let calm = catch_unwind(AssertUnwindSafe(|| input(self))).is_ok();
-        if !calm {
-            self.heal();
-        }
-        if self.broken {
+        let calm = catch_unwind(AssertUnwindSafe(|| input(host, now))).is_ok();
+        if !calm && !self.heal(slot) {
             return false;
         }
         // Outputs can break on the state that a panic left behind.
-        if catch_unwind(AssertUnwindSafe(|| self.drain())).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| self.drain(slot))).is_err() {
             self.panicked();
-            self.broken = true;
+            self.give_up(slot);
             return false;
         }
         calm
@@ -309,104 +330,175 @@ impl Driver {
         self.heartbeat.note_panic(self.now, too_many);
     }
 
-    /// The core has panicked: it makes whole what it can; the worker restarts the world if that is
+    /// A core has panicked: it makes whole what it can; the worker restarts the world if that is
     /// not all.
-    fn heal(&mut self) {
+    fn heal(&mut self, slot: Slot) -> bool {
         self.panicked();
-        let left = catch_unwind(AssertUnwindSafe(|| self.shard.heal()));
-        match left {
-            Ok(left) if left.is_empty() => {}
+        let Some(host) = self.hosts.get_mut(slot) else { return false };
+        let world = host.epoch.world.0;
+        match catch_unwind(AssertUnwindSafe(|| host.shard.heal())) {
+            Ok(left) if left.is_empty() => return true,
             Ok(left) => {
-                tracing::error!(shard = self.index, broken = ?left, "a panic broke what cannot be healed");
-                self.broken = true;
+                tracing::error!(shard = self.index, world, broken = ?left, "a panic broke what cannot be healed");
             }
-            Err(_) => {
-                self.panicked();
-                self.broken = true;
+            Err(_) => self.panicked(),
+        }
+        self.give_up(slot);
+        false
+    }
+
+    fn give_up(&mut self, slot: Slot) {
+        if let Some(host) = self.hosts.get_mut(slot) {
+            (host.broken, self.broken) = (true, true);
+        }
+    }
+
+    /// Begins another life of a world: everybody is closed, and nothing of the former life counts
+    /// any more. The sockets of closed connections are the worker's affair, as always.
+    pub(super) fn restart(&mut self, slot: Slot, to: WorldEpoch) {
+        self.empty(slot, CloseReason::Restarted);
+        let stopping = self.stopping.is_some();
+        if let Some(host) = self.hosts.get_mut(slot) {
+            host.begin(to);
+        }
+        if stopping {
+            self.guard(slot, |host, now| host.shard.begin_shutdown(now));
+        }
+    }
+
+    /// Closes all connections of a shard, and forgets what it has said and is to hear.
+    fn empty(&mut self, slot: Slot, reason: CloseReason) {
+        let Some(host) = self.hosts.get(slot) else { return };
+        let world = host.epoch.world;
+        let conns: Vec<_> = host.conns.keys().copied().collect();
+        for conn in conns {
+            self.close(Peer { host: slot, conn }, reason, Vec::new());
+        }
+        self.strangers.retain(|(_, peer)| peer.host != slot);
+        self.dirty.retain(|peer| peer.host != slot);
+        self.verdicts.retain(|(at, ..)| *at != slot);
+        self.outgoing.retain(|post| !matches!(post, Post::Mail { to, .. } if to.world == world));
+    }
+
+    /// The core has closed a connection before its socket came here.
+    pub(super) fn was_closed_early(&mut self, peer: Peer) -> bool {
+        self.hosts.get_mut(peer.host).is_some_and(|host| host.closed_early.remove(&peer.conn))
+    }
+
+    pub(super) fn reconfigure(&mut self, config: &throng_gateway::Config) {
+        for slot in self.hosts.slots() {
+            if let Some(host) = self.hosts.get_mut(slot) {
+                host.shard.reconfigure(config);
             }
         }
     }
 
-    /// Begins another life of the world: everybody is closed, and nothing of the former life counts
-    /// any more. The sockets of closed connections are the worker's affair, as always.
-    pub(super) fn restart(&mut self, life: Life) {
-        self.life = life;
-        self.broken = false;
-        let ids: Vec<ConnHandle> = self.conns.keys().copied().collect();
-        for id in ids {
-            self.close(id, CloseReason::Restarted, Vec::new());
-        }
-        self.shard = self.shard.restarted(u64::from(life).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ self.seed);
-        self.closed_early.clear();
-        self.strangers.clear();
-        self.dirty.clear();
-        self.verdicts.clear();
-        self.timers_from = Instant::ZERO;
-        let void = |post: &Post| matches!(post, Post::Mail { .. });
-        self.outgoing.retain(|(_, post)| !void(post));
-        self.outgoing_bytes = self.outgoing.iter().map(|(_, post)| post.bytes()).sum();
-        if self.stopping.is_some() {
-            self.guard(|driver| driver.shard.begin_shutdown(driver.now));
+    /// A connection comes from another world.
+    pub(super) fn enter(&mut self, slot: Slot, moved: Moved) -> Result<Accepted, AcceptRefusal> {
+        let mut entered = Err(AcceptRefusal::WorldNotOpen);
+        self.guard(slot, |host, now| entered = host.shard.enter(now, moved));
+        entered
+    }
+
+    /// Says goodbye to everyone in a world, and forgets it.
+    pub(super) fn close_world(&mut self, world: World) {
+        let Some(slot) = self.hosts.slot_of(world).filter(|slot| *slot != Slot::MAIN) else { return };
+        self.guard(slot, |host, now| host.shard.close_world(now));
+        self.empty(slot, CloseReason::WorldClosed);
+        if let Some(host) = self.hosts.close(slot) {
+            self.retired.retire(host.shard.stats());
         }
     }
 
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
     /// connection.
-    pub(super) fn guard_conn(&mut self, conn: ConnHandle, input: impl FnOnce(&mut Driver)) {
-        if self.guard(input) || self.broken {
+    pub(super) fn guard_conn(&mut self, peer: Peer, input: impl FnOnce(&mut Host, Instant)) {
+        if self.guard(peer.host, input) || self.hosts.get(peer.host).is_none_or(|host| host.broken) {
             return;
         }
-        tracing::error!(conn = conn.0, "panic on a connection's input; closing the connection");
-        self.guard(|driver| driver.shard.handle_closed(driver.now, conn, Closed::Error));
+        tracing::error!(conn = peer.conn.0, "panic on a connection's input; closing the connection");
+        self.guard(peer.host, |host, now| host.shard.handle_closed(now, peer.conn, Closed::Error));
         // Usually not there any more: the core has asked to close it, or it never got that far.
-        if self.conns.contains_key(&conn) {
-            self.close(conn, CloseReason::Internal, Vec::new());
+        if self.hosts.get(peer.host).is_some_and(|host| host.conns.contains_key(&peer.conn)) {
+            self.close(peer, CloseReason::Internal, Vec::new());
         }
     }
 
     /// Begins to record a connection's messages, in place of another's.
-    pub(super) fn capture(&mut self, record: Arc<Record>) {
+    pub(super) fn capture(&mut self, world: World, record: Arc<Record>) {
         self.tap = None;
-        let Some(handle) = self.shard.handle_of(record.conn) else { return };
+        let Some(slot) = self.hosts.slot_of(world) else { return };
+        let Some(host) = self.hosts.get_mut(slot) else { return };
+        let Some(handle) = host.shard.handle_of(record.conn) else { return };
         let web_socket =
-            self.shard.outbox(handle).is_some_and(|outbox| outbox.framing() == Framing::WebSocket);
-        self.tap = Some(Box::new(Tap::new(handle, record, web_socket)));
+            host.shard.outbox(handle).is_some_and(|outbox| outbox.framing() == Framing::WebSocket);
+        self.tap = Some((slot, Box::new(Tap::new(handle, record, web_socket))));
     }
 
-    pub(super) fn tap_arrived(&mut self, conn: ConnHandle, bytes: &[u8]) {
-        let Some(tap) = &mut self.tap else { return };
-        if tap.is_over(self.now) {
+    /// The capture of a connection, if it is captured.
+    pub(super) fn tap_of(&mut self, peer: Peer) -> Option<&mut Tap> {
+        let (slot, tap) = self.tap.as_mut()?;
+        (*slot == peer.host && tap.handle == peer.conn).then_some(&mut **tap)
+    }
+
+    pub(super) fn tap_arrived(&mut self, peer: Peer, bytes: &[u8]) {
+        let now = self.now;
+        if self.tap.as_ref().is_some_and(|(_, tap)| tap.is_over(now)) {
             self.tap = None;
-        } else if tap.handle == conn {
-            let at_border = self.shard.reads_at_border(conn) == Some(true);
-            tap.arrived(self.now, bytes, at_border);
+        } else if self.tap_of(peer).is_some() {
+            let host = self.hosts.get(peer.host);
+            let at_border = host.is_some_and(|host| host.shard.reads_at_border(peer.conn) == Some(true));
+            if let Some(tap) = self.tap_of(peer) {
+                tap.arrived(now, bytes, at_border);
+            }
         }
     }
 
-    /// Takes every output of the core.
-    fn drain(&mut self) {
-        while let Some((shard, mail)) = self.shard.poll_mail() {
-            let life = self.life;
-            self.send(shard, Post::Mail { life, mail });
+    /// Takes every output of a core.
+    fn drain(&mut self, slot: Slot) {
+        let Some(host) = self.hosts.get_mut(slot) else { return };
+        while let Some((shard, mail)) = host.shard.poll_mail() {
+            self.outgoing.push(host.worker_of(shard), Post::Mail { to: host.epoch, mail });
         }
-        while let Some(effect) = self.shard.poll_effect() {
-            self.carry_out(effect);
+        while let Some(effect) = self.hosts.get_mut(slot).and_then(|host| host.shard.poll_effect()) {
+            self.carry_out(slot, effect);
         }
-        while let Some(conn) = self.shard.poll_writable() {
-            self.mark_dirty(conn);
+        let Some(host) = self.hosts.get_mut(slot) else { return };
+        while let Some(conn) = host.shard.poll_writable() {
+            if let Some(entry) = host.conns.get_mut(&conn)
+                && !entry.dirty
+            {
+                entry.dirty = true;
+                self.dirty.push(Peer { host: slot, conn });
+            }
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out(&mut self, slot: Slot, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => self.close(conn, reason, flush),
+            Effect::Close { conn, reason, flush } => self.close(Peer { host: slot, conn }, reason, flush),
             Effect::Authenticate { ticket, conn, kind, addr, pit, lt } => {
                 let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
-                if let Some(verdict) = self.logins.ask(self.life, ticket, login) {
-                    self.verdicts.push((ticket, verdict));
+                let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
+                if let Some(verdict) = self.logins.ask(self.index, to, ticket, login) {
+                    self.verdicts.push((slot, ticket, verdict));
                 }
             }
-            Effect::Recording { conn: _, name, bytes } => self.recorder.append(name, bytes),
+            Effect::FindWorld { ticket, world } => {
+                let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
+                self.verdicts.push((slot, ticket, self.worlds.settle_token(here, World(world))));
+            }
+            Effect::Move { conn } => {
+                let moved = self.hosts.get_mut(slot).and_then(|host| host.shard.take_moved(conn));
+                let entry = self.forget(Peer { host: slot, conn });
+                self.moves.extend(entry.map(|entry| entry.key).zip(moved));
+            }
+            Effect::Recording { conn: _, name, bytes } => {
+                // Connection ids are those of a world.
+                let world = self.hosts.get(slot).filter(|_| slot != Slot::MAIN).map(|host| &host.name);
+                let name = world.map_or_else(|| name.clone(), |world| format!("{world}-{name}"));
+                self.recorder.append(name, bytes);
+            }
             Effect::NoPosition { data_type } => tracing::warn!(
                 data_type,
                 "entities of this type have no position that can be read, so none of them changes its cell; \
@@ -418,53 +510,57 @@ impl Driver {
         }
     }
 
-    /// Has a post handed over at the end of the round.
-    pub(super) fn send(&mut self, to: ShardIndex, post: Post) {
-        self.outgoing_bytes += post.bytes();
-        self.outgoing.push_back((to.0, post));
-    }
-
-    /// Hands mail over in the order in which the core gave it out, across receivers too: what one
+    /// Hands mail over in the order in which the cores gave it out, across receivers too: what one
     /// shard tells two others must not be overtaken by what these tell each other.
     pub(super) fn post_mail(&mut self) {
-        self.outgoing_bytes = 0;
+        self.outgoing.bytes = 0;
         let mut run = VecDeque::new();
-        while let Some((to, post)) = self.outgoing.pop_front() {
+        while let Some((to, post)) = self.outgoing.posts.pop_front() {
             run.push_back(post);
-            if self.outgoing.front().is_none_or(|(next, _)| *next != to) {
+            if self.outgoing.posts.front().is_none_or(|(next, _)| *next != to) {
                 self.mailboxes[usize::from(to)].post_all(&mut run);
             }
         }
     }
 
-    /// The mailboxes of the other shards.
+    /// The mailboxes of the other workers.
     pub(super) fn others(&self) -> impl Iterator<Item = &Mailbox> {
         let mine = usize::from(self.index);
         self.mailboxes.iter().enumerate().filter(move |(index, _)| *index != mine).map(|(_, mailbox)| mailbox)
     }
 
     pub(super) fn report(&self, event_loop: &EventLoop, lists: bool) -> ShardReport {
-        let mut connections = Vec::new();
-        let mut channels = Vec::new();
-        if lists {
-            connections.extend(self.shard.connections().map(|view| {
-                let bytes_out = self.conns.get(&view.handle).map_or(0, |conn| conn.bytes_out);
-                ConnReport { shard: self.index, bytes_out, open: self.now.since(view.accepted), view }
-            }));
-            channels.extend(self.shard.channels().map(|view| ChannelReport { shard: self.index, view }));
-        }
         ShardReport {
-            stats: self.shard.stats().clone(),
+            retired: self.retired.clone(),
+            worlds: self.hosts.iter().map(|(_, host)| self.world_report(host, lists)).collect(),
             loop_stats: *event_loop.stats(),
             enet: event_loop.enet_figures(),
             rounds: self.rounds.clone(),
             ticks: self.ticks.clone(),
-            world: self.shard.world(),
             panics: self.panics,
             congestions: self.congestions,
+            void_posts: self.void_posts,
             mailbox: self.mailbox,
             mailbox_peak_bytes: self.mailbox_peak_bytes,
             recordings_dropped: self.recorder.dropped(),
+        }
+    }
+
+    fn world_report(&self, host: &Host, lists: bool) -> WorldReport {
+        let mut connections = Vec::new();
+        let mut channels = Vec::new();
+        if lists {
+            connections.extend(host.shard.connections().map(|view| {
+                let bytes_out = host.conns.get(&view.handle).map_or(0, |conn| conn.bytes_out);
+                ConnReport { shard: self.index, bytes_out, open: self.now.since(view.accepted), view }
+            }));
+            channels.extend(host.shard.channels().map(|view| ChannelReport { shard: self.index, view }));
+        }
+        let world = host.epoch.world;
+        WorldReport {
+            world,
+            stats: host.shard.stats().clone(),
+            view: host.shard.world(),
             connections,
             channels,
         }

@@ -3,11 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnKind, close_code};
+use throng_gateway::{AcceptRefusal, Accepted, Closed, ConnKind, close_code};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey, TimedOut};
 use throng_stdx::Instant;
 
-use super::driver::Driver;
+use super::driver::{Driver, HandOff};
+use super::host::{Peer, Slot};
 
 /// The answer to a connection that the gateway cannot judge.
 const REFUSED: Accept = Accept::Refuse { code: close_code::INTERNAL, reason: "internal" };
@@ -24,21 +25,26 @@ impl Handler for Driver {
             gap_ms = gap.as_millis() as u64,
             "the process was stopped or starved"
         );
-        self.shard.excuse_pause(gap);
+        for slot in self.hosts.slots() {
+            if let Some(host) = self.hosts.get_mut(slot) {
+                host.shard.excuse_pause(gap);
+            }
+        }
     }
 
     fn is_proxy(&mut self, addr: IpAddr) -> bool {
-        self.shard.is_proxy(addr)
+        self.hosts.get(Slot::MAIN).is_some_and(|host| host.shard.is_proxy(addr))
     }
 
     fn make_room(&mut self, older_than: Option<Instant>) -> bool {
-        while let Some(&(accepted, conn)) = self.strangers.front() {
-            if self.shard.is_stranger(conn) && older_than.is_some_and(|than| than < accepted) {
+        while let Some(&(accepted, peer)) = self.strangers.front() {
+            let is_stranger = self.is_stranger(peer);
+            if is_stranger && older_than.is_some_and(|than| than < accepted) {
                 return false;
             }
             self.strangers.pop_front();
-            if self.shard.is_stranger(conn) {
-                self.guard(|driver| driver.shard.give_way(driver.now, conn));
+            if is_stranger {
+                self.guard(peer.host, |host, now| host.shard.give_way(now, peer.conn));
                 return true;
             }
         }
@@ -46,33 +52,44 @@ impl Handler for Driver {
     }
 
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
-        let Some(role) = self.listeners.get(&listener).copied() else { return REFUSED };
+        let Some(role) = self.listeners.get(&listener).cloned() else { return REFUSED };
+        let slot = match &role.world {
+            None => Some(Slot::MAIN),
+            Some(name) => self.hosts.slot_of_name(name),
+        };
+        let Some(slot) = slot else {
+            let refusal = AcceptRefusal::WorldNotOpen;
+            self.guard(Slot::MAIN, |host, _| host.shard.count_refused(refusal));
+            return Accept::Refuse { code: refusal.close_code(), reason: refusal.name() };
+        };
         let mut accepted = None;
-        self.guard(|driver| {
-            let answer = driver.shard.accept(driver.now, role.kind, role.framing, peer.ip());
-            if let Ok(new) = &answer
-                && role.unproven
-            {
-                driver.shard.note_unproven(new.conn);
-            }
-            accepted = Some(answer);
+        self.guard(slot, |host, now| {
+            let answer = host.shard.accept(now, role.kind, role.framing, peer.ip());
+            accepted = Some(answer.map(|new| {
+                if role.unproven {
+                    host.shard.note_unproven(new.conn);
+                }
+                (new, host.worker_of(new.shard))
+            }));
         });
-        if let Some(Ok(accepted)) = accepted
+        let new = |accepted: Accepted| Peer { host: slot, conn: accepted.conn };
+        if let Some(Ok((accepted, _))) = accepted
             && role.may_give_way
         {
-            self.note_stranger(accepted.conn);
+            self.note_stranger(new(accepted));
         }
         match accepted {
-            Some(Ok(accepted)) if accepted.shard.0 == self.index => {
-                self.adopt(accepted.conn, role.kind, key);
-                self.mark_dirty(accepted.conn);
+            Some(Ok((accepted, worker))) if worker == self.index => {
+                self.adopt(new(accepted), role.kind, key);
+                self.mark_dirty(new(accepted));
                 if role.kind == ConnKind::Server {
                     self.newcomers.push(key);
                 }
                 Accept::Keep
             }
-            Some(Ok(accepted)) => {
-                self.hand_offs.push((key, accepted.conn, accepted.shard, role.kind));
+            Some(Ok((accepted, _))) => {
+                let (peer, shard, kind) = (new(accepted), accepted.shard, role.kind);
+                self.hand_offs.push(HandOff { key, peer, shard, kind });
                 Accept::HandOff
             }
             Some(Err(refusal)) => {
@@ -84,23 +101,23 @@ impl Handler for Driver {
     }
 
     fn proven(&mut self, key: ConnKey) {
-        if let Some(conn) = self.conn_of(key) {
-            self.guard(|driver| driver.shard.handle_proven(driver.now, conn));
+        if let Some(peer) = self.conn_of(key) {
+            self.guard(peer.host, |host, now| host.shard.handle_proven(now, peer.conn));
         }
     }
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
-        let Some(conn) = self.conn_of(key) else { return Flow::Continue };
+        let Some(peer) = self.conn_of(key) else { return Flow::Continue };
         if self.tap.is_some() {
-            self.tap_arrived(conn, bytes);
+            self.tap_arrived(peer, bytes);
         }
-        self.guard_conn(conn, |driver| {
+        self.guard_conn(peer, |host, now| {
             #[cfg(test)]
-            driver.faults.on_data();
-            driver.shard.handle_bytes(driver.now, conn, bytes);
+            host.faults.on_data();
+            host.shard.handle_bytes(now, peer.conn, bytes);
         });
         // Mail of this round counts as if it were all for one receiver.
-        if self.others().any(|mailbox| mailbox.has_no_room_for(self.outgoing_bytes)) {
+        if self.others().any(|mailbox| mailbox.has_no_room_for(self.outgoing.bytes)) {
             self.congestions += 1;
             self.paused.push(key);
             return Flow::Pause;
@@ -109,22 +126,23 @@ impl Handler for Driver {
     }
 
     fn writable(&mut self, key: ConnKey) {
-        let Some(conn) = self.conn_of(key) else {
+        let Some(peer) = self.conn_of(key) else {
             self.farewells_ready.push(key);
             return;
         };
-        if let Some(entry) = self.conns.get_mut(&conn) {
+        let host = self.hosts.get_mut(peer.host);
+        if let Some(entry) = host.and_then(|host| host.conns.get_mut(&peer.conn)) {
             entry.blocked = false;
         }
-        self.mark_dirty(conn);
+        self.mark_dirty(peer);
     }
 
     fn closed(&mut self, key: ConnKey, cause: CloseCause) {
-        let Some(conn) = self.conn_of(key) else {
+        let Some(peer) = self.conn_of(key) else {
             self.farewells.remove(&key);
             return;
         };
-        tracing::debug!(conn = conn.0, cause = cause.name(), "connection lost");
+        tracing::debug!(conn = peer.conn.0, cause = cause.name(), "connection lost");
         let closed = match cause {
             CloseCause::WsClosed { code: Some(close_code::NORMAL) } | CloseCause::Disconnected { .. } => {
                 Closed::Left
@@ -134,7 +152,7 @@ impl Handler for Driver {
             CloseCause::TimedOut(TimedOut::Idle | TimedOut::Ping) => Closed::Idle,
             _ => Closed::Error,
         };
-        self.lose(conn, closed);
+        self.lose(peer, closed);
     }
 
     fn woken(&mut self) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use throng_stdx::Instant;
 
 use super::Worker;
+use super::host::Slot;
 
 /// Time between two looks at the shards' work. Players of a world arrive over seconds, and the work
 /// that they cause must be seen while they do.
@@ -96,8 +97,9 @@ impl Worker {
         loads.publish(usize::from(index), busy.as_nanos() as u64, self.event_loop.conn_count());
         if index == 0
             && let Some(weight) = self.looks.look(self.driver.now, loads.totals())
+            && let Some(main) = self.driver.hosts.get_mut(Slot::MAIN)
         {
-            self.driver.shard.set_world_weight(weight as usize);
+            main.shard.set_world_weight(weight as usize);
         }
     }
 }

@@ -9,6 +9,8 @@ use throng_gateway::Backlog;
 use throng_stdx::Instant;
 
 use super::Worker;
+use super::driver::Driver;
+use super::host::{Host, Slot};
 
 /// Memory that slow readers held is returned to the system if so much is freed at once. Less is
 /// needed again soon.
@@ -120,18 +122,26 @@ impl Published {
     }
 }
 
+impl Driver {
+    /// Has the world whose clients wait for most give up so many bytes.
+    fn shed_backlog(&mut self, excess: usize) {
+        let weight = |(_, host): &(Slot, &Host)| host.shard.backlog().weight();
+        if let Some((slot, _)) = self.hosts.iter().max_by_key(weight) {
+            self.guard(slot, |host, now| host.shard.shed_backlog(now, excess));
+        }
+    }
+}
+
 impl Worker {
     /// Closes clients that wait for most if the output of all clients takes too much memory. Runs
     /// after writing: clients that read have no backlog then.
     pub(super) fn shed_output(&mut self) {
         let mine = usize::from(self.driver.index);
-        let mut backlog = self.driver.shard.backlog();
+        let mut backlog: Backlog = self.driver.hosts.iter().map(|(_, host)| host.shard.backlog()).sum();
         backlog.own_bytes += self.driver.farewells.values().map(|each| each.bytes.len()).sum::<usize>();
         self.return_memory(backlog.allocated_bytes());
         match self.driver.output_memory.publish(mine, backlog) {
-            Some((shard, excess)) if shard == mine => {
-                self.driver.guard(|driver| driver.shard.shed_backlog(driver.now, excess));
-            }
+            Some((shard, excess)) if shard == mine => self.driver.shed_backlog(excess),
             // It may have nothing else to do, and would not look for long.
             Some((shard, _)) => self.driver.mailboxes[shard].wake(),
             None => {}

@@ -1,4 +1,4 @@
-//! One shard thread: an event loop, a shard of the core, and the mailbox between it and the rest of
+//! One shard thread: an event loop, shards of worlds, and the mailbox between them and the rest of
 //! the process.
 //!
 //! A round is: wait; take in what happened on the sockets; take in the mailbox; run what is due;
@@ -8,6 +8,7 @@
 
 mod driver;
 mod events;
+mod host;
 mod load;
 mod memory;
 mod output;
@@ -18,18 +19,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnHandle, ConnKind, Framing, Shard, SharedFrame};
+use throng_gateway::{AcceptRefusal, Closed, ConnKind, Framing, Moved, SharedFrame};
 use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey, SharedFile};
 use throng_stdx::Instant;
 
-use self::driver::{Driver, PANIC_MEMORY};
+use self::driver::{Driver, HandOff, PANIC_MEMORY};
+pub(crate) use self::host::HostParts;
+use self::host::{Peer, Slot};
 pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
 use crate::auth::Logins;
-use crate::mailbox::{Life, Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, World, WorldEpoch};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
+use crate::worlds::Worlds;
 
 /// Rounds of writing within one round of the loop. Writing makes room, room makes conflated
 /// channels resume, which is more to write; two passes settle that, and what is left over has its
@@ -40,7 +44,7 @@ const WRITE_PASSES: usize = 2;
 const URGENT_INTERVAL: Duration = Duration::from_micros(500);
 
 /// Kind of a listener's connections.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ListenerRole {
     pub(crate) kind: ConnKind,
     pub(crate) framing: Framing,
@@ -48,6 +52,8 @@ pub(crate) struct ListenerRole {
     pub(crate) unproven: bool,
     /// Its connections are clients that hold a descriptor each.
     pub(crate) may_give_way: bool,
+    /// The world that it leads to; `None` for the main one.
+    pub(crate) world: Option<Arc<str>>,
 }
 
 /// Parts of a worker besides its loop.
@@ -55,15 +61,17 @@ pub(crate) struct WorkerParts {
     pub(crate) index: u16,
     pub(crate) clock: Clock,
     pub(crate) event_loop: EventLoop,
-    pub(crate) shard: Shard,
-    /// Makes the identifiers of later lives of the world differ.
-    pub(crate) seed: u64,
+    /// The shard of the world that every worker has one of.
+    pub(crate) main: HostParts,
+    /// Shards of further worlds.
+    pub(crate) others: Vec<HostParts>,
     pub(crate) listeners: std::collections::HashMap<ListenerKey, ListenerRole>,
-    /// All mailboxes by shard, the own one included.
+    /// All mailboxes by worker, the own one included.
     pub(crate) mailboxes: Arc<[Mailbox]>,
     pub(crate) output_memory: Arc<OutputMemory>,
     pub(crate) loads: Arc<ShardLoads>,
     pub(crate) logins: Arc<Logins>,
+    pub(crate) worlds: Arc<Worlds>,
     pub(crate) recorder: Recorder,
     pub(crate) heartbeat: Arc<Heartbeat>,
     /// Time to say goodbye to everyone.
@@ -203,24 +211,36 @@ impl Worker {
         now
     }
 
-    /// Begins a life of the world that has begun on another shard.
-    fn follow(&mut self, life: Life) {
-        if life > self.driver.life {
-            tracing::error!(shard = self.driver.index, life, "the world restarts empty after a panic");
+    /// Begins a life of a world that has begun on another worker. `None` if the world has ended, or
+    /// has begun yet another life.
+    fn follow(&mut self, to: WorldEpoch) -> Option<Slot> {
+        let slot = self.driver.hosts.slot_of(to.world)?;
+        let now = self.driver.hosts.get(slot)?.epoch.life;
+        if to.life > now {
+            let (shard, world, life) = (self.driver.index, to.world.0, to.life);
+            tracing::error!(shard, world, life, "the world restarts empty after a panic");
             // Sockets on their way to shards of the former life would belong to nobody.
-            for (key, ..) in std::mem::take(&mut self.driver.hand_offs) {
+            for HandOff { key, .. } in self.driver.hand_offs.extract_if(.., |each| each.peer.host == slot) {
                 self.event_loop.close_with(key, throng_gateway::close_code::RESTARTED, "restarted");
             }
-            self.driver.restart(life);
+            self.driver.restart(slot, to);
         }
+        (to.life >= now).then_some(slot)
     }
 
-    /// Restarts the world on every shard if something broke that cannot be healed.
+    /// Restarts worlds on every worker if something broke that cannot be healed.
     fn restart_if_broken(&mut self) {
-        if self.driver.broken {
-            let life = self.driver.life + 1;
-            self.driver.others().for_each(|mailbox| mailbox.post(Post::Restart { life }));
-            self.follow(life);
+        if !std::mem::take(&mut self.driver.broken) {
+            return;
+        }
+        let broken = self.driver.hosts.iter().filter(|(_, host)| host.broken);
+        let broken: Vec<_> = broken.map(|(_, host)| (host.epoch, Arc::clone(&host.workers))).collect();
+        for (epoch, workers) in broken {
+            let to = WorldEpoch { life: epoch.life + 1, ..epoch };
+            for worker in workers.iter().filter(|worker| **worker != self.driver.index) {
+                self.driver.mailboxes[usize::from(*worker)].post(Post::Restart { to });
+            }
+            self.follow(to);
         }
     }
 
@@ -245,23 +265,70 @@ impl Worker {
         self.shed_output();
         self.carry_out_closures();
         self.say_goodbyes();
+        self.move_away();
         self.driver.post_mail();
         self.resume_paused();
     }
 
     /// Moves sockets to the shards that own their connections, behind the mail that announced them.
     fn hand_off(&mut self) {
-        let life = self.driver.life;
-        for (key, conn, shard, kind) in std::mem::take(&mut self.driver.hand_offs) {
+        for HandOff { key, peer, shard, kind } in std::mem::take(&mut self.driver.hand_offs) {
+            let Some(host) = self.driver.hosts.get(peer.host) else {
+                self.event_loop.close(key, CloseMode::Now);
+                continue;
+            };
+            let (to, conn) = (host.epoch, peer.conn);
             let post = match self.event_loop.detach(key) {
-                Some(socket) => Post::Socket { life, conn, kind, socket: Box::new(socket) },
+                Some(socket) => Post::Socket { to, conn, kind, socket: Box::new(socket) },
                 None => {
                     self.event_loop.close(key, CloseMode::Now);
-                    Post::SocketLost { life, conn }
+                    Post::SocketLost { to, conn }
                 }
             };
-            self.driver.send(shard, post);
+            self.driver.outgoing.push(host.worker_of(shard), post);
         }
+    }
+
+    /// Takes sockets to the worlds that their connections have left for.
+    fn move_away(&mut self) {
+        for (key, moved) in std::mem::take(&mut self.driver.moves) {
+            let world = World(moved.world());
+            let Some(to) = self.driver.worlds.by_number(world) else {
+                self.refuse(key, AcceptRefusal::WorldNotOpen);
+                continue;
+            };
+            match self.event_loop.detach(key) {
+                Some(socket) => {
+                    let (moved, socket) = (Box::new(moved), Box::new(socket));
+                    self.driver.outgoing.push(to.worker, Post::Arrive { world, moved, socket });
+                }
+                None => self.event_loop.close(key, CloseMode::Now),
+            }
+        }
+    }
+
+    /// A connection comes from another world.
+    fn arrive(&mut self, world: World, moved: Moved, socket: DetachedConn) {
+        let kind = moved.kind();
+        let slot = self.driver.hosts.slot_of(world);
+        let entered = match slot {
+            Some(slot) => self.driver.enter(slot, moved),
+            None => Err(AcceptRefusal::WorldNotOpen),
+        };
+        match (slot, entered) {
+            (Some(host), Ok(accepted)) => self.attach(Peer { host, conn: accepted.conn }, kind, socket),
+            (_, Err(refusal)) => {
+                if let Ok(key) = self.event_loop.attach(socket) {
+                    self.refuse(key, refusal);
+                }
+            }
+            (None, Ok(_)) => {}
+        }
+    }
+
+    fn refuse(&mut self, key: ConnKey, refusal: AcceptRefusal) {
+        tracing::debug!(reason = refusal.name(), "connection refused");
+        self.event_loop.close_with(key, refusal.close_code(), refusal.name());
     }
 
     fn take_posts(&mut self, posts: &mut VecDeque<Post>) {
@@ -273,38 +340,54 @@ impl Worker {
             self.driver.mailboxes.iter().for_each(Mailbox::wake);
         }
         for post in posts.drain(..) {
-            if let Post::Mail { life, .. } | Post::Socket { life, .. } | Post::SocketLost { life, .. } = &post
-            {
-                // Mail of a new life may come before the order to begin it.
-                self.follow(*life);
-                if *life != self.driver.life {
-                    continue;
+            self.take_post(post);
+        }
+    }
+
+    fn take_post(&mut self, post: Post) {
+        let mut at = None;
+        if let Post::Mail { to, .. }
+        | Post::Socket { to, .. }
+        | Post::SocketLost { to, .. }
+        | Post::Verdict { to, .. } = &post
+        {
+            // Mail of a new life may come before the order to begin it.
+            at = self.follow(*to);
+            if at.is_none() {
+                self.driver.void_posts += 1;
+                return;
+            }
+        }
+        let host = at.unwrap_or(Slot::MAIN);
+        match post {
+            Post::Mail { mail, .. } => {
+                self.driver.guard(host, |host, now| host.shard.handle_mail(now, mail));
+            }
+            Post::Socket { conn, kind, socket, .. } => self.attach(Peer { host, conn }, kind, *socket),
+            Post::SocketLost { conn, .. } => {
+                if !self.driver.was_closed_early(Peer { host, conn }) {
+                    self.driver.lose(Peer { host, conn }, Closed::Error);
                 }
             }
-            match post {
-                Post::Mail { mail, .. } => {
-                    self.driver.guard(|driver| driver.shard.handle_mail(driver.now, mail));
-                }
-                Post::Socket { conn, kind, socket, .. } => self.attach(conn, kind, *socket),
-                Post::SocketLost { conn, .. } if self.driver.closed_early.remove(&conn) => {}
-                Post::SocketLost { conn, .. } => self.driver.lose(conn, Closed::Error),
-                Post::Verdict { life, ticket, verdict } => {
-                    if life == self.driver.life {
-                        self.driver.verdicts.push((ticket, verdict));
-                    }
-                }
-                Post::Restart { life } => self.follow(life),
-                Post::Report { lists, reply } => {
-                    // The asker may have given up waiting.
-                    let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
-                }
-                Post::Look(look) => drop(self.driver.guard(|driver| look(&driver.shard))),
-                Post::Capture(record) => self.driver.capture(record),
-                Post::Reconfigure(config) => self.driver.shard.reconfigure(&config),
-                Post::Shutdown => self.begin_shutdown(),
-                #[cfg(test)]
-                Post::Fault(fault) => drop(self.driver.guard(|driver| driver.faults.take(fault))),
+            Post::Verdict { ticket, verdict, .. } => self.driver.verdicts.push((host, ticket, verdict)),
+            Post::Restart { to } => drop(self.follow(to)),
+            Post::Report { lists, reply } => {
+                // The asker may have given up waiting.
+                let _ = reply.try_send(self.driver.report(&self.event_loop, lists));
             }
+            Post::Look { world, look } => {
+                if let Some(slot) = self.driver.hosts.slot_of(world) {
+                    self.driver.guard(slot, |host, _| look(&host.shard));
+                }
+            }
+            Post::Capture { world, record } => self.driver.capture(world, record),
+            Post::Arrive { world, moved, socket } => self.arrive(world, *moved, *socket),
+            Post::Open(parts) => self.driver.hosts.open(*parts),
+            Post::Close(world) => self.driver.close_world(world),
+            Post::Reconfigure(config) => self.driver.reconfigure(&config),
+            Post::Shutdown => self.begin_shutdown(),
+            #[cfg(test)]
+            Post::Fault(fault) => drop(self.driver.guard(Slot::MAIN, |host, _| host.faults.take(fault))),
         }
     }
 
@@ -314,19 +397,19 @@ impl Worker {
         }
     }
 
-    fn attach(&mut self, conn: ConnHandle, kind: ConnKind, socket: DetachedConn) {
+    fn attach(&mut self, peer: Peer, kind: ConnKind, socket: DetachedConn) {
         match self.event_loop.attach(socket) {
-            Ok(key) if self.driver.closed_early.remove(&conn) => self.event_loop.close(key, CloseMode::Now),
+            Ok(key) if self.driver.was_closed_early(peer) => self.event_loop.close(key, CloseMode::Now),
             Ok(key) => {
-                self.driver.adopt(conn, kind, key);
-                self.driver.mark_dirty(conn);
+                self.driver.adopt(peer, kind, key);
+                self.driver.mark_dirty(peer);
                 if kind == ConnKind::Server {
                     self.prioritise(key);
                 }
             }
             Err(error) => {
-                tracing::debug!(conn = conn.0, %error, "a socket could not be moved to its shard");
-                self.driver.lose(conn, Closed::Error);
+                tracing::debug!(conn = peer.conn.0, %error, "a socket could not be moved to its shard");
+                self.driver.lose(peer, Closed::Error);
             }
         }
     }
@@ -336,7 +419,9 @@ impl Worker {
             self.event_loop.close_listener(key);
         }
         self.driver.stopping = Some(self.driver.now + self.shutdown_timeout);
-        self.driver.guard(|driver| driver.shard.begin_shutdown(driver.now));
+        for slot in self.driver.hosts.slots() {
+            self.driver.guard(slot, |host, now| host.shard.begin_shutdown(now));
+        }
     }
 
     fn resume_paused(&mut self) {

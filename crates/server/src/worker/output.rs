@@ -4,11 +4,12 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use throng_gateway::{CloseReason, ConnHandle};
+use throng_gateway::CloseReason;
 use throng_net::{CloseMode, ConnKey, SharedFile};
 
 use super::Worker;
-use super::driver::{Closing, Farewell};
+use super::driver::Farewell;
+use super::host::{Closing, Peer};
 
 /// Frames from this size on are given to the kernel once for all their readers ...
 const SHARED_FRAME_BYTES_MIN: usize = 16 << 10;
@@ -28,8 +29,8 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Worker {
     pub(super) fn write_dirty(&mut self) {
-        for conn in std::mem::take(&mut self.driver.dirty) {
-            self.write(conn);
+        for peer in std::mem::take(&mut self.driver.dirty) {
+            self.write(peer);
         }
         self.shared.clear();
     }
@@ -37,13 +38,14 @@ impl Worker {
     /// Sends a large frame that many connections get by reference to bytes that the kernel has
     /// already. Does nothing if that is not what comes next; returns whether the connection is
     /// there and has more to write.
-    fn write_shared(&mut self, conn: ConnHandle) -> bool {
+    fn write_shared(&mut self, peer: Peer) -> bool {
         let driver = &mut self.driver;
-        let Some(key) = driver.conns.get(&conn).map(|entry| entry.key) else { return false };
-        let Some(outbox) = driver.shard.outbox(conn) else { return false };
-        let small = outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN;
         // Captured connections take the plain path, which the capture sees.
-        let watched = driver.tap.as_ref().is_some_and(|tap| tap.handle == conn);
+        let watched = driver.tap.is_some() && driver.tap_of(peer).is_some();
+        let Some(host) = driver.hosts.get_mut(peer.host) else { return false };
+        let Some(key) = host.conns.get(&peer.conn).map(|entry| entry.key) else { return false };
+        let Some(outbox) = host.shard.outbox(peer.conn) else { return false };
+        let small = outbox.queued_bytes() < SHARED_FRAME_BYTES_MIN;
         if small || watched || !self.event_loop.takes_shared(key) {
             return !outbox.is_empty();
         }
@@ -64,25 +66,27 @@ impl Worker {
         let Some(file) = &self.shared[index].1 else { return true };
         let taken = self.event_loop.write_shared(key, file);
         if taken > 0 {
-            if let Some(entry) = driver.conns.get_mut(&conn) {
+            if let Some(entry) = host.conns.get_mut(&peer.conn) {
                 entry.bytes_out += taken as u64;
             }
-            driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, taken));
+            driver.guard_conn(peer, |host, now| host.shard.handle_written(now, peer.conn, taken));
         }
-        driver.shard.outbox(conn).is_some_and(|outbox| !outbox.is_empty())
+        let host = driver.hosts.get_mut(peer.host);
+        host.and_then(|host| host.shard.outbox(peer.conn)).is_some_and(|outbox| !outbox.is_empty())
     }
 
     /// Gives a connection's output to the transport, as much as it takes.
-    fn write(&mut self, conn: ConnHandle) {
-        let driver = &mut self.driver;
-        let Some(entry) = driver.conns.get_mut(&conn) else { return };
+    fn write(&mut self, peer: Peer) {
+        let Some(host) = self.driver.hosts.get_mut(peer.host) else { return };
+        let Some(entry) = host.conns.get_mut(&peer.conn) else { return };
         entry.dirty = false;
-        if entry.blocked || !self.write_shared(conn) {
+        if entry.blocked || !self.write_shared(peer) {
             return;
         }
         let driver = &mut self.driver;
-        let Some(entry) = driver.conns.get_mut(&conn) else { return };
-        let Some(outbox) = driver.shard.outbox(conn) else { return };
+        let Some(host) = driver.hosts.get_mut(peer.host) else { return };
+        let Some(entry) = host.conns.get_mut(&peer.conn) else { return };
+        let Some(outbox) = host.shard.outbox(peer.conn) else { return };
         let mut slices = recycle(std::mem::take(&mut self.slices));
         let loose = outbox.may_get_lost();
         outbox.gather(&mut slices);
@@ -90,31 +94,38 @@ impl Worker {
             true => self.event_loop.write_loose(entry.key, &slices),
             false => self.event_loop.write(entry.key, &slices),
         };
-        if let Some(tap) = driver.tap.as_mut().filter(|tap| tap.handle == conn) {
+        if let Some((slot, tap)) = &mut driver.tap
+            && *slot == peer.host
+            && tap.handle == peer.conn
+        {
             tap.written(driver.now, &slices, outcome.taken);
         }
         self.slices = recycle(slices);
         entry.blocked = outcome.blocked;
         entry.bytes_out += outcome.taken as u64;
         let key = entry.key;
-        driver.guard_conn(conn, |driver| driver.shard.handle_written(driver.now, conn, outcome.taken));
-        let queued = driver.shard.outbox(conn).map_or(0, |outbox| outbox.queued_bytes());
+        driver.guard_conn(peer, |host, now| host.shard.handle_written(now, peer.conn, outcome.taken));
+        let host = driver.hosts.get_mut(peer.host);
+        let queued =
+            host.and_then(|host| host.shard.outbox(peer.conn)).map_or(0, |outbox| outbox.queued_bytes());
         if outcome.blocked && queued > AWAIT_ROOM_BYTES {
             self.event_loop.await_room(key);
         }
         let more = !outcome.blocked && outcome.taken > 0;
         if more && queued > 0 {
-            driver.mark_dirty(conn);
+            driver.mark_dirty(peer);
         }
     }
 
     pub(super) fn carry_out_closures(&mut self) {
-        for Closing { id, conn, reason, flush } in std::mem::take(&mut self.driver.closing) {
+        for Closing { peer, conn, reason, flush } in std::mem::take(&mut self.driver.closing) {
             let Some(entry) = conn else {
-                self.driver.closed_early.insert(id);
+                if let Some(host) = self.driver.hosts.get_mut(peer.host) {
+                    host.closed_early.insert(peer.conn);
+                }
                 continue;
             };
-            tracing::debug!(conn = id.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
+            tracing::debug!(conn = peer.conn.0, kind = ?entry.kind, reason = reason.name(), "connection closed");
             if reason.close_code().is_none() && flush.is_empty() {
                 self.event_loop.close(entry.key, CloseMode::Now);
                 continue;

@@ -108,7 +108,7 @@ impl Family {
     }
 
     fn judge(&self, player: &str, token: &str) -> Verdict {
-        self.runtime.block_on(self.provider.judge(&login(player, token)))
+        self.runtime.block_on(self.provider.judge(&login(player, token))).verdict
     }
 }
 
@@ -489,6 +489,9 @@ fn the_callout_asks_the_service_and_understands_its_answers() {
             ("strange", _) => return Some((200, json!({ "result": "maybe" }).to_string())),
             ("failing", _) => return Some((500, String::new())),
             ("huge", _) => return Some((200, "x".repeat(3 << 20))),
+            ("guest", "right") => {
+                return Some((200, json!({ "result": "ok", "world": "hub" }).to_string()));
+            }
             (_, "right") => "ok",
             ("nobody", _) => "invalid_player",
             _ => "invalid_token",
@@ -506,8 +509,10 @@ fn the_callout_asks_the_service_and_understands_its_answers() {
         .unwrap()
         .settings;
     let callout = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
-    let judge = |player: &str, token: &str| runtime.block_on(callout.judge(&login(player, token)));
+    let judge = |player: &str, token: &str| runtime.block_on(callout.judge(&login(player, token))).verdict;
     assert_eq!(judge("anna", "right"), Verdict::Success);
+    let guest = runtime.block_on(callout.judge(&login("guest", "right")));
+    assert_eq!((guest.verdict, guest.world.as_deref()), (Verdict::Success, Some("hub")));
     assert_eq!(judge("anna", "wrong"), Verdict::InvalidLt);
     assert_eq!(judge("nobody", "wrong"), Verdict::InvalidPit);
     for player in ["broken", "strange", "failing", "slow", "huge"] {
@@ -571,7 +576,7 @@ fn the_callout_goes_over_https_to_a_service_whose_certificate_is_trusted_and_to_
         provider(&settings.auth, runtime.handle()).unwrap().unwrap()
     };
     let judge = |callout: &Arc<dyn Authenticator>, token: &str| {
-        runtime.block_on(callout.judge(&login("anna", token)))
+        runtime.block_on(callout.judge(&login("anna", token))).verdict
     };
     let good = callout("localhost", &trusted);
     assert_eq!(judge(&good, "right"), Verdict::Success);
@@ -611,10 +616,10 @@ fn a_key_set_is_fetched_over_https() {
             .unwrap()
             .settings;
         let jwt = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
-        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &token)));
+        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &token))).verdict;
         assert_eq!((verdict == Verdict::Success, service.asked()), (asked == 1, asked), "{verdict:?}");
         // It waits its turn behind that refresh, and neither asks again.
-        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &other)));
+        let verdict = runtime.block_on(jwt.judge(&login(PLAYER, &other))).verdict;
         assert_eq!((verdict == Verdict::Success, service.asked()), (false, asked), "{verdict:?}");
     }
 }
@@ -635,7 +640,7 @@ fn a_service_that_never_answers_times_out_and_one_that_is_gone_fails() {
             .unwrap()
             .settings;
         let callout = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
-        let verdict = runtime.block_on(callout.judge(&login("a", "b")));
+        let verdict = runtime.block_on(callout.judge(&login("a", "b"))).verdict;
         assert!(matches!(&verdict, Verdict::Error(why) if why.contains(part)), "{verdict:?}");
     }
 }
@@ -662,7 +667,7 @@ fn a_key_set_is_fetched_rotated_and_kept_through_an_outage() {
         .unwrap()
         .settings;
     let jwt = provider(&settings.auth, runtime.handle()).unwrap().unwrap();
-    let judge = |token: &str| runtime.block_on(jwt.judge(&login(PLAYER, token)));
+    let judge = |token: &str| runtime.block_on(jwt.judge(&login(PLAYER, token))).verdict;
     let token = |pem: &str, id: &str| {
         let header = json!({ "alg": "ES256", "kid": id });
         let key = EncodingKey::from_ec_pem(pem.as_bytes()).unwrap();

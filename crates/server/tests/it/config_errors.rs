@@ -43,6 +43,18 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
         ("[gateway.client]\n", UnknownKey, 1, 10, &["did you mean `clients`?"]),
         ("[gateway]\nserver = 1\n", UnknownKey, 2, 1, &["did you mean `servers`?"]),
         ("[server]\njwt_issuer = 'x'\n", UnknownKey, 2, 1, &["`gateway.auth.jwt_issuer`"]),
+        ("[gateway]\nworlds = ['A']\n", BadValue, 2, 1, &["`A` is not a name", "lower-case"]),
+        ("[gateway]\nworlds = ['a', 'a']\n", BadValue, 2, 1, &["twice"]),
+        ("[gateway]\nworlds = ['main']\n", BadValue, 2, 1, &["default world"]),
+        ("[gateway]\ndefault_world = ''\n", BadValue, 2, 1, &["is not a name"]),
+        ("[gateway.clients]\nworld = 'hub'\n", BadReference, 2, 1, &["`hub`", "name it in `gateway.worlds`"]),
+        (
+            "[gateway]\nworlds = ['hub']\n[gateway.clients]\nextra = ['tcp://127.0.0.1:0/hbu']\n",
+            BadReference,
+            4,
+            1,
+            &["`hbu`", "did you mean `hub`?"],
+        ),
         (
             "[server]\nonly = ['gatway']\n",
             BadValue,

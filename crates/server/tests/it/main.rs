@@ -15,3 +15,4 @@ mod output_memory;
 mod peers;
 mod play;
 mod secrets;
+mod worlds;

@@ -18,7 +18,7 @@ const UPDATE: u32 = pb::MessageType::ChannelDataUpdate as u32;
 const DATA_TYPE: &str = "type.googleapis.com/test.Opaque";
 
 /// Claims GLOBAL, lets `player` in, and plays a round: state to the player, a message back.
-fn play(server: &mut Peer, player: &mut Peer) {
+pub(crate) fn play(server: &mut Peer, player: &mut Peer) {
     let create = pb::CreateChannelMessage {
         channel_type: pb::ChannelType::Subworld as i32,
         metadata: format!("room of {}", player.id),

@@ -13,10 +13,10 @@
 
 mod socket_stage;
 
-use socket_stage::{Carrier, SocketStage};
+use socket_stage::{Carrier, SocketStage, World};
 use throng_conformance::{DEVIATIONS, scenarios};
 
-fn play_all(carrier: Carrier) {
+fn play_all(carrier: Carrier, world: World) {
     let plays: Vec<_> = scenarios()
         .into_iter()
         .flat_map(|scenario| [(scenario.clone(), 1), (scenario.clone(), 2), (scenario, 4)])
@@ -27,7 +27,7 @@ fn play_all(carrier: Carrier) {
             .iter()
             .map(|(scenario, shards)| {
                 scope.spawn(move || {
-                    let mut stage = SocketStage::new(scenario, *shards, carrier);
+                    let mut stage = SocketStage::new(scenario, *shards, carrier, world);
                     let differences = scenario.play(&mut stage, DEVIATIONS);
                     let how = format!("{} with {shards} shards over {carrier:?}", scenario.name);
                     (!differences.is_empty()).then(|| format!("{how}:\n{}", differences.join("\n")))
@@ -41,15 +41,20 @@ fn play_all(carrier: Carrier) {
 
 #[test]
 fn every_conversation_plays_over_tcp() {
-    play_all(Carrier::Tcp);
+    play_all(Carrier::Tcp, World::Main);
 }
 
 #[test]
 fn every_conversation_plays_over_enet() {
-    play_all(Carrier::Enet);
+    play_all(Carrier::Enet, World::Main);
 }
 
 #[test]
 fn every_conversation_plays_over_websocket() {
-    play_all(Carrier::WebSocket);
+    play_all(Carrier::WebSocket, World::Main);
+}
+
+#[test]
+fn every_conversation_plays_in_one_of_sixty_worlds() {
+    play_all(Carrier::Tcp, World::OneOfSixty);
 }

@@ -36,6 +36,13 @@ pub(crate) enum Carrier {
     Enet,
 }
 
+/// World of the process that the peers are in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum World {
+    Main,
+    OneOfSixty,
+}
+
 pub(crate) struct SocketStage {
     running: Running,
     carrier: Carrier,
@@ -92,7 +99,7 @@ impl Handler for Ends {
 
 impl SocketStage {
     /// A gateway with the settings of a conversation, and nobody connected.
-    pub(crate) fn new(scenario: &Scenario, shards: u16, carrier: Carrier) -> SocketStage {
+    pub(crate) fn new(scenario: &Scenario, shards: u16, carrier: Carrier, world: World) -> SocketStage {
         let config = |name: &str| fixture(&format!("gateway/config/{name}")).display().to_string();
         let schemas: Vec<String> = scenario
             .schema_files()
@@ -103,7 +110,16 @@ impl SocketStage {
             Carrier::WebSocket => "ws",
             Carrier::Enet => "enet",
         };
+        let (worlds, world) = match world {
+            World::Main => (String::new(), ""),
+            World::OneOfSixty => {
+                ((1..60).map(|index| format!("world-{index}")).collect::<Vec<_>>().join(","), "world-30")
+            }
+        };
         let keys = [
+            ("gateway.worlds", worlds),
+            ("gateway.servers.world", world.to_owned()),
+            ("gateway.clients.world", world.to_owned()),
             ("gateway.servers.addr", "127.0.0.1:0".to_owned()),
             ("gateway.clients.addr", "127.0.0.1:0".to_owned()),
             ("http.addr", String::new()),

@@ -1,0 +1,304 @@
+//! Connections that move to another world of the process with their login. Cluster §3, §4.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use throng_gateway::{
+    AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing, Mail,
+    Recovery, Shard, ShardIndex, StateMachine, Verdict,
+};
+use throng_stdx::Instant;
+use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, ListChannelMessage, MessageType};
+use throng_wire::{FrameReader, FrameWriter, MessagePack};
+
+use crate::common::{UNIX_START_NS, schemas};
+
+const HUB: u32 = 7;
+
+/// Shards of one world, and what they have put out.
+struct World {
+    shards: Vec<Shard>,
+    effects: VecDeque<(usize, Effect)>,
+}
+
+/// A connection of a world.
+#[derive(Clone, Copy)]
+struct Peer {
+    conn: ConnHandle,
+    shard: usize,
+}
+
+fn now() -> Instant {
+    Instant::from_millis(5)
+}
+
+impl World {
+    fn new(world: u32, count: u16, change: impl FnOnce(&mut Config)) -> World {
+        let mut config = Config {
+            world,
+            auth_provider: true,
+            servers_bypass_auth: false,
+            client_state_machine: StateMachine::client_managing_channels().into(),
+            recovery: Recovery { client_window: Duration::from_secs(30), ..Recovery::default() },
+            ..Config::reference()
+        };
+        change(&mut config);
+        let config = Arc::new(config);
+        let shard = |index| {
+            let seed = u64::from(world) + 1;
+            Shard::new(Arc::clone(&config), schemas(), ShardIndex(index), count, seed, UNIX_START_NS)
+        };
+        World { shards: (0..count).map(shard).collect(), effects: VecDeque::new() }
+    }
+
+    fn settle(&mut self) {
+        loop {
+            let mut mail: Vec<(ShardIndex, Mail)> = Vec::new();
+            for (index, shard) in self.shards.iter_mut().enumerate() {
+                mail.extend(std::iter::from_fn(|| shard.poll_mail()));
+                self.effects.extend(std::iter::from_fn(|| shard.poll_effect()).map(|effect| (index, effect)));
+            }
+            if mail.is_empty() {
+                return;
+            }
+            for (to, mail) in mail {
+                self.shards[usize::from(to.0)].handle_mail(now(), mail);
+            }
+        }
+    }
+
+    fn accept(&mut self) -> Peer {
+        let addr = "10.0.0.1".parse().unwrap();
+        let accepted = self.shards[0].accept(now(), ConnKind::Client, Framing::Stream, addr).unwrap();
+        self.settle();
+        Peer { conn: accepted.conn, shard: usize::from(accepted.shard.0) }
+    }
+
+    fn send(&mut self, peer: Peer, bytes: &[u8]) {
+        self.shards[peer.shard].handle_bytes(now(), peer.conn, bytes);
+        self.settle();
+    }
+
+    fn answer(&mut self, ticket: AuthTicket, verdict: Verdict) {
+        self.shards[0].handle_verdict(now(), ticket, verdict);
+        self.settle();
+    }
+
+    /// The next effect that is not for the security log.
+    fn effect(&mut self) -> (usize, Effect) {
+        loop {
+            let next = self.effects.pop_front().expect("an effect");
+            if !matches!(next.1, Effect::SecurityLog(_)) {
+                return next;
+            }
+        }
+    }
+
+    fn ticket(&mut self) -> AuthTicket {
+        match self.effect().1 {
+            Effect::Authenticate { ticket, .. } => ticket,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes the connection that the latest effect moves, to `to`.
+    fn moves(&mut self, to: &mut World) -> Result<Peer, AcceptRefusal> {
+        let (shard, Effect::Move { conn }) = self.effect() else { panic!("a connection that moves") };
+        let moved = self.shards[shard].take_moved(conn).expect("the connection");
+        assert!(self.shards[shard].take_moved(conn).is_none());
+        assert_eq!(moved.kind(), ConnKind::Client);
+        let entered = to.shards[0].enter(now(), moved);
+        to.settle();
+        entered.map(|accepted| Peer { conn: accepted.conn, shard: usize::from(accepted.shard.0) })
+    }
+
+    /// The messages that wait for a connection.
+    fn take(&mut self, peer: Peer) -> Vec<(u32, Vec<u8>)> {
+        let mut messages = Vec::new();
+        let shard = &mut self.shards[peer.shard];
+        let Some(outbox) = shard.outbox(peer.conn) else { return messages };
+        let mut slices = Vec::new();
+        outbox.gather(&mut slices);
+        let bytes = slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
+        shard.handle_written(now(), peer.conn, bytes.len());
+        let fed = FrameReader::default().feed(&bytes, &mut |packet| {
+            messages.extend(packet.messages().map(|message| (message.msg_type, message.body.to_vec())));
+            ControlFlow::Continue(())
+        });
+        fed.expect("whole frames");
+        messages
+    }
+
+    fn connections(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.stats().kind(ConnKind::Client).connections).sum()
+    }
+
+    fn closed(&self, reason: CloseReason) -> usize {
+        let closures = self.shards.iter().flat_map(|shard| shard.closures());
+        closures.filter(|closure| closure.reason == reason).count()
+    }
+}
+
+fn frame(msg_type: MessageType, body: &impl Message) -> Vec<u8> {
+    let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
+    let body = body.encode_to_vec();
+    let pack = MessagePack { stub_id: 3, msg_type: msg_type as u32, body: &body, ..MessagePack::default() };
+    writer.push(&pack, &mut bytes).unwrap();
+    writer.flush(&mut bytes);
+    bytes
+}
+
+fn auth(pit: &str, token: Option<Vec<u8>>) -> Vec<u8> {
+    let body = AuthMessage {
+        player_identifier_token: pit.into(),
+        login_token: "secret".into(),
+        resume_token: token,
+    };
+    frame(MessageType::Auth, &body)
+}
+
+fn result(messages: &[(u32, Vec<u8>)]) -> AuthResultMessage {
+    let body =
+        &messages.iter().find(|(msg_type, _)| *msg_type == MessageType::Auth as u32).expect("a result").1;
+    AuthResultMessage::decode(&body[..]).unwrap()
+}
+
+/// A client of the hub that has come through the main world, with its resume token.
+fn come(main: &mut World, hub: &mut World, pit: &str) -> (Peer, AuthResultMessage) {
+    let peer = main.accept();
+    main.send(peer, &auth(pit, Some(Vec::new())));
+    let ticket = main.ticket();
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    let peer = main.moves(hub).unwrap();
+    let result = result(&hub.take(peer));
+    (peer, result)
+}
+
+#[test]
+fn a_login_for_another_world_takes_its_connection_there() {
+    for shards in [1, 3] {
+        let mut main = World::new(0, shards, |_| {});
+        let mut hub = World::new(HUB, 1, |_| {});
+        // Connections of every shard.
+        for index in 0..u64::from(shards) {
+            let peer = main.accept();
+            // A failed login first, whose answer has not been written when the second one succeeds.
+            main.send(peer, &auth("p", None));
+            let ticket = main.ticket();
+            main.answer(ticket, Verdict::InvalidLt);
+            // The begin of what follows comes with the login, the rest after the move.
+            let list = frame(MessageType::ListChannel, &ListChannelMessage::default());
+            main.send(peer, &[&auth("p", None)[..], &list[..4]].concat());
+            let ticket = main.ticket();
+            main.answer(ticket, Verdict::Elsewhere { world: HUB });
+            assert_eq!(main.connections(), 0);
+            let there = main.moves(&mut hub).unwrap();
+            assert_eq!(hub.connections(), index + 1);
+            hub.send(there, &list[4..]);
+            let messages = hub.take(there);
+            let kinds: Vec<u32> = messages.iter().map(|(msg_type, _)| *msg_type).collect();
+            let (auth, list) = (MessageType::Auth as u32, MessageType::ListChannel as u32);
+            assert_eq!(kinds, [auth, auth, list]);
+            let second = AuthResultMessage::decode(&messages[1].1[..]).unwrap();
+            assert_eq!((second.result, second.conn_id), (0, there.conn.0));
+        }
+        assert_eq!(main.closed(CloseReason::Moved), usize::from(shards));
+        assert!(hub.effects.is_empty(), "the provider is not asked again: {:?}", hub.effects);
+    }
+}
+
+#[test]
+fn a_world_that_is_full_takes_no_more_and_one_that_ends_closes_all() {
+    let mut main = World::new(0, 1, |_| {});
+    let mut hub = World::new(HUB, 1, |config| config.limits.connections = 1);
+    come(&mut main, &mut hub, "first");
+    let peer = main.accept();
+    main.send(peer, &auth("second", None));
+    let ticket = main.ticket();
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    assert_eq!(main.moves(&mut hub).err(), Some(AcceptRefusal::ConnectionsMax));
+    assert_eq!((main.connections(), hub.connections()), (0, 1));
+    hub.shards[0].close_world(now());
+    hub.settle();
+    assert!(matches!(hub.effect().1, Effect::Close { reason: CloseReason::WorldClosed, .. }));
+    assert_eq!(hub.connections(), 0);
+}
+
+#[test]
+fn a_resume_token_leads_to_its_world() {
+    let mut main = World::new(0, 2, |_| {});
+    let mut hub = World::new(HUB, 1, |_| {});
+    let (lost, first) = come(&mut main, &mut hub, "p");
+    assert_eq!(first.resume_token.len(), 28);
+    hub.shards[0].handle_closed(now(), lost.conn, Closed::Error);
+    hub.settle();
+    for token in [first.resume_token.clone(), first.resume_token] {
+        let peer = main.accept();
+        main.send(peer, &auth("p", Some(token)));
+        let (_, Effect::FindWorld { ticket, world: HUB }) = main.effect() else { panic!("a question") };
+        main.answer(ticket, Verdict::Elsewhere { world: HUB });
+        let back = main.moves(&mut hub).unwrap();
+        let messages = hub.take(back);
+        if !messages.is_empty() {
+            assert_eq!((result(&messages).conn_id, result(&messages).should_recover), (first.conn_id, true));
+            continue;
+        }
+        // A token that is void there opens no door: the main world asks the provider.
+        assert_eq!(hub.connections(), 1);
+        let home = hub.moves(&mut main).unwrap();
+        let ticket = main.ticket();
+        main.answer(ticket, Verdict::Success);
+        assert_eq!(result(&main.take(home)).result, 0);
+        assert_eq!((main.connections(), hub.connections()), (1, 1));
+        return;
+    }
+    panic!("a token is good for one return");
+}
+
+#[test]
+fn a_token_of_a_world_that_is_gone_leads_to_an_ordinary_login() {
+    let mut main = World::new(0, 1, |_| {});
+    let mut hub = World::new(HUB, 1, |_| {});
+    let (_, first) = come(&mut main, &mut hub, "p");
+    let peer = main.accept();
+    main.send(peer, &auth("p", Some(first.resume_token)));
+    let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+    main.answer(ticket, Verdict::NoWorld);
+    let ticket = main.ticket();
+    main.answer(ticket, Verdict::Success);
+    let result = result(&main.take(peer));
+    assert_eq!((result.result, result.resume_token.len()), (0, 24));
+}
+
+#[test]
+fn one_that_may_not_enter_is_closed() {
+    let mut main = World::new(0, 1, |_| {});
+    for reason in [CloseReason::UnknownWorld, CloseReason::WorldMismatch] {
+        let peer = main.accept();
+        main.send(peer, &auth("p", None));
+        let ticket = main.ticket();
+        main.answer(ticket, Verdict::Refused(reason));
+        assert_eq!(main.effect().1, Effect::Close { conn: peer.conn, reason, flush: Vec::new() });
+    }
+}
+
+#[test]
+fn a_connection_that_is_gone_before_its_verdict_moves_nowhere() {
+    let mut main = World::new(0, 2, |_| {});
+    let peer = main.accept();
+    main.send(peer, &auth("p", None));
+    let ticket = main.ticket();
+    main.shards[peer.shard].handle_closed(now(), peer.conn, Closed::EndOfStream);
+    main.settle();
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    assert!(main.effects.is_empty(), "{:?}", main.effects);
+}
+
+#[test]
+fn moved_connections_can_cross_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<throng_gateway::Moved>();
+}

@@ -1,0 +1,277 @@
+//! Many worlds in one process: listeners and logins that lead to them, and worlds that come and go.
+
+use std::net::SocketAddr;
+
+use prost::Message as _;
+use serde_json::Value;
+use throng_net::CloseCause;
+use throng_server::{Running, Service};
+use throng_wire::channeldpb as pb;
+
+use crate::common::{Dial, Peer, call, clients, gateway, servers};
+use crate::play::play;
+
+const ADMIN_TOKEN: &str = "a-token-of-the-admin";
+
+/// Logins of every kind: `p` names no world, the others do.
+const TOKENS: &str = "\
+p any
+hub-p for-hub world=hub
+arena-p for-arena world=arena
+lost-p for-nowhere world=nowhere
+main-p for-main world=main
+s any server
+hub-s for-hub server world=hub
+arena-s for-arena server world=arena
+";
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Files {
+        let files = Files(tempfile::tempdir().unwrap());
+        std::fs::write(files.path("tokens"), TOKENS).unwrap();
+        std::fs::write(files.path("admin"), format!("{ADMIN_TOKEN}\n")).unwrap();
+        files
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A gateway with the worlds `hub` and `arena`, whose logins come from the file.
+    fn gateway(&self, keys: &[(&str, &str)]) -> Running {
+        let (tokens, admin, data) = (self.path("tokens"), self.path("admin"), self.path("data"));
+        let base = [
+            ("server.data", &*data),
+            ("gateway.worlds", "hub,arena"),
+            ("gateway.auth.kind", "tokens"),
+            ("gateway.auth.servers_bypass", "false"),
+            ("gateway.auth.tokens_file", &tokens),
+            ("http.tokens_file", &admin),
+            ("gateway.clients.kcp_profile", "game"),
+        ];
+        gateway(&[&base[..], keys].concat())
+    }
+}
+
+/// The listeners of a service, in the order of the configuration.
+fn listeners(running: &Running, service: Service) -> Vec<SocketAddr> {
+    let all = running.addresses().iter().filter(|address| address.service == service);
+    all.map(|address| address.addr).collect()
+}
+
+fn get(running: &Running, path: &str) -> (u16, String) {
+    call(running, "GET", path, ADMIN_TOKEN, "")
+}
+
+fn ask(running: &Running, path: &str) -> Value {
+    let (status, body) = get(running, path);
+    assert_eq!(status, 200, "{path}: {body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+/// Connections and channels of a world.
+fn figures(running: &Running, world: &str) -> [u64; 2] {
+    ["connections", "channels"]
+        .map(|list| ask(running, &format!("/api/v1/{list}?world={world}"))["total"].as_u64().unwrap())
+}
+
+fn close_code(peer: &mut Peer) -> Option<u16> {
+    match peer.until_closed() {
+        CloseCause::WsClosed { code } => *code,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Sends a login to which there is no answer.
+fn try_login(peer: &mut Peer, player: &str, token: &str) {
+    let auth = pb::AuthMessage {
+        player_identifier_token: player.into(),
+        login_token: token.into(),
+        ..Default::default()
+    };
+    let head = throng_wire::MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
+    peer.send(head, &auth.encode_to_vec());
+}
+
+#[test]
+fn listeners_lead_to_worlds_that_know_nothing_of_each_other() {
+    for (shards, transport) in [("1", "tcp"), ("3", "tcp"), ("2", "kcp"), ("2", "enet"), ("2", "ws")] {
+        let extra = format!("{transport}://127.0.0.1:0/hub,{transport}://127.0.0.1:0/arena");
+        let files = Files::new();
+        let running = gateway(&[
+            ("http.tokens_file", &files.path("admin")),
+            ("server.data", &files.path("data")),
+            ("server.shards", shards),
+            ("gateway.dev", "true"),
+            ("gateway.worlds", "hub,arena"),
+            ("gateway.servers.extra", "tcp://127.0.0.1:0/hub,tcp://127.0.0.1:0/arena"),
+            ("gateway.clients.transport", transport),
+            ("gateway.clients.kcp_profile", "game"),
+            ("gateway.clients.extra", &extra),
+        ]);
+        let dial = match transport {
+            "kcp" => Dial::Kcp,
+            "enet" => Dial::Enet,
+            "ws" => Dial::WebSocket,
+            _ => Dial::Tcp,
+        };
+        let doors =
+            listeners(&running, Service::Servers).into_iter().zip(listeners(&running, Service::Clients));
+        let mut peers = Vec::new();
+        for (at_servers, at_clients) in doors {
+            let mut server = Peer::login(at_servers, &Dial::Tcp, "server", "");
+            let mut player = Peer::login(at_clients, &dial, "player", "");
+            // Each world counts its ids from 1, and has an owner of GLOBAL of its own.
+            assert_eq!((server.id, player.id), (1, 2), "{transport}");
+            play(&mut server, &mut player);
+            peers.push((server, player));
+        }
+        assert_eq!(peers.len(), 3);
+        for world in ["main", "hub", "arena", ""] {
+            assert_eq!(figures(&running, world), [2, 2], "{transport} {world}");
+        }
+        assert_eq!(ask(&running, "/api/v1/connections/2?world=hub")["live"], true);
+        assert_eq!(get(&running, "/api/v1/connections?world=nowhere").0, 404);
+        let metrics = get(&running, "/metrics").1;
+        assert!(metrics.contains("throng_world_clients{world=\"arena\"} 1"), "{metrics}");
+        assert!(metrics.contains("throng_gateway_connections{kind=\"client\"} 3"), "{metrics}");
+        assert!(running.shutdown(), "{transport}: everything was flushed in time");
+    }
+}
+
+#[test]
+fn a_login_enters_the_world_of_its_credential_over_every_transport() {
+    for (transport, dial) in
+        [("tcp", Dial::Tcp), ("kcp", Dial::Kcp), ("enet", Dial::Enet), ("ws", Dial::WebSocket)]
+    {
+        for shards in ["1", "3"] {
+            let files = Files::new();
+            let running =
+                files.gateway(&[("server.shards", shards), ("gateway.clients.transport", transport)]);
+            let mut peers = Vec::new();
+            for world in ["hub", "arena"] {
+                let token = format!("for-{world}");
+                let mut server = Peer::login(servers(&running), &Dial::Tcp, &format!("{world}-s"), &token);
+                // From several shards of the main world.
+                for _ in 0..3 {
+                    let mut player = Peer::login(clients(&running), &dial, &format!("{world}-p"), &token);
+                    play(&mut server, &mut player);
+                    peers.push(player);
+                }
+                peers.push(server);
+            }
+            let mut server = Peer::login(servers(&running), &Dial::Tcp, "s", "any");
+            for (player, token) in [("p", "any"), ("main-p", "for-main")] {
+                let mut player = Peer::login(clients(&running), &dial, player, token);
+                play(&mut server, &mut player);
+                peers.push(player);
+            }
+            assert_eq!(figures(&running, "hub"), [4, 4], "{transport} {shards}");
+            assert_eq!(figures(&running, "arena"), [4, 4], "{transport} {shards}");
+            assert_eq!(figures(&running, "main"), [3, 3], "{transport} {shards}");
+            let moved = ask(&running, "/api/v1/closures?search=moved");
+            assert_eq!(moved["total"], 8, "{moved}");
+        }
+    }
+}
+
+#[test]
+fn a_login_for_another_world_than_the_listener_s_or_for_none_is_refused() {
+    let files = Files::new();
+    let running = files.gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "ws"),
+        ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+    ]);
+    let [main, hub] = listeners(&running, Service::Clients)[..] else { panic!("two listeners") };
+    for (at, player, token, code) in [
+        (main, "lost-p", "for-nowhere", 4010),
+        (hub, "arena-p", "for-arena", 4011),
+        (hub, "lost-p", "for-nowhere", 4011),
+        (hub, "main-p", "for-main", 4011),
+    ] {
+        let mut peer = Peer::connect(at, &Dial::WebSocket);
+        try_login(&mut peer, player, token);
+        assert_eq!(close_code(&mut peer), Some(code), "{player}");
+    }
+    let inside = [("hub-p", "for-hub"), ("p", "any")];
+    let _inside = inside.map(|(player, token)| Peer::login(hub, &Dial::WebSocket, player, token));
+    assert_eq!(figures(&running, "hub")[0], 2);
+}
+
+/// The core closes such a connection before its socket has a place in the world.
+#[test]
+fn one_that_is_banned_in_its_world_hears_so_on_arrival() {
+    let files = Files::new();
+    let running = files.gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "ws"),
+        ("gateway.limits.refused_messages_max", "1"),
+    ]);
+    let mut player = Peer::login(clients(&running), &Dial::WebSocket, "hub-p", "for-hub");
+    for _ in 0..2 {
+        // The state machine refuses a second login.
+        try_login(&mut player, "hub-p", "for-hub");
+    }
+    assert_eq!(close_code(&mut player), Some(4002));
+    let mut again = Peer::connect(clients(&running), &Dial::WebSocket);
+    try_login(&mut again, "hub-p", "for-hub");
+    assert_eq!(close_code(&mut again), Some(4002));
+    assert_eq!([figures(&running, "hub")[0], figures(&running, "main")[0]], [0, 0]);
+}
+
+#[test]
+fn worlds_open_and_close_at_run_time() {
+    let files = Files::new();
+    let running = files.gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "ws"),
+        ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+    ]);
+    let door = listeners(&running, Service::Clients)[1];
+    let post = |path: &str, token: &str, name: &str| {
+        call(&running, "POST", path, token, &format!("{{\"name\":\"{name}\"}}"))
+    };
+    let open = |name: &str| post("/api/v1/worlds", ADMIN_TOKEN, name);
+    let close = |name: &str| post("/api/v1/worlds/close", ADMIN_TOKEN, name);
+    let mut lost = Peer::connect(clients(&running), &Dial::WebSocket);
+    try_login(&mut lost, "lost-p", "for-nowhere");
+    assert_eq!(close_code(&mut lost), Some(4010));
+    assert_eq!(open("nowhere").0, 200);
+    let _found = Peer::login(clients(&running), &Dial::WebSocket, "lost-p", "for-nowhere");
+    assert_eq!(figures(&running, "nowhere"), [1, 1]);
+
+    let (status, why) = open("nowhere");
+    assert_eq!((status, why.contains("is open")), (409, true), "{why}");
+    assert_eq!((open("No Name").0, close("main").0, close("void").0), (409, 409, 404));
+    assert_eq!(post("/api/v1/worlds", "not-a-token-of-the-admin", "x").0, 401);
+
+    // Those who are inside hear why they leave; its listener refuses until it is open again.
+    let mut player = Peer::login(door, &Dial::WebSocket, "p", "any");
+    assert_eq!(close("hub").0, 200);
+    assert_eq!(close_code(&mut player), Some(4012));
+    assert_eq!(close_code(&mut Peer::connect(door, &Dial::WebSocket)), Some(4010));
+    assert_eq!(get(&running, "/api/v1/connections?world=hub").0, 404);
+    assert_eq!(open("hub").0, 200);
+    let _again = Peer::login(door, &Dial::WebSocket, "p", "any");
+    assert_eq!(figures(&running, "hub"), [1, 1], "nothing of its former life");
+
+    // Worlds that come and go leave nothing behind.
+    for round in 0..500 {
+        let name = format!("match-{round}");
+        assert_eq!((open(&name).0, close(&name).0), (200, 200));
+    }
+    let list = ask(&running, "/api/v1/worlds");
+    let names: Vec<&str> =
+        list["worlds"].as_array().unwrap().iter().filter_map(|row| row["name"].as_str()).collect();
+    assert_eq!(names, ["main", "arena", "nowhere", "hub"]);
+    let metrics = get(&running, "/metrics").1;
+    assert!(
+        !metrics.contains("match-") && metrics.contains("throng_world_clients{world=\"hub\"} 1"),
+        "{metrics}"
+    );
+    let closed = "throng_gateway_connections_closed_total{kind=\"client\",reason=\"world_closed\"} 1";
+    assert!(metrics.contains(closed), "counters of closed worlds stay: {metrics}");
+}
