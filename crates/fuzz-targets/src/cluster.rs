@@ -141,7 +141,7 @@ pub fn cluster_node(input: &[u8]) {
         cluster: cluster.clone(),
         record: first_record(),
         node: name("n0"),
-        has_lock: input.byte() % 2 == 0,
+        has_lock: input.byte().is_multiple_of(2),
         classes: [(name("hub"), Class { hash: "h".to_owned(), labels: BTreeMap::new() })].into(),
         patience: Duration::from_secs(30),
         arrivals_max: 4,
@@ -218,15 +218,15 @@ impl Bench {
             },
             10 => match self.events.pop() {
                 Some(Event::Open { world, epoch, .. }) => {
-                    self.node.handle_opened(now, &world, epoch, input.byte() % 4 > 0);
+                    self.node.handle_opened(now, &world, epoch, !input.byte().is_multiple_of(4));
                 }
                 Some(Event::Freeze { world, epoch }) => self.node.handle_frozen(now, &world, epoch),
                 _ => {}
             },
             _ => {
                 let world = input.world();
-                if input.byte() % 2 == 0 {
-                    self.node.handle_open(now, world, name("hub"), input.byte() % 2 == 0);
+                if input.byte().is_multiple_of(2) {
+                    self.node.handle_open(now, world, name("hub"), input.byte().is_multiple_of(2));
                 } else {
                     self.node.handle_close(now, &world);
                 }

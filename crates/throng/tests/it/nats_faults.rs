@@ -3,14 +3,9 @@
 //! acknowledged one.
 //!
 //! `THRONG_AREA_FAULTS=long` tries 100,000 requests, all lengths of faults, and the times within
-<<<<<<< HEAD
-//! which the area is served again: five minutes on a machine that does nothing else.
-#![cfg(feature = "nats")]
-=======
 //! which the area is served again: six minutes on a machine that does nothing else.
 #![cfg(feature = "nats")]
 #![allow(clippy::print_stdout, reason = "the times are results of a long run")]
->>>>>>> h-matcher
 
 use crate::bus;
 use crate::nats;
@@ -78,9 +73,6 @@ impl Matcher {
     fn start(folder: &Path, bus: &Bus, data: &str) -> Matcher {
         let mut command = up(folder, "matcher", data);
         command.args(["--matcher.addr", "127.0.0.1:0", "--matcher.http_addr", "127.0.0.1:0"]);
-<<<<<<< HEAD
-        command.args(["--matcher.area", "1", "--matcher.nats_url", &bus.url, "--matcher.presence_grace_ms", "600000"]);
-=======
         command.args([
             "--matcher.area",
             "1",
@@ -89,7 +81,6 @@ impl Matcher {
             "--matcher.presence_grace_ms",
             "600000",
         ]);
->>>>>>> h-matcher
         let (process, said) = Process::ready(&mut command);
         let http = said.iter().find_map(|line| line.trim_start().strip_prefix("matcher, JSON"));
         let http = http.and_then(|line| line.trim().strip_prefix("http://")).expect("its address");
