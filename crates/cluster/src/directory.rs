@@ -22,7 +22,7 @@ pub(crate) trait Entry: Noted + Clone {
     fn bytes(&self) -> Vec<u8>;
 }
 
-/// Outcome of a request about a key.
+/// DirectoryResult of a request about a key.
 pub(crate) enum Reply<R> {
     Applied(u64),
     Refused,

@@ -13,13 +13,13 @@
 //!
 //! # Driving a node
 //!
-//! After each input, drain [`Node::poll_event`] and [`Node::poll_ask`] until `None`, and only then
+//! After each input, drain [`Node::poll_event`] and [`Node::poll_request`] until `None`, and only then
 //! publish [`Node::serves_until`] to other threads.
 //!
 //! - [`Node::handle_record`]: a record from the watch, in the order of the watch.
 //!   [`Node::handle_gap`], [`Node::handle_synced`], [`Node::handle_rewound`]: the state of the
 //!   watch. It begins with a gap.
-//! - [`Node::handle_outcome`]: the outcome of a request, exactly once for each [`Ask`], after 2 s
+//! - [`Node::handle_result`]: the outcome of a request, exactly once for each [`DirectoryRequest`], after 2 s
 //!   at most. There is at most one request per key at a time.
 //! - [`Node::handle_timeout`]: time has passed; [`Node::next_timeout`] returns when it is next due.
 //! - [`Node::handle_arrival`], [`Node::handle_departure`]: a connection wants into a world.
@@ -78,8 +78,8 @@ pub use defect::Defect;
 pub use lease::{Event as LeaseEvent, Lease, Request, Written};
 pub use name::{Key, Name};
 pub use node::{
-    Action, Answer, ArrivalId, Ask, Class, EndReason, Event, Failure, Node, Outcome, Refusal, RequestId,
-    Setup, Stats,
+    Action, Answer, ArrivalId, Class, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Node,
+    Refusal, RequestId, Setup, Stats,
 };
 pub use record::{
     Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,

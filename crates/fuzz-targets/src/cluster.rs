@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use throng_cluster::{
-    Action, ArrivalId, Ask, Class, ClusterRecord, DrainRecord, Event, Home, Key, Name, Node, NodeRecord,
-    NodeState, Outcome, RECORD_BYTES_MAX, Record, RequestId, Setup, WorldRecord, WorldState,
+    Action, ArrivalId, Class, ClusterRecord, DirectoryRequest, DirectoryResult, DrainRecord, Event, Home,
+    Key, Name, Node, NodeRecord, NodeState, RECORD_BYTES_MAX, Record, RequestId, Setup, WorldRecord,
+    WorldState,
 };
 use throng_stdx::Instant;
 
@@ -56,7 +57,7 @@ struct Bench {
     node: Node,
     now: Instant,
     revision: u64,
-    open: BTreeMap<u64, Ask>,
+    open: BTreeMap<u64, DirectoryRequest>,
     events: Vec<Event>,
 }
 
@@ -258,28 +259,28 @@ impl Bench {
             0..=3 => {
                 self.revision = revision;
                 match &ask.action {
-                    Action::Read => Outcome::Found { revision, value: None },
-                    Action::Write { .. } | Action::Delete { .. } => Outcome::Applied(revision),
+                    Action::Read => DirectoryResult::Found { revision, value: None },
+                    Action::Write { .. } | Action::Delete { .. } => DirectoryResult::Applied(revision),
                 }
             }
-            4 => Outcome::Refused,
-            5 => Outcome::Unknown,
-            6 => Outcome::Found { revision: self.next(input.byte()), value: None },
+            4 => DirectoryResult::Refused,
+            5 => DirectoryResult::Unknown,
+            6 => DirectoryResult::Found { revision: self.next(input.byte()), value: None },
             _ => {
                 let value = match &ask.key {
                     Key::Node(_) => input.node_record().to_bytes(),
                     _ => input.world_record().to_bytes(),
                 };
-                Outcome::Found { revision: self.next(input.byte()), value: Some(value) }
+                DirectoryResult::Found { revision: self.next(input.byte()), value: Some(value) }
             }
         };
-        self.node.handle_outcome(self.now, RequestId(id), outcome);
+        self.node.handle_result(self.now, RequestId(id), outcome);
     }
 
     /// Drains the outputs.
     fn check(&mut self) {
         let mut outputs = 0;
-        while let Some(ask) = self.node.poll_ask() {
+        while let Some(ask) = self.node.poll_request() {
             outputs += 1;
             assert!(self.open.insert(ask.id.0, ask).is_none(), "two requests have one number");
         }

@@ -102,7 +102,7 @@ impl ByConn {
     }
 }
 
-/// Who chose the interval of a subscription.
+/// The chooser of a subscription's interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RateBy {
     /// Nobody.

@@ -18,10 +18,11 @@ use throng_stdx::Instant;
 use throng_wire::channeldpb::MessageType;
 
 use crate::capture::{Captured, Record};
-use crate::mailbox::{Look, Post, World};
+use crate::mailbox::{Look, Post};
 use crate::metrics;
 use crate::monitor::{REPORT_TIMEOUT, Watch};
 use crate::report::ConnReport;
+use crate::world::World;
 use crate::worlds::OpenWorld;
 
 /// Subscriptions that one connection's page shows.

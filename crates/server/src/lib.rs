@@ -58,6 +58,7 @@ mod testing;
 mod tls;
 mod why;
 mod worker;
+mod world;
 mod worlds;
 
 pub use matcher::{import_matcher, take_over_area};

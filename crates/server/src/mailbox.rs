@@ -15,30 +15,10 @@ use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
 use crate::report::ShardReport;
-use crate::worker::HostParts;
+use crate::world::{HostParts, World, WorldEpoch};
 
 /// A question to a shard: runs on its thread and sends its answer itself.
 pub(crate) type Look = Box<dyn FnOnce(&Shard) + Send>;
-
-/// Lives of a world that have ended in this process. Whatever was meant for another life than the
-/// present one is void.
-pub(crate) type Life = u32;
-
-/// A world of this process. Numbers are never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct World(pub(crate) u32);
-
-impl World {
-    /// The world that exists from the start to the end, with a shard on every worker.
-    pub(crate) const MAIN: World = World(0);
-}
-
-/// One life of a world: the address of every letter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WorldEpoch {
-    pub(crate) world: World,
-    pub(crate) life: Life,
-}
 
 /// Something for a worker to do.
 pub(crate) enum Post {

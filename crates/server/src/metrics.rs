@@ -17,9 +17,9 @@ use shards::{enet_families, shard_families};
 use throng_admin::{Family, FamilyKind, Sample, SampleValue};
 use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
 
-use crate::mailbox::World;
 use crate::process::ProcessFigures;
 use crate::report::ShardReport;
+use crate::world::World;
 
 /// Sources of the metrics at one moment.
 pub(crate) struct MetricSources<'a> {

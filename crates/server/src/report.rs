@@ -6,7 +6,8 @@ use throng_gateway::{ChannelType, ChannelView, ConnectionView, Stats, WorldView}
 use throng_net::LoopStats;
 use throng_net::enet::HostCounters;
 
-use crate::mailbox::{Taken, World};
+use crate::mailbox::Taken;
+use crate::world::World;
 
 /// Upper bounds of the round histogram in seconds: 50 us to 1.6 s, factor 2. Below the first
 /// nothing matters at a 20 ms tick, beyond the last the exact figure does not.

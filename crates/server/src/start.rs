@@ -17,11 +17,12 @@ use tokio::sync::{Notify, oneshot};
 use crate::auth::{self, Logins};
 use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
 use crate::listen::{self, ListenerPlan, Transport};
-use crate::mailbox::{Mailbox, Post, World};
+use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
 use crate::recorder::Recorder;
 use crate::runs::Offer;
-use crate::worker::{Heartbeat, HostParts, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
+use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
+use crate::world::{HostParts, World};
 use crate::worlds::Worlds;
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 

@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use throng_gateway::data::Schemas;
 use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict};
 
-use crate::auth::Judgement;
-use crate::mailbox::World;
-use crate::worker::HostParts;
+use crate::world::{HostParts, Judgement, World};
 
 /// Characters of a world's name.
 const NAME_LEN_MAX: usize = 32;

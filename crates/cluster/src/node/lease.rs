@@ -9,7 +9,7 @@ use crate::defect::Defect;
 use crate::directory::{Decided, Entry, Reply, Slot};
 use crate::name::Name;
 use crate::node::worlds::Stage;
-use crate::node::{EndReason, Event, Failure, Flight, Node, Outcome, known};
+use crate::node::{DirectoryResult, EndReason, Event, Failure, Flight, Node, known};
 use crate::record::{NodeRecord, NodeState};
 use crate::times::{FREEZE, LOSS, RENEWAL};
 
@@ -313,7 +313,13 @@ impl Node {
         self.after_node(now, name, before, decided);
     }
 
-    pub(super) fn on_node_outcome(&mut self, now: Instant, name: &Name, flight: &Flight, outcome: Outcome) {
+    pub(super) fn on_node_outcome(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        flight: &Flight,
+        outcome: DirectoryResult,
+    ) {
         let is_renewal = self.is_renewal(name);
         let reading = self.stopwatch.reading();
         let (is_failure, is_success, is_fresh) = (
@@ -321,20 +327,20 @@ impl Node {
             self.has(Defect::TimeoutIsSuccess),
             self.has(Defect::FreshNonce),
         );
-        let fresh = if is_fresh && outcome == Outcome::Unknown { self.nonce() } else { 0 };
+        let fresh = if is_fresh && outcome == DirectoryResult::Unknown { self.nonce() } else { 0 };
         let Some(slot) = self.nodes.get_mut(name) else { return };
         let before = slot.known.record().map(|record| (record.incarnation, record.state));
         let reply = match outcome {
-            Outcome::Applied(revision) => Reply::Applied(revision),
-            Outcome::Refused => Reply::Refused,
-            Outcome::Found { revision, value } => {
+            DirectoryResult::Applied(revision) => Reply::Applied(revision),
+            DirectoryResult::Refused => Reply::Refused,
+            DirectoryResult::Found { revision, value } => {
                 if *name == self.setup.node && matches!(self.phase, Phase::Joining(_)) {
                     self.stopwatch.answered(flight.sent);
                 }
                 Reply::Found(revision, known(value.as_deref(), NodeRecord::parse))
             }
-            Outcome::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
-            Outcome::Unknown => {
+            DirectoryResult::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
+            DirectoryResult::Unknown => {
                 if is_failure && flight.nonce.is_some() {
                     slot.pending = None;
                 }

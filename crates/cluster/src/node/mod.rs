@@ -63,10 +63,10 @@ pub struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Request to the directory. The driver answers each once, by [`Node::handle_outcome`], after 2 s
+/// Request to the directory. The driver answers each once, by [`Node::handle_result`], after 2 s
 /// at most.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct DirectoryRequest {
     /// Number of the request.
     pub id: RequestId,
     /// Key that it is about.
@@ -95,9 +95,9 @@ pub enum Action {
     },
 }
 
-/// Outcome of a request.
+/// DirectoryResult of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DirectoryResult {
     /// The write or deletion was applied, at this revision.
     Applied(u64),
     /// The key is at another revision, so the write was not applied.
@@ -268,7 +268,7 @@ enum Wake {
 /// ```
 /// use std::time::Duration;
 /// use throng_cluster::{
-///     Action, ClusterRecord, Event, Name, Node, NodeRecord, NodeState, Outcome, Setup,
+///     Action, ClusterRecord, Event, Name, Node, NodeRecord, NodeState, DirectoryResult, Setup,
 /// };
 /// use throng_stdx::Instant;
 ///
@@ -311,13 +311,13 @@ enum Wake {
 /// // The watch delivers all records; no process holds the name, so the node takes it.
 /// node.handle_record(now, "cluster", 1, Some(&cluster.to_bytes()));
 /// node.handle_synced(now);
-/// let ask = node.poll_ask().expect("the node takes its name");
+/// let ask = node.poll_request().expect("the node takes its name");
 /// assert_eq!(ask.key.to_string(), "node.n1");
 /// assert!(matches!(ask.action, Action::Write { expected: 0, .. }));
 ///
 /// // The write was applied. The lease counts from its sending.
 /// let later = now + Duration::from_millis(3);
-/// node.handle_outcome(later, ask.id, Outcome::Applied(2));
+/// node.handle_result(later, ask.id, DirectoryResult::Applied(2));
 /// assert_eq!(node.poll_event(), Some(Event::Up { incarnation: 1 }));
 /// assert_eq!(node.serves_until(), Some(now + throng_cluster::FREEZE));
 /// # Ok(())
@@ -367,7 +367,7 @@ pub struct Node {
     wakes: BTreeSet<(Instant, Wake)>,
     flights: BTreeMap<u64, Flight>,
     requests: u64,
-    asks: VecDeque<Ask>,
+    unsent: VecDeque<DirectoryRequest>,
     events: VecDeque<Event>,
     stats: Stats,
     defect: Option<Defect>,
@@ -419,7 +419,7 @@ impl Node {
             wakes: BTreeSet::new(),
             flights: BTreeMap::new(),
             requests: 0,
-            asks: VecDeque::new(),
+            unsent: VecDeque::new(),
             events: VecDeque::new(),
             stats: Stats::default(),
             defect: None,
@@ -493,12 +493,12 @@ impl Node {
     }
 
     /// Takes the outcome of a request.
-    pub fn handle_outcome(&mut self, now: Instant, id: RequestId, outcome: Outcome) {
+    pub fn handle_result(&mut self, now: Instant, id: RequestId, outcome: DirectoryResult) {
         self.observe(now);
         let Some(flight) = self.flights.remove(&id.0) else { return };
-        self.stats.unknown += u64::from(outcome == Outcome::Unknown);
-        self.stats.refused += u64::from(outcome == Outcome::Refused);
-        if let Outcome::Applied(revision) | Outcome::Found { revision, .. } = &outcome {
+        self.stats.unknown += u64::from(outcome == DirectoryResult::Unknown);
+        self.stats.refused += u64::from(outcome == DirectoryResult::Refused);
+        if let DirectoryResult::Applied(revision) | DirectoryResult::Found { revision, .. } = &outcome {
             self.revision_max = self.revision_max.max(*revision);
         }
         match flight.key.clone() {
@@ -524,8 +524,8 @@ impl Node {
     }
 
     /// Next request to the directory.
-    pub fn poll_ask(&mut self) -> Option<Ask> {
-        self.asks.pop_front()
+    pub fn poll_request(&mut self) -> Option<DirectoryRequest> {
+        self.unsent.pop_front()
     }
 
     /// Next change.
@@ -694,7 +694,7 @@ impl Node {
             Op::Delete { expected } => (Some(0), Action::Delete { expected }),
         };
         let id = self.next_request(key.clone(), nonce, now);
-        self.asks.push_back(Ask { id, key, action });
+        self.unsent.push_back(DirectoryRequest { id, key, action });
         id.0
     }
 

@@ -9,7 +9,7 @@ use crate::defect::Defect;
 use crate::directory::{Decided, Entry, Reply, Slot};
 use crate::name::Name;
 use crate::node::choice::NoHome;
-use crate::node::{EndReason, Event, Flight, Node, Outcome, Wake, known};
+use crate::node::{DirectoryResult, EndReason, Event, Flight, Node, Wake, known};
 use crate::record::{Home, WorldRecord, WorldState};
 use crate::times::{LOSS, RENEWAL};
 
@@ -225,24 +225,30 @@ impl Node {
         self.after_world(now, name, decided);
     }
 
-    pub(super) fn on_world_outcome(&mut self, now: Instant, name: &Name, flight: &Flight, outcome: Outcome) {
+    pub(super) fn on_world_outcome(
+        &mut self,
+        now: Instant,
+        name: &Name,
+        flight: &Flight,
+        outcome: DirectoryResult,
+    ) {
         let reading = self.stopwatch.reading();
         let (is_failure, is_success, is_fresh) = (
             self.has(Defect::TimeoutIsFailure),
             self.has(Defect::TimeoutIsSuccess),
             self.has(Defect::FreshNonce),
         );
-        let fresh = if is_fresh && outcome == Outcome::Unknown { self.nonce() } else { 0 };
+        let fresh = if is_fresh && outcome == DirectoryResult::Unknown { self.nonce() } else { 0 };
         let Some(slot) = self.worlds.get_mut(name) else { return };
-        let is_answer = matches!(outcome, Outcome::Found { .. });
+        let is_answer = matches!(outcome, DirectoryResult::Found { .. });
         let reply = match outcome {
-            Outcome::Applied(revision) => Reply::Applied(revision),
-            Outcome::Refused => Reply::Refused,
-            Outcome::Found { revision, value } => {
+            DirectoryResult::Applied(revision) => Reply::Applied(revision),
+            DirectoryResult::Refused => Reply::Refused,
+            DirectoryResult::Found { revision, value } => {
                 Reply::Found(revision, known(value.as_deref(), WorldRecord::parse))
             }
-            Outcome::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
-            Outcome::Unknown => {
+            DirectoryResult::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
+            DirectoryResult::Unknown => {
                 if is_failure && flight.nonce.is_some() {
                     slot.pending = None;
                 }

@@ -33,7 +33,9 @@ pub use jwt::Jwt;
 pub use tokens::Tokens;
 
 use crate::config::Auth;
-use crate::mailbox::{Mailbox, Post, WorldEpoch};
+use crate::mailbox::{Mailbox, Post};
+pub use crate::world::Judgement;
+use crate::world::WorldEpoch;
 use crate::worlds::Worlds;
 
 /// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
@@ -53,21 +55,6 @@ pub struct Login {
     pub player: Redacted,
     /// Login token (LT).
     pub token: Redacted,
-}
-
-/// What a provider says about a login.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judgement {
-    /// May it log in?
-    pub verdict: Verdict,
-    /// The world that it belongs to, if the credential names one.
-    pub world: Option<String>,
-}
-
-impl From<Verdict> for Judgement {
-    fn from(verdict: Verdict) -> Judgement {
-        Judgement { verdict, world: None }
-    }
 }
 
 /// A verdict on its way.

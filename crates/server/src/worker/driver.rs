@@ -19,9 +19,10 @@ use super::memory::Returner;
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::mailbox::{Mailbox, Post, Taken, World, WorldEpoch};
+use crate::mailbox::{Mailbox, Post, Taken};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
+use crate::world::{World, WorldEpoch};
 use crate::worlds::Worlds;
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not

@@ -8,7 +8,7 @@ use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
-use crate::mailbox::{World, WorldEpoch};
+use crate::world::{HostParts, World, WorldEpoch};
 
 /// Place of a shard in [`Hosts`]. The place of a closed world is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,17 +24,6 @@ impl Slot {
 pub(super) struct Peer {
     pub(super) host: Slot,
     pub(super) conn: ConnHandle,
-}
-
-/// Parts of a shard that is to run on a worker.
-pub(crate) struct HostParts {
-    pub(crate) world: World,
-    pub(crate) name: Arc<str>,
-    pub(crate) shard: Shard,
-    /// Makes the identifiers of later lives of the world differ.
-    pub(crate) seed: u64,
-    /// The workers that its world's shards are on.
-    pub(crate) workers: Arc<[u16]>,
 }
 
 /// One shard of a world.
@@ -93,7 +82,7 @@ impl Host {
         }
     }
 
-    /// When its timers run next.
+    /// Time at which its timers run next.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.shard.next_timeout().map(|at| at.max(self.timers_from))
     }

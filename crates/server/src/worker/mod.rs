@@ -24,15 +24,15 @@ use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey
 use throng_stdx::Instant;
 
 use self::driver::{Driver, HandOff, PANIC_MEMORY};
-pub(crate) use self::host::HostParts;
 use self::host::{Peer, Slot};
 pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
 use crate::auth::Logins;
-use crate::mailbox::{Mailbox, Post, World, WorldEpoch};
+use crate::mailbox::{Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
+use crate::world::{HostParts, World, WorldEpoch};
 use crate::worlds::Worlds;
 
 /// Rounds of writing within one round of the loop. Writing makes room, room makes conflated

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use throng_cluster::{
-    Action, Answer, ArrivalId, Ask, Class, ClusterRecord, Defect, EndReason, Event, Failure, Key, Name, Node,
-    NodeRecord, NodeState, Outcome, RequestId, Setup, WorldRecord, WorldState,
+    Action, Answer, ArrivalId, Class, ClusterRecord, Defect, DirectoryRequest, DirectoryResult, EndReason,
+    Event, Failure, Key, Name, Node, NodeRecord, NodeState, RequestId, Setup, WorldRecord, WorldState,
 };
 use throng_stdx::{Instant, Rng};
 
@@ -50,11 +50,11 @@ enum Item {
     /// The watch is established again after a gap.
     Synced,
     /// A request reaches the directory.
-    Asked(Ask, u64),
+    Asked(DirectoryRequest, u64),
     /// A write without an answer is applied.
-    Late(Ask),
+    Late(DirectoryRequest),
     /// The outcome of a request reaches the node.
-    Answered(RequestId, Outcome),
+    Answered(RequestId, DirectoryResult),
     /// The driver has made a world.
     Opened(Name, u64),
     /// A worker takes an event.
@@ -396,16 +396,16 @@ impl Run {
         while let Some(event) = core.poll_event() {
             events.push(event);
         }
-        let mut asks = Vec::new();
-        while let Some(ask) = core.poll_ask() {
-            asks.push(ask);
+        let mut unsent = Vec::new();
+        while let Some(ask) = core.poll_request() {
+            unsent.push(ask);
         }
         let next = core.next_timeout();
         self.machines[node].core = Some(core);
         for event in events {
             self.act(node, event);
         }
-        for ask in asks {
+        for ask in unsent {
             let delay = self.trip();
             self.schedule(self.now + delay, node, Item::Asked(ask, self.now));
         }
@@ -544,7 +544,7 @@ impl Run {
             Item::Watch => self.deliver(node),
             Item::Synced => self.sync(node),
             Item::Answered(id, outcome) => {
-                self.handle(node, |core, now| core.handle_outcome(now, id, outcome));
+                self.handle(node, |core, now| core.handle_result(now, id, outcome));
             }
             Item::Opened(world, epoch) => {
                 let is_made = !self.cannot_open.contains(&node);
@@ -639,7 +639,7 @@ impl Run {
     }
 
     /// A request reaches the directory, or not.
-    fn asked(&mut self, node: usize, life: u32, ask: Ask, sent: u64) {
+    fn asked(&mut self, node: usize, life: u32, ask: DirectoryRequest, sent: u64) {
         let is_write = !matches!(ask.action, Action::Read);
         let scripted = self.script.iter().position(|(key, _)| is_write && *key == ask.key);
         let fate = if let Some(at) = scripted {
@@ -675,13 +675,13 @@ impl Run {
                 if fate != Fate::Busy {
                     answer_at = lost;
                 }
-                Outcome::Unknown
+                DirectoryResult::Unknown
             }
         };
         let is_cut = answer_at < self.machines[node].cut_in_until;
         let (mut answer_at, outcome) =
-            if is_cut { (answer_at.max(lost), Outcome::Unknown) } else { (answer_at, outcome) };
-        self.tally.lost_answers += u64::from(outcome == Outcome::Unknown);
+            if is_cut { (answer_at.max(lost), DirectoryResult::Unknown) } else { (answer_at, outcome) };
+        self.tally.lost_answers += u64::from(outcome == DirectoryResult::Unknown);
         if self.machines[node].life == life {
             if self.now < self.machines[node].slow_until && self.rng.chance(0.3) {
                 answer_at = (answer_at + self.rng.below(S)).min(lost.max(answer_at));
@@ -690,23 +690,23 @@ impl Run {
         }
     }
 
-    fn read(&mut self, ask: &Ask) -> Outcome {
+    fn read(&mut self, ask: &DirectoryRequest) -> DirectoryResult {
         let lag = if self.rng.chance(self.hostility * 3.0) { self.rng.below(10 * S) } else { 0 };
         let (revision, value) = self.bus.read(&ask.key.to_string(), self.now.saturating_sub(lag));
-        Outcome::Found { revision, value }
+        DirectoryResult::Found { revision, value }
     }
 
     /// Applies a write, and checks what it says.
-    fn apply(&mut self, ask: &Ask) -> Outcome {
+    fn apply(&mut self, ask: &DirectoryRequest) -> DirectoryResult {
         let key = ask.key.to_string();
         let before = self.bus.get(&key).and_then(|entry| entry.value.clone());
         let (expected, value) = match &ask.action {
             Action::Write { expected, value } => (*expected, Some(value.clone())),
             Action::Delete { expected } => (*expected, None),
-            Action::Read => return Outcome::Unknown,
+            Action::Read => return DirectoryResult::Unknown,
         };
         let Some(revision) = self.bus.write(self.now, &key, expected, value.clone()) else {
-            return Outcome::Refused;
+            return DirectoryResult::Refused;
         };
         match (&ask.key, value) {
             (Key::Node(name), Some(value)) => {
@@ -726,7 +726,7 @@ impl Run {
                 self.schedule(self.now + delay, node, Item::Watch);
             }
         }
-        Outcome::Applied(revision)
+        DirectoryResult::Applied(revision)
     }
 
     pub(crate) fn fail(&mut self, why: String) {
