@@ -52,6 +52,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "how-to/deploy.md" "Deploy",
     "how-to/migrate-from-channeld.md" "Migrate from channeld",
     "how-to/one-world-over-nine-servers.md" "One world over nine servers",
+    "how-to/many-worlds.md" "Many worlds in one process",
     "reference/config.md" "Configuration",
     "reference/http.md" "HTTP interface",
     "reference/matcher.md" "Matcher",

@@ -101,6 +101,15 @@ Examples:
 
 Exit codes: 0 all thresholds hold, 99 a threshold is missed, 2 no result.";
 
+/// Parses the words after `throng bench ddc` without running them.
+#[cfg(test)]
+pub(crate) fn check(words: &[&str]) -> Result<(), String> {
+    match Args::try_parse_from(std::iter::once(&"throng bench ddc").chain(words)) {
+        Err(error) if error.use_stderr() => Err(error.to_string()),
+        _ => Ok(()),
+    }
+}
+
 /// Runs with the words after `bench ddc`.
 pub(crate) fn run(words: &[OsString]) -> ExitCode {
     let name = OsString::from("throng bench ddc");

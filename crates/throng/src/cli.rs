@@ -434,11 +434,14 @@ mod tests {
                     crate::channeld::check(&rest).err()
                 }
                 ("throng", [first, suite, rest @ ..])
-                    if first == "bench" && ["matcher", "replication"].contains(&suite.as_str()) =>
+                    if first == "bench" && ["ddc", "matcher", "replication"].contains(&suite.as_str()) =>
                 {
                     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
-                    let check =
-                        if suite == "matcher" { crate::matcher::check } else { crate::replication::check };
+                    let check = match suite.as_str() {
+                        "ddc" => crate::bench_ddc::check,
+                        "matcher" => crate::matcher::check,
+                        _ => crate::replication::check,
+                    };
                     check(&rest).err()
                 }
                 ("throng", _) => match command().try_get_matches_from(&words) {
