@@ -13,14 +13,14 @@
 //!
 //! # Driving a node
 //!
-//! After each input, drain [`Node::poll_event`] and [`Node::poll_request`] until `None`, and only then
-//! publish [`Node::serves_until`] to other threads.
+//! After each input, drain [`Node::poll_event`] and [`Node::poll_request`] until `None`, and only
+//! then publish [`Node::serves_until`] to other threads.
 //!
 //! - [`Node::handle_record`]: a record from the watch, in the order of the watch.
 //!   [`Node::handle_gap`], [`Node::handle_synced`], [`Node::handle_rewound`]: the state of the
 //!   watch. It begins with a gap.
-//! - [`Node::handle_result`]: the outcome of a request, exactly once for each [`DirectoryRequest`], after 2 s
-//!   at most. There is at most one request per key at a time.
+//! - [`Node::handle_result`]: the outcome of a request, exactly once for each [`DirectoryRequest`],
+//!   after 2 s at most. There is at most one request per key at a time.
 //! - [`Node::handle_timeout`]: time has passed; [`Node::next_timeout`] returns when it is next due.
 //! - [`Node::handle_arrival`], [`Node::handle_departure`]: a connection wants into a world.
 //! - [`Node::handle_open`], [`Node::handle_close`], [`Node::handle_drain`],

@@ -75,7 +75,8 @@ impl Entry for NodeRecord {
 
 impl Node {
     /// Time until which this node may serve without another renewal; `None` without its name. The
-    /// driver drains the events before it publishes this to other threads.
+    /// driver publishes it to other threads behind all earlier events: a thread that still has a
+    /// world of an incarnation that has ended must not take the next one's lease for its own.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         self.lease.as_ref().filter(|lease| !lease.has_lapsed).map(|lease| lease.renewed + FREEZE)

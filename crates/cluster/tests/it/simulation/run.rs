@@ -117,6 +117,9 @@ pub(crate) struct Machine {
     missed: Vec<Item>,
     /// Worlds on its workers: epoch, and whether they are served.
     pub(crate) workers: BTreeMap<Name, (u64, bool)>,
+    /// Incarnation whose lease the workers compare with their clock. They take it behind all
+    /// earlier events, so that the worlds of an earlier incarnation have ended by then.
+    published: Option<u64>,
     pub(crate) is_up: bool,
     pub(crate) failure: Option<Failure>,
     /// The supervisor starts the process again when it ends.
@@ -211,6 +214,7 @@ impl Run {
                 posted: 0,
                 missed: Vec::new(),
                 workers: BTreeMap::new(),
+                published: None,
                 is_up: false,
                 failure: None,
                 is_supervised: true,
@@ -318,6 +322,7 @@ impl Run {
         (self.configure)(node, &mut setup);
         machine.core = Some(Node::new(setup, seed, clock).with_defect(defect));
         machine.workers.clear();
+        machine.published = None;
         machine.answers.clear();
         (machine.is_up, machine.failure, machine.tick_at) = (false, None, u64::MAX);
         (machine.has_gap, machine.position) = (false, 0);
@@ -346,6 +351,7 @@ impl Run {
         machine.stands_until = 0;
         machine.missed.clear();
         machine.workers.clear();
+        machine.published = None;
         machine.is_up = false;
     }
 
@@ -430,7 +436,10 @@ impl Run {
         let slow = if self.now < self.machines[node].slow_until { 500 * MS } else { 5 * MS };
         let delay = self.rng.below(slow);
         match &event {
-            Event::Up { .. } => self.machines[node].is_up = true,
+            Event::Up { .. } => {
+                self.machines[node].is_up = true;
+                self.post(node, delay, event);
+            }
             Event::Lapsed => {
                 // The workers see it by the time that is published for them.
                 self.tally.lapses += 1;
@@ -560,8 +569,10 @@ impl Run {
 
     /// A worker thread takes an event.
     fn worker(&mut self, node: usize, event: Event) {
-        let workers = &mut self.machines[node].workers;
+        let machine = &mut self.machines[node];
+        let workers = &mut machine.workers;
         match event {
+            Event::Up { incarnation } => machine.published = Some(incarnation),
             Event::Serve { world, epoch } => {
                 workers.insert(world, (epoch, true));
             }
@@ -797,6 +808,7 @@ impl Run {
         let Some(core) = &machine.core else { return false };
         machine.stands_until <= self.now
             && machine.workers.get(world).is_some_and(|(_, is_served)| *is_served)
+            && core.incarnation() == machine.published
             && core.may_serve(self.clock(node))
     }
 
