@@ -100,7 +100,7 @@ pub enum Effect {
         ticket: AuthTicket,
         /// Who asks.
         conn: ConnId,
-        /// What it is.
+        /// Its kind: client or game server.
         kind: ConnKind,
         /// Where it connects from.
         addr: IpAddr,

@@ -249,7 +249,7 @@ fn request(number: usize, ticket: &Ticket) -> Writer {
     (0..ticket.size).fold(Writer::new().str(1, "q"), |body, member| body.nested(2, player(member)))
 }
 
-/// Matches that notices tell of, with the tickets of the players who are told.
+/// Matches named in notices, with the tickets of the players who receive them.
 fn ready(notices: &Notices) -> Vec<(Vec<u8>, Vec<usize>)> {
     let mut all = Vec::new();
     for notice in notices.iter() {

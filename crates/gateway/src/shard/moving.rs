@@ -27,7 +27,7 @@ impl Moved {
         self.departure.world
     }
 
-    /// What it is.
+    /// Its kind: client or game server.
     #[must_use]
     pub fn kind(&self) -> ConnKind {
         self.connection.kind

@@ -243,7 +243,7 @@ impl Rooms {
         }))
     }
 
-    /// A room is a match, in which nobody comes but by it or a backfill.
+    /// Marks a room as that of a match: players join it through the match or a backfill only.
     pub(crate) fn set_matched(&mut self, key: RoomKey, found: Id) {
         let room = &mut self.list[key.index()];
         (room.full, room.forced_full) = (true, true);
@@ -668,8 +668,8 @@ impl Room {
         &self.history
     }
 
-    /// Teams of the members from one on that have nobody among those before. Cost: O(members), and
-    /// a look-up each.
+    /// Number of teams among the members from `first` on that have no member before `first`. Cost:
+    /// O(members), and a look-up each.
     fn teams_from(&self, first: usize) -> u32 {
         let (before, after) = self.members.split_at(first);
         let teams = after.iter().map(|member| member.info.team()).filter(|team| !team.is_empty());

@@ -528,7 +528,7 @@ fn check_worlds(config: &Config, problems: &mut Vec<Problem>) {
         let twice = *name == gateway.default_world || gateway.worlds[..index].contains(name);
         let wrong = worlds::check_name(name).err();
         let wrong =
-            wrong.or_else(|| twice.then(|| format!("`{name}` stands there twice, or is the default world")));
+            wrong.or_else(|| twice.then(|| format!("`{name}` is listed twice, or is the default world")));
         problems.extend(wrong.map(|why| bad_value(config, "gateway.worlds", &why)));
     }
 }
