@@ -198,6 +198,14 @@ pub enum ClassError {
         /// Name of the class.
         class: String,
     },
+    /// Two properties of one name.
+    #[error("class {class}: two properties are called {property}; names tell them apart in a schema")]
+    DuplicateProperty {
+        /// Name of the class.
+        class: String,
+        /// Name of both properties.
+        property: String,
+    },
     /// Two classes of one name.
     #[error("class {class} is registered already")]
     Duplicate {
@@ -556,6 +564,9 @@ impl Class {
 
     fn add(&mut self, property: Property) -> Result<(), ClassError> {
         let Property { name, quantiser, condition, default, position, velocity } = property;
+        if self.property_index(&name).is_some() {
+            return Err(ClassError::DuplicateProperty { class: self.name.clone(), property: name });
+        }
         let codec = Codec::compile(&quantiser).map_err(|error| ClassError::Quantiser {
             class: self.name.clone(),
             property: name.clone(),

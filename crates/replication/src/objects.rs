@@ -291,11 +291,11 @@ impl Objects {
         self.class.len() / 64
     }
 
-    /// An unused index, the lowest that was given back last, or a new one below `max`.
+    /// An unused index, that which was given back last, or a new one of 1 to `max`.
     pub(crate) fn allocate(&mut self, max: u32) -> Option<u32> {
         if self.free.is_empty() {
             let first = self.class.len() as u32;
-            if first >= max {
+            if first > max || max == 0 {
                 return None;
             }
             // Whole words of 64, so that loops over bitmaps and over arrays have the same bounds.
@@ -332,7 +332,8 @@ impl Objects {
             self.dirty.grow(len / 64);
             self.always.grow(len / 64);
             // Index 0 names nothing.
-            self.free.extend((first.max(1)..len as u32).rev());
+            let last = max.min(len as u32 - 1);
+            self.free.extend((first.max(1)..=last).rev());
         }
         self.free.pop()
     }

@@ -377,10 +377,10 @@ impl PacketOut {
         self.open
     }
 
-    /// Bytes left in the open section, and items.
+    /// Bytes left in the open section, and items. A packet that only acknowledges has no room.
     #[inline]
     pub(crate) fn room(&self) -> (usize, usize) {
-        (self.end - self.at, usize::from(COUNT_MAX - self.count))
+        (self.end.saturating_sub(self.at), usize::from(COUNT_MAX - self.count))
     }
 
     /// Appends an item for which there is room.

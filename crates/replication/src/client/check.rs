@@ -162,7 +162,7 @@ impl Client {
             }
             kind::ATTACH => {
                 let item = ItemView::read(reader)?;
-                if item.object >= self.config.objects_max { Err(DecodeError::Index) } else { Ok(()) }
+                if item.object > self.config.objects_max { Err(DecodeError::Index) } else { Ok(()) }
             }
             kind::TIME => reader.get(64).map(|_| ()),
             kind::ROLE => self.read_role(reader).map(|_| ()),
@@ -190,7 +190,7 @@ impl Client {
         reader: &mut BitReader<'_>,
     ) -> Result<(u32, DestroyReason, u32), DecodeError> {
         let index = reader.get_varint()?;
-        if index >= u64::from(self.config.objects_max) {
+        if index > u64::from(self.config.objects_max) {
             return Err(DecodeError::Index);
         }
         let reason = DestroyReason::from_wire(reader.get(8)? as u8)?;
@@ -246,7 +246,7 @@ impl Client {
 
     pub(super) fn read_index(&self, reader: &mut BitReader<'_>) -> Result<u32, DecodeError> {
         let index = reader.get_varint()?;
-        if index == 0 || index >= u64::from(self.config.objects_max) {
+        if index == 0 || index > u64::from(self.config.objects_max) {
             return Err(DecodeError::Index);
         }
         Ok(index as u32)

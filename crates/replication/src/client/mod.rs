@@ -44,7 +44,8 @@ pub(crate) const CHECKS_MAX: u64 = 64;
 /// Limits of a [`Client`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// Objects with an index from here on are refused. Default 65,536.
+    /// Highest index of an object; packets that name a higher one are refused. At least the
+    /// server's limit of objects. Default 65,536.
     pub objects_max: u32,
     /// Largest packet in bytes. Default 1,200.
     pub packet_bytes_max: usize,
@@ -479,12 +480,8 @@ impl Client {
     fn resolved(&mut self, target: Handle, frame: u32) {
         let Some(referrers) = self.referrers.get(&target.index()) else { return };
         for (referrer, property) in referrers.clone() {
-            let names = |replica: &Replica| match replica.value(property) {
-                Some(Value::Handle(handle)) => handle == target,
-                Some(Value::List(values)) => values.contains(&Value::Handle(target)),
-                _ => false,
-            };
-            if self.replica(referrer).is_some_and(names) {
+            let value = self.replica(referrer).and_then(|replica| replica.value(property));
+            if value.is_some_and(|value| names(&value, target)) {
                 self.changed(referrer, 1 << property, frame);
             }
         }
@@ -855,5 +852,15 @@ impl Client {
         for replica in self.replicas.iter_mut().flatten() {
             replica.history.clear();
         }
+    }
+}
+
+/// True if the value is or contains a reference to `target`.
+fn names(value: &Value, target: Handle) -> bool {
+    match value {
+        Value::Handle(handle) => *handle == target,
+        Value::List(values) | Value::Enum(_, values) => values.iter().any(|value| names(value, target)),
+        Value::Option(Some(value)) => names(value, target),
+        _ => false,
     }
 }

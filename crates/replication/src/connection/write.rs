@@ -12,6 +12,8 @@ use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_rec
 
 /// So many objects are quicker one by one than gathered.
 const FEW: u32 = 4;
+/// Packets in flight that are kept free for those of one frame.
+const IN_FLIGHT_RESERVE: usize = 8;
 
 impl Stage<'_> {
     // ---- writing --------------------------------------------------------------------------------
@@ -26,7 +28,7 @@ impl Stage<'_> {
             allowance = budget.refill(sh.now, congested, Duration::from_nanos(conn.rtt_ns));
         }
         let overhead = if conn.budget.is_some() { sh.config.overhead_bytes } else { 0 };
-        let packet_max = if conn.log.in_flight() + 8 < sh.config.packets_in_flight_max {
+        let packet_max = if conn.log.in_flight() + IN_FLIGHT_RESERVE < sh.config.packets_in_flight_max {
             sh.config.packet_bytes_max
         } else {
             // Too much on its way: nothing more until something is settled.
@@ -361,6 +363,14 @@ impl Stage<'_> {
             return false;
         }
         let mut mask = conn.pending.mask(object);
+        if sh.objects.conditional.get(object) {
+            // What became pending while a condition admitted it, and no longer is.
+            mask &= conn.mask_for(sh, object, false);
+            if mask == 0 {
+                conn.pending.remove(object);
+                return true;
+            }
+        }
         // Changes gathered in a band of detail go along, so that nothing stays behind.
         let (band, missing) = conn.gathered(sh, object);
         mask |= missing;
@@ -584,8 +594,14 @@ pub(super) fn hide<'a>(
     block.extend_from_slice(words);
     for property in bits_of(hidden) {
         let word = &mut block[store.class.props[property].word];
-        let target = *word as u32;
-        if target != 0 && !conn.scope.get(target) {
+        let (target, generation) = (*word as u32, (*word >> 32) as u32);
+        if target == 0 {
+            continue;
+        }
+        // The object that was meant has ended; another may have its index.
+        if !sh.objects.alive.get(target) || sh.objects.generation[target as usize] != generation {
+            *word = 0;
+        } else if !conn.scope.get(target) {
             *word = 0;
             let waiting = conn.hidden.entry(target).or_default();
             if !waiting.contains(&(object, 1 << property)) {

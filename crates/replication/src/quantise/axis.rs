@@ -53,7 +53,7 @@ impl Axis {
 
     pub(super) fn check(&self) -> Result<(), QuantiserError> {
         if !(1..=52).contains(&self.bits) {
-            return Err(QuantiserError::Bits { bits: self.bits, max: 52 });
+            return Err(QuantiserError::Bits { bits: self.bits, min: 1, max: 52 });
         }
         if !(self.step > 0.0 && self.min.is_finite() && self.max().is_finite()) {
             return Err(QuantiserError::Axis);

@@ -65,8 +65,8 @@ impl Codec {
     /// # Errors
     /// When its parameters are out of range or its values cannot be told apart.
     pub fn compile(quantiser: &Quantiser) -> Result<Self, QuantiserError> {
-        let bits_in = |bits: u8, max: u8| {
-            if (1..=max).contains(&bits) { Ok(()) } else { Err(QuantiserError::Bits { bits, max }) }
+        let bits_in = |bits: u8, min: u8, max: u8| {
+            if (min..=max).contains(&bits) { Ok(()) } else { Err(QuantiserError::Bits { bits, min, max }) }
         };
         let fixed = |op, live_words, bits: u8| Self { op, word_bits: [bits, 0, 0], words: 1, live_words };
         let varying = |op, live_words| Self { op, word_bits: [0; WORDS_MAX], words: 1, live_words };
@@ -93,11 +93,11 @@ impl Codec {
         Ok(match *quantiser {
             Quantiser::Bool => fixed(Op::Bool, 1, 1),
             Quantiser::UInt(bits) => {
-                bits_in(bits, 64)?;
+                bits_in(bits, 1, 64)?;
                 fixed(Op::UInt(bits), 2, bits)
             }
             Quantiser::Int(bits) => {
-                bits_in(bits, 64)?;
+                bits_in(bits, 1, 64)?;
                 fixed(Op::Int(bits), 2, bits)
             }
             Quantiser::VarUInt => varying(Op::VarUInt, 2),
@@ -113,16 +113,16 @@ impl Codec {
             Quantiser::Vec2(axes) => vector(Op::Vec2(axes.map(Scale::new)), &axes)?,
             Quantiser::Vec3(axes) => vector(Op::Vec3(axes.map(Scale::new)), &axes)?,
             Quantiser::Unit3(bits) => {
-                bits_in(bits.saturating_sub(1), 23).map_err(|_| QuantiserError::Bits { bits, max: 24 })?;
+                bits_in(bits, 2, 24)?;
                 fixed(Op::Unit3(Scale::new(Axis::range(-1.0, 1.0, bits))), 3, 2 * bits)
             }
             Quantiser::Quat(bits) => {
-                bits_in(bits.saturating_sub(1), 17).map_err(|_| QuantiserError::Bits { bits, max: 18 })?;
+                bits_in(bits, 2, 18)?;
                 let axis = Axis::range(-FRAC_1_SQRT_2, FRAC_1_SQRT_2, bits);
                 fixed(Op::Quat(Scale::new(axis)), 4, 2 + 3 * bits)
             }
             Quantiser::Angle(bits) => {
-                bits_in(bits, 22)?;
+                bits_in(bits, 1, 22)?;
                 fixed(Op::Angle(bits), 1, bits)
             }
             Quantiser::F16 => fixed(Op::F16, 1, 16),
@@ -158,9 +158,7 @@ impl Codec {
                 varying(Op::Enum(compiled), 0)
             }
             Quantiser::Floats(count) => {
-                if !(2..=4).contains(&count) {
-                    return Err(QuantiserError::Bits { bits: count, max: 4 });
-                }
+                bits_in(count, 2, 4)?;
                 let word_bits = [64, if count > 2 { 32 * (count - 2) } else { 0 }, 0];
                 Self { op: Op::Floats, word_bits, words: count.div_ceil(2), live_words: count }
             }

@@ -106,10 +106,12 @@ impl Quantiser {
 #[non_exhaustive]
 pub enum QuantiserError {
     /// Width out of range.
-    #[error("{bits} bits, where 1 to {max} are possible")]
+    #[error("{bits} bits or numbers, where {min} to {max} are possible")]
     Bits {
         /// The requested value.
         bits: u8,
+        /// The fewest possible.
+        min: u8,
         /// The most possible.
         max: u8,
     },

@@ -85,7 +85,7 @@ impl Server {
         Ok(store.live_mut(self.shared.objects.slot[index as usize]))
     }
 
-    /// Compares all properties of the object every `period` frames (1 to 255), once for all
+    /// Compares all properties of the object every `period` frames (1 to 255; 0 counts as 1), once for all
     /// connections; `None` ends that.
     ///
     /// # Errors
@@ -119,7 +119,8 @@ impl Server {
     /// A way to mark objects from other threads. Marks made while a frame begins belong to the next
     /// one.
     pub fn marker(&mut self) -> Marker {
-        let objects = self.shared.config.objects_max as usize;
+        // Index 0 names nothing.
+        let objects = self.shared.config.objects_max as usize + 1;
         let zeros = |count: usize| (0..count).map(|_| AtomicU64::new(0)).collect();
         let marks = self.marks.get_or_insert_with(|| {
             Arc::new(Marks { masks: zeros(objects), dirty: zeros(objects.div_ceil(64)) })

@@ -230,10 +230,14 @@ pub struct Server {
     due: Vec<(u32, u64)>,
 }
 
+/// Least [`ServerConfig::packets_in_flight_max`] that leaves room for the packets of a frame.
+const IN_FLIGHT_MIN: usize = 16;
+
 impl Server {
-    /// A server for objects of `classes`.
+    /// A server for objects of `classes`. Limits below their range count as the least possible.
     #[must_use]
-    pub fn new(config: ServerConfig, classes: &Classes) -> Self {
+    pub fn new(mut config: ServerConfig, classes: &Classes) -> Self {
+        config.packets_in_flight_max = config.packets_in_flight_max.max(IN_FLIGHT_MIN);
         let lod = config.lod.as_ref().filter(|profile| !profile.bands.is_empty());
         let bands = lod.map_or(&[][..], |profile| &profile.bands[..profile.bands.len().min(BANDS_MAX)]);
         let rate = lod.map_or(1.0, |profile| profile.frame_rate);

@@ -272,7 +272,8 @@ impl Server {
 
     /// Gives the object to a connection, or to nobody. Its scope and conditions follow in the next
     /// frame; the former and the new owner are notified
-    /// ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)).
+    /// ([`ClientEvent::OwnerChanged`](crate::ClientEvent::OwnerChanged)). Its parts get the same
+    /// owner; one that is set for a part alone holds until that of the root is set again.
     ///
     /// # Errors
     /// When the object or the connection does not exist.

@@ -13,14 +13,16 @@ use crate::wire::DecodeError;
 /// Limits and rules of a [`Server`](crate::Server).
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
-    /// Most objects at one time. Default 65,536.
+    /// Most objects at one time, with those that ended and whose end some connection has not
+    /// confirmed yet. The indices are 1 to this number; clients have the same limit. Default 65,536.
     pub objects_max: u32,
     /// Most connections at one time. Default 4,096.
     pub connections_max: u32,
     /// Largest packet in bytes, 64 to 65,535. Default 1,200.
     pub packet_bytes_max: usize,
-    /// Packets of one connection whose fate is open; at the limit nothing more is sent. Default
-    /// 512.
+    /// Packets of one connection whose fate is open: eight below the limit nothing more is sent, so
+    /// that the packets of one frame rarely exceed it. At least 16; smaller values count as 16.
+    /// Default 512.
     pub packets_in_flight_max: usize,
     /// Bytes that the layers below add to each packet; counted against budgets. Default 28: IP and
     /// UDP.
@@ -239,7 +241,9 @@ pub enum ObjectError {
     #[error("property {0}: {1}")]
     Value(usize, ValueMismatch),
     /// At [`ServerConfig::objects_max`].
-    #[error("{0} objects exist, the limit; raise objects_max")]
+    #[error(
+        "all {0} indices are in use, by objects or by ended ones whose end is unconfirmed; raise objects_max"
+    )]
     TooMany(u32),
     /// It would lead back to where it began, or too deep, or has too many beside it.
     #[error("the relation would form a circle, be deeper than 8, or be the 256th of its parent")]
@@ -313,7 +317,8 @@ pub struct ConnectionStats {
     /// Calls of the client that were dropped because it neither owns the object nor sees a callable
     /// one.
     pub calls_refused: u64,
-    /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. In a
+    /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. Its
+    /// resolution is the time between frames: an answer within the frame counts as no time. In a
     /// sum over connections the largest.
     pub rtt: Duration,
 }

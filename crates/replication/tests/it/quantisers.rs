@@ -217,9 +217,9 @@ fn halves_are_the_usual_ones() {
 #[test]
 fn impossible_quantisers_are_refused() {
     let check = |quantiser, error| assert_eq!(Codec::compile(&quantiser).err(), Some(error));
-    check(Quantiser::UInt(0), QuantiserError::Bits { bits: 0, max: 64 });
-    check(Quantiser::Int(65), QuantiserError::Bits { bits: 65, max: 64 });
-    check(Quantiser::Quat(19), QuantiserError::Bits { bits: 19, max: 18 });
+    check(Quantiser::UInt(0), QuantiserError::Bits { bits: 0, min: 1, max: 64 });
+    check(Quantiser::Int(65), QuantiserError::Bits { bits: 65, min: 1, max: 64 });
+    check(Quantiser::Quat(19), QuantiserError::Bits { bits: 19, min: 2, max: 18 });
     check(Quantiser::fixed(0.0, 0.0, 8), QuantiserError::Axis);
     check(Quantiser::fixed(f64::NAN, 1.0, 8), QuantiserError::Axis);
     check(Quantiser::Vec2([Axis::new(0.0, 0.001, 40); 2]), QuantiserError::Precision);

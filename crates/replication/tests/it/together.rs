@@ -545,3 +545,145 @@ fn longer_datagrams_are_refused() {
     packet.truncate(1200);
     assert_eq!(net.server.receive(id, &packet), Ok(()));
 }
+
+#[test]
+fn a_right_that_came_and_went_between_frames_reveals_nothing() {
+    let mut net = Net::new(1);
+    let me = net.peers[0].id;
+    let [secret, custom, team] = [2, 5, 6];
+    let pawn = net.server.create(PAWN).unwrap();
+    net.server.set_filter(pawn, Filter::Always).unwrap();
+    net.server.set_condition_enabled(pawn, 1 << custom, false).unwrap();
+    for property in [secret, custom, team] {
+        net.server.set(pawn, property, 4242_u32).unwrap();
+    }
+    net.steps(8);
+    let seen = |net: &Net| {
+        [secret, custom, team].map(|property| net.peers[0].client.get(pawn).unwrap().value(property))
+    };
+    let before = seen(&net);
+    assert!(!before.contains(&Some(Value::UInt(4242))), "{before:?}");
+    net.server.set_owner(pawn, Some(me)).unwrap();
+    net.server.set_owner(pawn, None).unwrap();
+    net.server.set_condition_enabled(pawn, 1 << custom, true).unwrap();
+    net.server.set_condition_enabled(pawn, 1 << custom, false).unwrap();
+    net.server.set_condition_groups(me, 1 << 3);
+    net.server.set_condition_groups(me, 0);
+    net.steps(8);
+    assert_eq!(seen(&net), before);
+    // What is granted for good arrives.
+    net.server.set_owner(pawn, Some(me)).unwrap();
+    net.server.set_condition_enabled(pawn, 1 << custom, true).unwrap();
+    net.server.set_condition_groups(me, 1 << 3);
+    net.steps(8);
+    assert_eq!(seen(&net), [const { Some(Value::UInt(4242)) }; 3]);
+}
+
+#[test]
+fn a_hidden_reference_to_an_ended_object_stays_hidden_when_its_index_is_used_again() {
+    let mut classes = Classes::new();
+    let class = Class::builder("pointer").property(Property::new("target", Quantiser::Handle { hide: true }));
+    let class = classes.register(class.build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let [pointer, secret] = [0; 2].map(|_| net.server.create(class).unwrap());
+    net.server.set_filter(pointer, Filter::Always).unwrap();
+    net.server.set_filter(secret, Filter::Never).unwrap();
+    net.server.set(pointer, 0, secret).unwrap();
+    net.steps(8);
+    net.server.destroy(secret, DestroyReason::Destroyed, false).unwrap();
+    net.steps(8);
+    let visible = net.server.create(class).unwrap();
+    assert_eq!(visible.index(), secret.index(), "the index is used again");
+    net.server.set_filter(visible, Filter::Always).unwrap();
+    net.steps(8);
+    let held = net.peers[0].client.get(pointer).unwrap().value(0);
+    assert_eq!(held, Some(Value::Handle(Handle::NONE)));
+}
+
+#[test]
+fn referrers_in_options_and_enums_are_notified_when_the_target_appears() {
+    let reference = || Quantiser::Handle { hide: false };
+    let wrapped = |handle: Handle| {
+        let handle = || Value::Handle(handle);
+        [
+            handle(),
+            Value::List(vec![handle()]),
+            Value::Option(Some(Box::new(handle()))),
+            Value::Enum(1, vec![handle()]),
+        ]
+    };
+    let mut classes = Classes::new();
+    let class = Class::builder("pointer")
+        .property(Property::new("plain", reference()))
+        .property(Property::new("list", Quantiser::Array(Box::new(reference()), 4)))
+        .property(Property::new("option", Quantiser::Option(Box::new(reference()))))
+        .property(Property::new(
+            "enum",
+            Quantiser::Enum(vec![("none".into(), Vec::new()), ("at".into(), vec![reference()])]),
+        ));
+    let class = classes.register(class.build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let [pointer, target] = [0; 2].map(|_| net.server.create(class).unwrap());
+    net.server.set_filter(pointer, Filter::Always).unwrap();
+    net.server.set_filter(target, Filter::Never).unwrap();
+    for (property, value) in wrapped(target).into_iter().enumerate() {
+        net.server.set(pointer, property, value).unwrap();
+    }
+    net.steps(8);
+    net.peers[0].events.clear();
+    net.server.set_filter(target, Filter::Always).unwrap();
+    net.steps(8);
+    let notified = net.peers[0].events.iter().fold(0, |all, event| match event {
+        ClientEvent::Updated { handle, mask, .. } if *handle == pointer => all | mask,
+        _ => all,
+    });
+    assert_eq!(notified, 0b1111);
+}
+
+#[test]
+fn every_object_up_to_the_limit_arrives_and_no_other_is_made() {
+    for limit in [1, 5, 63, 64, 100, 128] {
+        let config = ServerConfig { objects_max: limit, ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let things: Vec<Handle> = (0..limit).map(|_| net.server.create(THING).unwrap()).collect();
+        assert_eq!(net.server.create(THING), Err(ObjectError::TooMany(limit)));
+        for thing in &things {
+            net.server.set_filter(*thing, Filter::Always).unwrap();
+        }
+        net.steps(12);
+        let held = things.iter().filter(|thing| net.peers[0].client.get(**thing).is_some()).count();
+        assert_eq!(held, things.len());
+    }
+}
+
+#[test]
+fn few_packets_in_flight_are_enough_to_send() {
+    for limit in [0, 1, 8, 9] {
+        let config = ServerConfig { packets_in_flight_max: limit, ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let thing = net.server.create(THING).unwrap();
+        net.steps(8);
+        net.check(&[thing]);
+    }
+}
+
+#[test]
+fn checks_find_no_room_in_a_packet_that_only_asks() {
+    let config = ServerConfig { packets_in_flight_max: 32, check_frames: 10, ..ServerConfig::default() };
+    let mut net = Net::with(config, 1);
+    let things: Vec<Handle> = (0..60).map(|_| seen_by_all(&mut net, THING)).collect();
+    net.steps(8);
+    // The receiver falls silent with changes of half of them under way: the limit is reached, and
+    // empty packets ask, while the other half is settled.
+    net.up_lost = true;
+    for value in 0..100_u32 {
+        for thing in &things[..30] {
+            net.server.set(*thing, SCORE, value).unwrap();
+            net.server.set(*thing, NAME, vec![value as u8; 60]).unwrap();
+        }
+        net.step();
+    }
+    net.up_lost = false;
+    net.steps(40);
+    net.check(&things);
+}

@@ -116,8 +116,11 @@ impl Net {
     }
 
     pub fn of(classes: Classes, config: ServerConfig, peers: usize) -> Self {
-        let client_config =
-            ClientConfig { packet_bytes_max: config.packet_bytes_max, ..ClientConfig::default() };
+        let client_config = ClientConfig {
+            packet_bytes_max: config.packet_bytes_max,
+            objects_max: config.objects_max,
+            ..ClientConfig::default()
+        };
         let server = Server::new(config, &classes);
         let mut net = Self {
             client_config,
