@@ -59,6 +59,14 @@ impl LocalIds {
         }
     }
 
+    /// Owner of the only id towards `address`.
+    pub(super) fn only_owner(&self, address: SocketAddr) -> Option<Owner> {
+        match self.addresses.get(&Key::new(address, 0))? {
+            Ids::One(_, owner) => Some(*owner),
+            Ids::Many(_) => None,
+        }
+    }
+
     /// True if an id towards `address` belongs to a peer.
     pub(super) fn has_peer_at(&self, address: SocketAddr) -> bool {
         self.addresses.get(&Key::new(address, 0)).is_some_and(|ids| match ids {

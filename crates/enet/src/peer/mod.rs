@@ -224,6 +224,23 @@ pub(crate) struct Names {
 }
 
 impl Peer {
+    /// Reads a value of each part of the state that a datagram touches.
+    pub(crate) fn prefetch(&self) {
+        core::hint::black_box((
+            self.session_in,
+            self.last_ack_ms,
+            self.control.len(),
+            self.loose.len(),
+            self.sent.len(),
+            self.acks.len(),
+            self.inbox.len(),
+            self.queued_bytes,
+            self.waiting.held_bytes(),
+            self.is_mapped,
+            self.lanes.first().map(|lane| lane.id),
+        ));
+    }
+
     fn new(id: PeerId, names: Names, terms: Terms, state: State) -> Self {
         let mut estimate = Estimate::new();
         estimate.interval_ms = terms.throttle_interval;

@@ -112,13 +112,18 @@ impl Guard {
         host: &mut Host,
     ) -> std::io::Result<bool> {
         let Self { dtls, layer } = self;
+        let more = port.fetch()?;
+        for from in port.senders() {
+            host.prefetch(from);
+        }
         let mut inside = Inside { now, unix_s: unix_s(layer), layer, host };
         match dtls {
-            None => port.receive_via(|from, via, datagram| inside.deliver(from, via, datagram)),
-            Some(dtls) => port.receive_via(|from, via, datagram| {
+            None => port.read(|from, via, datagram| inside.deliver(from, via, datagram)),
+            Some(dtls) => port.read(|from, via, datagram| {
                 dtls.handle_datagram(now, from, via, datagram, &mut inside);
             }),
         }
+        Ok(more)
     }
 
     /// Gives the port what the guard itself has to say. Before the host's datagrams.

@@ -131,6 +131,11 @@ impl Receiving {
         Ok(count)
     }
 
+    /// Messages of the last batch.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Message `index` of the last batch: its sender, the own address that it came to, its bytes
     /// and the length of the datagrams in them. `None` when it is longer than any datagram ought to
     /// be.

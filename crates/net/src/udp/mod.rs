@@ -219,13 +219,36 @@ impl UdpPort {
     ///
     /// # Errors
     /// As for [`receive`](Self::receive).
-    pub fn receive_via(&mut self, mut on_datagram: impl FnMut(SocketAddr, Via, &[u8])) -> io::Result<bool> {
-        let count = match self.receiving.receive(self.socket.as_fd()) {
-            Ok(count) => count,
-            Err(error) => return if is_passing(&error) { Ok(false) } else { Err(error) },
-        };
-        self.stats.reads += 1;
-        for index in 0..count {
+    pub fn receive_via(&mut self, on_datagram: impl FnMut(SocketAddr, Via, &[u8])) -> io::Result<bool> {
+        let more = self.fetch()?;
+        self.read(on_datagram);
+        Ok(more)
+    }
+
+    /// First half of [`receive_via`](Self::receive_via): takes a batch, to be shown by
+    /// [`read`](Self::read). Returns whether there may be more.
+    ///
+    /// # Errors
+    /// As for [`receive`](Self::receive).
+    pub fn fetch(&mut self) -> io::Result<bool> {
+        match self.receiving.receive(self.socket.as_fd()) {
+            Ok(count) => {
+                self.stats.reads += 1;
+                Ok(count == batch::BATCH)
+            }
+            Err(error) if is_passing(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Senders of the batch that was fetched, one for each message of the kernel.
+    pub fn senders(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        (0..self.receiving.len()).filter_map(|index| self.receiving.message(index)).map(|(from, ..)| from)
+    }
+
+    /// Second half: shows the batch that was fetched.
+    pub fn read(&mut self, mut on_datagram: impl FnMut(SocketAddr, Via, &[u8])) {
+        for index in 0..self.receiving.len() {
             let Some((from, local, bytes, segment)) = self.receiving.message(index) else {
                 self.stats.oversized += 1;
                 continue;
@@ -242,7 +265,6 @@ impl UdpPort {
                 on_datagram(from, via, datagram);
             }
         }
-        Ok(count == batch::BATCH)
     }
 
     /// Adds a datagram to those that the next [`flush`](Self::flush) sends. Nothing is sent before,
