@@ -7,17 +7,17 @@ use throng_wire::{Field, fields};
 
 use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
-use crate::key::{MatchKey, RoomKey, ServerKey};
+use crate::key::{BackfillKey, MatchKey, PartitionKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, invalid, too_large};
-use crate::queue::{Anchor, Compiled, Facts, PlayerFacts, Pool, REGIONS_MAX, Start, ordered};
+use crate::queue::{Anchor, Compiled, Facts, PlayerFacts, Pool, REGIONS_MAX, Seeker, Start, ordered};
 use crate::schema::v1;
 use crate::slab::NONE;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Backfill {
     pub(crate) id: Id,
-    pub(crate) queue: u32,
+    pub(crate) queue: QueueKey,
     pub(crate) room: Id,
     /// Server that asked and hears of it.
     owner: ServerKey,
@@ -33,7 +33,7 @@ pub(crate) struct Backfill {
     value: f64,
     region: Option<u16>,
     class: u8,
-    pub(crate) partition: u32,
+    pub(crate) partition: PartitionKey,
     /// Arrivals in the partition when it last found nothing.
     pub(crate) seen: Option<u64>,
     /// A match whose players are asked.
@@ -50,7 +50,7 @@ impl Backfill {
     pub(crate) fn save(&self, numbers: &Numbers, partition: u64) -> v1::Backfill<'_> {
         v1::Backfill {
             id: self.id.into(),
-            queue: self.queue,
+            queue: self.queue.index(),
             room: self.room.into(),
             owner: numbers.server(self.owner).unwrap_or(NONE),
             rev: self.rev,
@@ -68,11 +68,11 @@ impl Backfill {
         }
     }
 
-    pub(crate) fn load(saved: &v1::Backfill<'_>, partition: u32) -> Backfill {
+    pub(crate) fn load(saved: &v1::Backfill<'_>, partition: PartitionKey) -> Backfill {
         let attribute = |(key, value): &(&[u8], &[u8])| (Text::from_slice(key), value.to_vec());
         Backfill {
             id: saved.id.into(),
-            queue: saved.queue,
+            queue: QueueKey::new(saved.queue),
             room: saved.room.into(),
             owner: ServerKey::new(saved.owner),
             rev: saved.rev,
@@ -101,14 +101,13 @@ impl Backfill {
     }
 
     /// Its place in the order of fairness, if it should look.
-    pub(crate) fn anchor(&self, index: u32, pool: &Pool) -> Option<Anchor> {
+    pub(crate) fn anchor(&self, index: BackfillKey, pool: &Pool) -> Option<Anchor> {
         let fresh = self.seen != Some(pool.partitions[self.partition].arrivals);
         (self.is_free() && fresh).then_some(Anchor {
             class: self.class,
             rank: 0,
             created: self.created,
-            backfill: true,
-            index,
+            who: Seeker::Backfill(index),
         })
     }
 
@@ -122,7 +121,7 @@ impl Backfill {
         let mut hot = compiled.hot(&Facts::default(), level);
         (hot.size, hot.mask) = (0, self.region.map_or(u64::MAX, |region| 1 << region));
         Start {
-            key: (ordered(self.value), NONE),
+            key: (ordered(self.value), TicketKey::LAST),
             hot,
             ticket: None,
             fixed: self

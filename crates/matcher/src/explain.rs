@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
+use crate::key::TicketKey;
 use crate::matcher::Matcher;
 use crate::problem::Outcome;
 use crate::queue::{Compiled, Obstacle, Search, Start, View};
@@ -20,7 +21,7 @@ const SCAN_MAX: usize = 256;
 
 /// Another ticket and the rules between the two.
 struct Shown {
-    ticket: u32,
+    ticket: TicketKey,
     distance: f64,
     fails: Vec<(String, String)>,
 }
@@ -88,11 +89,11 @@ impl Matcher {
     }
 
     /// Returns whether the search that a tick makes around a ticket finds a match.
-    fn finds(&self, index: u32, compiled: &Compiled) -> bool {
+    fn finds(&self, index: TicketKey, compiled: &Compiled) -> bool {
         let ticket = &self.tickets[index];
         let Some(place) = ticket.place() else { return false };
         let queue = &self.queues.list[ticket.queue];
-        let facts = |ticket: u32| (&self.tickets[ticket].facts, self.tickets[ticket].created);
+        let facts = |ticket: TicketKey| (&self.tickets[ticket].facts, self.tickets[ticket].created);
         let mut search = Search {
             compiled,
             partition: &queue.pool.partitions[place.partition],
@@ -101,7 +102,7 @@ impl Matcher {
             steps: 0,
             cut: false,
             scan: None,
-            ends: ((0, 0), (0, 0)),
+            ends: (place.key, place.key),
             near: Vec::new(),
         };
         search
@@ -118,7 +119,7 @@ impl Matcher {
     /// The rules that keep a ticket from a match: without them the search finds one, and without
     /// all others it does not. None where it finds none without any rule. No smaller set of them
     /// has both properties.
-    fn in_the_way(&self, index: u32, compiled: &Compiled) -> Vec<String> {
+    fn in_the_way(&self, index: TicketKey, compiled: &Compiled) -> Vec<String> {
         let all = compiled.obstacles(self.tickets[index].level);
         let finds_without = |left_out: &dyn Fn(Obstacle) -> bool| {
             let mut less = compiled.clone();
@@ -143,7 +144,7 @@ impl Matcher {
 
     /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other
     /// partitions when there are too few to show.
-    fn candidates(&self, index: u32, compiled: &Compiled, players: usize) -> Vec<Shown> {
+    fn candidates(&self, index: TicketKey, compiled: &Compiled, players: usize) -> Vec<Shown> {
         let most = (2 * players).clamp(CANDIDATES_MAX, LOOKED_AT_MAX);
         let ticket = &self.tickets[index];
         let Some(place) = ticket.place() else { return Vec::new() };
@@ -151,7 +152,7 @@ impl Matcher {
         let part = &pool.partitions[place.partition];
         let (before, after) = part.order.around(place.key);
         let (before, after) = (before.take(most), after.take(most));
-        let mut near: Vec<(f64, u32)> =
+        let mut near: Vec<(f64, TicketKey)> =
             before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let elsewhere = pool.in_order().filter(|(other, _)| *other != place.partition);
@@ -176,7 +177,12 @@ impl Matcher {
     }
 
     /// Rules that a plain filling with the fitting candidates violates as a whole.
-    fn violations_together(&self, index: u32, shown: &[Shown], compiled: &Compiled) -> Vec<(String, String)> {
+    fn violations_together(
+        &self,
+        index: TicketKey,
+        shown: &[Shown],
+        compiled: &Compiled,
+    ) -> Vec<(String, String)> {
         let ticket = &self.tickets[index];
         let mut open: Vec<u32> = compiled.sides.iter().map(|(_, max)| *max).collect();
         let mut sides = vec![Vec::new(); open.len()];
@@ -212,7 +218,7 @@ impl Matcher {
 
     fn summary(
         &self,
-        index: u32,
+        index: TicketKey,
         shown: &[Shown],
         fits: u64,
         needs: u32,

@@ -42,7 +42,34 @@ pub(crate) enum MatchKind {}
 /// Place of a match.
 pub(crate) type MatchKey = Key<MatchKind>;
 
+/// Kind of the places of queues.
+pub(crate) enum QueueKind {}
+
+/// Place of a queue.
+pub(crate) type QueueKey = Key<QueueKind>;
+
+/// Kind of the places of tickets.
+pub(crate) enum TicketKind {}
+
+/// Place of a ticket.
+pub(crate) type TicketKey = Key<TicketKind>;
+
+/// Kind of the places of backfills.
+pub(crate) enum BackfillKind {}
+
+/// Place of a backfill.
+pub(crate) type BackfillKey = Key<BackfillKind>;
+
+/// Kind of the places of the partitions of a pool.
+pub(crate) enum PartitionKind {}
+
+/// Place of a partition in its pool.
+pub(crate) type PartitionKey = Key<PartitionKind>;
+
 impl<T> Key<T> {
+    /// A place behind every object's.
+    pub(crate) const LAST: Key<T> = Key { place: NonZeroU32::MAX, kind: PhantomData };
+
     /// The place at an index of a slab.
     pub(crate) fn new(index: u32) -> Key<T> {
         Key { place: NonZeroU32::MIN.saturating_add(index), kind: PhantomData }

@@ -8,7 +8,7 @@ use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, check_len};
-use crate::key::{MatchKey, PlayerKey, RoomKey, ServerKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, RoomKey, ServerKey, TicketKey};
 use crate::keys::{Answer, Keys};
 use crate::matches::Matches;
 use crate::notices::{Notices, ServerNumber};
@@ -38,13 +38,13 @@ pub struct Matcher {
     pub(crate) rooms: Rooms,
     pub(crate) timers: Timers,
     pub(crate) queues: Queues,
-    pub(crate) tickets: Slab<Ticket>,
+    pub(crate) tickets: Slab<TicketKey, Ticket>,
     pub(crate) waiting: Waiting,
     pub(crate) live_tickets: usize,
     /// In order of time: when each is forgotten.
     pub(crate) ended_tickets: EndedTickets,
     pub(crate) matches: Matches,
-    pub(crate) backfills: Slab<Backfill>,
+    pub(crate) backfills: Slab<BackfillKey, Backfill>,
     pub(crate) ratings: Ratings,
     pub(crate) keys: Keys<Answer>,
     pub(crate) hooks: Hooks,
@@ -68,7 +68,7 @@ pub(crate) struct Scratch {
     pub(crate) near: Vec<crate::queue::Candidate>,
     /// Matches of a tick that were found and are not made yet, with the backfills that they are
     /// for.
-    pub(crate) found: Vec<(crate::queue::Filling, Option<u32>)>,
+    pub(crate) found: Vec<(crate::queue::Filling, Option<BackfillKey>)>,
     /// Matches that were placed and are not told of yet, and until when their seats are held.
     pub(crate) ready: Vec<(MatchKey, u64)>,
     /// The part of a tick that was done last, until the driver says how long it took.

@@ -8,7 +8,7 @@ use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
-use crate::key::{MatchKey, PlayerKey, RoomKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
@@ -26,9 +26,9 @@ const CONNECTION_KEY: &str = "connection";
 
 /// Ids of the players of tickets.
 fn ids_of<'a>(
-    tickets: &'a Slab<Ticket>,
+    tickets: &'a Slab<TicketKey, Ticket>,
     people: &'a People,
-    side: &'a [u32],
+    side: &'a [TicketKey],
 ) -> impl Iterator<Item = &'a [u8]> {
     let players = side.iter().flat_map(|ticket| &tickets[*ticket].players);
     players.filter_map(|player| Some(&people[player.player?].id()[..]))
@@ -137,7 +137,7 @@ impl Matcher {
         self.match_of_room(room).map_or(&[], |found| self.matches[found].cast())
     }
 
-    fn room_of_match(&mut self, index: MatchKey, queue: u32) -> RoomKey {
+    fn room_of_match(&mut self, index: MatchKey, queue: QueueKey) -> RoomKey {
         let mode = self.queues.list[queue].mode;
         let room = self.insert_room(mode, true, DataMap::default(), None);
         self.rooms.set_matched(room, self.matches[index].id());
@@ -145,7 +145,7 @@ impl Matcher {
     }
 
     /// The room of a backfill, if what was found still fits.
-    fn room_to_fill(&self, index: MatchKey, backfill: u32) -> Option<RoomKey> {
+    fn room_to_fill(&self, index: MatchKey, backfill: BackfillKey) -> Option<RoomKey> {
         let backfill = self.backfills.get(backfill)?;
         let room = self.rooms.find(backfill.room)?;
         let entry = &self.rooms[room];
@@ -187,7 +187,7 @@ impl Matcher {
     }
 
     /// Puts the players of tickets on the sides of a room, behind those who are there.
-    fn put_on_sides(&mut self, room: RoomKey, compiled: &Compiled, sides: &[Vec<u32>]) {
+    fn put_on_sides(&mut self, room: RoomKey, compiled: &Compiled, sides: &[Vec<TicketKey>]) {
         let (tickets, people) = (&self.tickets, &self.people);
         if self.rooms[room].sides().is_empty() {
             let names = compiled.sides.iter().map(|(name, _)| name.as_bytes());
@@ -203,7 +203,7 @@ impl Matcher {
     }
 
     /// Seats for the players of tickets.
-    fn seat_tickets(&mut self, room: RoomKey, sides: &[Vec<u32>], until: u64) {
+    fn seat_tickets(&mut self, room: RoomKey, sides: &[Vec<TicketKey>], until: u64) {
         let (tickets, people) = (&mut self.tickets, &mut self.people);
         let id = self.rooms[room].id();
         let all = sides.iter().flatten();
@@ -219,7 +219,7 @@ impl Matcher {
                 Box::new(role.info(people.server_of(player), team))
             });
             people.take_seat(player, room);
-            Seat { player, until, ticket, info }
+            Seat { player, until, ticket: Some(ticket), info }
         });
         self.rooms.add_seats(room, seats);
     }
@@ -361,7 +361,12 @@ impl Matcher {
 
     /// Notes how long tickets waited that are matched: those of one kind at once, which those of a
     /// match mostly are.
-    fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
+    fn record_waits<'a>(
+        &mut self,
+        queue: QueueKey,
+        compiled: &Compiled,
+        matched: impl Iterator<Item = &'a TicketKey>,
+    ) {
         let (tickets, now) = (&self.tickets, self.now);
         let entry = &mut self.queues.list[queue];
         let mut kinds: SmallVec<[(Kind, SmallVec<[Bucket; 16]>); 4]> = SmallVec::new();

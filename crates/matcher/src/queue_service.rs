@@ -5,6 +5,7 @@ use throng_wire::{fields, write_varint};
 
 use crate::config::{ModeRules, OnFull, Scope};
 use crate::info::bytes;
+use crate::key::QueueKey;
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::queue::{Compiled, QUEUES_MAX, QueueRules, RuleProblem, number};
@@ -56,7 +57,7 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn write_queue(&self, index: u32, answer: &mut Vec<u8>) {
+    pub(crate) fn write_queue(&self, index: QueueKey, answer: &mut Vec<u8>) {
         let queue = &self.queues.list[index];
         write_nested(answer, 1, |out| {
             write_bytes(out, 1, queue.name.as_bytes());
@@ -110,7 +111,7 @@ impl Matcher {
 
     /// Searching tickets by party size and main number, in whole numbers up to 100 and hundreds
     /// beyond.
-    fn buckets(&self, index: u32) -> Vec<((u8, i64), u64)> {
+    fn buckets(&self, index: QueueKey) -> Vec<((u8, i64), u64)> {
         let mut buckets = std::collections::BTreeMap::new();
         for (_, part) in self.queues.list[index].pool.partitions.iter() {
             for (key, hot) in part.order.iter() {

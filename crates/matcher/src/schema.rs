@@ -20,7 +20,7 @@ use crate::backfill::Backfill;
 use crate::config::Config;
 use crate::id::{Id, Nonces};
 use crate::info::Text;
-use crate::key::{PlayerKey, RoomKey, ServerKey};
+use crate::key::{Key, PlayerKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::keys::Keys;
 use crate::matcher::{Matcher, RULES};
 use crate::matches::Matches;
@@ -163,8 +163,8 @@ impl Matcher {
         let config = serde_json::to_string(&config).unwrap_or_default();
         let (rating_pools, reports) = self.ratings.save();
         let (timers, timers_set) = self.timers.save();
-        let seat_ticket = |room: &Room, ticket: u32| {
-            self.tickets.get(ticket).filter(|ticket| ticket.room == Some(room.id())).map(|_| ticket)
+        let seat_ticket = |room: &Room, ticket: TicketKey| {
+            self.tickets.get(ticket).is_some_and(|ticket| ticket.room == Some(room.id()))
         };
         let backfill = |backfill: &'_ Backfill| {
             let partitions = &self.queues.list[backfill.queue].pool.partitions;
@@ -185,7 +185,7 @@ impl Matcher {
             tickets: places(&self.tickets, |ticket| ticket.save(&numbers, self.place_of(ticket))),
             matches: self.matches.save(&numbers),
             backfills: places(&self.backfills, |own| own.save(&numbers, backfill(own))),
-            ended_tickets: self.save_ended(),
+            ended_tickets: self.save_ended().into_iter().map(TicketKey::index).collect(),
             ended_matches: self.matches.ended().map(|(at, id)| (at, id.into())).collect(),
             waits: self.waiting.save(),
             rating_pools,
@@ -215,11 +215,11 @@ impl Matcher {
                 let number = numbers.server(*server).filter(|_| is_due);
                 number.map_or(v1::Action::Nothing, v1::Action::Grace)
             }
-            Timer::Tick(queue) => v1::Action::Tick(*queue),
+            Timer::Tick(queue) => v1::Action::Tick(queue.index()),
             Timer::Proposal(id) => v1::Action::Proposal((*id).into()),
             Timer::Assign(id) => v1::Action::Assign((*id).into()),
             Timer::Backfill(id) => v1::Action::Backfill((*id).into()),
-            Timer::Updates(queue) => v1::Action::Updates(*queue),
+            Timer::Updates(queue) => v1::Action::Updates(queue.index()),
             Timer::Period(pool) => v1::Action::Period(pool),
             Timer::Cooldown(player) => {
                 numbers.player(*player).map_or(v1::Action::Nothing, v1::Action::Cooldown)
@@ -241,7 +241,7 @@ impl Matcher {
         let queues = Queues::load(&saved.queues)?;
         let mut backfills = Vec::new();
         for own in &saved.backfills.objects {
-            let queue = queues.list.get(own.queue).ok_or("a backfill has no queue")?;
+            let queue = queues.list.get(QueueKey::new(own.queue)).ok_or("a backfill has no queue")?;
             let partition = queue.pool.numbers().get(&own.partition).copied();
             let partition = partition.ok_or("a backfill has no partition")?;
             backfills.push((own.id.place, Backfill::load(own, partition)));
@@ -262,7 +262,7 @@ impl Matcher {
             teams: Teams::load(&saved.teams).ok_or(UNPLACED)?,
             rooms: Rooms::load(&saved.rooms, Modes::load(&saved.modes)?, saved.rooms_made, UNPLACED)?,
             queues,
-            waiting: Waiting::load(&saved.waits, tickets.next_new())?,
+            waiting: Waiting::load(&saved.waits, tickets.end())?,
             matches: Matches::load(&saved.matches, ended, UNPLACED)?,
             backfills: slab(backfills, &saved.backfills.free)?,
             ratings: Ratings::load(&saved.rating_pools, &saved.reports)?,
@@ -293,9 +293,10 @@ impl Matcher {
             queue.proposed += u64::from(ticket.state == State::Proposed);
             self.live_tickets += 1;
         }
-        self.load_ended(&saved.ended_tickets)?;
+        let ended: Vec<TicketKey> = saved.ended_tickets.iter().copied().map(TicketKey::new).collect();
+        self.load_ended(&ended)?;
         let places = saved.tickets.objects.iter();
-        self.fill_pools(places.filter_map(|ticket| Some((ticket.id.place, ticket.waits?))))?;
+        self.fill_pools(places.filter_map(|ticket| Some((TicketKey::new(ticket.id.place), ticket.waits?))))?;
         for (_, backfill) in self.backfills.iter() {
             let pool = &mut self.queues.list[backfill.queue].pool;
             pool.partitions[backfill.partition].backfills += 1;
@@ -308,7 +309,10 @@ impl Matcher {
                     ensure(is_there, "a player with a cooldown is missing")?;
                 }
                 v1::Action::Tick(queue) | v1::Action::Updates(queue) => {
-                    ensure(self.queues.list.get(queue).is_some(), "a queue with a timer is missing")?;
+                    ensure(
+                        self.queues.list.get(QueueKey::new(queue)).is_some(),
+                        "a queue with a timer is missing",
+                    )?;
                 }
                 _ => {}
             }
@@ -349,7 +353,7 @@ impl Matcher {
             ensure(player.rooms().iter().all(is_member), "a player's room")?;
             let has_seat = |room: &RoomKey| self.rooms.get(*room).is_some_and(|room| room.has_seat(index));
             ensure(player.seats().iter().all(has_seat), "a player's seat")?;
-            let has_ticket = |ticket: &u32| {
+            let has_ticket = |ticket: &TicketKey| {
                 let own = self.tickets.get(*ticket).filter(|ticket| ticket.state.is_live());
                 own.is_some_and(|ticket| ticket.players.iter().any(|own| own.player == Some(index)))
             };
@@ -376,7 +380,7 @@ impl Matcher {
         for (index, backfill) in self.backfills.iter() {
             let room = self.rooms.find(backfill.room).map(|room| &self.rooms[room]);
             ensure(
-                backfill.id.index == index && room.is_some_and(|room| room.backfill() == Some(index)),
+                backfill.id.index == index.index() && room.is_some_and(|room| room.backfill() == Some(index)),
                 "a backfill",
             )?;
             let queue = self.queues.list.get(backfill.queue);
@@ -389,7 +393,7 @@ impl Matcher {
     fn check_tickets(&self) -> Result<(), &'static str> {
         let (mut live, mut ended) = (BTreeMap::new(), 0);
         for (index, ticket) in self.tickets.iter() {
-            ensure(ticket.id.index == index, "the id of a ticket")?;
+            ensure(ticket.id.index == index.index(), "the id of a ticket")?;
             let queue = self.queues.list.get(ticket.queue).ok_or("the queue of a ticket")?;
             if !ticket.state.is_live() {
                 ended += 1;
@@ -426,8 +430,9 @@ impl Matcher {
         }
         self.matches.check_invariants(|found| {
             ensure(self.queues.list.get(found.queue()).is_some(), "the queue of a match")?;
-            let is_here =
-                |ticket: &u32| self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id()));
+            let is_here = |ticket: &TicketKey| {
+                self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id()))
+            };
             ensure(found.sides().iter().flatten().all(is_here), "a ticket of a match")
         })
     }
@@ -436,11 +441,11 @@ impl Matcher {
 /// Reason to refuse objects whose places do not fit together.
 const UNPLACED: &str = "an object is missing or there twice";
 
-fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
+fn places<'a, K: 'a, T, S>(slab: &'a Slab<Key<K>, T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
     v1::Places { objects: slab.iter().map(|(_, object)| save(object)).collect(), free: slab.free().to_vec() }
 }
 
-fn slab<T>(objects: Vec<(u32, T)>, free: &[u32]) -> Result<Slab<T>, &'static str> {
+fn slab<K, T>(objects: Vec<(u32, T)>, free: &[u32]) -> Result<Slab<Key<K>, T>, &'static str> {
     Slab::from_places(objects.into_iter(), free.to_vec()).ok_or(UNPLACED)
 }
 
@@ -450,11 +455,11 @@ fn timer(saved: &v1::Timer<'_>) -> (u64, u64, Timer) {
         v1::Action::RoomEnd(id) => Timer::RoomEnd(Id::from(*id)),
         v1::Action::Seats(id) => Timer::Seats(Id::from(*id)),
         v1::Action::Grace(server) => Timer::Grace(ServerKey::new(*server)),
-        v1::Action::Tick(queue) => Timer::Tick(*queue),
+        v1::Action::Tick(queue) => Timer::Tick(QueueKey::new(*queue)),
         v1::Action::Proposal(id) => Timer::Proposal(Id::from(*id)),
         v1::Action::Assign(id) => Timer::Assign(Id::from(*id)),
         v1::Action::Backfill(id) => Timer::Backfill(Id::from(*id)),
-        v1::Action::Updates(queue) => Timer::Updates(*queue),
+        v1::Action::Updates(queue) => Timer::Updates(QueueKey::new(*queue)),
         v1::Action::Period(pool) => Timer::Period(Text::from_slice(pool)),
         v1::Action::Cooldown(player) => Timer::Cooldown(PlayerKey::new(*player)),
         v1::Action::Policy(question) => Timer::Policy(*question),

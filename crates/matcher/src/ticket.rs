@@ -10,12 +10,11 @@ use throng_wire::{Field, fields};
 
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
-use crate::key::PlayerKey;
+use crate::key::{PartitionKey, PlayerKey, QueueKey, TicketKey};
 use crate::people::Numbers;
 use crate::problem::{Outcome, ensure, too_large};
 use crate::queue::{Compiled, Facts, Key, Kind, PlayerInput, number};
 use crate::schema::v1;
-use crate::slab::NONE;
 
 /// Players of one ticket.
 pub(crate) const PLAYERS_MAX: usize = 64;
@@ -71,7 +70,7 @@ impl State {
 /// Place where a searching ticket stands in its pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolPosition {
-    pub(crate) partition: u32,
+    pub(crate) partition: PartitionKey,
     pub(crate) key: Key,
 }
 
@@ -85,30 +84,24 @@ pub(crate) enum Standing {
     /// Among those that have ended: how long it stays readable, and which ended next.
     Ended {
         until: u64,
-        next: u32,
+        next: Option<TicketKey>,
     },
 }
 
 /// Tickets that have ended, in order. They are chained through the tickets: a tick that matches a
 /// hundred thousand moves no list of them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EndedTickets {
-    first: u32,
-    last: u32,
+    first: Option<TicketKey>,
+    last: Option<TicketKey>,
     pub(crate) len: u32,
-}
-
-impl Default for EndedTickets {
-    fn default() -> Self {
-        EndedTickets { first: NONE, last: NONE, len: 0 }
-    }
 }
 
 /// A party that asks for a match.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     pub(crate) id: Id,
-    pub(crate) queue: u32,
+    pub(crate) queue: QueueKey,
     pub(crate) created: u64,
     pub(crate) expires: u64,
     pub(crate) priority: i8,
@@ -158,7 +151,7 @@ impl Ticket {
         let facts = if self.state.is_live() { self.facts.save() } else { Facts::save_none() };
         v1::Ticket {
             id: self.id.into(),
-            queue: self.queue,
+            queue: self.queue.index(),
             created: self.created,
             expires: self.expires,
             priority: self.priority,
@@ -203,7 +196,7 @@ impl Ticket {
         let until = saved.readable_until;
         Ok(Ticket {
             id: saved.id.into(),
-            queue: saved.queue,
+            queue: QueueKey::new(saved.queue),
             created: saved.created,
             expires: saved.expires,
             priority: saved.priority,
@@ -214,7 +207,7 @@ impl Ticket {
             players: saved.players.iter().map(player).collect(),
             facts: Facts::load(&saved.facts),
             level: saved.level,
-            standing: if state.is_live() { Standing::Nowhere } else { Standing::Ended { until, next: NONE } },
+            standing: if state.is_live() { Standing::Nowhere } else { Standing::Ended { until, next: None } },
             matched: saved.matched.map(Id::from),
             room: saved.room.map(Id::from),
             region: saved.region,

@@ -1,7 +1,8 @@
 //! Periodic updates of waiting tickets: waiting times, estimates and positions.
 
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::Matcher;
-use crate::queue::{Round, anchor_of};
+use crate::queue::{Round, Seeker, anchor_of};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -18,7 +19,7 @@ const COUNTED_MAX: usize = 256;
 
 impl Matcher {
     /// A queue that has tickets tells them how they stand from time to time.
-    pub(crate) fn begin_updates(&mut self, index: u32) {
+    pub(crate) fn begin_updates(&mut self, index: QueueKey) {
         let queue = &mut self.queues.list[index];
         let seconds = queue.rules().set.updates_s;
         if !queue.tells && seconds > 0 {
@@ -29,7 +30,7 @@ impl Matcher {
 
     /// Tickets ahead of one that comes back, of `most` of its priority or above: counted in a small
     /// partition, in a large one as it was told last, until the next round.
-    pub(crate) fn position_of(&self, ticket: u32, most: u64) -> u64 {
+    pub(crate) fn position_of(&self, ticket: TicketKey, most: u64) -> u64 {
         let entry = &self.tickets[ticket];
         let Some(place) = entry.place() else { return most };
         let order = &self.queues.list[entry.queue].pool.partitions[place.partition].order;
@@ -41,7 +42,7 @@ impl Matcher {
     }
 
     /// Goes on with a queue's round, or begins the next.
-    pub(crate) fn send_updates(&mut self, turn: &mut Turn<'_>, index: u32) {
+    pub(crate) fn send_updates(&mut self, turn: &mut Turn<'_>, index: QueueKey) {
         let mut round = self.queues.list[index].round.take().unwrap_or_default();
         if !self.put_in_order(index, &mut round) || !self.tell_next(turn, index, &mut round) {
             self.queues.list[index].round = Some(round);
@@ -58,10 +59,11 @@ impl Matcher {
     }
 
     /// Puts some more tickets of a queue in order. Whether all are.
-    fn put_in_order(&self, index: u32, round: &mut Round) -> bool {
-        let end = self.tickets.next_new();
+    fn put_in_order(&self, index: QueueKey, round: &mut Round) -> bool {
+        let end = self.tickets.end();
         let to = round.next.saturating_add(SORTED_PER_STEP).min(end);
-        let searching = (round.next..to).filter(|ticket| self.waiting.searches(*ticket, index));
+        let searching =
+            (round.next..to).map(TicketKey::new).filter(|ticket| self.waiting.searches(*ticket, index));
         let pool = &self.queues.list[index].pool;
         let places = searching.filter_map(|ticket| {
             let place = self.tickets[ticket].place()?;
@@ -73,11 +75,11 @@ impl Matcher {
     }
 
     /// Tells the next tickets. Whether all are told.
-    fn tell_next(&mut self, turn: &mut Turn<'_>, index: u32, round: &mut Round) -> bool {
+    fn tell_next(&mut self, turn: &mut Turn<'_>, index: QueueKey, round: &mut Round) -> bool {
         let mut told = 0;
         for _ in 0..SORTED_PER_STEP {
             let Some((part, anchor)) = round.left.pop_first() else { return true };
-            let ticket = anchor.index;
+            let Seeker::Ticket(ticket) = anchor.who else { continue };
             // It may have left, and another may have its number or its partition's.
             let is_there = self.waiting.searches(ticket, index)
                 && anchor_of(&self.tickets, ticket) == anchor

@@ -6,11 +6,10 @@ use super::{Backfill, BackfillRequest, region_number};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{MatchKey, RoomKey, ServerKey};
+use crate::key::{BackfillKey, MatchKey, PartitionKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::matcher::Matcher;
 use crate::problem::{Outcome, Problem, invalid, not_found};
 use crate::queue::{BackfillPriority, Facts, PlayerInput, role_hash};
-use crate::slab::NONE;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -48,20 +47,19 @@ impl Matcher {
     /// Makes a backfill of a room, as far as the room's members fit the rules.
     fn insert_backfill(
         &mut self,
-        queue: u32,
+        queue: QueueKey,
         room: RoomKey,
         owner: ServerKey,
         open: Vec<u32>,
         attrs: Vec<(Text, Vec<u8>)>,
-    ) -> Outcome<u32> {
+    ) -> Outcome<BackfillKey> {
         let compiled = self.queues.list[queue].rules();
         let region = self.region_of_room(room);
         let region = region.and_then(|region| region_number(&mut self.queues.list[queue].regions, &region));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
         let is_there = self.people.hold_server(owner, 1);
         debug_assert!(is_there, "its entry was made by the caller");
-        let index = self.backfills.next_index();
-        let id = self.new_id(index);
+        let id = self.new_id(self.backfills.next_key().index());
         let backfill = Backfill {
             id,
             queue,
@@ -76,11 +74,11 @@ impl Matcher {
             value: 0.0,
             region,
             class: priority as u8,
-            partition: NONE,
+            partition: PartitionKey::LAST,
             seen: None,
             pending: None,
         };
-        self.backfills.insert(backfill);
+        let index = self.backfills.insert(backfill);
         if let Err(problem) = self.refresh_backfill(index) {
             self.backfills.remove(index);
             self.people.let_go_of_server(owner);
@@ -107,7 +105,7 @@ impl Matcher {
     }
 
     /// Works out who is in the room now and in which part of the pool players are looked for.
-    fn refresh_backfill(&mut self, index: u32) -> Outcome {
+    fn refresh_backfill(&mut self, index: BackfillKey) -> Outcome {
         let backfill = &self.backfills[index];
         let queue = backfill.queue;
         let compiled = self.queues.list[queue].rules();
@@ -152,7 +150,7 @@ impl Matcher {
         let old = self.backfills[index].partition;
         if old != partition {
             pool.partitions[partition].backfills += 1;
-            if old != NONE {
+            if old != PartitionKey::LAST {
                 pool.partitions[old].backfills -= 1;
                 pool.release(old);
             }
@@ -163,7 +161,7 @@ impl Matcher {
     }
 
     /// Lets a backfill look at the next tick.
-    fn wake_backfill(&mut self, index: u32) {
+    fn wake_backfill(&mut self, index: BackfillKey) {
         let backfill = &self.backfills[index];
         let queue = backfill.queue;
         let pool = &mut self.queues.list[queue].pool;
@@ -173,17 +171,21 @@ impl Matcher {
         self.schedule(queue);
     }
 
-    fn keep_alive(&mut self, index: u32) {
+    fn keep_alive(&mut self, index: BackfillKey) {
         let backfill = &mut self.backfills[index];
         let rules = self.queues.list[backfill.queue].rules();
         backfill.ack_until = self.now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
     }
 
+    fn backfill_of(&self, id: Id) -> Option<BackfillKey> {
+        let index = BackfillKey::new(id.index);
+        self.backfills.get(index).is_some_and(|backfill| backfill.id == id).then_some(index)
+    }
+
     /// A backfill that the caller may speak for.
-    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<u32> {
+    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<BackfillKey> {
         let index = Id::parse(id)
-            .filter(|id| self.backfills.get(id.index).is_some_and(|backfill| backfill.id == *id))
-            .map(|id| id.index)
+            .and_then(|id| self.backfill_of(id))
             .ok_or_else(|| not_found("backfill does not exist"))?;
         let owner = self.backfills[index].owner;
         let own = self.people[owner].id().as_slice() == caller.srv.as_bytes();
@@ -238,7 +240,7 @@ impl Matcher {
         Ok(())
     }
 
-    fn write_backfill(&self, index: u32, answer: &mut Vec<u8>) {
+    fn write_backfill(&self, index: BackfillKey, answer: &mut Vec<u8>) {
         let backfill = &self.backfills[index];
         let compiled = self.queues.list[backfill.queue].rules();
         write_nested(answer, 1, |out| {
@@ -256,7 +258,7 @@ impl Matcher {
     }
 
     /// Sees to a backfill again when its limits grow, or it may be lost.
-    fn watch_backfill(&mut self, index: u32) {
+    fn watch_backfill(&mut self, index: BackfillKey) {
         let backfill = &self.backfills[index];
         let levels = &self.queues.list[backfill.queue].rules().levels;
         let mut grows = levels.iter().map(|level| backfill.created + level.after_ms);
@@ -267,20 +269,18 @@ impl Matcher {
 
     /// A backfill's limits may have grown, or no sign of life came.
     pub(crate) fn backfill_is_due(&mut self, turn: &mut Turn<'_>, id: Id) {
-        let Some(backfill) = self.backfills.get(id.index).filter(|backfill| backfill.id == id) else {
-            return;
-        };
-        if backfill.ack_until > self.now {
-            self.backfills[id.index].seen = None;
-            self.watch_backfill(id.index);
-            self.wake_backfill(id.index);
+        let Some(index) = self.backfill_of(id) else { return };
+        if self.backfills[index].ack_until > self.now {
+            self.backfills[index].seen = None;
+            self.watch_backfill(index);
+            self.wake_backfill(index);
         } else {
-            self.end_backfill(turn, id.index, "no_ack");
+            self.end_backfill(turn, index, "no_ack");
         }
     }
 
     /// Ends a backfill; tickets that were proposed to it search on.
-    pub(crate) fn end_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+    pub(crate) fn end_backfill(&mut self, turn: &mut Turn<'_>, index: BackfillKey, reason: &str) {
         self.tell_backfill(turn, index, reason, &[]);
         if let Some(pending) = self.backfills[index].pending {
             self.break_match_of_backfill(turn, pending, reason);
@@ -298,9 +298,9 @@ impl Matcher {
     pub(crate) fn backfill_placed(
         &mut self,
         turn: &mut Turn<'_>,
-        index: u32,
+        index: BackfillKey,
         room: RoomKey,
-        sides: &[Vec<u32>],
+        sides: &[Vec<TicketKey>],
     ) {
         let mut roles = Vec::new();
         for (side, tickets) in sides.iter().enumerate() {
@@ -321,7 +321,7 @@ impl Matcher {
     }
 
     /// The room has fewer places than the backfill offers: it offers what there is.
-    fn shrink_backfill(&mut self, index: u32, mut free: u32) {
+    fn shrink_backfill(&mut self, index: BackfillKey, mut free: u32) {
         let Some(backfill) = self.backfills.get_mut(index) else { return };
         for open in &mut backfill.open {
             *open = (*open).min(free);
@@ -332,13 +332,13 @@ impl Matcher {
 
     /// A match does not fit its backfill's room any more: its tickets search on, the backfill
     /// offers what there is.
-    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: u32) {
+    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: BackfillKey) {
         self.break_match_of_backfill(turn, index, "room_closed");
         let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room_key()));
         self.shrink_backfill(backfill, free);
     }
 
-    fn tell_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str, roles: &[Text]) {
+    fn tell_backfill(&mut self, turn: &mut Turn<'_>, index: BackfillKey, reason: &str, roles: &[Text]) {
         let backfill = &self.backfills[index];
         let (id, room, rev, owner) = (backfill.id, backfill.room, backfill.rev, backfill.owner);
         self.event(Event::BACKFILL_UPDATE, |out| {

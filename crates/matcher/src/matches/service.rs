@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use super::{Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
-use crate::key::{MatchKey, PlayerKey, RoomKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
@@ -22,11 +22,11 @@ impl Matcher {
     /// A search has found a match: its tickets search no more. What is to be done with it comes
     /// with the others of its batch, each step for all of them: so a step's code and the players'
     /// entries are at hand.
-    pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
-        let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
+    pub(crate) fn take(&mut self, filling: Filling, backfill: Option<BackfillKey>, compiled: &Compiled) {
+        let tickets: SmallVec<[TicketKey; 16]> = filling.sides.iter().flatten().copied().collect();
         // As in the search: one load does not wait for another.
         let touch =
-            |all: u64, ticket: &u32| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
+            |all: u64, ticket: &TicketKey| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
         std::hint::black_box(tickets.iter().fold(0, touch));
         self.leave_pool_together(&tickets, compiled);
         self.scratch.found.push((filling, backfill));
@@ -34,7 +34,7 @@ impl Matcher {
 
     /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are
     /// asked, or they are placed at once.
-    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: u32, compiled: &Compiled) {
+    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: QueueKey, compiled: &Compiled) {
         let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
         let touch = |all: u64, player: &TicketPlayer| {
@@ -58,10 +58,10 @@ impl Matcher {
     fn propose(
         &mut self,
         turn: &mut Turn<'_>,
-        queue: u32,
+        queue: QueueKey,
         compiled: &Compiled,
         filling: Filling,
-        backfill: Option<u32>,
+        backfill: Option<BackfillKey>,
     ) -> Option<(MatchKey, u64)> {
         let index = self.matches.next_key();
         let id = self.new_id(index.index());
@@ -96,7 +96,13 @@ impl Matcher {
 
     /// Entries that all players of a match share by the rules that ask for it, with those whom a
     /// backfill finds there.
-    fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
+    fn shared(
+        &self,
+        compiled: &Compiled,
+        sides: &[Vec<TicketKey>],
+        level: u8,
+        backfill: Option<BackfillKey>,
+    ) -> Vec<u8> {
         let mut out = Vec::new();
         let rules = &compiled.levels[usize::from(level)].rules;
         let mut overlaps = rules.iter().filter(|rule| rule.rule.kind == RuleKind::Overlap).peekable();
@@ -137,7 +143,7 @@ impl Matcher {
         players
     }
 
-    pub(crate) fn players_of(&self, tickets: &[u32], players: &mut Players) {
+    pub(crate) fn players_of(&self, tickets: &[TicketKey], players: &mut Players) {
         for ticket in tickets {
             players.extend(self.tickets[*ticket].players.iter().filter_map(|player| player.player));
         }
@@ -215,7 +221,7 @@ impl Matcher {
     }
 
     /// A proposed ticket was cancelled by its owner, which counts as declining.
-    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: u32) {
+    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         let players: Players =
             self.tickets[ticket].players.iter().filter_map(|player| player.player).collect();
         for player in players {
@@ -229,7 +235,7 @@ impl Matcher {
 
     /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others
     /// do.
-    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: u32, requeue: bool, reason: &str) {
+    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: TicketKey, requeue: bool, reason: &str) {
         if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
             self.refuse_match(turn, index, ticket, requeue, reason);
         }
@@ -240,7 +246,7 @@ impl Matcher {
         &mut self,
         turn: &mut Turn<'_>,
         index: MatchKey,
-        refused: u32,
+        refused: TicketKey,
         requeue: bool,
         reason: &str,
     ) {
@@ -272,7 +278,7 @@ impl Matcher {
     }
 
     /// Tells everybody that a match is off and forgets it. Gives its tickets.
-    fn break_match(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) -> Vec<u32> {
+    fn break_match(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) -> Vec<TicketKey> {
         let players = self.players_of_match(index);
         let Some(found) = self.matches.remove(index) else { return Vec::new() };
         self.event(Event::MATCH_CANCELLED, |out| {
@@ -291,7 +297,8 @@ impl Matcher {
 
     /// Returns whether a match has at most so many players for each side.
     pub(crate) fn fits(&self, index: MatchKey, open: &[u32]) -> bool {
-        let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
+        let players =
+            |side: &Vec<TicketKey>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
         self.matches[index]
             .sides()
             .iter()
@@ -308,7 +315,7 @@ impl Matcher {
     }
 
     /// Open proposals of a queue whose rules have changed are off.
-    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: u32) {
+    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: QueueKey) {
         let open = |found: &Match| found.queue() == queue && found.stage() == Stage::Proposed;
         let all: Vec<MatchKey> =
             self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
@@ -317,7 +324,7 @@ impl Matcher {
         }
     }
 
-    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: u32) {
+    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         let entry = &mut self.tickets[ticket];
         (entry.matched, entry.room, entry.region) = (None, None, None);
         // The rules may be others by now.
@@ -327,7 +334,7 @@ impl Matcher {
         }
     }
 
-    fn cool_down(&mut self, player: PlayerKey, queue: u32) {
+    fn cool_down(&mut self, player: PlayerKey, queue: QueueKey) {
         let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
         if seconds > 0 {
             let until = self.now + seconds * 1_000;

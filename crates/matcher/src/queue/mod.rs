@@ -29,7 +29,7 @@ mod trial;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-pub(crate) use anchors::Anchor;
+pub(crate) use anchors::{Anchor, Seeker};
 pub use compiled::QueueRules;
 pub(crate) use compiled::{Compiled, Obstacle};
 pub(crate) use due::{Due, Waiting};
@@ -46,6 +46,7 @@ pub(crate) use ticks::anchor_of;
 pub use trial::Trial;
 
 use crate::info::Text;
+use crate::key::{BackfillKey, QueueKey};
 use crate::schema::v1;
 use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, TICK_BOUNDS_S, WAIT_BOUNDS_S};
@@ -81,7 +82,7 @@ pub(crate) struct Queue {
     turns_until: u64,
     /// Steps that searches which go on have left in this tick.
     steps_left: u64,
-    pub(crate) backfills: BTreeSet<u32>,
+    pub(crate) backfills: BTreeSet<BackfillKey>,
     pub(crate) estimates: Estimates,
     pub(crate) figures: QueueCounters,
     /// Mode of its rooms.
@@ -113,7 +114,7 @@ impl Default for Observed {
 /// A part of a tick that was just done.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
-    queue: u32,
+    queue: QueueKey,
     /// True if the tick ended with it.
     ended: bool,
     /// Its work.
@@ -198,14 +199,14 @@ impl Queue {
 /// Every queue, by index and name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
-    pub(crate) list: Slab<Queue>,
-    pub(crate) by_name: BTreeMap<String, u32>,
+    pub(crate) list: Slab<QueueKey, Queue>,
+    pub(crate) by_name: BTreeMap<String, QueueKey>,
     /// Queues that search.
-    searching: BTreeSet<u32>,
+    searching: BTreeSet<QueueKey>,
 }
 
 impl Queues {
-    pub(crate) fn find(&self, name: &[u8]) -> Option<u32> {
+    pub(crate) fn find(&self, name: &[u8]) -> Option<QueueKey> {
         self.by_name.get(std::str::from_utf8(name).ok()?).copied()
     }
 
@@ -243,7 +244,7 @@ impl Queue {
             rules: &self.source,
             mode: self.mode,
             regions: self.regions.iter().map(|region| &region[..]).collect(),
-            backfills: self.backfills.iter().copied().collect(),
+            backfills: self.backfills.iter().map(|own| own.index()).collect(),
             tick_at: self.tick_at,
             searching: self.searching,
             tick_now: self.tick_now,
@@ -290,7 +291,7 @@ impl Queue {
             tick_now: saved.tick_now,
             turns_until: saved.turns_until,
             steps_left: saved.steps_left,
-            backfills: saved.backfills.iter().copied().collect(),
+            backfills: saved.backfills.iter().copied().map(BackfillKey::new).collect(),
             estimates: Estimates::load(&saved.estimates)?,
             figures: QueueCounters {
                 matches: counters.matches,

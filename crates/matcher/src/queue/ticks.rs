@@ -9,9 +9,10 @@ use smallvec::SmallVec;
 use super::order::Order;
 use super::{
     Anchor, Compiled, Due, Estimates, Hot, Key, Observed, Partition, Pool, Queue, QueueCounters, QueueRules,
-    RuleProblem, Search, Slice, Start,
+    RuleProblem, Search, Seeker, Slice, Start,
 };
 use crate::backfill::Backfill;
+use crate::key::{BackfillKey, PartitionKey, QueueKey, TicketKey};
 use crate::matcher::Matcher;
 use crate::schema::v1;
 use crate::slab::Slab;
@@ -40,13 +41,13 @@ const AHEAD: usize = 16;
 const AHEAD_SCAN: usize = 256;
 
 /// A ticket's place in the order of fairness.
-pub(crate) fn anchor_of(tickets: &Slab<Ticket>, index: u32) -> Anchor {
+pub(crate) fn anchor_of(tickets: &Slab<TicketKey, Ticket>, index: TicketKey) -> Anchor {
     tickets[index].anchor(index)
 }
 
 impl Ticket {
-    fn anchor(&self, index: u32) -> Anchor {
-        Anchor { class: 1, rank: -self.priority, created: self.created, backfill: false, index }
+    fn anchor(&self, index: TicketKey) -> Anchor {
+        Anchor { class: 1, rank: -self.priority, created: self.created, who: Seeker::Ticket(index) }
     }
 }
 
@@ -55,12 +56,12 @@ impl Matcher {
     /// of the tickets that wait.
     pub(crate) fn fill_pools(
         &mut self,
-        places: impl Iterator<Item = (u32, v1::Waiting)>,
+        places: impl Iterator<Item = (TicketKey, v1::Waiting)>,
     ) -> Result<(), &'static str> {
-        let numbers: Vec<BTreeMap<u64, u32>> =
+        let numbers: Vec<BTreeMap<u64, PartitionKey>> =
             self.queues.list.iter().map(|(_, queue)| queue.pool.numbers()).collect();
         type Entries = Vec<(Key, Hot, i8)>;
-        let mut by_partition: BTreeMap<(u32, u32), Entries> = BTreeMap::new();
+        let mut by_partition: BTreeMap<(QueueKey, PartitionKey), Entries> = BTreeMap::new();
         for (index, place) in places {
             let v1::Waiting { partition, value, idle, cut } = place;
             if cut && !idle {
@@ -68,7 +69,7 @@ impl Matcher {
             }
             let Some(ticket) = self.tickets.get_mut(index) else { return Err("a ticket is missing") };
             let Some(queue) = self.queues.list.get(ticket.queue) else { return Err("a queue is missing") };
-            let partition = numbers[ticket.queue as usize].get(&partition);
+            let partition = numbers[ticket.queue.index() as usize].get(&partition);
             let partition = *partition.ok_or("a ticket is in no partition")?;
             let compiled = queue.rules();
             // A paused queue has no levels.
@@ -88,7 +89,11 @@ impl Matcher {
 
     /// Makes or replaces a queue. Live tickets are checked again; those that can never be matched
     /// any more fail.
-    pub(crate) fn put_queue(&mut self, turn: &mut Turn<'_>, rules: &QueueRules) -> Result<u32, RuleProblem> {
+    pub(crate) fn put_queue(
+        &mut self,
+        turn: &mut Turn<'_>,
+        rules: &QueueRules,
+    ) -> Result<QueueKey, RuleProblem> {
         let compiled = Arc::new(self.check_rules(rules)?);
         let mode = self.put_queue_mode(&compiled);
         let Some(index) = self.queues.by_name.get(&rules.name).copied() else {
@@ -123,11 +128,11 @@ impl Matcher {
         if queue.source == rules.source && queue.paused.is_none() {
             return Ok(index);
         }
-        let backfills: Vec<u32> = self.queues.list[index].backfills.iter().copied().collect();
+        let backfills: Vec<BackfillKey> = self.queues.list[index].backfills.iter().copied().collect();
         for backfill in backfills {
             self.end_backfill(turn, backfill, "stopped");
         }
-        let waiting: Vec<u32> = self.searching_tickets(index);
+        let waiting: Vec<TicketKey> = self.searching_tickets(index);
         let before = self.queues.list[index].rules();
         for ticket in &waiting {
             self.leave_pool(*ticket, &before);
@@ -151,9 +156,9 @@ impl Matcher {
     }
 
     /// Tickets of a queue that search.
-    pub(crate) fn searching_tickets(&self, queue: u32) -> Vec<u32> {
+    pub(crate) fn searching_tickets(&self, queue: QueueKey) -> Vec<TicketKey> {
         let partitions = self.queues.list[queue].pool.partitions.iter();
-        let mut all: Vec<u32> =
+        let mut all: Vec<TicketKey> =
             partitions.flat_map(|(_, part)| part.order.iter().map(|((_, ticket), _)| *ticket)).collect();
         all.sort_unstable();
         all
@@ -161,7 +166,7 @@ impl Matcher {
 
     /// Sees to it that a queue's next tick begins in time: on its grid, when something is due or
     /// after it.
-    pub(crate) fn schedule(&mut self, index: u32) {
+    pub(crate) fn schedule(&mut self, index: QueueKey) {
         let now = self.now;
         let queue = &mut self.queues.list[index];
         if queue.searching || queue.paused.is_some() {
@@ -179,7 +184,7 @@ impl Matcher {
     }
 
     /// A tick's time has come.
-    pub(crate) fn begin_tick(&mut self, index: u32, at: u64) {
+    pub(crate) fn begin_tick(&mut self, index: QueueKey, at: u64) {
         let Some(queue) = self.queues.list.get_mut(index) else { return };
         if queue.tick_at != at {
             return;
@@ -195,7 +200,7 @@ impl Matcher {
     }
 
     /// Lets those backfills of a queue look that have not since something came or relaxed.
-    fn wake_backfills(&mut self, index: u32) {
+    fn wake_backfills(&mut self, index: QueueKey) {
         let Queue { backfills, pool, .. } = &mut self.queues.list[index];
         for backfill in backfills.iter() {
             if let Some(anchor) = self.backfills[*backfill].anchor(*backfill, pool) {
@@ -232,7 +237,8 @@ impl Matcher {
             let (queue, waiting) = (&mut self.queues.list[index], &self.waiting);
             // Those whose tickets were matched with others meanwhile, nine of ten.
             let mut gone = 0;
-            let is_gone = |anchor: &Anchor| !anchor.backfill && !waiting.searches(anchor.index, index);
+            let is_gone =
+                |anchor: &Anchor| anchor.ticket().is_some_and(|ticket| !waiting.searches(ticket, index));
             let next = loop {
                 match queue.pool.dirty.pop_first() {
                     Some(anchor) if gone < GONE_MAX && is_gone(&anchor) => gone += 1,
@@ -308,13 +314,13 @@ impl Matcher {
 
     /// Looks up the next anchors, side by side: one by one, each would wait for the memory some ten
     /// times. It decides nothing. Returns how many anchors those are.
-    fn look_ahead(&self, index: u32) -> usize {
+    fn look_ahead(&self, index: QueueKey) -> usize {
         let pool = &self.queues.list[index].pool;
         let (mut scanned, mut places) = (0, SmallVec::<[_; AHEAD]>::new());
         for anchor in pool.dirty.iter().take(AHEAD_SCAN) {
             scanned += 1;
-            if !anchor.backfill && self.waiting.searches(anchor.index, index) {
-                places.extend(self.tickets.get(anchor.index).and_then(Ticket::place));
+            if let Some(ticket) = anchor.ticket().filter(|own| self.waiting.searches(*own, index)) {
+                places.extend(self.tickets.get(ticket).and_then(Ticket::place));
             }
             if places.len() == AHEAD {
                 break;
@@ -330,37 +336,40 @@ impl Matcher {
     fn try_anchor(
         &mut self,
         turn: &mut Turn<'_>,
-        index: u32,
+        index: QueueKey,
         compiled: &Arc<Compiled>,
         anchor: Anchor,
         goes_on: bool,
     ) -> u64 {
         let tickets = &self.tickets;
         let queue = &self.queues.list[index];
-        let (partition, start) = if anchor.backfill {
-            // Another may have its number by now, that of another queue too.
-            let own = |backfill: &&Backfill| backfill.queue == index && backfill.is_free();
-            let Some(backfill) = self.backfills.get(anchor.index).filter(own) else { return 0 };
-            (backfill.partition, backfill.start(compiled, self.now))
-        } else {
-            if !self.waiting.searches(anchor.index, index) {
-                return 0;
+        let (partition, start) = match anchor.who {
+            Seeker::Backfill(backfill) => {
+                // Another may have its number by now, that of another queue too.
+                let own = |backfill: &&Backfill| backfill.queue == index && backfill.is_free();
+                let Some(backfill) = self.backfills.get(backfill).filter(own) else { return 0 };
+                (backfill.partition, backfill.start(compiled, self.now))
             }
-            // Another may have its number by now.
-            let ticket = tickets.get(anchor.index).filter(|ticket| ticket.anchor(anchor.index) == anchor);
-            let Some(place) = ticket.and_then(|ticket| ticket.place()) else { return 0 };
-            let Some(hot) = queue.pool.partitions[place.partition].order.get(place.key).copied() else {
-                return 0;
-            };
-            let open = compiled.sides.iter().map(|(_, max)| *max).collect();
-            let start = Start { key: place.key, hot, ticket: Some(anchor.index), fixed: Vec::new(), open };
-            (place.partition, start)
+            Seeker::Ticket(ticket) => {
+                if !self.waiting.searches(ticket, index) {
+                    return 0;
+                }
+                // Another may have its number by now.
+                let own = tickets.get(ticket).filter(|own| own.anchor(ticket) == anchor);
+                let Some(place) = own.and_then(|own| own.place()) else { return 0 };
+                let Some(hot) = queue.pool.partitions[place.partition].order.get(place.key).copied() else {
+                    return 0;
+                };
+                let open = compiled.sides.iter().map(|(_, max)| *max).collect();
+                let start = Start { key: place.key, hot, ticket: Some(ticket), fixed: Vec::new(), open };
+                (place.partition, start)
+            }
         };
-        let facts = |ticket: u32| (&tickets[ticket].facts, tickets[ticket].created);
+        let facts = |ticket: TicketKey| (&tickets[ticket].facts, tickets[ticket].created);
         let part: &Partition = &queue.pool.partitions[partition];
         let near = std::mem::take(&mut self.scratch.near);
         let regions = &queue.regions;
-        let scan = if anchor.backfill { None } else { queue.pool.scans.get(&anchor.index).cloned() };
+        let scan = anchor.ticket().and_then(|ticket| queue.pool.scans.get(&ticket).cloned());
         let had = scan.as_ref().map(|scan| scan.turn).filter(|_| !goes_on);
         let mut search = Search {
             compiled,
@@ -379,9 +388,12 @@ impl Matcher {
         self.scratch.near = search.near;
         let queue = &mut self.queues.list[index];
         queue.figures.scans += steps;
-        match found {
-            Some(filling) => {
-                let backfill = anchor.backfill.then_some(anchor.index);
+        match (found, anchor.who) {
+            (Some(filling), who) => {
+                let backfill = match who {
+                    Seeker::Backfill(backfill) => Some(backfill),
+                    Seeker::Ticket(_) => None,
+                };
                 let taken: usize = filling.sides.iter().map(Vec::len).sum();
                 self.take(filling, backfill, compiled);
                 // A backfill's room is not as it was.
@@ -390,11 +402,11 @@ impl Matcher {
                 }
                 return steps + MATCHED_STEPS * taken as u64;
             }
-            None if anchor.backfill => self.backfills[anchor.index].seen = Some(arrivals),
-            None => match scan {
-                Some(scan) => queue.pool.go_on_later(anchor, scan, had),
+            (None, Seeker::Backfill(backfill)) => self.backfills[backfill].seen = Some(arrivals),
+            (None, Seeker::Ticket(ticket)) => match scan {
+                Some(scan) => queue.pool.go_on_later(ticket, anchor, scan, had),
                 None => {
-                    queue.pool.scans.remove(&anchor.index);
+                    queue.pool.scans.remove(&ticket);
                     queue.pool.rest(partition, key, cut);
                 }
             },

@@ -17,6 +17,7 @@ use super::{Anchor, QueueRules, anchor_of};
 use crate::config::{Caller, Config, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes};
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
 use crate::problem::Outcome;
@@ -61,7 +62,7 @@ pub struct Trial {
 /// A queue as it is.
 #[derive(Debug)]
 struct Live {
-    index: u32,
+    index: QueueKey,
     rules: QueueRules,
     pool_size: u64,
     tickets: Vec<Copied>,
@@ -77,7 +78,7 @@ struct Live {
 struct Copied {
     ticket: Ticket,
     /// Its number in the matcher.
-    number: u32,
+    number: TicketKey,
     /// It found nothing, and whether its search was cut.
     idle: Option<bool>,
     /// Its search goes on in a later tick.
@@ -135,7 +136,7 @@ impl Matcher {
         })
     }
 
-    fn copy_queue(&self, index: u32) -> Live {
+    fn copy_queue(&self, index: QueueKey) -> Live {
         let queue = &self.queues.list[index];
         Live {
             index,
@@ -149,7 +150,7 @@ impl Matcher {
         }
     }
 
-    fn copy_ticket(&self, index: u32) -> Copied {
+    fn copy_ticket(&self, index: TicketKey) -> Copied {
         let ticket = self.tickets[index].clone();
         let pool = &self.queues.list[ticket.queue].pool;
         let hot =
@@ -171,12 +172,13 @@ impl Trial {
             self.chosen.clear();
         }
         if let Some(from) = self.next {
-            let searches = |ticket: &u32| matcher.waiting.searches(*ticket, live.index);
-            let to = from.saturating_add(LOOKED_AT).min(matcher.tickets.next_new());
-            let anchors = (from..to).filter(searches).map(|at| anchor_of(&matcher.tickets, at));
+            let searches = |ticket: &TicketKey| matcher.waiting.searches(*ticket, live.index);
+            let to = from.saturating_add(LOOKED_AT).min(matcher.tickets.end());
+            let anchors =
+                (from..to).map(TicketKey::new).filter(searches).map(|at| anchor_of(&matcher.tickets, at));
             // Not those that came since it began.
             self.chosen.extend(anchors.filter(|anchor| anchor.created <= live.now));
-            self.next = (to < matcher.tickets.next_new()).then_some(to);
+            self.next = (to < matcher.tickets.end()).then_some(to);
             let most = if self.next.is_some() { 2 * COPIED_MAX } else { COPIED_MAX };
             if self.chosen.len() > most {
                 self.chosen.select_nth_unstable(COPIED_MAX);
@@ -186,15 +188,17 @@ impl Trial {
                 return false;
             }
             // By number, and from the end on.
-            self.chosen.sort_unstable_by_key(|anchor| std::cmp::Reverse(anchor.index));
+            self.chosen.sort_unstable_by_key(|anchor| std::cmp::Reverse(anchor.who));
         }
         let before = live.tickets.len();
         for anchor in self.chosen.drain(self.chosen.len().saturating_sub(COPIED)..).rev() {
             // It may have left meanwhile, and another may have its number.
-            let stays = matcher.waiting.searches(anchor.index, live.index)
-                && anchor_of(&matcher.tickets, anchor.index) == anchor;
-            if stays {
-                live.tickets.push(matcher.copy_ticket(anchor.index));
+            let stays = |ticket: &TicketKey| {
+                matcher.waiting.searches(*ticket, live.index)
+                    && anchor_of(&matcher.tickets, *ticket) == anchor
+            };
+            if let Some(ticket) = anchor.ticket().filter(stays) {
+                live.tickets.push(matcher.copy_ticket(ticket));
             }
         }
         if let Some(pool) = &self.rated {
@@ -307,7 +311,7 @@ impl Trial {
 /// These have tickets with numbers in the order of the copied ones, from 0 on: among equals, the
 /// number decides.
 impl Matcher {
-    fn take_copied(&mut self, queue_index: u32, copied: &Copied) {
+    fn take_copied(&mut self, queue_index: QueueKey, copied: &Copied) {
         let compiled = self.queues.list[queue_index].rules();
         let index = self.tickets.insert(Ticket { queue: queue_index, ..copied.ticket.clone() });
         for at in 0..self.tickets[index].players.len() {
@@ -333,11 +337,12 @@ impl Matcher {
     }
 
     /// Those that had found nothing are not tried again before something near them changes.
-    fn rest_copied(&mut self, queue: u32, all: &[Copied]) {
+    fn rest_copied(&mut self, queue: QueueKey, all: &[Copied]) {
         let pool = &mut self.queues.list[queue].pool;
         let is_to_try = |copied: &Copied| copied.idle.is_none() && copied.scan.is_none();
-        pool.dirty.retain(|anchor| all.get(anchor.index as usize).is_none_or(is_to_try));
-        for (index, copied) in (0..).zip(all) {
+        let copied = |anchor: &Anchor| all.get(anchor.ticket()?.index() as usize);
+        pool.dirty.retain(|anchor| copied(anchor).is_none_or(is_to_try));
+        for (index, copied) in places().zip(all) {
             if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place()) {
                 pool.rest(place.partition, place.key, cut);
             }
@@ -346,10 +351,11 @@ impl Matcher {
     }
 
     /// Searches that were to go on in a later tick do so here.
-    fn go_on_copied(&mut self, queue: u32, all: &[Copied]) {
-        let numbers: BTreeMap<u32, u32> = all.iter().map(|copied| copied.number).zip(0..).collect();
-        let mut scans: Vec<(u32, &Scan)> =
-            (0..).zip(all).filter_map(|(index, copied)| Some((index, copied.scan.as_ref()?))).collect();
+    fn go_on_copied(&mut self, queue: QueueKey, all: &[Copied]) {
+        let numbers: BTreeMap<TicketKey, TicketKey> =
+            all.iter().map(|copied| copied.number).zip(places()).collect();
+        let mut scans: Vec<(TicketKey, &Scan)> =
+            places().zip(all).filter_map(|(index, copied)| Some((index, copied.scan.as_ref()?))).collect();
         scans.sort_by_key(|(_, scan)| scan.turn);
         for (index, scan) in scans {
             let number = |key: Key| Some((key.0, *numbers.get(&key.1)?));
@@ -357,14 +363,19 @@ impl Matcher {
             // first.
             let scan = Scan {
                 turn: 0,
-                left: number(scan.left).unwrap_or((scan.left.0, 0)),
-                right: number(scan.right).unwrap_or((scan.right.0, u32::MAX)),
+                left: number(scan.left).unwrap_or((scan.left.0, TicketKey::new(0))),
+                right: number(scan.right).unwrap_or((scan.right.0, TicketKey::LAST)),
                 found: scan.found.iter().filter_map(|key| number(*key)).collect(),
             };
             let anchor = anchor_of(&self.tickets, index);
-            self.queues.list[queue].pool.go_on_later(anchor, scan, None);
+            self.queues.list[queue].pool.go_on_later(index, anchor, scan, None);
         }
     }
+}
+
+/// Places in the order of the copied tickets.
+fn places() -> impl Iterator<Item = TicketKey> {
+    (0..).map(TicketKey::new)
 }
 
 /// Result of one side.

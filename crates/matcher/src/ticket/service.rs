@@ -7,6 +7,7 @@ use throng_wire::{WireType, fields};
 use super::{PLAYERS_MAX, PRIORITIES, Standing, State, Ticket, TicketPlayer, parse_players};
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{Compiled, Facts, PlayerInput};
@@ -68,11 +69,10 @@ impl Matcher {
     }
 
     /// Makes a ticket that has no players yet.
-    fn insert_ticket(&mut self, queue: u32, asked: &TicketRequest<'_>, facts: Facts) -> u32 {
+    fn insert_ticket(&mut self, queue: QueueKey, asked: &TicketRequest<'_>, facts: Facts) -> TicketKey {
         let timeout = self.queues.list[queue].rules().set.timeout_s * 1_000;
         let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
-        let index = self.tickets.next_index();
-        let id = self.new_id(index);
+        let id = self.new_id(self.tickets.next_key().index());
         self.tickets.insert(Ticket {
             id,
             queue,
@@ -98,7 +98,7 @@ impl Matcher {
     fn check_players<'a>(
         &self,
         caller: Caller<'a>,
-        queue: u32,
+        queue: QueueKey,
         compiled: &Compiled,
         inputs: &[(PlayerInput<'a>, &'a [u8])],
         from_team: bool,
@@ -121,7 +121,7 @@ impl Matcher {
     }
 
     /// Refuses a player who may not have one more ticket.
-    fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
+    fn check_may_wait(&self, queue: QueueKey, compiled: &Compiled, role: &[u8]) -> Outcome {
         let Some(player) = self.people.player(role) else { return Ok(()) };
         let player = &self.people[player];
         if player.cooldown_until() > self.now {
@@ -199,7 +199,7 @@ impl Matcher {
     }
 
     /// Whoever hosts a player of a ticket may act for it.
-    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: u32) -> Outcome {
+    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: TicketKey) -> Outcome {
         let ticket = &self.tickets[index];
         let hosts = |player: &TicketPlayer| {
             player.player.is_none_or(|player| self.people.server_of(player) == caller.srv.as_bytes())
@@ -218,7 +218,7 @@ impl Matcher {
 
     pub(crate) fn list_tickets(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, queue) = crate::team::two_texts(body)?;
-        let mut found: Vec<u32> = Vec::new();
+        let mut found: Vec<TicketKey> = Vec::new();
         if !role.is_empty() {
             if let Some(player) = self.people.player(role) {
                 self.check_acts_for(turn.caller, player)?;

@@ -6,11 +6,10 @@ use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 use super::{
     EndedTickets, FORGOTTEN_PER_INPUT, PoolPosition, Standing, State, next_due, parse_players, ticket_id,
 };
-use crate::key::PlayerKey;
+use crate::key::{PlayerKey, QueueKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::problem::{Outcome, not_found};
 use crate::queue::{Compiled, Facts, Key, OnMemberLost, PlayerInput, anchor_of, ordered};
-use crate::slab::NONE;
 use crate::turn::Turn;
 
 /// Ended tickets stay readable for this long,
@@ -25,38 +24,46 @@ const FORGOTTEN_EARLY: usize = 4;
 
 impl Matcher {
     /// Places of the tickets that have ended and are still readable, in the order of their ends.
-    pub(crate) fn save_ended(&self) -> Vec<u32> {
+    pub(crate) fn save_ended(&self) -> Vec<TicketKey> {
         let mut all = Vec::new();
         let mut at = self.ended_tickets.first;
-        while let Some(Standing::Ended { next, .. }) = self.tickets.get(at).map(|ticket| ticket.standing) {
-            all.push(at);
-            at = next;
+        while let Some(ticket) = at {
+            all.push(ticket);
+            at = self.ended_after(ticket);
         }
         all
     }
 
+    /// The ticket that ended next after one that has.
+    fn ended_after(&self, ticket: TicketKey) -> Option<TicketKey> {
+        match self.tickets.get(ticket)?.standing {
+            Standing::Ended { next, .. } => next,
+            _ => None,
+        }
+    }
+
     /// Chains the tickets that a snapshot names as ended.
-    pub(crate) fn load_ended(&mut self, all: &[u32]) -> Result<(), &'static str> {
+    pub(crate) fn load_ended(&mut self, all: &[TicketKey]) -> Result<(), &'static str> {
         for pair in all.windows(2) {
             match self.tickets.get_mut(pair[0]).map(|ticket| &mut ticket.standing) {
-                Some(Standing::Ended { next, .. }) if *next == NONE => *next = pair[1],
+                Some(Standing::Ended { next: next @ None, .. }) => *next = Some(pair[1]),
                 _ => return Err("an ended ticket is missing or there twice"),
             }
         }
-        let (first, last) = (all.first().copied().unwrap_or(NONE), all.last().copied().unwrap_or(NONE));
-        let ends = matches!(
-            self.tickets.get(last).map(|ticket| ticket.standing),
-            Some(Standing::Ended { next: NONE, .. })
-        );
-        if !all.is_empty() && !ends {
+        let (first, last) = (all.first().copied(), all.last().copied());
+        let ends = |last| {
+            matches!(self.tickets.get(last).map(|own| own.standing), Some(Standing::Ended { next: None, .. }))
+        };
+        if !last.is_none_or(ends) {
             return Err("the last ended ticket is missing or there twice");
         }
         self.ended_tickets = EndedTickets { first, last, len: all.len() as u32 };
         Ok(())
     }
 
-    pub(crate) fn find_ticket(&self, text: &[u8]) -> Outcome<u32> {
-        let index = text.get(11..19).and_then(crate::id::unhex).unwrap_or(u64::from(NONE)) as u32;
+    pub(crate) fn find_ticket(&self, text: &[u8]) -> Outcome<TicketKey> {
+        let index = text.get(11..19).and_then(crate::id::unhex);
+        let index = index.map_or(TicketKey::LAST, |index| TicketKey::new(index as u32));
         self.tickets
             .get(index)
             .filter(|ticket| ticket_id(ticket.id, ticket.created) == text)
@@ -64,12 +71,12 @@ impl Matcher {
             .ok_or_else(|| not_found("ticket does not exist"))
     }
 
-    pub(crate) fn ticket_text(&self, index: u32) -> [u8; 32] {
+    pub(crate) fn ticket_text(&self, index: TicketKey) -> [u8; 32] {
         let ticket = &self.tickets[index];
         ticket_id(ticket.id, ticket.created)
     }
 
-    pub(crate) fn write_ticket(&self, index: u32, out: &mut Vec<u8>) {
+    pub(crate) fn write_ticket(&self, index: TicketKey, out: &mut Vec<u8>) {
         let ticket = &self.tickets[index];
         let queue = &self.queues.list[ticket.queue];
         let now = self.clock.max(self.now);
@@ -113,7 +120,7 @@ impl Matcher {
     }
 
     /// A ticket begins to search, or goes on.
-    pub(crate) fn enter_pool(&mut self, index: u32) {
+    pub(crate) fn enter_pool(&mut self, index: TicketKey) {
         let compiled = self.queues.list[self.tickets[index].queue].rules();
         let now = self.now;
         let ticket = &mut self.tickets[index];
@@ -141,12 +148,12 @@ impl Matcher {
     }
 
     /// A ticket does not search any more. `compiled` are its queue's rules.
-    pub(crate) fn leave_pool(&mut self, index: u32, compiled: &Compiled) {
+    pub(crate) fn leave_pool(&mut self, index: TicketKey, compiled: &Compiled) {
         self.leave_pool_together(&[index], compiled);
     }
 
     /// The same for several of one partition, which is changed once for all.
-    pub(crate) fn leave_pool_together(&mut self, all: &[u32], compiled: &Compiled) {
+    pub(crate) fn leave_pool_together(&mut self, all: &[TicketKey], compiled: &Compiled) {
         let (mut from, mut keys) = (None, SmallVec::<[Key; 16]>::new());
         for index in all {
             let ticket = &mut self.tickets[*index];
@@ -163,7 +170,13 @@ impl Matcher {
     }
 
     /// A ticket's waiting time has reached a level or its end.
-    pub(crate) fn ticket_is_due(&mut self, turn: &mut Turn<'_>, index: u32, at: u64, compiled: &Compiled) {
+    pub(crate) fn ticket_is_due(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: TicketKey,
+        at: u64,
+        compiled: &Compiled,
+    ) {
         let ticket = &mut self.tickets[index];
         if at >= ticket.expires {
             let queue = ticket.queue;
@@ -186,7 +199,7 @@ impl Matcher {
     }
 
     /// A ticket's end: its players are free, it stays readable for a while.
-    pub(crate) fn end_ticket(&mut self, turn: &mut Turn<'_>, index: u32, state: State, reason: &str) {
+    pub(crate) fn end_ticket(&mut self, turn: &mut Turn<'_>, index: TicketKey, state: State, reason: &str) {
         if self.tickets[index].place().is_some() {
             let compiled = self.queues.list[self.tickets[index].queue].rules();
             self.leave_pool(index, &compiled);
@@ -207,7 +220,7 @@ impl Matcher {
 
     /// Tickets of a queue, by side, have ended well: as [`end_ticket`](Matcher::end_ticket), for
     /// all at once.
-    pub(crate) fn end_matched(&mut self, queue: u32, sides: &[Vec<u32>]) {
+    pub(crate) fn end_matched(&mut self, queue: QueueKey, sides: &[Vec<TicketKey>]) {
         let mut ended = 0;
         for index in sides.iter().flatten() {
             let ticket = &mut self.tickets[*index];
@@ -221,18 +234,18 @@ impl Matcher {
     }
 
     /// The players of a ticket that has ended are free; it stays readable for a while.
-    fn free_players(&mut self, index: u32) {
+    fn free_players(&mut self, index: TicketKey) {
         let ticket = &mut self.tickets[index];
         for player in &mut ticket.players {
             let Some(player) = player.player.take() else { continue };
             self.people.lose_ticket(player, index);
             self.people.release(player);
         }
-        ticket.standing = Standing::Ended { until: self.now + ENDED_MS, next: NONE };
-        let before = std::mem::replace(&mut self.ended_tickets.last, index);
-        match self.tickets.get_mut(before).map(|ticket| &mut ticket.standing) {
-            Some(Standing::Ended { next, .. }) => *next = index,
-            _ => self.ended_tickets.first = index,
+        ticket.standing = Standing::Ended { until: self.now + ENDED_MS, next: None };
+        let before = self.ended_tickets.last.replace(index);
+        match before.and_then(|before| self.tickets.get_mut(before)).map(|ticket| &mut ticket.standing) {
+            Some(Standing::Ended { next, .. }) => *next = Some(index),
+            _ => self.ended_tickets.first = Some(index),
         }
         self.ended_tickets.len = self.ended_tickets.len.saturating_add(1);
     }
@@ -250,8 +263,8 @@ impl Matcher {
     }
 
     /// The ticket that ended first of those still readable, and until when it is.
-    pub(crate) fn first_ended(&self) -> Option<(u32, u64)> {
-        let first = self.ended_tickets.first;
+    pub(crate) fn first_ended(&self) -> Option<(TicketKey, u64)> {
+        let first = self.ended_tickets.first?;
         match self.tickets.get(first)?.standing {
             Standing::Ended { until, .. } => Some((first, until)),
             _ => None,
@@ -259,16 +272,14 @@ impl Matcher {
     }
 
     pub(crate) fn forget_first_ended(&mut self) {
-        let EndedTickets { first, last, len } = self.ended_tickets;
-        let Some(Standing::Ended { next, .. }) = self.tickets.get(first).map(|ticket| ticket.standing) else {
-            return;
-        };
-        let last = if next == NONE { NONE } else { last };
+        let EndedTickets { first: Some(first), last, len } = self.ended_tickets else { return };
+        let next = self.ended_after(first);
+        let last = last.filter(|_| next.is_some());
         self.ended_tickets = EndedTickets { first: next, last, len: len.saturating_sub(1) };
         self.tickets.discard(first);
     }
 
-    pub(crate) fn change_ticket(&mut self, index: u32, state: State, reason: &str) {
+    pub(crate) fn change_ticket(&mut self, index: TicketKey, state: State, reason: &str) {
         let ticket = &mut self.tickets[index];
         ticket.rev += 1;
         let proposed = &mut self.queues.list[ticket.queue].proposed;
@@ -281,7 +292,7 @@ impl Matcher {
     }
 
     /// Tells the servers of a live ticket's players how it stands.
-    pub(crate) fn tell_ticket(&mut self, turn: &mut Turn<'_>, index: u32) {
+    pub(crate) fn tell_ticket(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         write_nested(&mut event, Event::TICKET_UPDATE, |out| {
@@ -313,7 +324,7 @@ impl Matcher {
         }
     }
 
-    fn shrink(&mut self, turn: &mut Turn<'_>, index: u32, player: PlayerKey) {
+    fn shrink(&mut self, turn: &mut Turn<'_>, index: TicketKey, player: PlayerKey) {
         let compiled = self.queues.list[self.tickets[index].queue].rules();
         self.leave_pool(index, &compiled);
         self.tickets[index].players.retain(|member| member.player != Some(player));
@@ -323,7 +334,7 @@ impl Matcher {
     }
 
     /// Reads a ticket's players again, under the rules as they are now, and lets it search or fail.
-    pub(crate) fn recheck(&mut self, turn: &mut Turn<'_>, index: u32) {
+    pub(crate) fn recheck(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
         let ticket = &self.tickets[index];
         let queue = ticket.queue;
         let compiled = self.queues.list[queue].rules();
