@@ -68,6 +68,8 @@ mod matches;
 mod notices;
 mod outputs;
 mod people;
+#[cfg(test)]
+mod permuted_tests;
 mod placing;
 mod policy;
 mod problem;
@@ -84,8 +86,10 @@ mod slab;
 mod stats;
 mod team;
 mod ticket;
+mod ticks;
 mod timers;
 mod transfer;
+mod trial;
 mod turn;
 mod updates;
 
@@ -93,7 +97,8 @@ pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Sel
 pub use matcher::{Matcher, RULES, check_server_name};
 pub use notices::{Notice, Notices, ServerNumber};
 pub use policy::{Answered, Handled, PolicyRequest, Verdict};
-pub use queue::{QueueRules, RuleProblem, Trial};
+pub use queue::{QueueRules, RuleProblem};
 pub use schema::{BadSnapshot, SnapshotHead};
 pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};
 pub use transfer::ImportError;
+pub use trial::Trial;

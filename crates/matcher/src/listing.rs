@@ -202,10 +202,10 @@ impl Matcher {
             all.extend(self.tickets_of(player).map(Listed::Ticket));
         }
         let allocates = |queue: QueueKey| {
-            let rules = self.queues.list[queue].rules();
+            let rules = self.queues[queue].rules();
             rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
         };
-        if !srv.is_empty() && self.queues.list.iter().any(|(queue, _)| allocates(queue)) {
+        if !srv.is_empty() && self.queues.iter().any(|(queue, _)| allocates(queue)) {
             let is_there = |room: Id| self.rooms.find(room).is_some();
             let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
             all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
@@ -221,7 +221,7 @@ impl Matcher {
             let seat = room.seats().iter().find(|seat| seat.player == player)?;
             // Another may have its number by now.
             let ticket = seat.ticket?;
-            (self.tickets.get(ticket)?.room == Some(room.id())).then_some(ticket)
+            (self.queues.get_ticket(ticket)?.room == Some(room.id())).then_some(ticket)
         });
         entry.tickets().iter().copied().chain(matched.filter(|ticket| !entry.tickets().contains(ticket)))
     }

@@ -4,11 +4,10 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method, write_bytes, write_u64};
 
-use crate::backfill::Backfill;
 use crate::config::{Caller, Config, HookPoint, Scope};
 use crate::id::{Id, Nonces};
 use crate::info::{RoleRef, check_len};
-use crate::key::{BackfillKey, MatchKey, PlayerKey, RoomKey, ServerKey, TicketKey};
+use crate::key::{MatchKey, PlayerKey, RoomKey, ServerKey};
 use crate::keys::{Answer, Keys};
 use crate::matches::Matches;
 use crate::notices::{Notices, ServerNumber};
@@ -16,14 +15,12 @@ use crate::outputs::Outputs;
 use crate::people::People;
 use crate::policy::{Handled, Hooks, PendingRequest, Verdict};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
-use crate::queue::{Queues, Waiting};
+use crate::queue::{Found, Queues, Slice};
 use crate::rating::Ratings;
 use crate::record::Input;
 use crate::room::Rooms;
-use crate::slab::Slab;
 use crate::stats::{Counts, ModeCounts, Stats};
 use crate::team::Teams;
-use crate::ticket::{EndedTickets, FORGOTTEN_PER_INPUT, Ticket};
 use crate::timers::{Timer, Timers};
 use crate::turn::Turn;
 
@@ -38,13 +35,7 @@ pub struct Matcher {
     pub(crate) rooms: Rooms,
     pub(crate) timers: Timers,
     pub(crate) queues: Queues,
-    pub(crate) tickets: Slab<TicketKey, Ticket>,
-    pub(crate) waiting: Waiting,
-    pub(crate) live_tickets: usize,
-    /// In order of time: when each is forgotten.
-    pub(crate) ended_tickets: EndedTickets,
     pub(crate) matches: Matches,
-    pub(crate) backfills: Slab<BackfillKey, Backfill>,
     pub(crate) ratings: Ratings,
     pub(crate) keys: Keys<Answer>,
     pub(crate) hooks: Hooks,
@@ -64,21 +55,22 @@ pub(crate) struct Scratch {
     /// The room as last encoded.
     pub(crate) room: Vec<u8>,
     pub(crate) candidates: Vec<RoomKey>,
-    /// Neighbours of an anchor.
-    pub(crate) near: Vec<crate::queue::Candidate>,
     /// Matches of a tick that were found and are not made yet, with the backfills that they are
     /// for.
-    pub(crate) found: Vec<(crate::queue::Filling, Option<BackfillKey>)>,
+    pub(crate) found: Vec<Found>,
     /// Matches that were placed and are not told of yet, and until when their seats are held.
     pub(crate) ready: Vec<(MatchKey, u64)>,
     /// The part of a tick that was done last, until the driver says how long it took.
-    pub(crate) slice: Option<crate::queue::Slice>,
+    pub(crate) slice: Option<Slice>,
 }
 
 /// Timers that one input fires, however many are due. Ending a full room of four takes about 3 us,
 /// so a request waits for 2 ms at most; 100,000 rooms that end together took 0.8 s when they all
 /// went at once.
 const TIMERS_PER_INPUT: usize = 512;
+/// Ended tickets, or matches, that one input forgets, about half a millisecond: those of one large
+/// tick end together.
+pub(crate) const FORGOTTEN_PER_INPUT: usize = 2_048;
 
 /// Number of the rules by which inputs change the state. It grows with every release in which the
 /// same log leads to another state, so that no log is replayed under rules that it was not written
@@ -109,12 +101,7 @@ impl Matcher {
             rooms: Rooms::default(),
             timers: Timers::default(),
             queues: Queues::default(),
-            tickets: Slab::default(),
-            waiting: Waiting::default(),
-            live_tickets: 0,
-            ended_tickets: EndedTickets::default(),
             matches: Matches::default(),
-            backfills: Slab::default(),
             ratings: Ratings::default(),
             keys: Keys::default(),
             hooks: Hooks::default(),
@@ -357,7 +344,7 @@ impl Matcher {
     pub(crate) fn configure_modes(&mut self, config: Config) {
         self.rooms.modes_mut().configure(&config);
         self.config = config;
-        let rules: Vec<_> = self.queues.list.iter().map(|(_, queue)| queue.rules()).collect();
+        let rules: Vec<_> = self.queues.iter().map(|(_, queue)| queue.rules()).collect();
         for rules in rules {
             self.put_queue_mode(&rules);
         }
@@ -383,10 +370,10 @@ impl Matcher {
             teams: self.teams.len(),
             players: self.people.player_count(),
             servers: self.people.server_count(),
-            tickets: self.live_tickets,
-            ended_tickets: self.ended_tickets.len as usize,
+            tickets: self.queues.live(),
+            ended_tickets: self.queues.ended(),
             matches: self.matches.len(),
-            backfills: self.backfills.len(),
+            backfills: self.queues.backfill_count(),
         }
     }
 
@@ -399,7 +386,7 @@ impl Matcher {
         for mode in self.rooms.modes().iter() {
             let own = mode.counts();
             let is_known =
-                self.config.modes.contains_key(&own.name) || self.queues.by_name.contains_key(&own.name);
+                self.config.modes.contains_key(&own.name) || self.queues.find(own.name.as_bytes()).is_some();
             if is_known && counts.len() < most {
                 counts.push(own);
             } else {
@@ -439,7 +426,7 @@ impl Matcher {
         }
         self.now = self.now.max(now);
         self.clock = self.now;
-        self.forget_tickets();
+        self.queues.forget_tickets(self.now, FORGOTTEN_PER_INPUT);
         self.forget_matches();
         for _ in 0..FORGOTTEN_PER_INPUT {
             let Some(server) = self.keys.expire(self.now) else { break };
@@ -453,7 +440,7 @@ impl Matcher {
             Timer::RoomEnd(id) => self.end_room(turn, id),
             Timer::Seats(id) => self.expire_seats(turn, id),
             Timer::Grace(server) => self.give_up_server(turn, server),
-            Timer::Tick(queue) => self.begin_tick(queue, at),
+            Timer::Tick(queue) => self.queues.begin_tick(queue, at),
             Timer::Proposal(id) => self.end_proposal(turn, id),
             Timer::Assign(id) => self.end_without_server(turn, id),
             Timer::Backfill(id) => self.backfill_is_due(turn, id),

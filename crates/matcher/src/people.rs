@@ -478,6 +478,12 @@ impl People {
         self.players[player].tickets.retain(|other| *other != ticket);
     }
 
+    /// A ticket of a role has ended; it is forgotten if it is in nothing else.
+    pub(crate) fn end_ticket(&mut self, player: PlayerKey, ticket: TicketKey) {
+        self.lose_ticket(player, ticket);
+        self.release(player);
+    }
+
     /// A role may make no ticket before `until`, which keeps its entry.
     pub(crate) fn cool_down(&mut self, player: PlayerKey, until: u64) {
         let player = &mut self.players[player];

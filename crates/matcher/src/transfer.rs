@@ -103,7 +103,7 @@ impl Matcher {
     pub fn export(&self, out: &mut Vec<u8>) {
         let release = env!("CARGO_PKG_VERSION").to_owned();
         push(out, &Line::Matcher(Head { export: VERSION, release, time: self.now }));
-        for (_, queue) in self.queues.list.iter() {
+        for (_, queue) in self.queues.iter() {
             // The text was read as JSON once.
             if let Ok(rules) = one_line(&queue.source) {
                 push(out, &Line::Queue(ExportedQueue { rules }));

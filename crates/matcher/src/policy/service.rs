@@ -380,7 +380,7 @@ impl Matcher {
     /// Nobody gave a match its server in time.
     pub(crate) fn end_without_server(&mut self, turn: &mut Turn<'_>, found: Id) {
         let asks = self.match_of(found).is_some_and(|index| {
-            self.queues.list[self.matches[index].queue()].rules().set.assign == Assign::Policy
+            self.queues[self.matches[index].queue()].rules().set.assign == Assign::Policy
         });
         let reason = if asks { "policy_unavailable" } else { "no_server" };
         self.end_unassigned(turn, found, reason);

@@ -2,7 +2,7 @@
 //! relaxes something.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::facts::{Attr, Facts};
 use super::ruleset::{
@@ -37,6 +37,20 @@ impl QueueRules {
         &self.name
     }
 
+    /// JSON as given.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The same name with changed members.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Map<String, Value>)) -> QueueRules {
+        let mut rules: Value = serde_json::from_str(&self.source).unwrap_or_default();
+        if let Some(members) = rules.as_object_mut() {
+            change(members);
+        }
+        QueueRules { name: self.name.clone(), source: rules.to_string() }
+    }
+
     /// Returns whether a policy gives its matches their servers.
     pub(crate) fn asks_policy(&self) -> bool {
         RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
@@ -47,7 +61,7 @@ impl QueueRules {
         RuleSet::parse(self.source.as_bytes()).ok()?.rating.map(|rating| (rating.pool, rating.system))
     }
 
-    pub(super) fn compile(&self) -> Result<Compiled, RuleProblem> {
+    pub(crate) fn compile(&self) -> Result<Compiled, RuleProblem> {
         Compiled::new(RuleSet::parse(self.source.as_bytes())?)
     }
 }

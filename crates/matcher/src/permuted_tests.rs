@@ -97,20 +97,21 @@ fn waiting(rng: &mut Rng) -> Matcher {
 /// before; then ticks. Gives the region that each counts for, by ticket, and the matches.
 fn matches_of(matcher: &mut Matcher, all: &[TicketKey]) -> (Vec<Option<String>>, Vec<Found>) {
     let queue = QueueKey::new(0);
-    let (mut notices, compiled) = (Notices::default(), matcher.queues.list[queue].rules());
-    all.iter().for_each(|ticket| matcher.leave_pool(*ticket, &compiled));
-    matcher.queues.list[queue].regions.clear();
+    let mut notices = Notices::default();
+    all.iter().for_each(|ticket| matcher.queues.leave_pool(*ticket));
+    // As a copy of nobody, the queue knows no region.
+    matcher.queues.begin_with(queue, &[], &[], |_, _| Vec::new());
     let mut no_answer = Vec::new();
     let turn = &mut Turn::of_matcher(START, &mut no_answer, &mut notices);
     all.iter().for_each(|ticket| matcher.recheck(turn, *ticket));
-    let searching = matcher.searching_tickets(queue);
+    let searching = matcher.queues.searching_tickets(queue);
     let until = matcher.now + 2_000;
     while let Some(at) = matcher.next_timeout().filter(|at| *at <= until) {
         matcher.handle_timeout(at, &mut notices);
     }
-    let regions = &matcher.queues.list[queue].regions;
+    let regions = &matcher.queues[queue].regions;
     let name = |region: u16| String::from_utf8_lossy(&regions[usize::from(region)]).into_owned();
-    let home = |ticket: &TicketKey| matcher.tickets[*ticket].facts.home.map(u16::from).map(name);
+    let home = |ticket: &TicketKey| matcher.queues[*ticket].facts.home.map(u16::from).map(name);
     let found = matcher.matches.iter().map(|(_, found)| found);
     let found =
         found.map(|found| (found.sides().to_vec(), found.quality().to_bits(), found.region().map(name)));
@@ -123,7 +124,7 @@ fn the_order_of_coming_into_the_pool_decides_nothing() {
     for seed in 0..60 {
         let run = |permuted: u64| {
             let mut matcher = waiting(&mut Rng::new(seed));
-            let mut all = matcher.searching_tickets(QueueKey::new(0));
+            let mut all = matcher.queues.searching_tickets(QueueKey::new(0));
             let mut rng = Rng::new(permuted);
             for at in (1..all.len()).filter(|_| permuted > 0) {
                 all.swap(at, rng.below(at as u64 + 1) as usize);
