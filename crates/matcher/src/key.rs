@@ -119,3 +119,33 @@ impl<T> std::hash::Hash for Key<T> {
         self.place.hash(state);
     }
 }
+
+/// Numbers of roles and servers in a snapshot, by place.
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    players: Vec<Option<u32>>,
+    servers: Vec<Option<u32>>,
+}
+
+impl Numbers {
+    /// No numbers of so many places.
+    pub(crate) fn new(players: u32, servers: u32) -> Numbers {
+        Numbers { players: vec![None; players as usize], servers: vec![None; servers as usize] }
+    }
+
+    pub(crate) fn set_player(&mut self, key: PlayerKey, number: u32) {
+        self.players[key.index() as usize] = Some(number);
+    }
+
+    pub(crate) fn set_server(&mut self, key: ServerKey, number: u32) {
+        self.servers[key.index() as usize] = Some(number);
+    }
+
+    pub(crate) fn player(&self, key: PlayerKey) -> Option<u32> {
+        self.players.get(key.index() as usize).copied().flatten()
+    }
+
+    pub(crate) fn server(&self, key: ServerKey) -> Option<u32> {
+        self.servers.get(key.index() as usize).copied().flatten()
+    }
+}

@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
-use crate::key::{PlayerKey, RoomKey, ServerKey, TeamKey, TicketKey};
+use crate::key::{Numbers, PlayerKey, RoomKey, ServerKey, TeamKey, TicketKey};
 use crate::notices::ServerNumber;
 use crate::schema::v1;
-use crate::slab::{NONE, Slab};
+use crate::slab::Slab;
 
 /// A role that is in something.
 #[derive(Clone, Debug)]
@@ -46,23 +46,6 @@ pub(crate) struct Server {
     grace_until: u64,
     /// Request keys, rooms and backfills that name it.
     holds: u32,
-}
-
-/// Numbers in a snapshot by index.
-#[derive(Debug)]
-pub(crate) struct Numbers {
-    players: Vec<u32>,
-    servers: Vec<u32>,
-}
-
-impl Numbers {
-    pub(crate) fn player(&self, key: PlayerKey) -> Option<u32> {
-        self.players.get(key.index() as usize).copied().filter(|number| *number != NONE)
-    }
-
-    pub(crate) fn server(&self, key: ServerKey) -> Option<u32> {
-        self.servers.get(key.index() as usize).copied().filter(|number| *number != NONE)
-    }
 }
 
 impl Player {
@@ -248,18 +231,15 @@ impl People {
         let mut order: Vec<(u64, ServerKey)> =
             self.servers().map(|(key, server)| (server.age, key)).collect();
         order.sort_unstable();
-        let mut numbers = Numbers {
-            players: vec![NONE; self.players.end() as usize],
-            servers: vec![NONE; self.servers.end() as usize],
-        };
+        let mut numbers = Numbers::new(self.players.end(), self.servers.end());
         let mut next = 0;
         let mut saved = Vec::with_capacity(order.len());
         for (number, (_, key)) in (0..).zip(order) {
-            numbers.servers[key.index() as usize] = number;
+            numbers.set_server(key, number);
             let server = &self[key];
             let mut players = Vec::new();
             for player in self.players_of(key) {
-                numbers.players[player.index() as usize] = next;
+                numbers.set_player(player, next);
                 next += 1;
                 players.push(self[player].save());
             }

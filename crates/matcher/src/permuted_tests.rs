@@ -12,6 +12,7 @@ use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::policy::Handled;
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 const START: u64 = 1_700_000_000_000;
 const TICKETS: usize = 60;
@@ -66,7 +67,8 @@ fn player(rng: &mut Rng, role: usize) -> Writer {
 
 /// A queue with tickets that have come at several times.
 fn waiting(rng: &mut Rng) -> Matcher {
-    let (mut matcher, mut notices) = (Matcher::new(Config::default(), [7; 32], START), Notices::default());
+    let (mut matcher, mut notices) =
+        (Matcher::new(Config::default(), [7; 32], WallMs(START)), Notices::default());
     let rules = QueueRules::parse(rules(rng).to_string().as_bytes()).unwrap();
     matcher.put_queue(&mut Turn::of_matcher(START, &mut Vec::new(), &mut notices), &rules).unwrap();
     let caller = Caller { srv: "s", scope: Scope::Trusted };
@@ -81,7 +83,7 @@ fn waiting(rng: &mut Rng) -> Matcher {
         }
         let now = START + number / 8;
         let handled = matcher.handle(
-            now,
+            WallMs(now),
             caller,
             Method::CREATE_TICKET,
             &ask.into_bytes(),
@@ -106,7 +108,7 @@ fn matches_of(matcher: &mut Matcher, all: &[TicketKey]) -> (Vec<Option<String>>,
     all.iter().for_each(|ticket| matcher.recheck(turn, *ticket));
     let searching = matcher.queues.searching_tickets(queue);
     let until = matcher.now + 2_000;
-    while let Some(at) = matcher.next_timeout().filter(|at| *at <= until) {
+    while let Some(at) = matcher.next_timeout().filter(|at| *at <= WallMs(until)) {
         matcher.handle_timeout(at, &mut notices);
     }
     let regions = &matcher.queues[queue].regions;

@@ -19,11 +19,11 @@ use std::str::SplitN;
 use crate::config::Config;
 use crate::id::{Id, Nonces};
 use crate::info::Text;
-use crate::key::{PlayerKey, QueueKey, RoomKey, ServerKey, TicketKey};
+use crate::key::{Numbers, PlayerKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::keys::Keys;
 use crate::matcher::{Matcher, RULES};
 use crate::matches::Matches;
-use crate::people::{Numbers, People};
+use crate::people::People;
 use crate::policy::Hooks;
 use crate::problem::ensure;
 use crate::queue::Queues;
@@ -397,6 +397,7 @@ mod tests {
     use serde::{Deserialize, Serialize};
 
     use super::*;
+    use crate::wall::WallMs;
 
     const FIXTURE: &[u8] = include_bytes!("../../../fixtures/matcher/format-1.snap");
 
@@ -503,7 +504,7 @@ mod tests {
                     let mut notices = crate::Notices::default();
                     // A state that was accepted works: ticks, ends of tickets, seats and rooms.
                     for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
-                        matcher.handle_timeout(at, &mut notices);
+                        matcher.handle_timeout(WallMs(at), &mut notices);
                     }
                     matcher.check_invariants().unwrap();
                     taken += 1;

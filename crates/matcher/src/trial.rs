@@ -22,6 +22,7 @@ use crate::queue_service::refused;
 use crate::rating::RatingCopy;
 use crate::timers::Timer;
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 /// Tickets that are copied, the first in the order of fairness.
 const COPIED_MAX: usize = 20_000;
@@ -76,7 +77,12 @@ impl Matcher {
     /// # Errors
     /// The status and the body of the refusal: `FORBIDDEN`, or `RULE_INVALID` as `PutQueue` would
     /// answer.
-    pub fn trial(&self, now: u64, caller: Caller<'_>, body: &[u8]) -> Result<Trial, (Status, Vec<u8>)> {
+    pub fn trial(
+        &self,
+        WallMs(now): WallMs,
+        caller: Caller<'_>,
+        body: &[u8],
+    ) -> Result<Trial, (Status, Vec<u8>)> {
         self.begin_trial(now, caller, body).map_err(|problem| {
             let mut answer = Vec::new();
             problem.write(&mut answer);
@@ -231,7 +237,7 @@ impl Trial {
         }
         let until = self.now + self.seconds * 1_000;
         let mut steps = 0;
-        while let Some(at) = matcher.next_timeout().filter(|at| *at <= until) {
+        while let Some(at) = matcher.next_timeout().filter(|at| *at <= WallMs(until)) {
             if steps >= STEPS_MAX {
                 figures.cut = true;
                 break;
@@ -250,7 +256,7 @@ impl Trial {
     /// A matcher with this queue alone, as it is.
     fn matcher(&self) -> Matcher {
         let now = self.live.as_ref().map_or(self.now, |live| live.now);
-        let mut matcher = Matcher::new(Config::default(), [0; 32], now);
+        let mut matcher = Matcher::new(Config::default(), [0; 32], WallMs(now));
         let Some(live) = &self.live else { return matcher };
         if let Some(ratings) = &self.ratings {
             matcher.ratings.take_copy(ratings.clone());

@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, TicketKey};
-use crate::people::Numbers;
+use crate::key::{BackfillKey, MatchKey, Numbers, PlayerKey, QueueKey, TicketKey};
 use crate::schema::v1;
 use crate::slab::Slab;
 

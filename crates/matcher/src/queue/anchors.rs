@@ -16,7 +16,7 @@ pub(crate) struct Anchor {
     pub(crate) who: Seeker,
 }
 
-/// Whoever looks for a match; of equals, tickets before backfills, then by place.
+/// A ticket or a backfill that looks for a match; of equals, tickets before backfills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Seeker {
     Ticket(TicketKey),

@@ -3,13 +3,12 @@
 use super::{Anchor, Compiled, Facts, PlayerFacts, Pool, Queues, Seeker, Start, ordered};
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{BackfillKey, MatchKey, PartitionKey, QueueKey, RoomKey, ServerKey, TicketKey};
-use crate::people::Numbers;
+use crate::key::{BackfillKey, MatchKey, Numbers, PartitionKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::problem::ensure;
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
 
-/// What its server says of those who are there.
+/// Attributes that its server says the members have.
 pub(crate) type Attributes = Vec<(Text, Vec<u8>)>;
 
 /// A running match that asks for players.
@@ -247,7 +246,7 @@ impl Queues {
         backfill.ack_until = now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
     }
 
-    /// What its server says of a backfill, from now on.
+    /// Sets the free places and attributes that a server says.
     pub(crate) fn update_backfill(&mut self, key: BackfillKey, open: Vec<u32>, attrs: Attributes) {
         let backfill = &mut self.backfills[key];
         (backfill.open, backfill.attrs) = (open, attrs);

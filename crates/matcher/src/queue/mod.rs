@@ -32,7 +32,6 @@ use std::sync::Arc;
 
 pub(crate) use anchors::{Anchor, Seeker};
 pub(crate) use backfill::{Backfill, BackfillFacts};
-pub use compiled::QueueRules;
 pub(crate) use compiled::{Compiled, Obstacle};
 pub(crate) use copied::Copied;
 use due::{Due, Waiting};
@@ -43,8 +42,8 @@ use pool::{Hot, Key, Partition, Pool, Scan, ordered};
 pub(crate) use positions::assign;
 pub(crate) use round::Round;
 pub(crate) use rules::{Placed, View};
-pub use ruleset::RuleProblem;
-pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleKind, RuleSet, System};
+pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleKind, RuleSet};
+pub use ruleset::{QueueRules, RuleProblem};
 use search::{Candidate, Start};
 pub(crate) use search::{Filling, Search};
 use ticket::EndedTickets;

@@ -8,8 +8,7 @@ use throng_wire::{Field, fields};
 use super::{Compiled, Facts, Key, Kind, PlayerInput, number};
 use crate::id::Id;
 use crate::info::{ID_BYTES_MAX, bytes, check_id, check_len, entry, text};
-use crate::key::{PartitionKey, PlayerKey, QueueKey, TicketKey};
-use crate::people::Numbers;
+use crate::key::{Numbers, PartitionKey, PlayerKey, QueueKey, TicketKey};
 use crate::problem::{Outcome, ensure, too_large};
 use crate::schema::v1;
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use throng_wire::fields;
 
-use super::systems::{Rating, glicko2_period};
+use super::systems::{Rating, System, glicko2_period};
 use super::{Change, GameResult, Rated, RatingPool, Ratings, Report, Reported};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{Text, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
-use crate::queue::{Compiled, System};
+use crate::queue::Compiled;
 use crate::timers::Timer;
 use crate::turn::Turn;
 

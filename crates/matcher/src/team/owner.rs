@@ -5,8 +5,7 @@ use throng_wire::matcher::{Status, write_bytes, write_u64};
 
 use crate::id::Id;
 use crate::info::{DataMap, Info, TEAM_DATA_FIELD, Text, check_growth};
-use crate::key::{PlayerKey, TeamKey};
-use crate::people::Numbers;
+use crate::key::{Numbers, PlayerKey, TeamKey};
 use crate::problem::{Outcome, Problem};
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
