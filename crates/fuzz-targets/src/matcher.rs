@@ -2,7 +2,7 @@
 //! records of the journal.
 
 use throng_matcher::record::{Input, next_record, parse_input, read_record, write_record};
-use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope, json};
+use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope, WallMs, json};
 use throng_wire::matcher::{FRAME_BODY_BYTES_MAX, FrameSplit, METHODS, Method, Reader, Writer, split};
 
 const START: u64 = 1_700_000_000_000;
@@ -28,7 +28,7 @@ pub fn matcher_frame(bytes: &[u8]) {
 pub fn matcher_request(bytes: &[u8]) {
     let queue = QueueRules::parse(SEED_RULES.as_bytes()).expect("the seed is a rule set");
     let config = Config { queues: vec![queue], ..Config::default() };
-    let mut matcher = Matcher::new(config, [1; 32], START);
+    let mut matcher = Matcher::new(config, [1; 32], WallMs(START));
     let (mut notices, mut now, mut rest) = (Notices::default(), START, bytes);
     for _ in 0..REQUESTS_MAX {
         let [method, len, passes, tail @ ..] = rest else { break };
@@ -36,13 +36,13 @@ pub fn matcher_request(bytes: &[u8]) {
         rest = tail;
         let number = METHODS[usize::from(*method) % METHODS.len()].number;
         let caller = Caller { srv: "s", scope: Scope::Admin };
-        matcher.handle(now, caller, number, body, &mut Vec::new(), &mut notices);
+        matcher.handle(WallMs(now), caller, number, body, &mut Vec::new(), &mut notices);
         now += u64::from(*passes) * 10;
         for _ in 0..64 {
-            if matcher.next_timeout().is_none_or(|at| at > now) {
+            if matcher.next_timeout().is_none_or(|at| at > WallMs(now)) {
                 break;
             }
-            matcher.handle_timeout(now, &mut notices);
+            matcher.handle_timeout(WallMs(now), &mut notices);
         }
         notices.clear();
     }
@@ -61,17 +61,17 @@ pub fn matcher_rules(bytes: &[u8]) {
     };
     let name = rules.name().to_owned();
     let config = Config { queues: vec![rules], ..Config::default() };
-    let mut matcher = Matcher::new(config, [1; 32], START);
+    let mut matcher = Matcher::new(config, [1; 32], WallMs(START));
     let mut notices = Notices::default();
     for number in 0..12 {
         let caller = Caller { srv: "s", scope: Scope::Server };
         let player = Writer::new().str(1, &format!("r{number}"));
         let latency = Writer::new().str(1, "eu").f64(2, 20.0);
         let body = Writer::new().str(1, &name).nested(2, player.nested(4, latency)).into_bytes();
-        matcher.handle(START, caller, Method::CREATE_TICKET, &body, &mut Vec::new(), &mut notices);
+        matcher.handle(WallMs(START), caller, Method::CREATE_TICKET, &body, &mut Vec::new(), &mut notices);
     }
     for step in 1..40 {
-        matcher.handle_timeout(START + step * 500, &mut notices);
+        matcher.handle_timeout(WallMs(START + step * 500), &mut notices);
     }
     let again = Matcher::restore(&matcher.snapshot()).expect("its own snapshot");
     assert_eq!(again.digest(), matcher.digest());
@@ -176,7 +176,7 @@ pub fn matcher_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let header = throng_wire::matcher::Header { code: Method::CREATE_TICKET, id: 1, ..Default::default() };
     header.write(&mut frames, &ticket("a"));
     header.write(&mut frames, &join("b"));
-    let snapshot = Matcher::new(Config::default(), [1; 32], START).snapshot();
+    let snapshot = Matcher::new(Config::default(), [1; 32], WallMs(START)).snapshot();
     let role = r#"{"RoleID": "a", "FloatData": {"level": 1.5}, "StringData": {"n": "é"}, "Tags": {"t": {}}}"#;
     let create = r#"{"MatchMode": "2v2", "Data": {"k": [1, null]}}"#;
     let mut text =

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use throng_matcher::record::Input;
-use throng_matcher::{Answered, Caller, Handled, Matcher, Notices, ServerNumber, Verdict};
+use throng_matcher::{Answered, Caller, Handled, Matcher, Notices, ServerNumber, Verdict, WallMs};
 use throng_wire::matcher::{Method, method};
 
 use crate::Report;
@@ -49,12 +49,12 @@ impl Engine {
             let input = Input::Request { srv: caller.srv, scope: caller.scope, method: number, body };
             self.append(now, input);
         }
-        self.matcher.handle(now, caller, number, body, answer, &mut self.notices)
+        self.matcher.handle(WallMs(now), caller, number, body, answer, &mut self.notices)
     }
 
     pub(crate) fn session(&mut self, now: u64, srv: &str, up: bool) -> ServerNumber {
         self.append(now, Input::Session { srv, up });
-        self.matcher.handle_session(now, srv, up, &mut self.notices)
+        self.matcher.handle_session(WallMs(now), srv, up, &mut self.notices)
     }
 
     /// A request that had to wait is answered.
@@ -64,7 +64,7 @@ impl Engine {
 
     /// Time when there is something to do, in ms since the epoch.
     pub(crate) fn next_timeout(&self) -> Option<u64> {
-        if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout() }
+        if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout().map(|at| at.0) }
     }
 
     /// Begins anew with an empty state. The log says so, so that a replay does too.
@@ -73,19 +73,19 @@ impl Engine {
         let (secret, config) = (self.matcher.next_secret(), self.matcher.config().clone());
         self.append(now, Input::Begin { secret });
         self.append(now, Input::Configure(&config_json(&config)));
-        self.matcher = Matcher::new(config, secret, now);
+        self.matcher = Matcher::new(config, secret, WallMs(now));
         self.notices.clear();
     }
 
     /// Does what is due.
     pub(crate) fn timeout(&mut self, now: u64) {
         self.trials.copy(&self.matcher);
-        if self.matcher.next_timeout().is_none_or(|at| at > now) {
+        if self.matcher.next_timeout().is_none_or(|at| at > WallMs(now)) {
             return;
         }
         self.append(now, Input::Timeout);
         let began = Instant::now();
-        self.matcher.handle_timeout(now, &mut self.notices);
+        self.matcher.handle_timeout(WallMs(now), &mut self.notices);
         self.matcher.note_time(began.elapsed());
     }
 
@@ -93,7 +93,7 @@ impl Engine {
     pub(crate) fn verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>) {
         let encoded = verdict.map(Verdict::to_bytes);
         self.append(now, Input::Verdict { id, verdict: encoded.as_deref() });
-        self.matcher.handle_verdict(now, id, verdict, &mut self.notices);
+        self.matcher.handle_verdict(WallMs(now), id, verdict, &mut self.notices);
     }
 
     /// Puts open questions to their policies; those that answer at once have their say now.
@@ -135,7 +135,7 @@ impl Engine {
     fn snapshot(&mut self, now: u64, wants: fn(&Journal) -> bool) {
         if let Some(journal) = &mut self.journal
             && wants(journal)
-            && self.matcher.next_timeout().is_none_or(|at| at > now)
+            && self.matcher.next_timeout().is_none_or(|at| at > WallMs(now))
         {
             journal.snapshot(self.matcher.snapshot());
         }

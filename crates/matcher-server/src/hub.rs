@@ -695,7 +695,7 @@ mod tests {
     use crate::session::{Batch, Sink, Taken};
 
     fn hub(config: Config) -> (Hub, Arc<Mutex<Vec<Post>>>) {
-        let matcher = Matcher::new(config, [1; 32], 0);
+        let matcher = Matcher::new(config, [1; 32], throng_matcher::WallMs(0));
         let policies = crate::Policies::default();
         let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
         let engine = Engine { matcher, journal: None, notices, policies, trials };

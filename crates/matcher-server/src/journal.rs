@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use throng_matcher::record::{Input, count_records, crc32c, write_record};
-use throng_matcher::{Config, Histogram, Matcher, Notices, RULES};
+use throng_matcher::{Config, Histogram, Matcher, Notices, RULES, WallMs};
 use throng_platform::{File, Fs};
 
 pub(crate) use replay::Replay;
@@ -225,7 +225,7 @@ impl Journal {
     pub(crate) fn open(options: OpenOptions<'static>) -> Result<Recovered, JournalError> {
         let OpenOptions { fs, durability, config, secret, now, salvage, wake } = options;
         let Some(fs) = fs.filter(|_| durability != Durability::None) else {
-            let matcher = Matcher::new(config, secret, now);
+            let matcher = Matcher::new(config, secret, WallMs(now));
             return Ok(Recovered { matcher, journal: None, replayed: 0 });
         };
         for folder in [LOG, SNAPSHOTS] {
@@ -275,19 +275,19 @@ impl Journal {
                 matcher.take_outputs();
                 // Later than all before, also after a clock that went back: epochs of streams begin
                 // at the time of the start, and two starts in one moment would share them.
-                let now = now.max(matcher.now() + 1);
+                let now = now.max(matcher.now().0 + 1);
                 journal.append(now, Input::Configure(&config_json(&config)));
                 matcher.reconfigure(config);
                 journal.append(now, Input::Recovered);
                 // Nobody is there yet to hear of it.
-                matcher.handle_recovered(now, &mut Notices::default());
+                matcher.handle_recovered(WallMs(now), &mut Notices::default());
                 while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
                 matcher
             }
             None => {
                 journal.append(now, Input::Begin { secret });
                 journal.append(now, Input::Configure(&config_json(&config)));
-                Matcher::new(config, secret, now)
+                Matcher::new(config, secret, WallMs(now))
             }
         };
         Ok(Recovered { matcher, journal: Some(journal), replayed })
@@ -566,7 +566,7 @@ mod tests {
             disk.create_dir(folder).unwrap();
         }
         disk.sync_dir("").unwrap();
-        let state = Matcher::new(Config::default(), [1; 32], 5).snapshot();
+        let state = Matcher::new(Config::default(), [1; 32], WallMs(5)).snapshot();
         write_snapshot(&disk, 7, &state).unwrap();
         write_snapshot(&disk, 9, &state).unwrap();
         for seed in 0..64 {
@@ -597,7 +597,7 @@ mod tests {
         let Recovered { mut matcher, journal, .. } = opened(&disk, 5).unwrap();
         let mut journal = journal.unwrap();
         journal.append(6, Input::Session { srv: "s", up: true });
-        matcher.handle_session(6, "s", true, &mut Notices::default());
+        matcher.handle_session(WallMs(6), "s", true, &mut Notices::default());
         journal.commit(6).unwrap();
         drop(journal);
         assert!(settle(&disk).unwrap() > 0);
@@ -621,7 +621,7 @@ mod tests {
         let (mut answer, mut notices) = (Vec::new(), Notices::default());
         let input = Input::Request { srv: "s", scope: throng_matcher::Scope::Admin, method: 90, body: &[] };
         journal.append(6, input);
-        matcher.apply(6, input, &mut answer, &mut notices);
+        matcher.apply(WallMs(6), input, &mut answer, &mut notices);
         journal.append(6, Input::Outputs(matcher.take_outputs().unwrap()));
         journal.commit(6).unwrap();
         assert_eq!(diverged(&disk), (None, 1));

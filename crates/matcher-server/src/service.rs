@@ -485,7 +485,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         gate: gate.clone(),
         ended: Arc::new(watch::Sender::new(None)),
     };
-    let now = now.max(matcher.now());
+    let now = now.max(matcher.now().0);
     if let Some(journal) = &mut journal {
         journal.commit(now).map_err(system("cannot write the journal"))?;
     }

@@ -112,7 +112,7 @@ fn open(
     });
     let recovered = recovered.unwrap();
     let (matcher, mut journal) = (recovered.matcher, recovered.journal.unwrap());
-    let now = now.max(matcher.now());
+    let now = now.max(matcher.now().0);
     journal.commit(now).unwrap();
     let policies = Policies::default();
     let (notices, trials) = (Notices::default(), crate::trials::Trials::default());

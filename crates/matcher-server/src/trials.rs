@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use throng_matcher::{Answered, Caller, Handled, Matcher, Trial};
+use throng_matcher::{Answered, Caller, Handled, Matcher, Trial, WallMs};
 use throng_wire::matcher::{Status, Writer};
 
 use crate::service::Handle;
@@ -61,7 +61,7 @@ impl Trials {
             answer.extend_from_slice(&refusal("as many trials run as there may; try again"));
             return Handled::Done(Status::Overloaded);
         };
-        match matcher.trial(now, caller, body) {
+        match matcher.trial(WallMs(now), caller, body) {
             Ok(trial) => {
                 let request = FIRST + self.begun;
                 self.begun += 1;
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn more_than_may_run_are_refused() {
-        let matcher = Matcher::new(Config::default(), [1; 32], 0);
+        let matcher = Matcher::new(Config::default(), [1; 32], WallMs(0));
         let (caller, body) =
             (Caller { srv: "", scope: Scope::Admin }, Writer::new().str(1, RULES).into_bytes());
         let mut trials = Trials::default();

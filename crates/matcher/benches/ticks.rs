@@ -4,7 +4,7 @@
 //! `cargo bench -p throng-matcher`; `cargo test -p throng-matcher --benches` runs each once.
 
 use divan::Bencher;
-use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope};
+use throng_matcher::{Caller, Config, Matcher, Notices, QueueRules, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Method, Status, Writer};
 
@@ -86,7 +86,8 @@ fn filled(expand: &str, size: u64) -> (Matcher, Notices) {
 
 fn filled_with(expand: &str, make: impl Fn(&mut Rng, u64) -> Vec<u8>) -> (Matcher, Notices) {
     let queue = QueueRules::parse(rules(expand).as_bytes()).unwrap();
-    let mut matcher = Matcher::new(Config { queues: vec![queue], ..Config::default() }, [9; 32], START_MS);
+    let mut matcher =
+        Matcher::new(Config { queues: vec![queue], ..Config::default() }, [9; 32], WallMs(START_MS));
     let mut notices = Notices::default();
     fill(&mut matcher, &mut notices, FIRST_MS, make);
     (matcher, notices)
@@ -99,7 +100,7 @@ fn fill(matcher: &mut Matcher, notices: &mut Notices, first: u64, make: impl Fn(
         let caller = Caller { srv: "s", scope: Scope::Server };
         let body = make(&mut rng, number);
         let now = first + number * FILL_MS / TICKETS;
-        let done = matcher.handle(now, caller, Method::CREATE_TICKET, &body, &mut answer, notices);
+        let done = matcher.handle(WallMs(now), caller, Method::CREATE_TICKET, &body, &mut answer, notices);
         assert_eq!(done.status(), Some(Status::Ok), "{}", String::from_utf8_lossy(&answer));
         notices.clear();
     }
@@ -108,8 +109,8 @@ fn fill(matcher: &mut Matcher, notices: &mut Notices, first: u64, make: impl Fn(
 /// Everything that is due at a time. Returns how many slices that took.
 fn tick(matcher: &mut Matcher, notices: &mut Notices, now: u64) -> u64 {
     let mut slices = 0;
-    while matcher.next_timeout().is_some_and(|at| at <= now) {
-        matcher.handle_timeout(now, notices);
+    while matcher.next_timeout().is_some_and(|at| at <= WallMs(now)) {
+        matcher.handle_timeout(WallMs(now), notices);
         notices.clear();
         slices += 1;
     }
@@ -132,7 +133,7 @@ fn most_can_be_matched_again(bencher: Bencher<'_, '_>) {
         // The first rooms end with their seats, the tickets are forgotten.
         tick(&mut matcher, &mut notices, START_MS + TICK_MS);
         let later = START_MS + 12 * TICK_MS;
-        (0..1_000).for_each(|_| matcher.handle_timeout(later, &mut notices));
+        (0..1_000).for_each(|_| matcher.handle_timeout(WallMs(later), &mut notices));
         fill(&mut matcher, &mut notices, later + FIRST_MS - START_MS, |rng, number| ticket(rng, number, 1));
         (matcher, notices)
     };

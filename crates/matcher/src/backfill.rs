@@ -1,139 +1,13 @@
-//! Backfills: running matches that ask for players.
+//! Requests about backfills: running matches that ask for players.
 
 mod service;
 
 use throng_wire::matcher::Status;
 use throng_wire::{Field, fields};
 
-use crate::id::Id;
 use crate::info::{Text, bytes, entry, text};
-use crate::key::{MatchKey, RoomKey, ServerKey};
-use crate::people::Numbers;
 use crate::problem::{Outcome, Problem, invalid, too_large};
-use crate::queue::{Anchor, Compiled, Facts, PlayerFacts, Pool, REGIONS_MAX, Start, ordered};
-use crate::schema::v1;
-use crate::slab::NONE;
-
-#[derive(Clone, Debug)]
-pub(crate) struct Backfill {
-    pub(crate) id: Id,
-    pub(crate) queue: u32,
-    pub(crate) room: Id,
-    /// Server that asked and hears of it.
-    owner: ServerKey,
-    rev: u64,
-    /// Free places by side.
-    open: Vec<u32>,
-    attrs: Vec<(Text, Vec<u8>)>,
-    created: u64,
-    /// Without a sign of life until then it ends.
-    ack_until: u64,
-    /// Members that are there already, by side.
-    fixed: Vec<Facts>,
-    value: f64,
-    region: Option<u16>,
-    class: u8,
-    pub(crate) partition: u32,
-    /// Arrivals in the partition when it last found nothing.
-    pub(crate) seen: Option<u64>,
-    /// A match whose players are asked.
-    pub(crate) pending: Option<MatchKey>,
-}
-
-impl Backfill {
-    /// Place of its room.
-    pub(crate) fn room_key(&self) -> RoomKey {
-        RoomKey::new(self.room.index)
-    }
-
-    /// `partition` is the number of its partition.
-    pub(crate) fn save(&self, numbers: &Numbers, partition: u64) -> v1::Backfill<'_> {
-        v1::Backfill {
-            id: self.id.into(),
-            queue: self.queue,
-            room: self.room.into(),
-            owner: numbers.server(self.owner).unwrap_or(NONE),
-            rev: self.rev,
-            open: self.open.clone(),
-            attributes: self.attrs.iter().map(|(key, value)| (&key[..], &value[..])).collect(),
-            created: self.created,
-            ack_until: self.ack_until,
-            members: self.fixed.iter().map(Facts::save).collect(),
-            value: self.value,
-            region: self.region,
-            class: self.class,
-            partition,
-            seen: self.seen,
-            pending: self.pending.map(MatchKey::index),
-        }
-    }
-
-    pub(crate) fn load(saved: &v1::Backfill<'_>, partition: u32) -> Backfill {
-        let attribute = |(key, value): &(&[u8], &[u8])| (Text::from_slice(key), value.to_vec());
-        Backfill {
-            id: saved.id.into(),
-            queue: saved.queue,
-            room: saved.room.into(),
-            owner: ServerKey::new(saved.owner),
-            rev: saved.rev,
-            open: saved.open.clone(),
-            attrs: saved.attributes.iter().map(attribute).collect(),
-            created: saved.created,
-            ack_until: saved.ack_until,
-            fixed: saved.members.iter().map(Facts::load).collect(),
-            value: saved.value,
-            region: saved.region,
-            class: saved.class,
-            partition,
-            seen: saved.seen,
-            pending: saved.pending.map(MatchKey::new),
-        }
-    }
-
-    /// Server that asked and hears of it.
-    pub(crate) fn owner(&self) -> ServerKey {
-        self.owner
-    }
-
-    /// Returns whether it may be given players now.
-    pub(crate) fn is_free(&self) -> bool {
-        self.pending.is_none() && self.open.iter().any(|open| *open > 0)
-    }
-
-    /// Its place in the order of fairness, if it should look.
-    pub(crate) fn anchor(&self, index: u32, pool: &Pool) -> Option<Anchor> {
-        let fresh = self.seen != Some(pool.partitions[self.partition].arrivals);
-        (self.is_free() && fresh).then_some(Anchor {
-            class: self.class,
-            rank: 0,
-            created: self.created,
-            backfill: true,
-            index,
-        })
-    }
-
-    /// Players who are on a side already.
-    pub(crate) fn players_of(&self, side: usize) -> &[PlayerFacts] {
-        self.fixed.get(side).map_or(&[], |facts| &facts.players)
-    }
-
-    pub(crate) fn start(&self, compiled: &Compiled, now: u64) -> Start<'_> {
-        let level = compiled.level_at(now.saturating_sub(self.created));
-        let mut hot = compiled.hot(&Facts::default(), level);
-        (hot.size, hot.mask) = (0, self.region.map_or(u64::MAX, |region| 1 << region));
-        Start {
-            key: (ordered(self.value), NONE),
-            hot,
-            ticket: None,
-            fixed: self
-                .fixed
-                .iter()
-                .map(|facts| if facts.size == 0 { vec![] } else { vec![facts] })
-                .collect(),
-            open: self.open.clone(),
-        }
-    }
-}
+use crate::queue::Compiled;
 
 /// Content of a request about a backfill.
 #[derive(Default)]
@@ -190,15 +64,4 @@ impl<'a> BackfillRequest<'a> {
         }
         Ok(open)
     }
-}
-
-/// The number of a region in a queue, which learns it if there is room.
-fn region_number(regions: &mut Vec<Text>, name: &Text) -> Option<u16> {
-    let known = regions.iter().position(|known| known == name);
-    let at = known.or_else(|| {
-        regions.push(name.clone());
-        (regions.len() <= REGIONS_MAX).then(|| regions.len() - 1)
-    });
-    regions.truncate(REGIONS_MAX);
-    at.map(|at| at as u16)
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::queue::compiled::QueueRules;
-use crate::queue::ruleset::RuleProblem;
+use crate::queue::ruleset::{QueueRules, RuleProblem};
 
 /// Configuration of the matcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
+use crate::key::TicketKey;
 use crate::matcher::Matcher;
 use crate::problem::Outcome;
-use crate::queue::{Compiled, Obstacle, Search, Start, View};
-use crate::ticket::{State, distance};
+use crate::queue::{Compiled, Obstacle, State, View, distance};
 use crate::turn::Turn;
 
 /// Candidates that are shown.
@@ -20,16 +20,16 @@ const SCAN_MAX: usize = 256;
 
 /// Another ticket and the rules between the two.
 struct Shown {
-    ticket: u32,
+    ticket: TicketKey,
     distance: f64,
     fails: Vec<(String, String)>,
 }
 
 impl Matcher {
     pub(crate) fn explain_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
-        let ticket = &self.tickets[index];
-        let compiled = self.queues.list[ticket.queue].rules();
+        let index = self.queues.find_ticket(crate::team::two_texts(body)?.0)?;
+        let ticket = &self.queues[index];
+        let compiled = self.queues[ticket.queue].rules();
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         if ticket.state != State::Searching {
             write_bytes(turn.answer, 2, b"it does not search");
@@ -41,9 +41,9 @@ impl Matcher {
         let fits: u64 = shown
             .iter()
             .filter(|other| other.fails.is_empty())
-            .map(|other| u64::from(self.tickets[other.ticket].facts.size))
+            .map(|other| u64::from(self.queues[other.ticket].facts.size))
             .sum();
-        let is_possible = self.finds(index, &compiled);
+        let is_possible = self.queues.finds(index, &compiled);
         let (mut together, mut in_the_way) = (Vec::new(), Vec::new());
         if !is_possible {
             in_the_way = self.in_the_way(index, &compiled);
@@ -72,9 +72,9 @@ impl Matcher {
         write_u64(turn.answer, 3, u64::from(ticket.level));
         let now = self.clock.max(self.now);
         for other in shown.iter().take(CANDIDATES_MAX) {
-            let candidate = &self.tickets[other.ticket];
+            let candidate = &self.queues[other.ticket];
             write_nested(turn.answer, 4, |out| {
-                write_bytes(out, 1, &self.ticket_text(other.ticket));
+                write_bytes(out, 1, &candidate.text());
                 write_u64(out, 2, u64::from(candidate.facts.size));
                 write_f64(out, 3, other.distance);
                 other.fails.iter().for_each(|fail| write_fail(out, 4, fail));
@@ -87,46 +87,18 @@ impl Matcher {
         Ok(())
     }
 
-    /// Returns whether the search that a tick makes around a ticket finds a match.
-    fn finds(&self, index: u32, compiled: &Compiled) -> bool {
-        let ticket = &self.tickets[index];
-        let Some(place) = ticket.place() else { return false };
-        let queue = &self.queues.list[ticket.queue];
-        let facts = |ticket: u32| (&self.tickets[ticket].facts, self.tickets[ticket].created);
-        let mut search = Search {
-            compiled,
-            partition: &queue.pool.partitions[place.partition],
-            regions: &queue.regions,
-            facts,
-            steps: 0,
-            cut: false,
-            scan: None,
-            ends: ((0, 0), (0, 0)),
-            near: Vec::new(),
-        };
-        search
-            .attempt(&Start {
-                key: place.key,
-                hot: compiled.hot(&ticket.facts, ticket.level),
-                ticket: Some(index),
-                fixed: Vec::new(),
-                open: compiled.sides.iter().map(|(_, max)| *max).collect(),
-            })
-            .is_some()
-    }
-
     /// The rules that keep a ticket from a match: without them the search finds one, and without
     /// all others it does not. None where it finds none without any rule. No smaller set of them
     /// has both properties.
-    fn in_the_way(&self, index: u32, compiled: &Compiled) -> Vec<String> {
-        let all = compiled.obstacles(self.tickets[index].level);
+    fn in_the_way(&self, index: TicketKey, compiled: &Compiled) -> Vec<String> {
+        let all = compiled.obstacles(self.queues[index].level);
         let finds_without = |left_out: &dyn Fn(Obstacle) -> bool| {
             let mut less = compiled.clone();
             less.set.scan_limit = less.set.scan_limit.min(SCAN_MAX).max(less.set.players_max() as usize);
             for obstacle in all.iter().filter(|obstacle| left_out(**obstacle)) {
                 less = less.without(*obstacle);
             }
-            self.finds(index, &less)
+            self.queues.finds(index, &less)
         };
         let mut named = all.clone();
         if !finds_without(&|_| true) || finds_without(&|_| false) {
@@ -143,15 +115,15 @@ impl Matcher {
 
     /// The nearest tickets, whether they fit or not, and enough of them for a match; those of other
     /// partitions when there are too few to show.
-    fn candidates(&self, index: u32, compiled: &Compiled, players: usize) -> Vec<Shown> {
+    fn candidates(&self, index: TicketKey, compiled: &Compiled, players: usize) -> Vec<Shown> {
         let most = (2 * players).clamp(CANDIDATES_MAX, LOOKED_AT_MAX);
-        let ticket = &self.tickets[index];
+        let ticket = &self.queues[index];
         let Some(place) = ticket.place() else { return Vec::new() };
-        let pool = &self.queues.list[ticket.queue].pool;
+        let pool = &self.queues[ticket.queue].pool;
         let part = &pool.partitions[place.partition];
         let (before, after) = part.order.around(place.key);
         let (before, after) = (before.take(most), after.take(most));
-        let mut near: Vec<(f64, u32)> =
+        let mut near: Vec<(f64, TicketKey)> =
             before.chain(after).map(|(key, _)| (distance(*key, place.key), key.1)).collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let elsewhere = pool.in_order().filter(|(other, _)| *other != place.partition);
@@ -165,7 +137,7 @@ impl Matcher {
         let own = (&ticket.facts, ticket.level);
         near.into_iter()
             .map(|(distance, other)| {
-                let candidate = &self.tickets[other];
+                let candidate = &self.queues[other];
                 let mut fails = Vec::new();
                 compiled.pair_violations(own, (&candidate.facts, candidate.level), |rule, why| {
                     fails.push((rule, why))
@@ -176,14 +148,19 @@ impl Matcher {
     }
 
     /// Rules that a plain filling with the fitting candidates violates as a whole.
-    fn violations_together(&self, index: u32, shown: &[Shown], compiled: &Compiled) -> Vec<(String, String)> {
-        let ticket = &self.tickets[index];
+    fn violations_together(
+        &self,
+        index: TicketKey,
+        shown: &[Shown],
+        compiled: &Compiled,
+    ) -> Vec<(String, String)> {
+        let ticket = &self.queues[index];
         let mut open: Vec<u32> = compiled.sides.iter().map(|(_, max)| *max).collect();
         let mut sides = vec![Vec::new(); open.len()];
         let mut level = ticket.level;
         let fitting = shown.iter().filter(|other| other.fails.is_empty()).map(|other| other.ticket);
         for other in std::iter::once(index).chain(fitting) {
-            let candidate = &self.tickets[other];
+            let candidate = &self.queues[other];
             let roomiest = (0..open.len()).max_by_key(|side| (open[*side], std::cmp::Reverse(*side)));
             let Some(side) = roomiest.filter(|side| open[*side] >= candidate.facts.size) else { continue };
             open[side] -= candidate.facts.size;
@@ -212,13 +189,13 @@ impl Matcher {
 
     fn summary(
         &self,
-        index: u32,
+        index: TicketKey,
         shown: &[Shown],
         fits: u64,
         needs: u32,
         together: &[(String, String)],
     ) -> String {
-        let size = u64::from(self.tickets[index].facts.size);
+        let size = u64::from(self.queues[index].facts.size);
         if shown.is_empty() {
             return "no other player waits in this queue".to_owned();
         }

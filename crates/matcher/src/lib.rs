@@ -5,7 +5,7 @@
 //! it is one state machine, [`Matcher`].
 //! # Driving contract
 //!
-//! Every input carries the wall time in ms and may have two kinds of output: the answer of a
+//! Every input carries the [wall time](WallMs) and may have two kinds of output: the answer of a
 //! request, appended to the caller's buffer, and [`Notices`] for game servers, which the caller
 //! drains after each input or batch.
 //!
@@ -17,10 +17,10 @@
 //!   name a policy, both return nothing.
 //!
 //! ```
-//! use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope};
+//! use throng_matcher::{Caller, Config, Handled, Matcher, Notices, Scope, WallMs};
 //! use throng_wire::matcher::{Method, Reader, Status, Writer};
 //!
-//! let mut matcher = Matcher::new(Config::default(), [7; 32], 1_700_000_000_000);
+//! let mut matcher = Matcher::new(Config::default(), [7; 32], WallMs(1_700_000_000_000));
 //! let (mut answer, mut notices) = (Vec::new(), Notices::default());
 //! let body = Writer::new()
 //!     .nested(1, Writer::new().str(1, "ann"))
@@ -28,7 +28,7 @@
 //!     .into_bytes();
 //! let caller = Caller { srv: "game_1_1", scope: Scope::Server };
 //! let status =
-//!     matcher.handle(1_700_000_000_001, caller, Method::ROLE_JOIN_RANDOM_ROOM, &body, &mut answer, &mut notices);
+//!     matcher.handle(WallMs(1_700_000_000_001), caller, Method::ROLE_JOIN_RANDOM_ROOM, &body, &mut answer, &mut notices);
 //! assert_eq!(status, Handled::Done(Status::Ok));
 //! let room = Reader::new(&answer)?.nested(1)?;
 //! assert_eq!((room.str(3)?, room.u64(12)), ("1v1", 1));
@@ -55,6 +55,7 @@ mod backfill;
 mod config;
 mod crc32c;
 mod dispatch;
+mod drive;
 mod explain;
 mod history;
 mod id;
@@ -68,6 +69,8 @@ mod matches;
 mod notices;
 mod outputs;
 mod people;
+#[cfg(test)]
+mod permuted_tests;
 mod placing;
 mod policy;
 mod problem;
@@ -84,16 +87,21 @@ mod slab;
 mod stats;
 mod team;
 mod ticket;
+mod ticks;
 mod timers;
 mod transfer;
+mod trial;
 mod turn;
 mod updates;
+mod wall;
 
 pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Select, Snapshot};
 pub use matcher::{Matcher, RULES, check_server_name};
 pub use notices::{Notice, Notices, ServerNumber};
 pub use policy::{Answered, Handled, PolicyRequest, Verdict};
-pub use queue::{QueueRules, RuleProblem, Trial};
+pub use queue::{QueueRules, RuleProblem};
 pub use schema::{BadSnapshot, SnapshotHead};
 pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};
 pub use transfer::ImportError;
+pub use trial::Trial;
+pub use wall::WallMs;

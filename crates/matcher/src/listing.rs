@@ -11,7 +11,7 @@ use throng_wire::matcher::{write_bytes, write_nested};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
-use crate::key::{MatchKey, PlayerKey, RoomKey, TeamKey};
+use crate::key::{MatchKey, PlayerKey, QueueKey, RoomKey, TeamKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::Assign;
@@ -117,7 +117,7 @@ impl Filter {
 enum Listed {
     Room(RoomKey),
     Team(TeamKey),
-    Ticket(u32),
+    Ticket(TicketKey),
     Match(MatchKey),
 }
 
@@ -127,7 +127,7 @@ impl Listed {
         match self {
             Listed::Room(key) => format!("0.{}", key.index()),
             Listed::Team(key) => format!("1.{}", key.index()),
-            Listed::Ticket(index) => format!("2.{index}"),
+            Listed::Ticket(key) => format!("2.{}", key.index()),
             Listed::Match(key) => format!("3.{}", key.index()),
         }
     }
@@ -142,7 +142,7 @@ impl Listed {
         match (parts, index) {
             (Some(("0", _)), Some(index)) => Ok(Listed::Room(RoomKey::new(index))),
             (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
-            (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(index)),
+            (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(TicketKey::new(index))),
             (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
             _ => Err(invalid("Token is not the Next of an earlier answer")),
         }
@@ -201,11 +201,11 @@ impl Matcher {
             all.extend(entry.team().map(Listed::Team));
             all.extend(self.tickets_of(player).map(Listed::Ticket));
         }
-        let allocates = |queue: u32| {
-            let rules = self.queues.list[queue].rules();
+        let allocates = |queue: QueueKey| {
+            let rules = self.queues[queue].rules();
             rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
         };
-        if !srv.is_empty() && self.queues.list.iter().any(|(queue, _)| allocates(queue)) {
+        if !srv.is_empty() && self.queues.iter().any(|(queue, _)| allocates(queue)) {
             let is_there = |room: Id| self.rooms.find(room).is_some();
             let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
             all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
@@ -214,14 +214,14 @@ impl Matcher {
     }
 
     /// Live tickets of a role, and matched ones whose seats wait for it.
-    pub(crate) fn tickets_of(&self, player: PlayerKey) -> impl Iterator<Item = u32> + '_ {
+    pub(crate) fn tickets_of(&self, player: PlayerKey) -> impl Iterator<Item = TicketKey> + '_ {
         let entry = &self.people[player];
         let matched = entry.seats().iter().filter_map(move |index| {
             let room = &self.rooms[*index];
             let seat = room.seats().iter().find(|seat| seat.player == player)?;
             // Another may have its number by now.
-            let ticket = self.tickets.get(seat.ticket)?;
-            (ticket.room == Some(room.id())).then_some(seat.ticket)
+            let ticket = seat.ticket?;
+            (self.queues.get_ticket(ticket)?.room == Some(room.id())).then_some(ticket)
         });
         entry.tickets().iter().copied().chain(matched.filter(|ticket| !entry.tickets().contains(ticket)))
     }

@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 use crate::info::Text;
-use crate::key::{PlayerKey, RoomKey, ServerKey, TeamKey};
+use crate::key::{Numbers, PlayerKey, RoomKey, ServerKey, TeamKey, TicketKey};
 use crate::notices::ServerNumber;
 use crate::schema::v1;
-use crate::slab::{NONE, Slab};
+use crate::slab::Slab;
 
 /// A role that is in something.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Player {
     /// Rooms that keep a seat for it.
     seats: SmallVec<[RoomKey; 1]>,
     /// Its live tickets.
-    tickets: SmallVec<[u32; 2]>,
+    tickets: SmallVec<[TicketKey; 2]>,
     /// No new ticket before: a match was declined.
     cooldown_until: u64,
     /// Further reasons to keep the entry.
@@ -46,23 +46,6 @@ pub(crate) struct Server {
     grace_until: u64,
     /// Request keys, rooms and backfills that name it.
     holds: u32,
-}
-
-/// Numbers in a snapshot by index.
-#[derive(Debug)]
-pub(crate) struct Numbers {
-    players: Vec<u32>,
-    servers: Vec<u32>,
-}
-
-impl Numbers {
-    pub(crate) fn player(&self, key: PlayerKey) -> Option<u32> {
-        self.players.get(key.index() as usize).copied().filter(|number| *number != NONE)
-    }
-
-    pub(crate) fn server(&self, key: ServerKey) -> Option<u32> {
-        self.servers.get(key.index() as usize).copied().filter(|number| *number != NONE)
-    }
 }
 
 impl Player {
@@ -89,7 +72,7 @@ impl Player {
             room: self.room.map(RoomKey::index),
             rooms: self.rooms.iter().map(|room| room.index()).collect(),
             seats: self.seats.iter().map(|room| room.index()).collect(),
-            tickets: self.tickets.to_vec(),
+            tickets: self.tickets.iter().map(|ticket| ticket.index()).collect(),
             cooldown_until: self.cooldown_until,
         }
     }
@@ -100,7 +83,7 @@ impl Player {
             room: saved.room.map(RoomKey::new),
             rooms: saved.rooms.iter().map(|room| RoomKey::new(*room)).collect(),
             seats: saved.seats.iter().map(|room| RoomKey::new(*room)).collect(),
-            tickets: SmallVec::from_slice(&saved.tickets),
+            tickets: saved.tickets.iter().map(|ticket| TicketKey::new(*ticket)).collect(),
             cooldown_until: saved.cooldown_until,
             ..Player::new(saved.role, server)
         }
@@ -138,7 +121,7 @@ impl Player {
     }
 
     /// Its live tickets.
-    pub(crate) fn tickets(&self) -> &[u32] {
+    pub(crate) fn tickets(&self) -> &[TicketKey] {
         &self.tickets
     }
 
@@ -182,26 +165,32 @@ impl Server {
     }
 }
 
-/// A table from names to indexes whose order nobody sees.
-#[derive(Clone, Debug, Default)]
-struct Index {
-    table: HashTable<u32>,
+/// A table from names to places whose order nobody sees.
+#[derive(Clone, Debug)]
+struct Index<K> {
+    table: HashTable<K>,
     hasher: DefaultHashBuilder,
 }
 
-impl Index {
+impl<K> Default for Index<K> {
+    fn default() -> Index<K> {
+        Index { table: HashTable::new(), hasher: DefaultHashBuilder::default() }
+    }
+}
+
+impl<K: Copy + PartialEq> Index<K> {
     #[inline]
-    fn find(&self, name: &[u8], same: impl Fn(u32) -> bool) -> Option<u32> {
-        self.table.find(self.hasher.hash_one(name), |index| same(*index)).copied()
+    fn find(&self, name: &[u8], same: impl Fn(K) -> bool) -> Option<K> {
+        self.table.find(self.hasher.hash_one(name), |key| same(*key)).copied()
     }
 
-    fn insert<'a>(&mut self, name: &[u8], index: u32, name_of: impl Fn(u32) -> &'a [u8]) {
+    fn insert<'a>(&mut self, name: &[u8], key: K, name_of: impl Fn(K) -> &'a [u8]) {
         let hasher = &self.hasher;
-        self.table.insert_unique(hasher.hash_one(name), index, |index| hasher.hash_one(name_of(*index)));
+        self.table.insert_unique(hasher.hash_one(name), key, |key| hasher.hash_one(name_of(*key)));
     }
 
-    fn remove(&mut self, name: &[u8], index: u32) {
-        if let Ok(entry) = self.table.find_entry(self.hasher.hash_one(name), |found| *found == index) {
+    fn remove(&mut self, name: &[u8], key: K) {
+        if let Ok(entry) = self.table.find_entry(self.hasher.hash_one(name), |found| *found == key) {
             entry.remove();
         }
     }
@@ -210,12 +199,12 @@ impl Index {
 /// Roles and servers, found by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct People {
-    players: Slab<Player>,
-    servers: Slab<Server>,
+    players: Slab<PlayerKey, Player>,
+    servers: Slab<ServerKey, Server>,
     /// Age of the next server.
     age: u64,
-    player_index: Index,
-    server_index: Index,
+    player_index: Index<PlayerKey>,
+    server_index: Index<ServerKey>,
 }
 
 impl std::ops::Index<PlayerKey> for People {
@@ -223,7 +212,7 @@ impl std::ops::Index<PlayerKey> for People {
 
     #[inline]
     fn index(&self, key: PlayerKey) -> &Player {
-        &self.players[key.index()]
+        &self.players[key]
     }
 }
 
@@ -232,7 +221,7 @@ impl std::ops::Index<ServerKey> for People {
 
     #[inline]
     fn index(&self, key: ServerKey) -> &Server {
-        &self.servers[key.index()]
+        &self.servers[key]
     }
 }
 
@@ -242,18 +231,15 @@ impl People {
         let mut order: Vec<(u64, ServerKey)> =
             self.servers().map(|(key, server)| (server.age, key)).collect();
         order.sort_unstable();
-        let mut numbers = Numbers {
-            players: vec![NONE; self.players.next_new() as usize],
-            servers: vec![NONE; self.servers.next_new() as usize],
-        };
+        let mut numbers = Numbers::new(self.players.end(), self.servers.end());
         let mut next = 0;
         let mut saved = Vec::with_capacity(order.len());
         for (number, (_, key)) in (0..).zip(order) {
-            numbers.servers[key.index() as usize] = number;
+            numbers.set_server(key, number);
             let server = &self[key];
             let mut players = Vec::new();
             for player in self.players_of(key) {
-                numbers.players[player.index() as usize] = next;
+                numbers.set_player(player, next);
                 next += 1;
                 players.push(self[player].save());
             }
@@ -272,7 +258,7 @@ impl People {
             }
             let key = people.server_entry(server.name);
             people.set_session(key, server.connected, server.grace_until);
-            let first = people.players.next_new();
+            let first = people.players.end();
             for player in &server.players {
                 if people.player(player.role).is_some() {
                     return Err("a role is there twice");
@@ -280,7 +266,7 @@ impl People {
                 people.insert_player(Player::load(player, key));
             }
             // The newest first, as the list has them.
-            for player in (first..people.players.next_new()).rev() {
+            for player in (first..people.players.end()).rev() {
                 people.link(PlayerKey::new(player), key);
             }
         }
@@ -289,33 +275,33 @@ impl People {
 
     #[inline]
     pub(crate) fn player(&self, id: &[u8]) -> Option<PlayerKey> {
-        self.player_index.find(id, |index| self.players[index].id.as_slice() == id).map(PlayerKey::new)
+        self.player_index.find(id, |key| self.players[key].id.as_slice() == id)
     }
 
     #[inline]
     pub(crate) fn server(&self, id: &[u8]) -> Option<ServerKey> {
-        self.server_index.find(id, |index| self.servers[index].id.as_slice() == id).map(ServerKey::new)
+        self.server_index.find(id, |key| self.servers[key].id.as_slice() == id)
     }
 
     pub(crate) fn get_player(&self, key: PlayerKey) -> Option<&Player> {
-        self.players.get(key.index())
+        self.players.get(key)
     }
 
     pub(crate) fn get_server(&self, key: ServerKey) -> Option<&Server> {
-        self.servers.get(key.index())
+        self.servers.get(key)
     }
 
     /// The server that a number names, unless it is gone.
     pub(crate) fn numbered(&self, number: ServerNumber) -> Option<&Server> {
-        self.servers.get(number.place).filter(|known| known.age == number.age)
+        self.servers.get(ServerKey::new(number.place)).filter(|known| known.age == number.age)
     }
 
     pub(crate) fn players(&self) -> impl Iterator<Item = (PlayerKey, &Player)> {
-        self.players.iter().map(|(index, player)| (PlayerKey::new(index), player))
+        self.players.iter()
     }
 
     pub(crate) fn servers(&self) -> impl Iterator<Item = (ServerKey, &Server)> {
-        self.servers.iter().map(|(index, server)| (ServerKey::new(index), server))
+        self.servers.iter()
     }
 
     pub(crate) fn player_count(&self) -> usize {
@@ -350,9 +336,9 @@ impl People {
         let (id, age) = (Text::from_slice(id), self.age);
         self.age += 1;
         let server = Server { id: id.clone(), age, first: None, connected: false, grace_until: 0, holds: 0 };
-        let index = self.servers.insert(server);
-        self.server_index.insert(&id, index, |index| &self.servers[index].id);
-        ServerKey::new(index)
+        let key = self.servers.insert(server);
+        self.server_index.insert(&id, key, |key| &self.servers[key].id);
+        key
     }
 
     /// The entry of a role on a server; it moves there if it was elsewhere. Call
@@ -369,9 +355,9 @@ impl People {
 
     /// A player that is in no server's list yet.
     fn insert_player(&mut self, player: Player) -> PlayerKey {
-        let index = self.players.insert(player);
-        self.player_index.insert(&self.players[index].id, index, |index| &self.players[index].id);
-        PlayerKey::new(index)
+        let key = self.players.insert(player);
+        self.player_index.insert(&self.players[key].id, key, |key| &self.players[key].id);
+        key
     }
 
     /// A role lives on a server from now on.
@@ -384,14 +370,14 @@ impl People {
 
     /// A server's session began, or was lost: then its roles are given up at `grace_until`.
     pub(crate) fn set_session(&mut self, server: ServerKey, connected: bool, grace_until: u64) {
-        let server = &mut self.servers[server.index()];
+        let server = &mut self.servers[server];
         (server.connected, server.grace_until) = (connected, grace_until);
     }
 
     /// Ends the grace of a lost server and holds it, so that the entry outlives its last role.
     /// False if it came back, or has more time.
     pub(crate) fn begin_giving_up(&mut self, server: ServerKey, now: u64) -> bool {
-        let Some(server) = self.servers.get_mut(server.index()) else { return false };
+        let Some(server) = self.servers.get_mut(server) else { return false };
         if server.connected || server.grace_until == 0 || server.grace_until > now {
             return false;
         }
@@ -403,35 +389,35 @@ impl People {
     /// Keeps a server for `count` further reasons. False if there is no such server.
     #[must_use]
     pub(crate) fn hold_server(&mut self, server: ServerKey, count: u32) -> bool {
-        let server = self.servers.get_mut(server.index());
+        let server = self.servers.get_mut(server);
         server.map(|server| server.holds += count).is_some()
     }
 
     /// Ends one of the reasons to keep a server.
     pub(crate) fn let_go_of_server(&mut self, server: ServerKey) {
-        self.servers[server.index()].holds -= 1;
+        self.servers[server].holds -= 1;
         self.release_server(server);
     }
 
     /// Keeps a role for a further reason. False if there is no such role.
     #[must_use]
     pub(crate) fn hold(&mut self, player: PlayerKey) -> bool {
-        self.players.get_mut(player.index()).map(|player| player.holds += 1).is_some()
+        self.players.get_mut(player).map(|player| player.holds += 1).is_some()
     }
 
     /// Ends one of the further reasons to keep a role.
     pub(crate) fn let_go_of(&mut self, player: PlayerKey) {
-        self.players[player.index()].holds -= 1;
+        self.players[player].holds -= 1;
         self.release(player);
     }
 
     pub(crate) fn set_team(&mut self, player: PlayerKey, team: Option<TeamKey>) {
-        self.players[player.index()].team = team;
+        self.players[player].team = team;
     }
 
     /// A role is a member of a room; `is_only` if the room's mode is exclusive.
     pub(crate) fn enter_room(&mut self, player: PlayerKey, room: RoomKey, is_only: bool) {
-        let player = &mut self.players[player.index()];
+        let player = &mut self.players[player];
         player.rooms.push(room);
         if is_only {
             player.room = Some(room);
@@ -440,41 +426,47 @@ impl People {
 
     /// A room that still lists a role keeps it from no other any more.
     pub(crate) fn free_from_room(&mut self, player: PlayerKey, room: RoomKey) {
-        let player = &mut self.players[player.index()];
+        let player = &mut self.players[player];
         player.room = player.room.filter(|only| *only != room);
     }
 
     /// A role is no member of a room any more, and is forgotten if it is in nothing else.
     pub(crate) fn leave_room(&mut self, player: PlayerKey, room: RoomKey) {
-        self.players[player.index()].rooms.retain(|other| *other != room);
+        self.players[player].rooms.retain(|other| *other != room);
         self.free_from_room(player, room);
         self.release(player);
     }
 
     /// A room keeps a seat for a role.
     pub(crate) fn take_seat(&mut self, player: PlayerKey, room: RoomKey) {
-        self.players[player.index()].seats.push(room);
+        self.players[player].seats.push(room);
     }
 
     /// A room keeps one seat less for a role.
     pub(crate) fn lose_seat(&mut self, player: PlayerKey, room: RoomKey) {
-        let seats = &mut self.players[player.index()].seats;
+        let seats = &mut self.players[player].seats;
         if let Some(at) = seats.iter().position(|other| *other == room) {
             seats.remove(at);
         }
     }
 
-    pub(crate) fn add_ticket(&mut self, player: PlayerKey, ticket: u32) {
-        self.players[player.index()].tickets.push(ticket);
+    pub(crate) fn add_ticket(&mut self, player: PlayerKey, ticket: TicketKey) {
+        self.players[player].tickets.push(ticket);
     }
 
-    pub(crate) fn lose_ticket(&mut self, player: PlayerKey, ticket: u32) {
-        self.players[player.index()].tickets.retain(|other| *other != ticket);
+    pub(crate) fn lose_ticket(&mut self, player: PlayerKey, ticket: TicketKey) {
+        self.players[player].tickets.retain(|other| *other != ticket);
+    }
+
+    /// A ticket of a role has ended; it is forgotten if it is in nothing else.
+    pub(crate) fn end_ticket(&mut self, player: PlayerKey, ticket: TicketKey) {
+        self.lose_ticket(player, ticket);
+        self.release(player);
     }
 
     /// A role may make no ticket before `until`, which keeps its entry.
     pub(crate) fn cool_down(&mut self, player: PlayerKey, until: u64) {
-        let player = &mut self.players[player.index()];
+        let player = &mut self.players[player];
         player.cooldown_until = player.cooldown_until.max(until);
         player.holds += 1;
     }
@@ -488,8 +480,8 @@ impl People {
         }
         let server = player.server;
         self.unlink(key);
-        if let Some(player) = self.players.remove(key.index()) {
-            self.player_index.remove(&player.id, key.index());
+        if let Some(player) = self.players.remove(key) {
+            self.player_index.remove(&player.id, key);
         }
         self.release_server(server);
     }
@@ -500,28 +492,28 @@ impl People {
         if server.connected || server.first.is_some() || server.holds > 0 || server.grace_until > 0 {
             return;
         }
-        if let Some(server) = self.servers.remove(key.index()) {
-            self.server_index.remove(&server.id, key.index());
+        if let Some(server) = self.servers.remove(key) {
+            self.server_index.remove(&server.id, key);
         }
     }
 
     fn link(&mut self, player: PlayerKey, server: ServerKey) {
-        let first = self.servers[server.index()].first.replace(player);
+        let first = self.servers[server].first.replace(player);
         if let Some(first) = first {
-            self.players[first.index()].previous = Some(player);
+            self.players[first].previous = Some(player);
         }
-        let entry = &mut self.players[player.index()];
+        let entry = &mut self.players[player];
         (entry.server, entry.previous, entry.next) = (server, None, first);
     }
 
     fn unlink(&mut self, player: PlayerKey) {
-        let Player { server, previous, next, .. } = self.players[player.index()];
+        let Player { server, previous, next, .. } = self.players[player];
         match previous {
-            None => self.servers[server.index()].first = next,
-            Some(previous) => self.players[previous.index()].next = next,
+            None => self.servers[server].first = next,
+            Some(previous) => self.players[previous].next = next,
         }
         if let Some(next) = next {
-            self.players[next.index()].previous = previous;
+            self.players[next].previous = previous;
         }
     }
 

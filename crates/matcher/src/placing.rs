@@ -8,15 +8,13 @@ use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
-use crate::key::{MatchKey, PlayerKey, RoomKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
 use crate::problem::{Outcome, Problem, forbidden, quote};
-use crate::queue::{Assign, Bucket, Compiled, Kind, PlayerFacts, assign, role_hash};
+use crate::queue::{Assign, Compiled, PlayerFacts, Queues, State, assign, role_hash};
 use crate::room::{Room, Seat};
-use crate::slab::Slab;
-use crate::ticket::{State, Ticket};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -26,11 +24,11 @@ const CONNECTION_KEY: &str = "connection";
 
 /// Ids of the players of tickets.
 fn ids_of<'a>(
-    tickets: &'a Slab<Ticket>,
+    queues: &'a Queues,
     people: &'a People,
-    side: &'a [u32],
+    side: &'a [TicketKey],
 ) -> impl Iterator<Item = &'a [u8]> {
-    let players = side.iter().flat_map(|ticket| &tickets[*ticket].players);
+    let players = side.iter().flat_map(|ticket| &queues[*ticket].players);
     players.filter_map(|player| Some(&people[player.player?].id()[..]))
 }
 
@@ -96,9 +94,7 @@ impl Matcher {
         self.matches.set_room(index, room);
         let found = &self.matches[index];
         let (queue, level, quality) = (found.queue(), found.level(), found.quality());
-        let entry = &mut self.queues.list[queue];
-        entry.figures.record(now, level, quality);
-        entry.observed.qualities.observe(quality);
+        self.queues.note_match(queue, now, level, quality);
         if !self.matches[index].positions().is_empty() {
             self.note_positions(index, room);
         }
@@ -106,7 +102,7 @@ impl Matcher {
 
     /// Keeps the positions of a match with those of its room's, where backfills find them.
     fn note_positions(&mut self, index: MatchKey, room: Id) {
-        let rules = self.queues.list[self.matches[index].queue()].rules();
+        let rules = self.queues[self.matches[index].queue()].rules();
         let names = &rules.set.positions;
         let cast: Vec<(u64, Text)> = self.matches[index]
             .positions()
@@ -137,16 +133,16 @@ impl Matcher {
         self.match_of_room(room).map_or(&[], |found| self.matches[found].cast())
     }
 
-    fn room_of_match(&mut self, index: MatchKey, queue: u32) -> RoomKey {
-        let mode = self.queues.list[queue].mode;
+    fn room_of_match(&mut self, index: MatchKey, queue: QueueKey) -> RoomKey {
+        let mode = self.queues[queue].mode;
         let room = self.insert_room(mode, true, DataMap::default(), None);
         self.rooms.set_matched(room, self.matches[index].id());
         room
     }
 
     /// The room of a backfill, if what was found still fits.
-    fn room_to_fill(&self, index: MatchKey, backfill: u32) -> Option<RoomKey> {
-        let backfill = self.backfills.get(backfill)?;
+    fn room_to_fill(&self, index: MatchKey, backfill: BackfillKey) -> Option<RoomKey> {
+        let backfill = self.queues.get_backfill(backfill)?;
         let room = self.rooms.find(backfill.room)?;
         let entry = &self.rooms[room];
         let newcomers = self.players_of_match(index).len() as u32;
@@ -159,9 +155,9 @@ impl Matcher {
         if compiled.set.positions.is_empty() {
             return positions;
         }
-        let backfill = self.matches[index].backfill().and_then(|backfill| self.backfills.get(backfill));
+        let backfill = self.matches[index].backfill().and_then(|backfill| self.queues.get_backfill(backfill));
         for (number, side) in self.matches[index].sides().iter().enumerate() {
-            let tickets = || side.iter().map(|ticket| &self.tickets[*ticket]);
+            let tickets = || side.iter().map(|ticket| &self.queues[*ticket]);
             let players: Players =
                 tickets().flat_map(|ticket| &ticket.players).filter_map(|player| player.player).collect();
             let there = backfill.map_or(&[][..], |backfill| backfill.players_of(number));
@@ -187,39 +183,37 @@ impl Matcher {
     }
 
     /// Puts the players of tickets on the sides of a room, behind those who are there.
-    fn put_on_sides(&mut self, room: RoomKey, compiled: &Compiled, sides: &[Vec<u32>]) {
-        let (tickets, people) = (&self.tickets, &self.people);
+    fn put_on_sides(&mut self, room: RoomKey, compiled: &Compiled, sides: &[Vec<TicketKey>]) {
+        let (queues, people) = (&self.queues, &self.people);
         if self.rooms[room].sides().is_empty() {
             let names = compiled.sides.iter().map(|(name, _)| name.as_bytes());
-            let ids = sides.iter().map(|side| ids_of(tickets, people, side));
+            let ids = sides.iter().map(|side| ids_of(queues, people, side));
             self.rooms.begin_sides(room, names.zip(ids), &mut self.scratch.event);
         } else {
             self.rooms.change_sides(room, |there| {
                 for (there, side) in there.iter_mut().zip(sides) {
-                    there.players.extend(ids_of(tickets, people, side).map(Text::from_slice));
+                    there.players.extend(ids_of(queues, people, side).map(Text::from_slice));
                 }
             });
         }
     }
 
     /// Seats for the players of tickets.
-    fn seat_tickets(&mut self, room: RoomKey, sides: &[Vec<u32>], until: u64) {
-        let (tickets, people) = (&mut self.tickets, &mut self.people);
-        let id = self.rooms[room].id();
-        let all = sides.iter().flatten();
-        all.clone().for_each(|ticket| tickets[*ticket].room = Some(id));
-        let players = all.flat_map(|ticket| {
-            let players = tickets[*ticket].players.iter();
+    fn seat_tickets(&mut self, room: RoomKey, sides: &[Vec<TicketKey>], until: u64) {
+        self.queues.seat(sides, self.rooms[room].id());
+        let (queues, people) = (&self.queues, &mut self.people);
+        let players = sides.iter().flatten().flat_map(|ticket| {
+            let players = queues[*ticket].players.iter();
             players.filter_map(|member| member.player).map(|player| (*ticket, player))
         });
         let seats = players.map(|(ticket, player)| {
-            let team = &tickets[ticket].team;
+            let team = &queues[ticket].team;
             let info = (!team.is_empty()).then(|| {
                 let role = RoleRef::bare(people[player].id());
                 Box::new(role.info(people.server_of(player), team))
             });
             people.take_seat(player, room);
-            Seat { player, until, ticket, info }
+            Seat { player, until, ticket: Some(ticket), info }
         });
         self.rooms.add_seats(room, seats);
     }
@@ -227,8 +221,8 @@ impl Matcher {
     /// A player was matched: tickets of any other match, or of none, are over.
     fn end_tickets_of(&mut self, turn: &mut Turn<'_>, player: PlayerKey, found: Option<Id>) {
         for other in self.people[player].tickets().to_vec() {
-            let matched = self.tickets[other].matched;
-            match self.tickets[other].state {
+            let matched = self.queues[other].matched;
+            match self.queues[other].state {
                 _ if matched.is_some() && matched == found => {}
                 State::Searching => self.end_ticket(turn, other, State::Cancelled, "matched_elsewhere"),
                 State::Proposed => self.withdraw(turn, other, false, "matched_elsewhere"),
@@ -256,7 +250,7 @@ impl Matcher {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let found = &self.matches[index];
-        let compiled = (!found.positions().is_empty()).then(|| self.queues.list[found.queue()].rules());
+        let compiled = (!found.positions().is_empty()).then(|| self.queues[found.queue()].rules());
         let positions = compiled.as_ref().map_or(&[][..], |compiled| &compiled.set.positions);
         write_nested(&mut event, Event::MATCH_READY, |out| {
             write_bytes(out, 1, &found.id().text());
@@ -277,7 +271,7 @@ impl Matcher {
     /// Fields of the ready event that are the same for all players.
     fn ready_for_all(&self, index: MatchKey, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
-        let queue = &self.queues.list[found.queue()];
+        let queue = &self.queues[found.queue()];
         let connection =
             found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index))).and_then(connection_of);
         let mut out = Vec::with_capacity(128);
@@ -297,9 +291,9 @@ impl Matcher {
     /// The players of a match as their tickets say, but for whom they avoid.
     fn write_players(&self, index: MatchKey, number: u32, out: &mut Vec<u8>) {
         for ticket in self.matches[index].sides().iter().flatten() {
-            for player in &self.tickets[*ticket].players {
+            for player in &self.queues[*ticket].players {
                 write_nested(out, number, |out| {
-                    let told = fields(player.body()).map_while(Result::ok).filter(|field| field.number != 6);
+                    let told = fields(&player.body).map_while(Result::ok).filter(|field| field.number != 6);
                     told.for_each(|field| out.extend_from_slice(field.raw));
                 });
             }
@@ -315,7 +309,7 @@ impl Matcher {
     /// A match as its allocator finds it again.
     pub(crate) fn write_match(&self, index: MatchKey, out: &mut Vec<u8>) {
         let found = &self.matches[index];
-        let queue = &self.queues.list[found.queue()];
+        let queue = &self.queues[found.queue()];
         let room = found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
         write_bytes(out, 1, &found.id().text());
         if let Some(room) = found.room() {
@@ -335,7 +329,7 @@ impl Matcher {
     /// Tells the players where they play; their tickets have ended well.
     pub(crate) fn make_ready(&mut self, turn: &mut Turn<'_>, index: MatchKey, seat_until: u64) {
         let queue = self.matches[index].queue();
-        let compiled = self.queues.list[queue].rules();
+        let compiled = self.queues[queue].rules();
         let sides = self.matches.take_sides(index);
         let rest = self.ready_for_all(index, seat_until);
         let room = self.matches[index].room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
@@ -351,34 +345,12 @@ impl Matcher {
             fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
         }
         let is_backfill = self.matches.make(index);
-        self.record_waits(queue, &compiled, sides.iter().flatten());
-        self.end_matched(queue, &sides);
+        self.queues.record_waits(queue, &compiled, &sides, self.now);
+        let people = &mut self.people;
+        self.queues.end_matched(queue, &sides, self.now, |player, ticket| people.end_ticket(player, ticket));
         if is_backfill {
             // Its result is the room's own match's.
             self.matches.remove(index);
-        }
-    }
-
-    /// Notes how long tickets waited that are matched: those of one kind at once, which those of a
-    /// match mostly are.
-    fn record_waits<'a>(&mut self, queue: u32, compiled: &Compiled, matched: impl Iterator<Item = &'a u32>) {
-        let (tickets, now) = (&self.tickets, self.now);
-        let entry = &mut self.queues.list[queue];
-        let mut kinds: SmallVec<[(Kind, SmallVec<[Bucket; 16]>); 4]> = SmallVec::new();
-        for ticket in matched.map(|ticket| &tickets[*ticket]) {
-            let waited = now - ticket.created;
-            entry.observed.waits.observe(waited as f64 / 1_000.0);
-            let (kind, bucket) = (ticket.kind(compiled), Bucket::of(waited));
-            match kinds.iter_mut().find(|known| known.0 == kind) {
-                Some((_, waits)) => waits.push(bucket),
-                None => kinds.push((kind, SmallVec::from_slice(&[bucket]))),
-            }
-        }
-        for (kind, waits) in kinds {
-            entry.estimates.note(now, kind, &waits);
-        }
-        if !entry.is_searching() {
-            entry.estimates.settle(now);
         }
     }
 
@@ -400,7 +372,7 @@ impl Matcher {
         if self.matches[index].stage() != Stage::Assigning {
             return Err(closed());
         }
-        let rules = self.queues.list[self.matches[index].queue()].rules();
+        let rules = self.queues[self.matches[index].queue()].rules();
         let is_allocator = !turn.caller.srv.is_empty() && rules.set.allocator == turn.caller.srv;
         if turn.caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
@@ -424,7 +396,7 @@ impl Matcher {
     /// A match has its server, as the room's data say: its players hear of it.
     pub(crate) fn give_server(&mut self, turn: &mut Turn<'_>, found: Id, room: RoomKey, data: DataMap) {
         let Some(index) = self.match_of(found) else { return };
-        let rules = self.queues.list[self.matches[index].queue()].rules();
+        let rules = self.queues[self.matches[index].queue()].rules();
         let until = self.now + rules.set.seat_ttl_s * 1_000;
         self.rooms.assign(room, data, until);
         let id = self.rooms[room].id();

@@ -9,7 +9,7 @@
 //! order. All other rooms go on.
 
 mod service;
-mod verdict;
+pub(crate) mod verdict;
 
 use std::collections::{BTreeMap, VecDeque};
 

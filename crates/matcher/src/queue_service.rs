@@ -5,6 +5,7 @@ use throng_wire::{fields, write_varint};
 
 use crate::config::{ModeRules, OnFull, Scope};
 use crate::info::bytes;
+use crate::key::QueueKey;
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::queue::{Compiled, QUEUES_MAX, QueueRules, RuleProblem, number};
@@ -33,8 +34,8 @@ impl Matcher {
             }
         }
         let rules = QueueRules::parse(json).map_err(refused)?;
-        let is_new = !self.queues.by_name.contains_key(rules.name());
-        if is_new && self.queues.by_name.len() >= QUEUES_MAX {
+        let is_new = self.queues.find(rules.name().as_bytes()).is_none();
+        if is_new && self.queues.len() >= QUEUES_MAX {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }
         let rated = rules.rating();
@@ -50,14 +51,14 @@ impl Matcher {
     }
 
     pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, _: &[u8]) -> Outcome {
-        for index in self.queues.by_name.values() {
-            self.write_queue(*index, turn.answer);
+        for index in self.queues.by_name() {
+            self.write_queue(index, turn.answer);
         }
         Ok(())
     }
 
-    pub(crate) fn write_queue(&self, index: u32, answer: &mut Vec<u8>) {
-        let queue = &self.queues.list[index];
+    pub(crate) fn write_queue(&self, index: QueueKey, answer: &mut Vec<u8>) {
+        let queue = &self.queues[index];
         write_nested(answer, 1, |out| {
             write_bytes(out, 1, queue.name.as_bytes());
             write_bytes(out, 2, queue.rules().set.version.as_bytes());
@@ -69,7 +70,7 @@ impl Matcher {
     pub(crate) fn get_queue_stats(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.queues.find(crate::team::two_texts(body)?.0);
         let index = index.ok_or_else(|| not_found("queue does not exist"))?;
-        let (queue, now) = (&self.queues.list[index], self.clock.max(self.now));
+        let (queue, now) = (&self.queues[index], self.clock.max(self.now));
         let figures = &queue.figures;
         write_bytes(turn.answer, 1, queue.name.as_bytes());
         write_u64(turn.answer, 2, queue.pool.size);
@@ -110,9 +111,9 @@ impl Matcher {
 
     /// Searching tickets by party size and main number, in whole numbers up to 100 and hundreds
     /// beyond.
-    fn buckets(&self, index: u32) -> Vec<((u8, i64), u64)> {
+    fn buckets(&self, index: QueueKey) -> Vec<((u8, i64), u64)> {
         let mut buckets = std::collections::BTreeMap::new();
-        for (_, part) in self.queues.list[index].pool.partitions.iter() {
+        for (_, part) in self.queues[index].pool.partitions.iter() {
             for (key, hot) in part.order.iter() {
                 let value = number(key.0);
                 let from = if value.abs() < 100.0 { value.floor() } else { (value / 100.0).floor() * 100.0 };

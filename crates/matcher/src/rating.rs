@@ -1,22 +1,21 @@
 //! Ratings: their pools, the results that change them, and the requests about them.
 
 mod service;
-mod systems;
+pub(crate) mod systems;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use systems::{glicko2_period, weng_lin};
+use systems::{System, glicko2_period, weng_lin};
 use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
 use crate::id::Id;
 use crate::info::{Text, bytes, check_id, entry, text};
 use crate::problem::{Outcome, invalid, too_large};
-use crate::queue::ruleset::System;
 use crate::schema::v1;
 
-pub(crate) use systems::{Rating, win_chance};
+pub(crate) use systems::Rating;
 
 /// A player's standing in a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -16,23 +16,20 @@ pub(crate) mod v1;
 use std::collections::BTreeMap;
 use std::str::SplitN;
 
-use crate::backfill::Backfill;
 use crate::config::Config;
 use crate::id::{Id, Nonces};
 use crate::info::Text;
-use crate::key::{PlayerKey, RoomKey, ServerKey};
+use crate::key::{Numbers, PlayerKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::keys::Keys;
 use crate::matcher::{Matcher, RULES};
 use crate::matches::Matches;
-use crate::people::{Numbers, People};
+use crate::people::People;
 use crate::policy::Hooks;
 use crate::problem::ensure;
-use crate::queue::{Queues, Waiting};
+use crate::queue::Queues;
 use crate::rating::Ratings;
 use crate::room::{Modes, Room, Rooms};
-use crate::slab::Slab;
 use crate::team::Teams;
-use crate::ticket::{State, Ticket};
 use crate::timers::{Timer, Timers};
 
 /// First bytes of a snapshot.
@@ -163,12 +160,8 @@ impl Matcher {
         let config = serde_json::to_string(&config).unwrap_or_default();
         let (rating_pools, reports) = self.ratings.save();
         let (timers, timers_set) = self.timers.save();
-        let seat_ticket = |room: &Room, ticket: u32| {
-            self.tickets.get(ticket).filter(|ticket| ticket.room == Some(room.id())).map(|_| ticket)
-        };
-        let backfill = |backfill: &'_ Backfill| {
-            let partitions = &self.queues.list[backfill.queue].pool.partitions;
-            partitions.get(backfill.partition).map_or(0, |part| part.number)
+        let seat_ticket = |room: &Room, ticket: TicketKey| {
+            self.queues.get_ticket(ticket).is_some_and(|ticket| ticket.room == Some(room.id()))
         };
         v1::State {
             now: self.now,
@@ -182,12 +175,12 @@ impl Matcher {
             queues: self.queues.save(),
             teams: self.teams.save(&numbers),
             rooms: self.rooms.save(&numbers, seat_ticket),
-            tickets: places(&self.tickets, |ticket| ticket.save(&numbers, self.place_of(ticket))),
+            tickets: self.queues.save_tickets(&numbers),
             matches: self.matches.save(&numbers),
-            backfills: places(&self.backfills, |own| own.save(&numbers, backfill(own))),
-            ended_tickets: self.save_ended(),
+            backfills: self.queues.save_backfills(&numbers),
+            ended_tickets: self.queues.save_ended(),
             ended_matches: self.matches.ended().map(|(at, id)| (at, id.into())).collect(),
-            waits: self.waiting.save(),
+            waits: self.queues.save_waits(),
             rating_pools,
             reports,
             timers: timers
@@ -197,11 +190,6 @@ impl Matcher {
             timers_set,
             policies: self.hooks.save(),
         }
-    }
-
-    fn place_of(&self, ticket: &Ticket) -> Option<v1::Waiting> {
-        let place = ticket.place()?;
-        self.queues.list[ticket.queue].pool.save_place(place.partition, place.key)
     }
 
     fn action<'a>(&self, numbers: &Numbers, at: u64, timer: &'a Timer) -> v1::Action<'a> {
@@ -215,11 +203,11 @@ impl Matcher {
                 let number = numbers.server(*server).filter(|_| is_due);
                 number.map_or(v1::Action::Nothing, v1::Action::Grace)
             }
-            Timer::Tick(queue) => v1::Action::Tick(*queue),
+            Timer::Tick(queue) => v1::Action::Tick(queue.index()),
             Timer::Proposal(id) => v1::Action::Proposal((*id).into()),
             Timer::Assign(id) => v1::Action::Assign((*id).into()),
             Timer::Backfill(id) => v1::Action::Backfill((*id).into()),
-            Timer::Updates(queue) => v1::Action::Updates(*queue),
+            Timer::Updates(queue) => v1::Action::Updates(queue.index()),
             Timer::Period(pool) => v1::Action::Period(pool),
             Timer::Cooldown(player) => {
                 numbers.player(*player).map_or(v1::Action::Nothing, v1::Action::Cooldown)
@@ -238,22 +226,7 @@ impl Matcher {
             let is_there = people.hold_server(ServerKey::new(index), server.answers.len() as u32);
             debug_assert!(is_there, "it was loaded above");
         }
-        let queues = Queues::load(&saved.queues)?;
-        let mut backfills = Vec::new();
-        for own in &saved.backfills.objects {
-            let queue = queues.list.get(own.queue).ok_or("a backfill has no queue")?;
-            let partition = queue.pool.numbers().get(&own.partition).copied();
-            let partition = partition.ok_or("a backfill has no partition")?;
-            backfills.push((own.id.place, Backfill::load(own, partition)));
-        }
-        let tickets: Result<Vec<_>, _> = saved
-            .tickets
-            .objects
-            .iter()
-            .map(|own| Ticket::load(own, saved.now).map(|ticket| (own.id.place, ticket)))
-            .collect();
         let ended = saved.ended_matches.iter().map(|(at, id)| (*at, (*id).into()));
-        let tickets = slab(tickets?, &saved.tickets.free)?;
         let matcher = Matcher {
             now: saved.now,
             draining: saved.draining,
@@ -261,15 +234,12 @@ impl Matcher {
             people,
             teams: Teams::load(&saved.teams).ok_or(UNPLACED)?,
             rooms: Rooms::load(&saved.rooms, Modes::load(&saved.modes)?, saved.rooms_made, UNPLACED)?,
-            queues,
-            waiting: Waiting::load(&saved.waits, tickets.next_new())?,
+            queues: Queues::load(saved, UNPLACED)?,
             matches: Matches::load(&saved.matches, ended, UNPLACED)?,
-            backfills: slab(backfills, &saved.backfills.free)?,
             ratings: Ratings::load(&saved.rating_pools, &saved.reports)?,
             timers: Timers::load(saved.timers.iter().map(timer), saved.timers_set),
             keys,
             hooks: Hooks::load(&saved.policies)?,
-            tickets,
             ..Matcher::blank(config, saved.now)
         };
         matcher.derive(saved)
@@ -280,26 +250,8 @@ impl Matcher {
         for creator in self.rooms.iter().filter_map(|(_, room)| room.creator()) {
             ensure(self.people.hold_server(creator, 1), "a room has no creator")?;
         }
-        for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
-            let queue = self.queues.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
-            // The rules see the party of a match that is being placed no more, and may be others by
-            // now; those of a paused queue are unknown.
-            if ticket.state != State::Placing && queue.paused.is_none() {
-                let rules = queue.rules();
-                let has_level = usize::from(ticket.level) < rules.levels.len();
-                ensure(has_level && rules.fits(&ticket.facts), "a ticket that its queue's rules do not fit")?;
-            }
-            queue.live += 1;
-            queue.proposed += u64::from(ticket.state == State::Proposed);
-            self.live_tickets += 1;
-        }
-        self.load_ended(&saved.ended_tickets)?;
-        let places = saved.tickets.objects.iter();
-        self.fill_pools(places.filter_map(|ticket| Some((ticket.id.place, ticket.waits?))))?;
-        for (_, backfill) in self.backfills.iter() {
-            let pool = &mut self.queues.list[backfill.queue].pool;
-            pool.partitions[backfill.partition].backfills += 1;
-            ensure(self.people.hold_server(backfill.owner(), 1), "a backfill has no owner")?;
+        for (_, backfill) in self.queues.backfills() {
+            ensure(self.people.hold_server(backfill.owner, 1), "a backfill has no owner")?;
         }
         for timer in &saved.timers {
             match timer.action {
@@ -308,7 +260,10 @@ impl Matcher {
                     ensure(is_there, "a player with a cooldown is missing")?;
                 }
                 v1::Action::Tick(queue) | v1::Action::Updates(queue) => {
-                    ensure(self.queues.list.get(queue).is_some(), "a queue with a timer is missing")?;
+                    ensure(
+                        self.queues.get(QueueKey::new(queue)).is_some(),
+                        "a queue with a timer is missing",
+                    )?;
                 }
                 _ => {}
             }
@@ -325,12 +280,12 @@ impl Matcher {
     pub fn check_invariants(&self) -> Result<(), &'static str> {
         self.check_people()?;
         self.check_rooms()?;
-        self.check_tickets()
+        self.check_queues()
     }
 
     fn check_people(&self) -> Result<(), &'static str> {
         let mut holds: BTreeMap<ServerKey, u32> = BTreeMap::new();
-        let owners = self.backfills.iter().map(|(_, own)| own.owner());
+        let owners = self.queues.backfills().map(|(_, own)| own.owner);
         let creators = self.rooms.iter().filter_map(|(_, room)| room.creator());
         for server in owners.chain(creators) {
             ensure(self.people.get_server(server).is_some(), "a server is missing")?;
@@ -349,8 +304,8 @@ impl Matcher {
             ensure(player.rooms().iter().all(is_member), "a player's room")?;
             let has_seat = |room: &RoomKey| self.rooms.get(*room).is_some_and(|room| room.has_seat(index));
             ensure(player.seats().iter().all(has_seat), "a player's seat")?;
-            let has_ticket = |ticket: &u32| {
-                let own = self.tickets.get(*ticket).filter(|ticket| ticket.state.is_live());
+            let has_ticket = |ticket: &TicketKey| {
+                let own = self.queues.get_ticket(*ticket).filter(|ticket| ticket.state.is_live());
                 own.is_some_and(|ticket| ticket.players.iter().any(|own| own.player == Some(index)))
             };
             ensure(player.tickets().iter().all(has_ticket), "a player's ticket")?;
@@ -370,64 +325,25 @@ impl Matcher {
             let is_seated =
                 |own: PlayerKey| player(own).is_some_and(|player| player.seats().contains(&index));
             ensure(room.seats().iter().all(|own| is_seated(own.player)), "a seat of a room")?;
-            let has_it = |own| self.backfills.get(own).is_some_and(|own| own.room == room.id());
+            let has_it = |own| self.queues.get_backfill(own).is_some_and(|own| own.room == room.id());
             ensure(room.backfill().is_none_or(has_it), "the backfill of a room")?;
         }
-        for (index, backfill) in self.backfills.iter() {
-            let room = self.rooms.find(backfill.room).map(|room| &self.rooms[room]);
-            ensure(
-                backfill.id.index == index && room.is_some_and(|room| room.backfill() == Some(index)),
-                "a backfill",
-            )?;
-            let queue = self.queues.list.get(backfill.queue);
-            ensure(queue.is_some_and(|queue| queue.backfills.contains(&index)), "the queue of a backfill")?;
-        }
-        let listed: usize = self.queues.list.iter().map(|(_, queue)| queue.backfills.len()).sum();
-        ensure(listed == self.backfills.len(), "the backfills of a queue")
+        Ok(())
     }
 
-    fn check_tickets(&self) -> Result<(), &'static str> {
-        let (mut live, mut ended) = (BTreeMap::new(), 0);
-        for (index, ticket) in self.tickets.iter() {
-            ensure(ticket.id.index == index, "the id of a ticket")?;
-            let queue = self.queues.list.get(ticket.queue).ok_or("the queue of a ticket")?;
-            if !ticket.state.is_live() {
-                ended += 1;
-                continue;
-            }
-            let counts: &mut [u64; 3] = live.entry(ticket.queue).or_default();
-            counts[0] += 1;
-            counts[1] += u64::from(ticket.state == State::Proposed);
-            counts[2] += u64::from(ticket.state == State::Searching);
-            let has_ticket = |own: PlayerKey| {
-                self.people.get_player(own).is_some_and(|player| player.tickets().contains(&index))
-            };
-            ensure(
-                ticket.players.iter().all(|own| own.player.is_some_and(has_ticket)),
-                "a player of a ticket",
-            )?;
-            let place = ticket.place();
-            ensure(place.is_some() == (ticket.state == State::Searching), "the place of a ticket")?;
-            ensure(self.waiting.searches(index, ticket.queue) == place.is_some(), "a ticket that waits")?;
-            if let Some(place) = place {
-                let part = queue.pool.partitions.get(place.partition);
-                ensure(part.is_some_and(|part| part.order.get(place.key).is_some()), "a ticket in its pool")?;
-            }
-        }
-        let counted: u64 = live.values().map(|counts| counts[0]).sum();
-        ensure(self.live_tickets as u64 == counted, "the number of tickets")?;
-        let searching: u64 = live.values().map(|counts| counts[2]).sum();
-        ensure(self.waiting.searching() == searching, "the tickets that wait")?;
-        ensure(self.save_ended().len() == ended, "the tickets that have ended")?;
-        for (index, queue) in self.queues.list.iter() {
-            let counts = live.remove(&index).unwrap_or_default();
-            ensure([queue.live, queue.proposed, queue.pool.size] == counts, "the counts of a queue")?;
-            ensure(queue.pool.is_counted(), "the counts of a pool")?;
-        }
+    fn check_queues(&self) -> Result<(), &'static str> {
+        let has_ticket = |player, ticket| {
+            self.people.get_player(player).is_some_and(|player| player.tickets().contains(&ticket))
+        };
+        let has_backfill = |room, backfill| {
+            self.rooms.find(room).is_some_and(|room| self.rooms[room].backfill() == Some(backfill))
+        };
+        self.queues.check_invariants(has_ticket, has_backfill)?;
         self.matches.check_invariants(|found| {
-            ensure(self.queues.list.get(found.queue()).is_some(), "the queue of a match")?;
-            let is_here =
-                |ticket: &u32| self.tickets.get(*ticket).is_some_and(|own| own.matched == Some(found.id()));
+            ensure(self.queues.get(found.queue()).is_some(), "the queue of a match")?;
+            let is_here = |ticket: &TicketKey| {
+                self.queues.get_ticket(*ticket).is_some_and(|own| own.matched == Some(found.id()))
+            };
             ensure(found.sides().iter().flatten().all(is_here), "a ticket of a match")
         })
     }
@@ -436,25 +352,17 @@ impl Matcher {
 /// Reason to refuse objects whose places do not fit together.
 const UNPLACED: &str = "an object is missing or there twice";
 
-fn places<'a, T, S>(slab: &'a Slab<T>, save: impl Fn(&'a T) -> S) -> v1::Places<S> {
-    v1::Places { objects: slab.iter().map(|(_, object)| save(object)).collect(), free: slab.free().to_vec() }
-}
-
-fn slab<T>(objects: Vec<(u32, T)>, free: &[u32]) -> Result<Slab<T>, &'static str> {
-    Slab::from_places(objects.into_iter(), free.to_vec()).ok_or(UNPLACED)
-}
-
 fn timer(saved: &v1::Timer<'_>) -> (u64, u64, Timer) {
     let timer = match &saved.action {
         v1::Action::Nothing => Timer::Nothing,
         v1::Action::RoomEnd(id) => Timer::RoomEnd(Id::from(*id)),
         v1::Action::Seats(id) => Timer::Seats(Id::from(*id)),
         v1::Action::Grace(server) => Timer::Grace(ServerKey::new(*server)),
-        v1::Action::Tick(queue) => Timer::Tick(*queue),
+        v1::Action::Tick(queue) => Timer::Tick(QueueKey::new(*queue)),
         v1::Action::Proposal(id) => Timer::Proposal(Id::from(*id)),
         v1::Action::Assign(id) => Timer::Assign(Id::from(*id)),
         v1::Action::Backfill(id) => Timer::Backfill(Id::from(*id)),
-        v1::Action::Updates(queue) => Timer::Updates(*queue),
+        v1::Action::Updates(queue) => Timer::Updates(QueueKey::new(*queue)),
         v1::Action::Period(pool) => Timer::Period(Text::from_slice(pool)),
         v1::Action::Cooldown(player) => Timer::Cooldown(PlayerKey::new(*player)),
         v1::Action::Policy(question) => Timer::Policy(*question),
@@ -489,6 +397,7 @@ mod tests {
     use serde::{Deserialize, Serialize};
 
     use super::*;
+    use crate::wall::WallMs;
 
     const FIXTURE: &[u8] = include_bytes!("../../../fixtures/matcher/format-1.snap");
 
@@ -595,7 +504,7 @@ mod tests {
                     let mut notices = crate::Notices::default();
                     // A state that was accepted works: ticks, ends of tickets, seats and rooms.
                     for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
-                        matcher.handle_timeout(at, &mut notices);
+                        matcher.handle_timeout(WallMs(at), &mut notices);
                     }
                     matcher.check_invariants().unwrap();
                     taken += 1;

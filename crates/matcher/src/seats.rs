@@ -8,7 +8,6 @@ use crate::info::{Info, RoleRef};
 use crate::key::{PlayerKey, RoomKey};
 use crate::matcher::{Matcher, write_about};
 use crate::room::{Newcomer, Seat};
-use crate::slab::NONE;
 use crate::team::two_texts;
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -74,7 +73,7 @@ impl Matcher {
     /// The same for one of several: the caller sets the timer and sees to the indexes.
     pub(crate) fn seat(&mut self, index: RoomKey, player: PlayerKey, info: Option<Box<Info>>, until: u64) {
         self.people.take_seat(player, index);
-        self.rooms.add_seats(index, std::iter::once(Seat { player, until, ticket: NONE, info }));
+        self.rooms.add_seats(index, std::iter::once(Seat { player, until, ticket: None, info }));
     }
 
     /// Info of the role that a seat is kept for.

@@ -1,25 +1,30 @@
-//! Objects by index, where the order of reuse is part of the state.
+//! Objects by place, where the order of reuse is part of the state.
+
+use std::marker::PhantomData;
+
+use crate::key::Key;
 
 /// No index.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A vector whose places are reused, last freed first: the same commands give the same indexes,
-/// also after a snapshot. It grows by pieces, so that what is there is never moved: a million
+/// A vector whose places are reused, last freed first: the same commands give the same places, also
+/// after a snapshot. It grows by pieces, so that what is there is never moved: a million
 /// tickets are half a gigabyte.
 #[derive(Clone, Debug)]
-pub(crate) struct Slab<T> {
+pub(crate) struct Slab<K, T> {
     pieces: Vec<Box<[Option<T>; PIECE]>>,
     len: u32,
     free: Vec<u32>,
+    keys: PhantomData<fn() -> K>,
 }
 
 /// Items of a piece, as bits of the index.
 const PIECE_BITS: u32 = 8;
 const PIECE: usize = 1 << PIECE_BITS;
 
-impl<T> Default for Slab<T> {
+impl<K, T> Default for Slab<K, T> {
     fn default() -> Self {
-        Slab { pieces: Vec::new(), len: 0, free: Vec::new() }
+        Slab { pieces: Vec::new(), len: 0, free: Vec::new(), keys: PhantomData }
     }
 }
 
@@ -34,27 +39,25 @@ fn empty_piece<T>() -> Box<[Option<T>; PIECE]> {
     places.try_into().unwrap_or_else(|_| unreachable!("a piece has as many places"))
 }
 
-impl<T> Slab<T> {
-    /// The index that the next insertion takes.
-    pub(crate) fn next_index(&self) -> u32 {
-        self.free.last().copied().unwrap_or(self.len)
+impl<Kind, T> Slab<Key<Kind>, T> {
+    /// The place that the next insertion takes.
+    pub(crate) fn next_key(&self) -> Key<Kind> {
+        Key::new(self.free.last().copied().unwrap_or(self.len))
     }
 
     /// The index after the last that was ever used.
-    pub(crate) fn next_new(&self) -> u32 {
+    pub(crate) fn end(&self) -> u32 {
         self.len
     }
 
-    pub(crate) fn insert(&mut self, item: T) -> u32 {
-        if let Some(index) = self.free.pop() {
-            let (piece, place) = at(index);
-            self.pieces[piece][place] = Some(item);
-            return index;
-        }
-        self.push(Some(item))
+    pub(crate) fn insert(&mut self, item: T) -> Key<Kind> {
+        let Some(index) = self.free.pop() else { return self.push(Some(item)) };
+        let (piece, place) = at(index);
+        self.pieces[piece][place] = Some(item);
+        Key::new(index)
     }
 
-    fn push(&mut self, item: Option<T>) -> u32 {
+    fn push(&mut self, item: Option<T>) -> Key<Kind> {
         let index = self.len;
         assert!(index < NONE, "fewer than 2^32 - 1 objects");
         let (piece, place) = at(index);
@@ -63,34 +66,34 @@ impl<T> Slab<T> {
         }
         self.pieces[piece][place] = item;
         self.len += 1;
-        index
+        Key::new(index)
     }
 
-    pub(crate) fn remove(&mut self, index: u32) -> Option<T> {
-        let (piece, place) = at(index);
+    pub(crate) fn remove(&mut self, key: Key<Kind>) -> Option<T> {
+        let (piece, place) = at(key.index());
         let item = self.pieces.get_mut(piece)?[place].take()?;
-        self.free.push(index);
+        self.free.push(key.index());
         Some(item)
     }
 
     /// Drops an item where it is.
-    pub(crate) fn discard(&mut self, index: u32) {
-        if self.get(index).is_some() {
-            let (piece, place) = at(index);
+    pub(crate) fn discard(&mut self, key: Key<Kind>) {
+        if self.get(key).is_some() {
+            let (piece, place) = at(key.index());
             self.pieces[piece][place] = None;
-            self.free.push(index);
+            self.free.push(key.index());
         }
     }
 
     #[inline]
-    pub(crate) fn get(&self, index: u32) -> Option<&T> {
-        let (piece, place) = at(index);
+    pub(crate) fn get(&self, key: Key<Kind>) -> Option<&T> {
+        let (piece, place) = at(key.index());
         self.pieces.get(piece)?[place].as_ref()
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        let (piece, place) = at(index);
+    pub(crate) fn get_mut(&mut self, key: Key<Kind>) -> Option<&mut T> {
+        let (piece, place) = at(key.index());
         self.pieces.get_mut(piece)?[place].as_mut()
     }
 
@@ -98,20 +101,21 @@ impl<T> Slab<T> {
         self.len as usize - self.free.len()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key<Kind>, &T)> {
         let all = self.pieces.iter().flat_map(|piece| piece.iter());
-        (0..self.len).zip(all).filter_map(|(index, item)| Some((index, item.as_ref()?)))
+        (0..self.len).zip(all).filter_map(|(index, item)| Some((Key::new(index), item.as_ref()?)))
     }
-}
 
-impl<T> Slab<T> {
     /// Free places; the last is taken next.
     pub(crate) fn free(&self) -> &[u32] {
         &self.free
     }
 
     /// Objects by place and all places between them. `None` if a place is missing or there twice.
-    pub(crate) fn from_places(objects: impl Iterator<Item = (u32, T)>, free: Vec<u32>) -> Option<Slab<T>> {
+    pub(crate) fn from_places(
+        objects: impl Iterator<Item = (u32, T)>,
+        free: Vec<u32>,
+    ) -> Option<Slab<Key<Kind>, T>> {
         let objects: Vec<(u32, T)> = objects.collect();
         let len = objects.len() + free.len();
         let mut places: Vec<Option<T>> = std::iter::repeat_with(|| None).take(len).collect();
@@ -136,22 +140,21 @@ impl<T> Slab<T> {
     }
 }
 
-/// Indexes handed out by this matcher are valid until it removes the object, and it removes the
-/// index first.
-impl<T> std::ops::Index<u32> for Slab<T> {
+/// A place is forgotten before its object, so that one which is known has its object.
+impl<Kind, T> std::ops::Index<Key<Kind>> for Slab<Key<Kind>, T> {
     type Output = T;
 
     #[inline]
-    fn index(&self, index: u32) -> &T {
-        let (piece, place) = at(index);
-        self.pieces[piece][place].as_ref().expect("an index is forgotten before its object")
+    fn index(&self, key: Key<Kind>) -> &T {
+        let (piece, place) = at(key.index());
+        self.pieces[piece][place].as_ref().expect("a place is forgotten before its object")
     }
 }
 
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
+impl<Kind, T> std::ops::IndexMut<Key<Kind>> for Slab<Key<Kind>, T> {
     #[inline]
-    fn index_mut(&mut self, index: u32) -> &mut T {
-        let (piece, place) = at(index);
-        self.pieces[piece][place].as_mut().expect("an index is forgotten before its object")
+    fn index_mut(&mut self, key: Key<Kind>) -> &mut T {
+        let (piece, place) = at(key.index());
+        self.pieces[piece][place].as_mut().expect("a place is forgotten before its object")
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{PlayerKey, ServerKey};
+use crate::key::{PlayerKey, QueueKey, ServerKey};
 
 /// A timer's action. An object that is gone or has another deadline now makes its timer void.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub(crate) enum Timer {
     /// A lost server's roles are given up.
     Grace(ServerKey),
     /// A queue looks for matches.
-    Tick(u32),
+    Tick(QueueKey),
     /// A proposal was not answered.
     Proposal(Id),
     /// A match has no server.
@@ -28,7 +28,7 @@ pub(crate) enum Timer {
     /// A backfill gave no sign of life.
     Backfill(Id),
     /// Tickets of a queue are told how they stand.
-    Updates(u32),
+    Updates(QueueKey),
     /// A rating period ends.
     Period(Text),
     /// A role may ask for a match again.

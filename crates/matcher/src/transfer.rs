@@ -19,6 +19,7 @@ use crate::queue::QueueRules;
 use crate::rating::ExportedRating;
 use crate::room::{Room, RoomBuild, Rooms};
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 /// Version of the lines.
 const VERSION: u32 = 1;
@@ -103,7 +104,7 @@ impl Matcher {
     pub fn export(&self, out: &mut Vec<u8>) {
         let release = env!("CARGO_PKG_VERSION").to_owned();
         push(out, &Line::Matcher(Head { export: VERSION, release, time: self.now }));
-        for (_, queue) in self.queues.list.iter() {
+        for (_, queue) in self.queues.iter() {
             // The text was read as JSON once.
             if let Ok(rules) = one_line(&queue.source) {
                 push(out, &Line::Queue(ExportedQueue { rules }));
@@ -179,7 +180,7 @@ struct Import {
 
 impl Import {
     fn new(secret: [u8; 32]) -> Import {
-        let matcher = Matcher::new(Config::default(), secret, 0);
+        let matcher = Matcher::new(Config::default(), secret, WallMs(0));
         let (players, rooms) = (BTreeMap::new(), Vec::new());
         Import {
             matcher,
@@ -238,7 +239,7 @@ impl Import {
     fn player(&mut self, player: ExportedPlayer) -> Result<(), String> {
         let checked = check_id(player.role.as_bytes(), "RoleID");
         checked.map_err(|problem| problem.message.to_string())?;
-        crate::check_server_name(&player.server)?;
+        crate::matcher::check_server_name(&player.server)?;
         let role = player.role.clone();
         match self.players.insert(player.role, (player.server, false)) {
             None => Ok(()),

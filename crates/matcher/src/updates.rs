@@ -1,99 +1,45 @@
 //! Periodic updates of waiting tickets: waiting times, estimates and positions.
 
+use crate::key::QueueKey;
 use crate::matcher::Matcher;
-use crate::queue::{Round, anchor_of};
+use crate::queue::{Round, SORTED_PER_STEP};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
 /// Tickets that are told in one step, about half a millisecond.
 const TOLD_PER_STEP: usize = 500;
-/// Tickets that are put in order in one step, or passed over because they left since, about as
-/// long.
-const SORTED_PER_STEP: u32 = 2_048;
 /// Time between two steps of a round.
 const STEP_MS: u64 = 10;
 
-/// Partitions up to this size are counted for a ticket that comes back.
-const COUNTED_MAX: usize = 256;
-
 impl Matcher {
     /// A queue that has tickets tells them how they stand from time to time.
-    pub(crate) fn begin_updates(&mut self, index: u32) {
-        let queue = &mut self.queues.list[index];
-        let seconds = queue.rules().set.updates_s;
-        if !queue.tells && seconds > 0 {
-            queue.tells = true;
-            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
+    pub(crate) fn begin_updates(&mut self, index: QueueKey) {
+        if let Some(at) = self.queues.begin_updates(index, self.now) {
+            self.timers.set(at, Timer::Updates(index));
         }
-    }
-
-    /// Tickets ahead of one that comes back, of `most` of its priority or above: counted in a small
-    /// partition, in a large one as it was told last, until the next round.
-    pub(crate) fn position_of(&self, ticket: u32, most: u64) -> u64 {
-        let entry = &self.tickets[ticket];
-        let Some(place) = entry.place() else { return most };
-        let order = &self.queues.list[entry.queue].pool.partitions[place.partition].order;
-        if order.len() > COUNTED_MAX {
-            return most.min(entry.position);
-        }
-        let own = anchor_of(&self.tickets, ticket);
-        order.iter().filter(|((_, other), _)| anchor_of(&self.tickets, *other) < own).count() as u64
     }
 
     /// Goes on with a queue's round, or begins the next.
-    pub(crate) fn send_updates(&mut self, turn: &mut Turn<'_>, index: u32) {
-        let mut round = self.queues.list[index].round.take().unwrap_or_default();
-        if !self.put_in_order(index, &mut round) || !self.tell_next(turn, index, &mut round) {
-            self.queues.list[index].round = Some(round);
+    pub(crate) fn send_updates(&mut self, turn: &mut Turn<'_>, index: QueueKey) {
+        let mut round = self.queues.take_round(index);
+        if !self.queues.put_in_order(index, &mut round) || !self.tell_next(turn, index, &mut round) {
+            self.queues.put_round(index, round);
             self.timers.set(self.now + STEP_MS, Timer::Updates(index));
-            return;
+        } else if let Some(at) = self.queues.end_round(index, self.now) {
+            self.timers.set(at, Timer::Updates(index));
         }
-        let queue = &mut self.queues.list[index];
-        let seconds = queue.rules().set.updates_s;
-        if queue.pool.size > 0 && seconds > 0 {
-            self.timers.set(self.now + seconds * 1_000, Timer::Updates(index));
-        } else {
-            queue.tells = false;
-        }
-    }
-
-    /// Puts some more tickets of a queue in order. Whether all are.
-    fn put_in_order(&self, index: u32, round: &mut Round) -> bool {
-        let end = self.tickets.next_new();
-        let to = round.next.saturating_add(SORTED_PER_STEP).min(end);
-        let searching = (round.next..to).filter(|ticket| self.waiting.searches(*ticket, index));
-        let pool = &self.queues.list[index].pool;
-        let places = searching.filter_map(|ticket| {
-            let place = self.tickets[ticket].place()?;
-            Some((ticket, pool.partitions[place.partition].number))
-        });
-        round.left.extend(places.map(|(ticket, part)| (part, anchor_of(&self.tickets, ticket))));
-        round.next = to;
-        to == end
     }
 
     /// Tells the next tickets. Whether all are told.
-    fn tell_next(&mut self, turn: &mut Turn<'_>, index: u32, round: &mut Round) -> bool {
+    fn tell_next(&mut self, turn: &mut Turn<'_>, index: QueueKey, round: &mut Round) -> bool {
         let mut told = 0;
         for _ in 0..SORTED_PER_STEP {
-            let Some((part, anchor)) = round.left.pop_first() else { return true };
-            let ticket = anchor.index;
-            // It may have left, and another may have its number or its partition's.
-            let is_there = self.waiting.searches(ticket, index)
-                && anchor_of(&self.tickets, ticket) == anchor
-                && self.tickets[ticket].place().is_some_and(|place| {
-                    self.queues.list[index].pool.partitions[place.partition].number == part
-                });
-            if !is_there {
-                continue;
-            }
-            let ahead = if round.passed.0 == part { round.passed.1 } else { 0 };
-            round.passed = (part, ahead + 1);
-            self.tickets[ticket].position = ahead;
+            let Some(next) = round.left.pop_first() else { return true };
+            let Some(ticket) = self.queues.pass(index, next, round) else { continue };
             self.tell_ticket(turn, ticket);
             told += 1;
             if told == TOLD_PER_STEP {
-                return round.left.is_empty();
+                break;
             }
         }
         round.left.is_empty()

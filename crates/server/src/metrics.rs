@@ -229,7 +229,8 @@ mod tests {
         let rules = format!(r#"{{"name": "duel", "sides": {sides}}}"#);
         let rules = throng_matcher::QueueRules::parse(rules.as_bytes()).unwrap();
         let config = throng_matcher::Config { queues: vec![rules], ..throng_matcher::Config::default() };
-        let mut reports = throng_matcher::Matcher::new(config, [7; 32], 1).queue_reports(1);
+        let mut reports =
+            throng_matcher::Matcher::new(config, [7; 32], throng_matcher::WallMs(1)).queue_reports(1);
         // Two matches under the strict rules, and more steps than have series.
         reports[0].expansions = vec![2, 0, 1, 0, 0, 0, 0, 0, 0, 3, 4];
         reports

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_matcher::{Caller, Config, Matcher, Notices, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
@@ -134,7 +134,7 @@ struct Play {
 #[must_use]
 pub fn play(population: Population, seconds: u64, seed: u64) -> PopulationReport {
     let mut play = Play {
-        matcher: Matcher::new(Config::default(), [7; 32], EPOCH_MS),
+        matcher: Matcher::new(Config::default(), [7; 32], WallMs(EPOCH_MS)),
         notices: Notices::default(),
         rng: Rng::new(seed),
         now: EPOCH_MS,
@@ -143,7 +143,7 @@ pub fn play(population: Population, seconds: u64, seed: u64) -> PopulationReport
         outcome: PopulationReport { population, matched: Vec::new(), timed_out: 0, matches: 0 },
         told: BTreeMap::new(),
     };
-    play.matcher.handle_session(EPOCH_MS, "game", true, &mut play.notices);
+    play.matcher.handle_session(WallMs(EPOCH_MS), "game", true, &mut play.notices);
     play.call(Method::PUT_QUEUE, Writer::new().str(1, RULES));
     let mut due = 0.0;
     for step in 1..=seconds * 1_000 / STEP_MS {
@@ -152,8 +152,8 @@ pub fn play(population: Population, seconds: u64, seed: u64) -> PopulationReport
         while due >= 1.0 {
             due -= play.arrive() as f64;
         }
-        while play.matcher.next_timeout().is_some_and(|at| at <= play.now) {
-            play.matcher.handle_timeout(play.now, &mut play.notices);
+        while play.matcher.next_timeout().is_some_and(|at| at <= WallMs(play.now)) {
+            play.matcher.handle_timeout(WallMs(play.now), &mut play.notices);
             play.hear();
         }
     }
@@ -164,7 +164,8 @@ impl Play {
     fn call(&mut self, method: u16, body: Writer) -> Vec<u8> {
         let (caller, mut answer) = (Caller { srv: "game", scope: Scope::Admin }, Vec::new());
         let body = body.into_bytes();
-        let handled = self.matcher.handle(self.now, caller, method, &body, &mut answer, &mut self.notices);
+        let handled =
+            self.matcher.handle(WallMs(self.now), caller, method, &body, &mut answer, &mut self.notices);
         let status = handled.status().unwrap_or(Status::PolicyUnavailable);
         assert_eq!(status, Status::Ok, "{}", answer.escape_ascii());
         self.hear();

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_matcher::{Caller, Config, Matcher, Notices, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
@@ -200,14 +200,14 @@ pub fn compare(setting: &Setting, tickets: usize, moves: usize, seed: u64) -> Co
 
 /// Matches of the real matcher in virtual time.
 fn match_online(setting: &Setting, all: &[Ticket]) -> Vec<Made> {
-    let mut matcher = Matcher::new(Config::default(), [7; 32], EPOCH_MS);
+    let mut matcher = Matcher::new(Config::default(), [7; 32], WallMs(EPOCH_MS));
     let mut notices = Notices::default();
     let call = |matcher: &mut Matcher, notices: &mut Notices, now, method, body: Writer| {
         let (caller, mut answer) = (Caller { srv: "game", scope: Scope::Admin }, Vec::new());
-        let handled = matcher.handle(now, caller, method, &body.into_bytes(), &mut answer, notices);
+        let handled = matcher.handle(WallMs(now), caller, method, &body.into_bytes(), &mut answer, notices);
         assert_eq!(handled.status(), Some(Status::Ok), "{}", answer.escape_ascii());
     };
-    matcher.handle_session(EPOCH_MS, "game", true, &mut notices);
+    matcher.handle_session(WallMs(EPOCH_MS), "game", true, &mut notices);
     call(&mut matcher, &mut notices, EPOCH_MS, Method::PUT_QUEUE, Writer::new().str(1, &setting.rules()));
     let mut made: BTreeMap<Vec<u8>, Made> = BTreeMap::new();
     let (mut next, mut now_ms) = (0, 0);
@@ -219,8 +219,8 @@ fn match_online(setting: &Setting, all: &[Ticket]) -> Vec<Made> {
             call(&mut matcher, &mut notices, now, Method::CREATE_TICKET, request(next, ticket));
             next += 1;
         }
-        while matcher.next_timeout().is_some_and(|at| at <= EPOCH_MS + now_ms) {
-            matcher.handle_timeout(EPOCH_MS + now_ms, &mut notices);
+        while matcher.next_timeout().is_some_and(|at| at <= WallMs(EPOCH_MS + now_ms)) {
+            matcher.handle_timeout(WallMs(EPOCH_MS + now_ms), &mut notices);
         }
         for (id, mut tickets) in ready(&notices) {
             let at_ms = now_ms;

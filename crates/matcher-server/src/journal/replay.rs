@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use throng_matcher::record::{Input, Record, next_record, parse_input, read_record};
-use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, SnapshotHead};
+use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, SnapshotHead, WallMs};
 use throng_platform::{File, Fs};
 
 use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
@@ -228,7 +228,7 @@ impl Replay {
             return Err(JournalError::OtherRules { release, rules });
         }
         if let Input::Begin { secret } = input {
-            self.matcher = Some(Matcher::new(Config::default(), secret, now));
+            self.matcher = Some(Matcher::new(Config::default(), secret, WallMs(now)));
             return Ok(());
         }
         let Some(matcher) = &mut self.matcher else {
@@ -239,7 +239,7 @@ impl Replay {
             matcher.reconfigure(config);
             return Ok(());
         }
-        matcher.apply(now, input, &mut self.answer, &mut self.notices);
+        matcher.apply(WallMs(now), input, &mut self.answer, &mut self.notices);
         // They were asked and answered then.
         while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
         self.answer.clear();

@@ -2,15 +2,14 @@
 
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
-use super::{Backfill, BackfillRequest, region_number};
+use super::BackfillRequest;
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{MatchKey, RoomKey, ServerKey};
+use crate::key::{BackfillKey, MatchKey, QueueKey, RoomKey, ServerKey, TicketKey};
 use crate::matcher::Matcher;
 use crate::problem::{Outcome, Problem, invalid, not_found};
-use crate::queue::{BackfillPriority, Facts, PlayerInput, role_hash};
-use crate::slab::NONE;
+use crate::queue::{Backfill, BackfillFacts, BackfillPriority, Facts, PlayerInput, role_hash};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -21,7 +20,7 @@ impl Matcher {
         let room = self.find_room(asked.id)?;
         self.check_has_part_in(turn.caller, room)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
-        let compiled = self.queues.list[queue].rules();
+        let compiled = self.queues[queue].rules();
         let entry = &self.rooms[room];
         if entry.deleting() || entry.sealed() {
             return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
@@ -33,14 +32,13 @@ impl Matcher {
         self.check_has_places(room, &open)?;
         let owner = self.people.server_entry(turn.caller.srv.as_bytes());
         let index = self.insert_backfill(queue, room, owner, open, asked.attrs)?;
-        self.queues.list[queue].backfills.insert(index);
         self.rooms.set_backfill(room, Some(index));
         let sides = compiled.sides.iter().map(|(name, _)| (name.as_bytes(), []));
         self.rooms.begin_sides(room, sides, &mut Vec::new());
-        self.keep_alive(index);
+        self.queues.keep_alive(index, self.now);
         self.watch_backfill(index);
         self.wake_backfill(index);
-        write_bytes(turn.answer, 1, &self.backfills[index].id.text());
+        write_bytes(turn.answer, 1, &self.queues[index].id.text());
         write_u64(turn.answer, 2, 1);
         Ok(())
     }
@@ -48,41 +46,24 @@ impl Matcher {
     /// Makes a backfill of a room, as far as the room's members fit the rules.
     fn insert_backfill(
         &mut self,
-        queue: u32,
+        queue: QueueKey,
         room: RoomKey,
         owner: ServerKey,
         open: Vec<u32>,
         attrs: Vec<(Text, Vec<u8>)>,
-    ) -> Outcome<u32> {
-        let compiled = self.queues.list[queue].rules();
+    ) -> Outcome<BackfillKey> {
+        let compiled = self.queues[queue].rules();
         let region = self.region_of_room(room);
-        let region = region.and_then(|region| region_number(&mut self.queues.list[queue].regions, &region));
+        let region = region.and_then(|region| self.queues.region(queue, &region));
         let priority = compiled.set.backfill.as_ref().map_or(BackfillPriority::Normal, |rule| rule.priority);
         let is_there = self.people.hold_server(owner, 1);
         debug_assert!(is_there, "its entry was made by the caller");
-        let index = self.backfills.next_index();
-        let id = self.new_id(index);
-        let backfill = Backfill {
-            id,
-            queue,
-            room: self.rooms[room].id(),
-            owner,
-            rev: 1,
-            open,
-            attrs,
-            created: self.now,
-            ack_until: self.now,
-            fixed: Vec::new(),
-            value: 0.0,
-            region,
-            class: priority as u8,
-            partition: NONE,
-            seen: None,
-            pending: None,
-        };
-        self.backfills.insert(backfill);
+        let id = self.new_id(self.queues.next_backfill().index());
+        let names = (id, queue, self.rooms[room].id());
+        let backfill = Backfill::new(names, owner, (open, attrs), region, priority as u8, self.now);
+        let index = self.queues.insert_backfill(backfill);
         if let Err(problem) = self.refresh_backfill(index) {
-            self.backfills.remove(index);
+            self.queues.remove_backfill(index);
             self.people.let_go_of_server(owner);
             return Err(problem);
         }
@@ -103,17 +84,23 @@ impl Matcher {
     /// Place where the match of a room is played.
     fn region_of_room(&self, room: RoomKey) -> Option<Text> {
         let found = &self.matches[self.match_of(self.rooms[room].matched()?)?];
-        self.queues.list[found.queue()].regions.get(usize::from(found.region()?)).cloned()
+        self.queues[found.queue()].regions.get(usize::from(found.region()?)).cloned()
     }
 
     /// Works out who is in the room now and in which part of the pool players are looked for.
-    fn refresh_backfill(&mut self, index: u32) -> Outcome {
-        let backfill = &self.backfills[index];
-        let queue = backfill.queue;
-        let compiled = self.queues.list[queue].rules();
+    fn refresh_backfill(&mut self, index: BackfillKey) -> Outcome {
+        let facts = self.backfill_facts(index, &self.queues[index].attrs)?;
+        self.queues.place_backfill(index, facts);
+        Ok(())
+    }
+
+    /// The same as it would be with other attributes.
+    fn backfill_facts(&self, index: BackfillKey, attrs: &[(Text, Vec<u8>)]) -> Outcome<BackfillFacts> {
+        let backfill = &self.queues[index];
+        let compiled = self.queues[backfill.queue].rules();
         let rating = compiled.set.rating.as_ref();
         let attrs: Vec<(&[u8], &[u8])> =
-            backfill.attrs.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
+            attrs.iter().map(|(key, value)| (key.as_slice(), value.as_slice())).collect();
         let cast = self.cast_of(backfill.room);
         let plays = |role: &[u8]| {
             let hash = role_hash(role);
@@ -146,46 +133,21 @@ impl Matcher {
         } else {
             there.iter().map(|facts| compiled.main_value(facts)).sum::<f64>() / there.len() as f64
         };
-        let partition_key = compiled.partition_of(&alone);
-        let pool = &mut self.queues.list[queue].pool;
-        let partition = pool.partition(partition_key);
-        let old = self.backfills[index].partition;
-        if old != partition {
-            pool.partitions[partition].backfills += 1;
-            if old != NONE {
-                pool.partitions[old].backfills -= 1;
-                pool.release(old);
-            }
-        }
-        let backfill = &mut self.backfills[index];
-        (backfill.fixed, backfill.value, backfill.partition, backfill.seen) = (fixed, value, partition, None);
-        Ok(())
+        Ok(BackfillFacts { fixed, value, partition: compiled.partition_of(&alone) })
     }
 
     /// Lets a backfill look at the next tick.
-    fn wake_backfill(&mut self, index: u32) {
-        let backfill = &self.backfills[index];
-        let queue = backfill.queue;
-        let pool = &mut self.queues.list[queue].pool;
-        if let Some(anchor) = backfill.anchor(index, pool) {
-            pool.dirty.insert(anchor);
-        }
-        self.schedule(queue);
-    }
-
-    fn keep_alive(&mut self, index: u32) {
-        let backfill = &mut self.backfills[index];
-        let rules = self.queues.list[backfill.queue].rules();
-        backfill.ack_until = self.now + rules.set.backfill.clone().unwrap_or_default().ack_s * 1_000;
+    fn wake_backfill(&mut self, index: BackfillKey) {
+        self.queues.wake_backfill(index);
+        self.schedule(self.queues[index].queue);
     }
 
     /// A backfill that the caller may speak for.
-    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<u32> {
+    fn find_backfill(&self, caller: Caller<'_>, id: &[u8]) -> Outcome<BackfillKey> {
         let index = Id::parse(id)
-            .filter(|id| self.backfills.get(id.index).is_some_and(|backfill| backfill.id == *id))
-            .map(|id| id.index)
+            .and_then(|id| self.queues.find_backfill(id))
             .ok_or_else(|| not_found("backfill does not exist"))?;
-        let owner = self.backfills[index].owner;
+        let owner = self.queues[index].owner;
         let own = self.people[owner].id().as_slice() == caller.srv.as_bytes();
         if !own {
             crate::matcher::require(caller, Scope::Trusted)?;
@@ -196,35 +158,28 @@ impl Matcher {
     pub(crate) fn update_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let asked = BackfillRequest::parse(body)?;
         let index = self.find_backfill(turn.caller, asked.id)?;
-        if asked.rev != self.backfills[index].rev {
-            return Err(
-                invalid("the backfill has changed since").with("Rev", self.backfills[index].rev.to_string())
-            );
+        let backfill = &self.queues[index];
+        if asked.rev != backfill.rev {
+            return Err(invalid("the backfill has changed since").with("Rev", backfill.rev.to_string()));
         }
-        let compiled = self.queues.list[self.backfills[index].queue].rules();
-        let open = asked.open_of(&compiled)?;
-        self.check_has_places(self.backfills[index].room_key(), &open)?;
-        let old = std::mem::replace(&mut self.backfills[index].attrs, asked.attrs);
-        if let Err(problem) = self.refresh_backfill(index) {
-            self.backfills[index].attrs = old;
-            return Err(problem);
-        }
-        let backfill = &mut self.backfills[index];
-        backfill.open = open;
-        backfill.rev += 1;
+        let open = asked.open_of(&self.queues[backfill.queue].rules())?;
+        self.check_has_places(backfill.room_key(), &open)?;
+        let facts = self.backfill_facts(index, &asked.attrs)?;
+        self.queues.place_backfill(index, facts);
+        self.queues.update_backfill(index, open, asked.attrs);
+        let backfill = &self.queues[index];
         write_u64(turn.answer, 1, backfill.rev);
-        let pending = backfill.pending;
-        if let Some(pending) = pending.filter(|found| !self.fits(*found, &self.backfills[index].open)) {
+        if let Some(pending) = backfill.pending.filter(|found| !self.fits(*found, &backfill.open)) {
             self.break_match_of_backfill(turn, pending, "no_places");
         }
-        self.keep_alive(index);
+        self.queues.keep_alive(index, self.now);
         self.wake_backfill(index);
         Ok(())
     }
 
     pub(crate) fn ack_backfill(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let index = self.find_backfill(turn.caller, crate::team::two_texts(body)?.0)?;
-        self.keep_alive(index);
+        self.queues.keep_alive(index, self.now);
         self.refresh_backfill(index)?;
         self.wake_backfill(index);
         self.write_backfill(index, turn.answer);
@@ -238,9 +193,9 @@ impl Matcher {
         Ok(())
     }
 
-    fn write_backfill(&self, index: u32, answer: &mut Vec<u8>) {
-        let backfill = &self.backfills[index];
-        let compiled = self.queues.list[backfill.queue].rules();
+    fn write_backfill(&self, index: BackfillKey, answer: &mut Vec<u8>) {
+        let backfill = &self.queues[index];
+        let compiled = self.queues[backfill.queue].rules();
         write_nested(answer, 1, |out| {
             write_u64(out, 1, backfill.rev);
             for ((name, _), open) in compiled.sides.iter().zip(&backfill.open) {
@@ -256,9 +211,9 @@ impl Matcher {
     }
 
     /// Sees to a backfill again when its limits grow, or it may be lost.
-    fn watch_backfill(&mut self, index: u32) {
-        let backfill = &self.backfills[index];
-        let levels = &self.queues.list[backfill.queue].rules().levels;
+    fn watch_backfill(&mut self, index: BackfillKey) {
+        let backfill = &self.queues[index];
+        let levels = &self.queues[backfill.queue].rules().levels;
         let mut grows = levels.iter().map(|level| backfill.created + level.after_ms);
         let next =
             grows.find(|at| *at > self.now).map_or(backfill.ack_until, |at| at.min(backfill.ack_until));
@@ -267,29 +222,23 @@ impl Matcher {
 
     /// A backfill's limits may have grown, or no sign of life came.
     pub(crate) fn backfill_is_due(&mut self, turn: &mut Turn<'_>, id: Id) {
-        let Some(backfill) = self.backfills.get(id.index).filter(|backfill| backfill.id == id) else {
-            return;
-        };
-        if backfill.ack_until > self.now {
-            self.backfills[id.index].seen = None;
-            self.watch_backfill(id.index);
-            self.wake_backfill(id.index);
+        let Some(index) = self.queues.find_backfill(id) else { return };
+        if self.queues[index].ack_until > self.now {
+            self.queues.forget_seen(index);
+            self.watch_backfill(index);
+            self.wake_backfill(index);
         } else {
-            self.end_backfill(turn, id.index, "no_ack");
+            self.end_backfill(turn, index, "no_ack");
         }
     }
 
     /// Ends a backfill; tickets that were proposed to it search on.
-    pub(crate) fn end_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str) {
+    pub(crate) fn end_backfill(&mut self, turn: &mut Turn<'_>, index: BackfillKey, reason: &str) {
         self.tell_backfill(turn, index, reason, &[]);
-        if let Some(pending) = self.backfills[index].pending {
+        if let Some(pending) = self.queues[index].pending {
             self.break_match_of_backfill(turn, pending, reason);
         }
-        let Some(backfill) = self.backfills.remove(index) else { return };
-        let queue = &mut self.queues.list[backfill.queue];
-        queue.backfills.remove(&index);
-        queue.pool.partitions[backfill.partition].backfills -= 1;
-        queue.pool.release(backfill.partition);
+        let Some(backfill) = self.queues.remove_backfill(index) else { return };
         self.rooms.set_backfill(backfill.room_key(), None);
         self.people.let_go_of_server(backfill.owner);
     }
@@ -298,48 +247,36 @@ impl Matcher {
     pub(crate) fn backfill_placed(
         &mut self,
         turn: &mut Turn<'_>,
-        index: u32,
+        index: BackfillKey,
         room: RoomKey,
-        sides: &[Vec<u32>],
+        sides: &[Vec<TicketKey>],
     ) {
-        let mut roles = Vec::new();
-        for (side, tickets) in sides.iter().enumerate() {
-            for player in tickets.iter().flat_map(|ticket| &self.tickets[*ticket].players) {
+        let (mut roles, mut seated) = (Vec::new(), vec![0; sides.len()]);
+        for (tickets, seated) in sides.iter().zip(&mut seated) {
+            for player in tickets.iter().flat_map(|ticket| &self.queues[*ticket].players) {
                 roles.extend(player.player.map(|player| self.people[player].id().clone()));
-                let open = &mut self.backfills[index].open[side];
-                *open = open.saturating_sub(1);
+                *seated += 1;
             }
         }
-        let backfill = &mut self.backfills[index];
-        backfill.pending = None;
-        backfill.rev += 1;
+        self.queues.fill_backfill(index, seated.into_iter().enumerate());
         // Attributes that were taken once are taken again.
-        debug_assert_eq!(self.backfills[index].room, self.rooms[room].id());
+        debug_assert_eq!(self.queues[index].room, self.rooms[room].id());
         let _ = self.refresh_backfill(index);
         self.tell_backfill(turn, index, "matched", &roles);
         self.wake_backfill(index);
     }
 
-    /// The room has fewer places than the backfill offers: it offers what there is.
-    fn shrink_backfill(&mut self, index: u32, mut free: u32) {
-        let Some(backfill) = self.backfills.get_mut(index) else { return };
-        for open in &mut backfill.open {
-            *open = (*open).min(free);
-            free -= *open;
-        }
-        backfill.rev += 1;
-    }
-
     /// A match does not fit its backfill's room any more: its tickets search on, the backfill
     /// offers what there is.
-    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: u32) {
+    pub(crate) fn refuse_seats(&mut self, turn: &mut Turn<'_>, index: MatchKey, backfill: BackfillKey) {
         self.break_match_of_backfill(turn, index, "room_closed");
-        let free = self.backfills.get(backfill).map_or(0, |backfill| self.free_places(backfill.room_key()));
-        self.shrink_backfill(backfill, free);
+        let free =
+            self.queues.get_backfill(backfill).map_or(0, |backfill| self.free_places(backfill.room_key()));
+        self.queues.shrink_backfill(backfill, free);
     }
 
-    fn tell_backfill(&mut self, turn: &mut Turn<'_>, index: u32, reason: &str, roles: &[Text]) {
-        let backfill = &self.backfills[index];
+    fn tell_backfill(&mut self, turn: &mut Turn<'_>, index: BackfillKey, reason: &str, roles: &[Text]) {
+        let backfill = &self.queues[index];
         let (id, room, rev, owner) = (backfill.id, backfill.room, backfill.rev, backfill.owner);
         self.event(Event::BACKFILL_UPDATE, |out| {
             write_bytes(out, 1, &id.text());

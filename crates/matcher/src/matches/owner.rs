@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 
 use crate::id::Id;
 use crate::info::Text;
-use crate::key::{MatchKey, PlayerKey};
-use crate::people::Numbers;
+use crate::key::{BackfillKey, MatchKey, Numbers, PlayerKey, QueueKey, TicketKey};
 use crate::schema::v1;
 use crate::slab::Slab;
 
@@ -25,7 +24,7 @@ const STAGES: [Stage; 3] = [Stage::Proposed, Stage::Assigning, Stage::Made];
 /// Every match.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Matches {
-    list: Slab<Match>,
+    list: Slab<MatchKey, Match>,
     /// Matches whose rooms are gone, in order of time: when each is forgotten.
     ended: VecDeque<(u64, Id)>,
 }
@@ -33,14 +32,14 @@ pub(crate) struct Matches {
 #[derive(Clone, Debug)]
 pub(crate) struct Match {
     id: Id,
-    queue: u32,
+    queue: QueueKey,
     stage: Stage,
     /// Tickets by side, until it is made.
-    sides: Vec<Vec<u32>>,
+    sides: Vec<Vec<TicketKey>>,
     region: Option<u16>,
     quality: f64,
     level: u8,
-    backfill: Option<u32>,
+    backfill: Option<BackfillKey>,
     room: Option<Id>,
     deadline: u64,
     /// Players who said yes.
@@ -60,7 +59,7 @@ impl std::ops::Index<MatchKey> for Matches {
 
     #[inline]
     fn index(&self, key: MatchKey) -> &Match {
-        &self.list[key.index()]
+        &self.list[key]
     }
 }
 
@@ -91,21 +90,21 @@ impl Matches {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (MatchKey, &Match)> {
-        self.list.iter().map(|(index, found)| (MatchKey::new(index), found))
+        self.list.iter()
     }
 
     pub(crate) fn find(&self, id: Id) -> Option<MatchKey> {
-        let is_same = self.list.get(id.index).is_some_and(|found| found.id == id);
+        let is_same = self.list.get(MatchKey::new(id.index)).is_some_and(|found| found.id == id);
         is_same.then_some(MatchKey::new(id.index))
     }
 
     pub(crate) fn has(&self, key: MatchKey) -> bool {
-        self.list.get(key.index()).is_some()
+        self.list.get(key).is_some()
     }
 
     /// The place of the next match that is proposed.
     pub(crate) fn next_key(&self) -> MatchKey {
-        MatchKey::new(self.list.next_index())
+        self.list.next_key()
     }
 
     /// Keeps a match at [`next_key`](Matches::next_key), which its id names.
@@ -114,12 +113,12 @@ impl Matches {
     }
 
     pub(crate) fn remove(&mut self, key: MatchKey) -> Option<Match> {
-        self.list.remove(key.index())
+        self.list.remove(key)
     }
 
     /// A player says yes. Returns how many have.
     pub(crate) fn accept(&mut self, key: MatchKey, player: PlayerKey) -> usize {
-        let found = &mut self.list[key.index()];
+        let found = &mut self.list[key];
         if !found.accepted.contains(&player) {
             found.accepted.push(player);
         }
@@ -127,42 +126,42 @@ impl Matches {
     }
 
     /// Lends the tickets by side.
-    pub(crate) fn take_sides(&mut self, key: MatchKey) -> Vec<Vec<u32>> {
-        std::mem::take(&mut self.list[key.index()].sides)
+    pub(crate) fn take_sides(&mut self, key: MatchKey) -> Vec<Vec<TicketKey>> {
+        std::mem::take(&mut self.list[key].sides)
     }
 
     /// Puts back what [`take_sides`](Matches::take_sides) has lent.
-    pub(crate) fn put_sides(&mut self, key: MatchKey, sides: Vec<Vec<u32>>) {
-        self.list[key.index()].sides = sides;
+    pub(crate) fn put_sides(&mut self, key: MatchKey, sides: Vec<Vec<TicketKey>>) {
+        self.list[key].sides = sides;
     }
 
     pub(crate) fn set_positions(&mut self, key: MatchKey, positions: Vec<(PlayerKey, u8)>) {
-        self.list[key.index()].positions = positions;
+        self.list[key].positions = positions;
     }
 
     pub(crate) fn set_room(&mut self, key: MatchKey, room: Id) {
-        self.list[key.index()].room = Some(room);
+        self.list[key].room = Some(room);
     }
 
     /// The room waits for a server, until a deadline if its rules name one.
     pub(crate) fn await_server(&mut self, key: MatchKey, deadline: Option<u64>) {
-        let found = &mut self.list[key.index()];
+        let found = &mut self.list[key];
         found.stage = Stage::Assigning;
         found.deadline = deadline.unwrap_or(found.deadline);
     }
 
     /// Forgets the positions of those who are not `there` any more.
     pub(crate) fn keep_cast(&mut self, key: MatchKey, there: &[u64]) {
-        self.list[key.index()].cast.retain(|(role, _)| there.contains(role));
+        self.list[key].cast.retain(|(role, _)| there.contains(role));
     }
 
     pub(crate) fn add_cast(&mut self, key: MatchKey, cast: Vec<(u64, Text)>) {
-        self.list[key.index()].cast.extend(cast);
+        self.list[key].cast.extend(cast);
     }
 
     /// It is a room like any other. Returns whether it came by a backfill.
     pub(crate) fn make(&mut self, key: MatchKey) -> bool {
-        let found = &mut self.list[key.index()];
+        let found = &mut self.list[key];
         found.stage = Stage::Made;
         (found.positions, found.accepted, found.shared) = (Vec::new(), Vec::new(), Vec::new());
         found.backfill.take().is_some()
@@ -190,8 +189,8 @@ impl Matches {
         &self,
         holds: impl Fn(&Match) -> Result<(), &'static str>,
     ) -> Result<(), &'static str> {
-        for (index, found) in self.list.iter() {
-            if found.id.index != index {
+        for (key, found) in self.list.iter() {
+            if found.id.index != key.index() {
                 return Err("the id of a match");
             }
             holds(found)?;
@@ -204,10 +203,10 @@ impl Match {
     /// A match whose players are to be asked, or to be placed at once.
     pub(crate) fn new(
         id: Id,
-        queue: u32,
-        sides: Vec<Vec<u32>>,
+        queue: QueueKey,
+        sides: Vec<Vec<TicketKey>>,
         (level, quality, region): (u8, f64, Option<u16>),
-        backfill: Option<u32>,
+        backfill: Option<BackfillKey>,
         deadline: u64,
         shared: Vec<u8>,
     ) -> Match {
@@ -233,7 +232,7 @@ impl Match {
         self.id
     }
 
-    pub(crate) fn queue(&self) -> u32 {
+    pub(crate) fn queue(&self) -> QueueKey {
         self.queue
     }
 
@@ -242,7 +241,7 @@ impl Match {
     }
 
     /// Tickets by side, until it is made.
-    pub(crate) fn sides(&self) -> &[Vec<u32>] {
+    pub(crate) fn sides(&self) -> &[Vec<TicketKey>] {
         &self.sides
     }
 
@@ -258,7 +257,7 @@ impl Match {
         self.level
     }
 
-    pub(crate) fn backfill(&self) -> Option<u32> {
+    pub(crate) fn backfill(&self) -> Option<BackfillKey> {
         self.backfill
     }
 
@@ -291,7 +290,7 @@ impl Match {
         &self.shared
     }
 
-    pub(crate) fn tickets(&self) -> Vec<u32> {
+    pub(crate) fn tickets(&self) -> Vec<TicketKey> {
         self.sides.iter().flatten().copied().collect()
     }
 
@@ -299,13 +298,13 @@ impl Match {
         let positions = self.positions.iter();
         v1::Match {
             id: self.id.into(),
-            queue: self.queue,
+            queue: self.queue.index(),
             stage: STAGES.iter().position(|stage| *stage == self.stage).unwrap_or_default() as u8,
-            sides: self.sides.clone(),
+            sides: self.sides.iter().map(|side| side.iter().map(|ticket| ticket.index()).collect()).collect(),
             region: self.region,
             quality: self.quality,
             level: self.level,
-            backfill: self.backfill,
+            backfill: self.backfill.map(BackfillKey::index),
             room: self.room.map(Id::into),
             deadline: self.deadline,
             accepted: self.accepted.iter().filter_map(|player| numbers.player(*player)).collect(),
@@ -318,13 +317,17 @@ impl Match {
     fn load(saved: &v1::Match<'_>) -> Result<Match, &'static str> {
         Ok(Match {
             id: saved.id.into(),
-            queue: saved.queue,
+            queue: QueueKey::new(saved.queue),
             stage: *STAGES.get(usize::from(saved.stage)).ok_or("a match has an unknown stage")?,
-            sides: saved.sides.clone(),
+            sides: saved
+                .sides
+                .iter()
+                .map(|side| side.iter().copied().map(TicketKey::new).collect())
+                .collect(),
             region: saved.region,
             quality: saved.quality,
             level: saved.level,
-            backfill: saved.backfill,
+            backfill: saved.backfill.map(BackfillKey::new),
             room: saved.room.map(Id::from),
             deadline: saved.deadline,
             accepted: saved.accepted.iter().map(|player| PlayerKey::new(*player)).collect(),

@@ -1,17 +1,15 @@
 //! Matches are proposed, answered and broken.
 
-use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
 use super::{Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
-use crate::key::{MatchKey, PlayerKey, RoomKey};
-use crate::matcher::{Matcher, fan_out};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
+use crate::matcher::{FORGOTTEN_PER_INPUT, Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
-use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, View};
-use crate::ticket::{FORGOTTEN_PER_INPUT, State, TicketPlayer};
+use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, State, TicketPlayer, View};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -19,29 +17,16 @@ use crate::turn::Turn;
 const KNOWN_MS: u64 = 3_600_000;
 
 impl Matcher {
-    /// A search has found a match: its tickets search no more. What is to be done with it comes
-    /// with the others of its batch, each step for all of them: so a step's code and the players'
-    /// entries are at hand.
-    pub(crate) fn take(&mut self, filling: Filling, backfill: Option<u32>, compiled: &Compiled) {
-        let tickets: SmallVec<[u32; 16]> = filling.sides.iter().flatten().copied().collect();
-        // As in the search: one load does not wait for another.
-        let touch =
-            |all: u64, ticket: &u32| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
-        std::hint::black_box(tickets.iter().fold(0, touch));
-        self.leave_pool_together(&tickets, compiled);
-        self.scratch.found.push((filling, backfill));
-    }
-
-    /// Makes matches of the fillings of a queue that were [taken](Matcher::take): their players are
+    /// Makes matches of what searches in a queue have found: their players are
     /// asked, or they are placed at once.
-    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: u32, compiled: &Compiled) {
+    pub(crate) fn propose_taken(&mut self, turn: &mut Turn<'_>, queue: QueueKey, compiled: &Compiled) {
         let mut found = std::mem::take(&mut self.scratch.found);
         // As in the search: one load does not wait for another.
         let touch = |all: u64, player: &TicketPlayer| {
             all ^ player.player.map_or(0, |player| self.people[player].touch())
         };
         let tickets = found.iter().flat_map(|(filling, _)| filling.sides.iter().flatten());
-        let players = tickets.flat_map(|ticket| &self.tickets[*ticket].players);
+        let players = tickets.flat_map(|ticket| &self.queues[*ticket].players);
         std::hint::black_box(players.fold(0, touch));
         let mut ready = std::mem::take(&mut self.scratch.ready);
         for (filling, backfill) in found.drain(..) {
@@ -58,28 +43,20 @@ impl Matcher {
     fn propose(
         &mut self,
         turn: &mut Turn<'_>,
-        queue: u32,
+        queue: QueueKey,
         compiled: &Compiled,
         filling: Filling,
-        backfill: Option<u32>,
+        backfill: Option<BackfillKey>,
     ) -> Option<(MatchKey, u64)> {
         let index = self.matches.next_key();
         let id = self.new_id(index.index());
         let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
-        let state = if asks { State::Proposed } else { State::Placing };
-        for ticket in sides.iter().flatten() {
-            let ticket = &mut self.tickets[*ticket];
-            ticket.rev += 1;
-            (ticket.state, ticket.matched, ticket.region) = (state, Some(id), region);
-        }
-        if asks {
-            self.queues.list[queue].proposed += sides.iter().map(Vec::len).sum::<usize>() as u64;
-        }
+        self.queues.propose(queue, &sides, (id, region), asks);
         let shared = self.shared(compiled, &sides, level, backfill);
         if let Some(backfill) = backfill {
-            self.backfills[backfill].pending = Some(index);
+            self.queues.set_pending(backfill, Some(index));
         }
         let how = (level, quality, region);
         self.matches.propose(Match::new(id, queue, sides, how, backfill, deadline, shared));
@@ -96,15 +73,21 @@ impl Matcher {
 
     /// Entries that all players of a match share by the rules that ask for it, with those whom a
     /// backfill finds there.
-    fn shared(&self, compiled: &Compiled, sides: &[Vec<u32>], level: u8, backfill: Option<u32>) -> Vec<u8> {
+    fn shared(
+        &self,
+        compiled: &Compiled,
+        sides: &[Vec<TicketKey>],
+        level: u8,
+        backfill: Option<BackfillKey>,
+    ) -> Vec<u8> {
         let mut out = Vec::new();
         let rules = &compiled.levels[usize::from(level)].rules;
         let mut overlaps = rules.iter().filter(|rule| rule.rule.kind == RuleKind::Overlap).peekable();
         if overlaps.peek().is_none() {
             return out;
         }
-        let fixed = backfill.map(|index| self.backfills[index].start(compiled, self.now).fixed);
-        let newcomers = sides.iter().map(|side| side.iter().map(|ticket| &self.tickets[*ticket].facts));
+        let fixed = backfill.map(|index| self.queues[index].start(compiled, self.now).fixed);
+        let newcomers = sides.iter().map(|side| side.iter().map(|ticket| &self.queues[*ticket].facts));
         let mut all: Vec<Vec<Placed<'_>>> =
             newcomers.map(|side| side.map(|facts| (facts, level)).collect()).collect();
         for (side, there) in all.iter_mut().zip(fixed.unwrap_or_default()) {
@@ -137,9 +120,9 @@ impl Matcher {
         players
     }
 
-    pub(crate) fn players_of(&self, tickets: &[u32], players: &mut Players) {
+    pub(crate) fn players_of(&self, tickets: &[TicketKey], players: &mut Players) {
         for ticket in tickets {
-            players.extend(self.tickets[*ticket].players.iter().filter_map(|player| player.player));
+            players.extend(self.queues[*ticket].players.iter().filter_map(|player| player.player));
         }
     }
 
@@ -148,7 +131,7 @@ impl Matcher {
         let found = &self.matches[index];
         for ticket in found.tickets() {
             self.scratch.event.clear();
-            let text = self.ticket_text(ticket);
+            let text = self.queues[ticket].text();
             let mut event = std::mem::take(&mut self.scratch.event);
             write_nested(&mut event, Event::MATCH_PROPOSED, |out| {
                 write_bytes(out, 1, &found.id().text());
@@ -159,7 +142,7 @@ impl Matcher {
                     write_bytes(out, 5, self.people[*player].id());
                 }
             });
-            let own = self.tickets[ticket].players.iter().filter_map(|player| player.player);
+            let own = self.queues[ticket].players.iter().filter_map(|player| player.player);
             fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;
         }
@@ -183,30 +166,30 @@ impl Matcher {
             .find_match(id)
             .filter(|index| self.matches[*index].stage() == Stage::Proposed)
             .ok_or_else(closed)?;
-        let ticket = self.find_ticket(ticket)?;
-        if self.tickets[ticket].matched != Some(self.matches[index].id()) {
+        let ticket = self.queues.find_ticket(ticket)?;
+        if self.queues[ticket].matched != Some(self.matches[index].id()) {
             return Err(closed());
         }
         let player = self
             .people
             .player(role)
-            .filter(|player| self.tickets[ticket].players.iter().any(|member| member.player == Some(*player)))
+            .filter(|player| self.queues[ticket].players.iter().any(|member| member.player == Some(*player)))
             .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
         self.check_acts_for(turn.caller, player)?;
         if !yes {
             let queue = self.matches[index].queue();
             self.cool_down(player, queue);
-            let requeue = self.queues.list[queue].rules().set.accept.on_decline == OnNo::Requeue;
-            self.queues.list[queue].figures.declined += 1;
+            let requeue = self.queues[queue].rules().set.accept.on_decline == OnNo::Requeue;
+            self.queues.count(queue, |figures| &mut figures.declined);
             self.refuse_match(turn, index, ticket, requeue, "declined");
             return Ok(());
         }
         let accepted = self.matches.accept(index, player);
         if accepted == self.players_of_match(index).len() {
             for ticket in self.matches[index].tickets() {
-                self.change_ticket(ticket, State::Placing, "");
+                self.queues.change_ticket(ticket, State::Placing, "");
             }
-            let compiled = self.queues.list[self.matches[index].queue()].rules();
+            let compiled = self.queues[self.matches[index].queue()].rules();
             if let Placement::Ready(until) = self.place(turn, index, &compiled) {
                 self.make_ready(turn, index, until);
             }
@@ -215,22 +198,22 @@ impl Matcher {
     }
 
     /// A proposed ticket was cancelled by its owner, which counts as declining.
-    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: u32) {
+    pub(crate) fn decline(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         let players: Players =
-            self.tickets[ticket].players.iter().filter_map(|player| player.player).collect();
+            self.queues[ticket].players.iter().filter_map(|player| player.player).collect();
         for player in players {
-            self.cool_down(player, self.tickets[ticket].queue);
+            self.cool_down(player, self.queues[ticket].queue);
         }
-        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
-            self.queues.list[self.tickets[ticket].queue].figures.declined += 1;
+        if let Some(index) = self.queues[ticket].matched.and_then(|id| self.match_of(id)) {
+            self.queues.count(self.queues[ticket].queue, |figures| &mut figures.declined);
             self.refuse_match(turn, index, ticket, false, "declined");
         }
     }
 
     /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others
     /// do.
-    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: u32, requeue: bool, reason: &str) {
-        if let Some(index) = self.tickets[ticket].matched.and_then(|id| self.match_of(id)) {
+    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: TicketKey, requeue: bool, reason: &str) {
+        if let Some(index) = self.queues[ticket].matched.and_then(|id| self.match_of(id)) {
             self.refuse_match(turn, index, ticket, requeue, reason);
         }
     }
@@ -240,7 +223,7 @@ impl Matcher {
         &mut self,
         turn: &mut Turn<'_>,
         index: MatchKey,
-        refused: u32,
+        refused: TicketKey,
         requeue: bool,
         reason: &str,
     ) {
@@ -258,10 +241,10 @@ impl Matcher {
         let open = |index: &MatchKey| self.matches[*index].stage() == Stage::Proposed;
         let Some(index) = self.match_of(id).filter(open) else { return };
         let queue = self.matches[index].queue();
-        let requeue = self.queues.list[queue].rules().set.accept.on_silence == OnNo::Requeue;
+        let requeue = self.queues[queue].rules().set.accept.on_silence == OnNo::Requeue;
         let accepted = self.matches[index].accepted().to_vec();
         for ticket in self.break_match(turn, index, "no_answer") {
-            let mut players = self.tickets[ticket].players.iter().filter_map(|player| player.player);
+            let mut players = self.queues[ticket].players.iter().filter_map(|player| player.player);
             let all = players.all(|player| accepted.contains(&player));
             if all || requeue {
                 self.return_ticket(turn, ticket);
@@ -272,7 +255,7 @@ impl Matcher {
     }
 
     /// Tells everybody that a match is off and forgets it. Gives its tickets.
-    fn break_match(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) -> Vec<u32> {
+    fn break_match(&mut self, turn: &mut Turn<'_>, index: MatchKey, reason: &str) -> Vec<TicketKey> {
         let players = self.players_of_match(index);
         let Some(found) = self.matches.remove(index) else { return Vec::new() };
         self.event(Event::MATCH_CANCELLED, |out| {
@@ -283,15 +266,16 @@ impl Matcher {
             }
         });
         fan_out(&self.people, players.iter().copied(), &self.scratch.event, 0, turn.notices);
-        if let Some(backfill) = found.backfill().and_then(|backfill| self.backfills.get_mut(backfill)) {
-            backfill.pending = None;
+        if let Some(backfill) = found.backfill() {
+            self.queues.set_pending(backfill, None);
         }
         found.tickets()
     }
 
     /// Returns whether a match has at most so many players for each side.
     pub(crate) fn fits(&self, index: MatchKey, open: &[u32]) -> bool {
-        let players = |side: &Vec<u32>| side.iter().map(|ticket| self.tickets[*ticket].players.len()).sum();
+        let players =
+            |side: &Vec<TicketKey>| side.iter().map(|ticket| self.queues[*ticket].players.len()).sum();
         self.matches[index]
             .sides()
             .iter()
@@ -308,7 +292,7 @@ impl Matcher {
     }
 
     /// Open proposals of a queue whose rules have changed are off.
-    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: u32) {
+    pub(crate) fn break_proposals(&mut self, turn: &mut Turn<'_>, queue: QueueKey) {
         let open = |found: &Match| found.queue() == queue && found.stage() == Stage::Proposed;
         let all: Vec<MatchKey> =
             self.matches.iter().filter(|(_, found)| open(found)).map(|(at, _)| at).collect();
@@ -317,18 +301,17 @@ impl Matcher {
         }
     }
 
-    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: u32) {
-        let entry = &mut self.tickets[ticket];
-        (entry.matched, entry.room, entry.region) = (None, None, None);
+    fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
+        self.queues.unmatch(ticket);
         // The rules may be others by now.
         self.recheck(turn, ticket);
-        if self.tickets[ticket].state == State::Searching {
+        if self.queues[ticket].state == State::Searching {
             self.tell_ticket(turn, ticket);
         }
     }
 
-    fn cool_down(&mut self, player: PlayerKey, queue: u32) {
-        let seconds = self.queues.list[queue].rules().set.accept.cooldown_s;
+    fn cool_down(&mut self, player: PlayerKey, queue: QueueKey) {
+        let seconds = self.queues[queue].rules().set.accept.cooldown_s;
         if seconds > 0 {
             let until = self.now + seconds * 1_000;
             self.people.cool_down(player, until);

@@ -17,6 +17,7 @@ use crate::queue::Assign;
 use crate::room::{CreateInfo, Newcomer};
 use crate::timers::Timer;
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 /// Questions that wait for a verdict; beyond, requests fail at once.
 const PENDING_MAX: usize = 1_000;
@@ -37,7 +38,13 @@ impl Matcher {
 
     /// A policy has answered question `id`, or cannot (`None`). One that nobody waits for any more
     /// is ignored.
-    pub fn handle_verdict(&mut self, now: u64, id: u64, verdict: Option<&Verdict>, notices: &mut Notices) {
+    pub fn handle_verdict(
+        &mut self,
+        WallMs(now): WallMs,
+        id: u64,
+        verdict: Option<&Verdict>,
+        notices: &mut Notices,
+    ) {
         let told = notices.bytes().len();
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
@@ -380,7 +387,7 @@ impl Matcher {
     /// Nobody gave a match its server in time.
     pub(crate) fn end_without_server(&mut self, turn: &mut Turn<'_>, found: Id) {
         let asks = self.match_of(found).is_some_and(|index| {
-            self.queues.list[self.matches[index].queue()].rules().set.assign == Assign::Policy
+            self.queues[self.matches[index].queue()].rules().set.assign == Assign::Policy
         });
         let reason = if asks { "policy_unavailable" } else { "no_server" };
         self.end_unassigned(turn, found, reason);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::key::{BackfillKey, TicketKey};
 use crate::schema::v1;
 
 /// Who is tried next, in the order of fairness.
@@ -12,19 +13,43 @@ pub(crate) struct Anchor {
     /// Minus the priority.
     pub(crate) rank: i8,
     pub(crate) created: u64,
-    pub(crate) backfill: bool,
-    pub(crate) index: u32,
+    pub(crate) who: Seeker,
+}
+
+/// A ticket or a backfill that looks for a match; of equals, tickets before backfills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Seeker {
+    Ticket(TicketKey),
+    Backfill(BackfillKey),
+}
+
+impl Anchor {
+    /// Its ticket, unless it is of a backfill.
+    pub(crate) fn ticket(&self) -> Option<TicketKey> {
+        match self.who {
+            Seeker::Ticket(ticket) => Some(ticket),
+            Seeker::Backfill(_) => None,
+        }
+    }
 }
 
 impl From<Anchor> for v1::Anchor {
-    fn from(Anchor { class, rank, created, backfill, index }: Anchor) -> v1::Anchor {
-        v1::Anchor { class, rank, created, backfill, place: index }
+    fn from(Anchor { class, rank, created, who }: Anchor) -> v1::Anchor {
+        let (backfill, place) = match who {
+            Seeker::Ticket(ticket) => (false, ticket.index()),
+            Seeker::Backfill(backfill) => (true, backfill.index()),
+        };
+        v1::Anchor { class, rank, created, backfill, place }
     }
 }
 
 impl From<v1::Anchor> for Anchor {
     fn from(v1::Anchor { class, rank, created, backfill, place }: v1::Anchor) -> Anchor {
-        Anchor { class, rank, created, backfill, index: place }
+        let who = match backfill {
+            false => Seeker::Ticket(TicketKey::new(place)),
+            true => Seeker::Backfill(BackfillKey::new(place)),
+        };
+        Anchor { class, rank, created, who }
     }
 }
 
@@ -57,7 +82,7 @@ impl Anchors {
     /// Adds one that may be there already.
     pub(crate) fn insert(&mut self, anchor: Anchor) {
         // A backfill would keep those out that come after it.
-        if !anchor.backfill && self.line.back().is_none_or(|last| *last < anchor) {
+        if anchor.ticket().is_some() && self.line.back().is_none_or(|last| *last < anchor) {
             self.line.push_back(anchor);
         } else {
             self.others.insert(anchor);
@@ -117,13 +142,21 @@ mod tests {
                     if backfill { (rng.below(3) as u8, 0) } else { (1, -(rng.below(2) as i8)) };
                 // Mostly new ones, some of earlier times, which may be there.
                 let created = if rng.below(4) == 0 { rng.below(now + 1) } else { now };
-                let anchor = Anchor { class, rank, created, backfill, index: rng.below(3) as u32 };
+                let place = rng.below(3) as u32;
+                let who = match backfill {
+                    false => Seeker::Ticket(TicketKey::new(place)),
+                    true => Seeker::Backfill(BackfillKey::new(place)),
+                };
+                let anchor = Anchor { class, rank, created, who };
                 anchors.insert(anchor);
                 model.insert(anchor);
                 assert_eq!(anchors.iter().collect::<BTreeSet<_>>(), model.iter().collect());
                 assert!(anchors.iter().is_sorted());
             }
-            let keeps = |anchor: &Anchor| anchor.index != 1;
+            let keeps = |anchor: &Anchor| {
+                ![Seeker::Ticket(TicketKey::new(1)), Seeker::Backfill(BackfillKey::new(1))]
+                    .contains(&anchor.who)
+            };
             anchors.retain(keeps);
             model.retain(keeps);
             assert_eq!(std::iter::from_fn(|| anchors.pop_first()).collect::<Vec<_>>(), Vec::from_iter(model));

@@ -1,69 +1,15 @@
 //! A rule set ready for use: keys by number, and the rules as they stand after each time that
 //! relaxes something.
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
-
 use super::facts::{Attr, Facts};
 use super::ruleset::{
-    Assign, AttributeKind, Clock, Missing, Of, PartyPolicy, Rule, RuleKind, RuleProblem, RuleSet, System,
+    AttributeKind, Clock, Missing, Of, PartyPolicy, QueueRules, Rule, RuleKind, RuleProblem, RuleSet,
 };
 use crate::info::Text;
 
-/// A rule set that was checked: it has a name, its numbers are in range and nothing in it
-/// contradicts itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Value", into = "Value")]
-pub struct QueueRules {
-    pub(super) name: String,
-    /// JSON as given.
-    pub(super) source: String,
-}
-
 impl QueueRules {
-    /// Reads a rule set.
-    ///
-    /// # Errors
-    /// The first thing that is wrong, with its path in the document.
-    pub fn parse(json: &[u8]) -> Result<QueueRules, RuleProblem> {
-        let set = RuleSet::parse(json)?;
-        let source = String::from_utf8_lossy(json).into_owned();
-        Ok(QueueRules { name: set.name, source })
-    }
-
-    /// Name of the queue.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns whether a policy gives its matches their servers.
-    pub(crate) fn asks_policy(&self) -> bool {
-        RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
-    }
-
-    /// The pool that it rates in, and by which system.
-    pub(crate) fn rating(&self) -> Option<(String, System)> {
-        RuleSet::parse(self.source.as_bytes()).ok()?.rating.map(|rating| (rating.pool, rating.system))
-    }
-
-    pub(super) fn compile(&self) -> Result<Compiled, RuleProblem> {
+    pub(crate) fn compile(&self) -> Result<Compiled, RuleProblem> {
         Compiled::new(RuleSet::parse(self.source.as_bytes())?)
-    }
-}
-
-impl TryFrom<Value> for QueueRules {
-    type Error = RuleProblem;
-
-    fn try_from(value: Value) -> Result<QueueRules, RuleProblem> {
-        QueueRules::parse(value.to_string().as_bytes())
-    }
-}
-
-impl From<QueueRules> for Value {
-    fn from(rules: QueueRules) -> Value {
-        // The text was read as JSON once.
-        serde_json::from_str(&rules.source).unwrap_or_default()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
+use crate::key::{QueueKey, TicketKey};
 use crate::schema::v1;
 use crate::slab::NONE;
 
@@ -14,22 +15,22 @@ pub(crate) struct Waiting(Vec<Wait>);
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     at: u64,
-    /// List that has the entry; [`NONE`] when none has.
-    queue: u32,
+    /// Queue whose list has the entry.
+    queue: Option<QueueKey>,
     /// True if the ticket searches; without, the entry is one that it left behind.
     searches: bool,
 }
 
-const NO_WAIT: Wait = Wait { at: 0, queue: NONE, searches: false };
+const NO_WAIT: Wait = Wait { at: 0, queue: None, searches: false };
 
 impl Waiting {
     pub(crate) fn save(&self) -> Vec<v1::Wait> {
         let known =
-            (0..).zip(&self.0).filter(|(_, wait)| wait.queue != NONE || wait.searches || wait.at != 0);
+            (0..).zip(&self.0).filter(|(_, wait)| wait.queue.is_some() || wait.searches || wait.at != 0);
         let wait = |(ticket, Wait { at, queue, searches }): (u32, &Wait)| v1::Wait {
             ticket,
             at: *at,
-            queue: *queue,
+            queue: queue.map_or(NONE, QueueKey::index),
             searches: *searches,
         };
         known.map(wait).collect()
@@ -40,30 +41,34 @@ impl Waiting {
         let mut waiting = Waiting(vec![NO_WAIT; tickets as usize]);
         for v1::Wait { ticket, at, queue, searches } in saved {
             let own = waiting.0.get_mut(*ticket as usize).ok_or("a ticket that waits is missing")?;
-            *own = Wait { at: *at, queue: *queue, searches: *searches };
+            *own = Wait {
+                at: *at,
+                queue: Some(QueueKey::new(*queue)).filter(|_| *queue != NONE),
+                searches: *searches,
+            };
         }
         Ok(waiting)
     }
 
     /// A ticket searches in a queue and is due at a time. Whether it needs an entry: one that left
     /// and came back finds its own again.
-    fn set(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
-        let index = ticket as usize;
+    fn set(&mut self, ticket: TicketKey, queue: QueueKey, at: u64) -> bool {
+        let index = ticket.index() as usize;
         if self.0.len() <= index {
             self.0.resize(index + 1, NO_WAIT);
         }
         let known = self.is_listed(ticket, queue, at);
-        self.0[index] = Wait { at, queue, searches: true };
+        self.0[index] = Wait { at, queue: Some(queue), searches: true };
         !known
     }
 
-    fn is_listed(&self, ticket: u32, queue: u32, at: u64) -> bool {
-        self.0.get(ticket as usize).is_some_and(|own| (own.at, own.queue) == (at, queue))
+    fn is_listed(&self, ticket: TicketKey, queue: QueueKey, at: u64) -> bool {
+        self.0.get(ticket.index() as usize).is_some_and(|own| (own.at, own.queue) == (at, Some(queue)))
     }
 
     /// Returns whether a ticket searches in a queue.
-    pub(crate) fn searches(&self, ticket: u32, queue: u32) -> bool {
-        self.0.get(ticket as usize).is_some_and(|own| own.searches && own.queue == queue)
+    pub(crate) fn searches(&self, ticket: TicketKey, queue: QueueKey) -> bool {
+        self.0.get(ticket.index() as usize).is_some_and(|own| own.searches && own.queue == Some(queue))
     }
 
     /// Number of tickets that search, for checks.
@@ -72,17 +77,17 @@ impl Waiting {
     }
 
     /// Something that is known when a ticket's entry is at hand.
-    pub(crate) fn touch(&self, ticket: u32) -> u64 {
-        self.0.get(ticket as usize).map_or(0, |own| own.at)
+    pub(crate) fn touch(&self, ticket: TicketKey) -> u64 {
+        self.0.get(ticket.index() as usize).map_or(0, |own| own.at)
     }
 
     /// Returns whether an entry is of a ticket that still searches; if not, the ticket has it no
     /// more.
-    fn keep(&mut self, ticket: u32, queue: u32, at: u64) -> bool {
+    fn keep(&mut self, ticket: TicketKey, queue: QueueKey, at: u64) -> bool {
         if !self.is_listed(ticket, queue, at) {
             return false;
         }
-        let own = &mut self.0[ticket as usize];
+        let own = &mut self.0[ticket.index() as usize];
         if !own.searches {
             *own = NO_WAIT;
         }
@@ -94,7 +99,7 @@ impl Waiting {
 /// left stay until their time, or until half of all are such.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Due {
-    all: BTreeMap<u64, VecDeque<u32>>,
+    all: BTreeMap<u64, VecDeque<TicketKey>>,
     len: usize,
     /// About how many are of tickets that left.
     left: usize,
@@ -109,18 +114,25 @@ const SWEEP: usize = 1_024;
 
 impl Due {
     pub(crate) fn save(&self) -> v1::Due {
-        let all = self.all.iter().map(|(at, tickets)| (*at, tickets.iter().copied().collect())).collect();
+        let all = self
+            .all
+            .iter()
+            .map(|(at, tickets)| (*at, tickets.iter().map(|own| own.index()).collect()))
+            .collect();
         v1::Due { all, left: self.left as u64, seen: self.seen }
     }
 
     pub(crate) fn load(saved: &v1::Due) -> Due {
-        let all = saved.all.iter().map(|(at, tickets)| (*at, tickets.iter().copied().collect()));
+        let all = saved
+            .all
+            .iter()
+            .map(|(at, tickets)| (*at, tickets.iter().copied().map(TicketKey::new).collect()));
         let len = saved.all.iter().map(|(_, tickets)| tickets.len()).sum();
         Due { all: all.collect(), len, left: saved.left as usize, seen: saved.seen }
     }
 
     /// A ticket searches in the queue, which this is of, and relaxes or times out at a time.
-    pub(crate) fn enter(&mut self, waiting: &mut Waiting, queue: u32, ticket: u32, at: u64) {
+    pub(crate) fn enter(&mut self, waiting: &mut Waiting, queue: QueueKey, ticket: TicketKey, at: u64) {
         if waiting.set(ticket, queue, at) {
             self.all.entry(at).or_default().push_back(ticket);
             self.len += 1;
@@ -134,15 +146,15 @@ impl Due {
 
     /// A ticket does not search any more. Its entry is left to those who come: a tick of many
     /// matches has enough to do.
-    pub(crate) fn leave(&mut self, waiting: &mut Waiting, ticket: u32) {
-        if let Some(own) = waiting.0.get_mut(ticket as usize) {
+    pub(crate) fn leave(&mut self, waiting: &mut Waiting, ticket: TicketKey) {
+        if let Some(own) = waiting.0.get_mut(ticket.index() as usize) {
             own.searches = false;
         }
         self.left += 1;
     }
 
     /// Drops entries of tickets that left, among some.
-    fn sweep(&mut self, waiting: &mut Waiting, queue: u32) {
+    fn sweep(&mut self, waiting: &mut Waiting, queue: QueueKey) {
         let mut looked = 0;
         while looked < SWEEP {
             let Some((at, tickets)) = self.all.range_mut((Excluded(self.seen), Unbounded)).next() else {
@@ -166,7 +178,12 @@ impl Due {
     }
 
     /// Takes the first entry, if it is due now: its time, and the ticket unless it left.
-    pub(crate) fn pop(&mut self, waiting: &mut Waiting, queue: u32, now: u64) -> Option<(u64, Option<u32>)> {
+    pub(crate) fn pop(
+        &mut self,
+        waiting: &mut Waiting,
+        queue: QueueKey,
+        now: u64,
+    ) -> Option<(u64, Option<TicketKey>)> {
         let mut first = self.all.first_entry().filter(|first| *first.key() <= now)?;
         let (at, ticket) = (*first.key(), first.get_mut().pop_front());
         if first.get().is_empty() {
@@ -185,19 +202,25 @@ impl Due {
 mod tests {
     use super::*;
 
+    /// Place of a ticket.
+    fn t(index: u32) -> TicketKey {
+        TicketKey::new(index)
+    }
+
     #[test]
     fn tickets_that_left_are_no_burden() {
         let (mut due, mut waiting) = (Due::default(), Waiting::default());
+        let queue = QueueKey::new(0);
         for round in 0..100_000_u64 {
             // One of a hundred stays, the others come and go.
-            let ticket = round as u32 / 100 + 1;
-            due.enter(&mut waiting, 0, ticket, 1_000_000 + round);
+            let ticket = t(round as u32 / 100 + 1);
+            due.enter(&mut waiting, queue, ticket, 1_000_000 + round);
             if round % 100 != 99 {
                 due.leave(&mut waiting, ticket);
             }
         }
         assert!(due.len < 4 * LEFT_MIN, "{} entries for 1,000 tickets", due.len);
-        let all = std::iter::from_fn(|| due.pop(&mut waiting, 0, u64::MAX)).collect::<Vec<_>>();
+        let all = std::iter::from_fn(|| due.pop(&mut waiting, queue, u64::MAX)).collect::<Vec<_>>();
         assert_eq!(all.iter().filter(|(_, ticket)| ticket.is_some()).count(), 1_000);
         assert_eq!((due.len, due.first()), (0, None));
     }
@@ -205,15 +228,17 @@ mod tests {
     #[test]
     fn the_first_due_comes_first_and_once() {
         let (mut due, mut waiting) = (Due::default(), Waiting::default());
+        let (queue, other) = (QueueKey::new(7), QueueKey::new(6));
         for (at, ticket) in [(20, 1), (10, 5), (20, 0), (10, 3)] {
-            due.enter(&mut waiting, 7, ticket, at);
+            due.enter(&mut waiting, queue, t(ticket), at);
         }
-        due.leave(&mut waiting, 5);
-        due.leave(&mut waiting, 0);
-        due.enter(&mut waiting, 7, 0, 20);
-        assert!(waiting.searches(0, 7) && !waiting.searches(0, 6) && !waiting.searches(5, 7));
-        assert_eq!((due.first(), due.pop(&mut waiting, 7, 9)), (Some(10), None));
-        let order = std::iter::from_fn(|| due.pop(&mut waiting, 7, 20)).collect::<Vec<_>>();
-        assert_eq!(order, [(10, None), (10, Some(3)), (20, Some(1)), (20, Some(0))]);
+        due.leave(&mut waiting, t(5));
+        due.leave(&mut waiting, t(0));
+        due.enter(&mut waiting, queue, t(0), 20);
+        assert!(waiting.searches(t(0), queue));
+        assert!(!waiting.searches(t(0), other) && !waiting.searches(t(5), queue));
+        assert_eq!((due.first(), due.pop(&mut waiting, queue, 9)), (Some(10), None));
+        let order = std::iter::from_fn(|| due.pop(&mut waiting, queue, 20)).collect::<Vec<_>>();
+        assert_eq!(order, [(10, None), (10, Some(t(3))), (20, Some(t(1))), (20, Some(t(0)))]);
     }
 }

@@ -7,14 +7,14 @@
 //! steps and not time, so that a replay cuts at the same places.
 
 mod anchors;
+mod backfill;
 mod check;
 pub(crate) mod compiled;
+mod copied;
 mod due;
 mod estimate;
 mod facts;
 mod order;
-#[cfg(test)]
-mod permuted_tests;
 mod pool;
 mod positions;
 mod round;
@@ -23,29 +23,38 @@ mod rule_tests;
 mod rules;
 pub(crate) mod ruleset;
 mod search;
+mod ticket;
+mod tickets;
 mod ticks;
-mod trial;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-pub(crate) use anchors::Anchor;
-pub use compiled::QueueRules;
+pub(crate) use anchors::{Anchor, Seeker};
+pub(crate) use backfill::{Backfill, BackfillFacts};
 pub(crate) use compiled::{Compiled, Obstacle};
-pub(crate) use due::{Due, Waiting};
-pub(crate) use estimate::{Bucket, Estimates, Kind};
+pub(crate) use copied::Copied;
+use due::{Due, Waiting};
+use estimate::{Estimates, Kind};
 pub(crate) use facts::{Facts, PlayerFacts, PlayerInput, REGIONS_MAX, hash as role_hash};
-pub(crate) use pool::{Hot, Key, Partition, Pool, number, ordered};
+pub(crate) use pool::number;
+use pool::{Hot, Key, Partition, Pool, Scan, ordered};
 pub(crate) use positions::assign;
 pub(crate) use round::Round;
 pub(crate) use rules::{Placed, View};
-pub use ruleset::RuleProblem;
-pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleKind, RuleSet, System};
-pub(crate) use search::{Candidate, Filling, Search, Start};
-pub(crate) use ticks::anchor_of;
-pub use trial::Trial;
+pub(crate) use ruleset::{Assign, BackfillPriority, OnMemberLost, OnNo, RuleKind, RuleSet};
+pub use ruleset::{QueueRules, RuleProblem};
+use search::{Candidate, Start};
+pub(crate) use search::{Filling, Search};
+use ticket::EndedTickets;
+pub(crate) use ticket::{PLAYERS_MAX, PRIORITIES, State, Ticket, TicketPlayer, distance, parse_players};
+pub(crate) use tickets::SORTED_PER_STEP;
+pub(crate) use ticks::{ANCHOR_STEPS, Found, SLICE_STEPS, Slice};
 
+use crate::id::Id;
 use crate::info::Text;
+use crate::key::{BackfillKey, PlayerKey, QueueKey, TicketKey};
+use crate::problem::ensure;
 use crate::schema::v1;
 use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, TICK_BOUNDS_S, WAIT_BOUNDS_S};
@@ -71,7 +80,7 @@ pub(crate) struct Queue {
     pub(crate) proposed: u64,
     pub(crate) regions: Vec<Text>,
     /// Time when tickets relax or time out.
-    pub(crate) due: Due,
+    due: Due,
     /// Time when the next tick begins; 0: nothing to do.
     tick_at: u64,
     searching: bool,
@@ -81,15 +90,15 @@ pub(crate) struct Queue {
     turns_until: u64,
     /// Steps that searches which go on have left in this tick.
     steps_left: u64,
-    pub(crate) backfills: BTreeSet<u32>,
+    pub(crate) backfills: BTreeSet<BackfillKey>,
     pub(crate) estimates: Estimates,
     pub(crate) figures: QueueCounters,
     /// Mode of its rooms.
     pub(crate) mode: u16,
     /// The round of telling tickets how they stand that is under way.
-    pub(crate) round: Option<Round>,
+    round: Option<Round>,
     /// True if a round is under way or will be.
-    pub(crate) tells: bool,
+    tells: bool,
     pub(crate) observed: Observed,
 }
 
@@ -108,16 +117,6 @@ impl Default for Observed {
         let (waits, ticks) = (Histogram::new(WAIT_BOUNDS_S), Histogram::new(TICK_BOUNDS_S));
         Observed { qualities: Histogram::new(QUALITY_BOUNDS), waits, ticks, under_way: 0.0 }
     }
-}
-
-/// A part of a tick that was just done.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Slice {
-    queue: u32,
-    /// True if the tick ended with it.
-    ended: bool,
-    /// Its work.
-    steps: u64,
 }
 
 /// Counters of a queue since it was made.
@@ -181,9 +180,19 @@ impl QueueCounters {
 }
 
 impl Queue {
-    /// Returns whether a tick is under way.
-    pub(crate) fn is_searching(&self) -> bool {
-        self.searching
+    /// Its rule set as it was put.
+    pub(crate) fn as_put(&self) -> QueueRules {
+        QueueRules { name: self.name.clone(), source: self.source.clone() }
+    }
+
+    /// Time when the next tick begins; 0: nothing to do.
+    pub(crate) fn tick_at(&self) -> u64 {
+        self.tick_at
+    }
+
+    /// Time of the tick under way.
+    pub(crate) fn searches_since(&self) -> Option<u64> {
+        self.searching.then_some(self.tick_now)
     }
 
     /// Its rules.
@@ -195,32 +204,155 @@ impl Queue {
     }
 }
 
-/// Every queue, by index and name.
-#[derive(Clone, Debug, Default)]
+/// Every queue with its tickets and backfills. What they hold is read through a key and changed by
+/// these methods only.
+#[derive(Debug, Default)]
 pub(crate) struct Queues {
-    pub(crate) list: Slab<Queue>,
-    pub(crate) by_name: BTreeMap<String, u32>,
+    list: Slab<QueueKey, Queue>,
+    by_name: BTreeMap<String, QueueKey>,
     /// Queues that search.
-    searching: BTreeSet<u32>,
+    searching: BTreeSet<QueueKey>,
+    tickets: Slab<TicketKey, Ticket>,
+    waiting: Waiting,
+    /// Tickets that have not ended.
+    live: usize,
+    /// In order of time: when each is forgotten.
+    ended: EndedTickets,
+    backfills: Slab<BackfillKey, Backfill>,
+    /// Memory for the neighbours of an anchor.
+    near: Vec<Candidate>,
+}
+
+impl std::ops::Index<QueueKey> for Queues {
+    type Output = Queue;
+
+    #[inline]
+    fn index(&self, key: QueueKey) -> &Queue {
+        &self.list[key]
+    }
+}
+
+impl std::ops::Index<TicketKey> for Queues {
+    type Output = Ticket;
+
+    #[inline]
+    fn index(&self, key: TicketKey) -> &Ticket {
+        &self.tickets[key]
+    }
+}
+
+impl std::ops::Index<BackfillKey> for Queues {
+    type Output = Backfill;
+
+    #[inline]
+    fn index(&self, key: BackfillKey) -> &Backfill {
+        &self.backfills[key]
+    }
 }
 
 impl Queues {
-    pub(crate) fn find(&self, name: &[u8]) -> Option<u32> {
+    pub(crate) fn find(&self, name: &[u8]) -> Option<QueueKey> {
         self.by_name.get(std::str::from_utf8(name).ok()?).copied()
+    }
+
+    /// Queues in the order of their names.
+    pub(crate) fn by_name(&self) -> impl Iterator<Item = QueueKey> + '_ {
+        self.by_name.values().copied()
+    }
+
+    /// Queues in the order in which they were made.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (QueueKey, &Queue)> {
+        self.list.iter()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn get(&self, key: QueueKey) -> Option<&Queue> {
+        self.list.get(key)
     }
 
     pub(crate) fn is_searching(&self) -> bool {
         !self.searching.is_empty()
     }
 
+    /// Makes a queue without tickets.
+    pub(crate) fn make(&mut self, rules: &QueueRules, compiled: Compiled, mode: u16, now: u64) -> QueueKey {
+        let key = self.list.insert(Queue {
+            name: rules.name.clone(),
+            source: rules.source.clone(),
+            compiled: Some(Arc::new(compiled)),
+            paused: None,
+            pool: Pool::default(),
+            live: 0,
+            proposed: 0,
+            regions: Vec::new(),
+            due: Due::default(),
+            tick_at: 0,
+            searching: false,
+            tick_now: now,
+            turns_until: 0,
+            steps_left: 0,
+            backfills: BTreeSet::new(),
+            estimates: Estimates::default(),
+            figures: QueueCounters::default(),
+            mode,
+            round: None,
+            tells: false,
+            observed: Observed::default(),
+        });
+        self.by_name.insert(rules.name.clone(), key);
+        key
+    }
+
+    /// Gives a queue other rules, once its tickets have left the pool.
+    pub(crate) fn replace(&mut self, key: QueueKey, rules: &QueueRules, compiled: Compiled, mode: u16) {
+        let queue = &mut self.list[key];
+        (queue.source, queue.compiled) = (rules.source.clone(), Some(Arc::new(compiled)));
+        (queue.mode, queue.paused) = (mode, None);
+    }
+
+    /// Adds one to a counter of a queue.
+    pub(crate) fn count(&mut self, key: QueueKey, counter: impl Fn(&mut QueueCounters) -> &mut u64) {
+        *counter(&mut self.list[key].figures) += 1;
+    }
+
+    /// Facts of a party, whose regions the queue learns.
+    pub(crate) fn facts(&mut self, key: QueueKey, party: &[PlayerInput<'_>]) -> Result<Facts, String> {
+        let queue = &mut self.list[key];
+        let facts = queue.rules().facts(party, &mut queue.regions);
+        facts
+    }
+
+    /// The number of a region in a queue, which learns it if there is room.
+    pub(crate) fn region(&mut self, key: QueueKey, name: &Text) -> Option<u16> {
+        let regions = &mut self.list[key].regions;
+        let known = regions.iter().position(|known| known == name);
+        let at = known.or_else(|| {
+            regions.push(name.clone());
+            (regions.len() <= REGIONS_MAX).then(|| regions.len() - 1)
+        });
+        regions.truncate(REGIONS_MAX);
+        at.map(|at| at as u16)
+    }
+
+    /// Counts a match whose seats are there.
+    pub(crate) fn note_match(&mut self, key: QueueKey, now: u64, level: u8, quality: f64) {
+        let queue = &mut self.list[key];
+        queue.figures.record(now, level, quality);
+        queue.observed.qualities.observe(quality);
+    }
+
     pub(crate) fn save(&self) -> Vec<v1::Queue<'_>> {
         self.list.iter().map(|(_, queue)| queue.save()).collect()
     }
 
-    /// Queues without tickets. One whose rule set this release does not take is paused.
-    pub(crate) fn load(saved: &[v1::Queue<'_>]) -> Result<Queues, &'static str> {
+    /// Queues with their tickets and backfills, and all that is derived from them. A queue whose
+    /// rule set this release does not take is paused.
+    pub(crate) fn load(saved: &v1::State<'_>, unplaced: &'static str) -> Result<Queues, &'static str> {
         let mut queues = Queues::default();
-        for saved in saved {
+        for saved in &saved.queues {
             let queue = Queue::load(saved)?;
             let (name, searching) = (queue.name.clone(), queue.searching);
             let index = queues.list.insert(queue);
@@ -231,7 +363,26 @@ impl Queues {
                 return Err("a queue is there twice");
             }
         }
+        queues.load_backfills(&saved.backfills, unplaced)?;
+        queues.load_tickets(saved, unplaced)?;
         Ok(queues)
+    }
+
+    /// Checks each queue with its tickets and backfills: that `has_ticket` holds for the players of
+    /// a live ticket, and `has_backfill` for the room of a backfill.
+    pub(crate) fn check_invariants(
+        &self,
+        has_ticket: impl Fn(PlayerKey, TicketKey) -> bool,
+        has_backfill: impl Fn(Id, BackfillKey) -> bool,
+    ) -> Result<(), &'static str> {
+        self.check_backfills(has_backfill)?;
+        let mut live = self.check_tickets(has_ticket)?;
+        for (index, queue) in self.list.iter() {
+            let counts = live.remove(&index).unwrap_or_default();
+            ensure([queue.live, queue.proposed, queue.pool.size] == counts, "the counts of a queue")?;
+            ensure(queue.pool.is_counted(), "the counts of a pool")?;
+        }
+        Ok(())
     }
 }
 
@@ -243,7 +394,7 @@ impl Queue {
             rules: &self.source,
             mode: self.mode,
             regions: self.regions.iter().map(|region| &region[..]).collect(),
-            backfills: self.backfills.iter().copied().collect(),
+            backfills: self.backfills.iter().map(|own| own.index()).collect(),
             tick_at: self.tick_at,
             searching: self.searching,
             tick_now: self.tick_now,
@@ -290,7 +441,7 @@ impl Queue {
             tick_now: saved.tick_now,
             turns_until: saved.turns_until,
             steps_left: saved.steps_left,
-            backfills: saved.backfills.iter().copied().collect(),
+            backfills: saved.backfills.iter().copied().map(BackfillKey::new).collect(),
             estimates: Estimates::load(&saved.estimates)?,
             figures: QueueCounters {
                 matches: counters.matches,

@@ -316,6 +316,7 @@ mod tests {
     use throng_stdx::Rng;
 
     use super::*;
+    use crate::key::TicketKey;
 
     fn hot(mask: u64) -> Hot {
         Hot {
@@ -335,7 +336,8 @@ mod tests {
         for step in 0..40_000_u64 {
             // Grows, then shrinks, again and again; few values, so that keys also differ by ticket
             // only.
-            let key = (rng.below(50), rng.below(40) as u32);
+            let (value, place) = (rng.below(50), rng.below(40) as u32);
+            let key = (value, TicketKey::new(place));
             let grows = rng.chance(if step / 4_000 % 2 == 0 { 0.8 } else { 0.2 });
             if grows && !map.contains_key(&key) {
                 order.insert(key, hot(step));
@@ -343,7 +345,8 @@ mod tests {
             } else if !grows {
                 // Alone, or with neighbours and some that are not there.
                 let more = if rng.chance(0.1) { 1 + rng.below(12) as u32 } else { 0 };
-                let keys: Vec<Key> = (key.1..=key.1 + more).map(|ticket| (key.0, ticket)).collect();
+                let keys: Vec<Key> =
+                    (place..=place + more).map(|ticket| (value, TicketKey::new(ticket))).collect();
                 let mut removed = Vec::new();
                 order.remove(&keys, |key, hot| removed.push((key, hot)));
                 let there = keys.iter().filter_map(|key| Some((*key, map.remove(key)?)));

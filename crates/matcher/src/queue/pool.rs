@@ -10,11 +10,12 @@ use super::facts::{Facts, PlayerFacts, REGIONS_MAX};
 use super::order::Order;
 use super::ruleset::Clock;
 use crate::info::Text;
+use crate::key::{PartitionKey, TicketKey};
 use crate::schema::v1;
 use crate::slab::Slab;
 
 /// Place where a ticket stands in its partition: its value as ordered bits, then its index.
-pub(crate) type Key = (u64, u32);
+pub(crate) type Key = (u64, TicketKey);
 
 /// Summary of a ticket that a search reads first: a few bytes that lie together for neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +70,9 @@ pub(crate) struct Partition {
 /// The tickets of a queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
-    pub(crate) partitions: Slab<Partition>,
+    pub(crate) partitions: Slab<PartitionKey, Partition>,
     partitions_made: u64,
-    by_key: BTreeMap<Vec<Text>, u32>,
+    by_key: BTreeMap<Vec<Text>, PartitionKey>,
     /// Anchors to try. Those of tickets that left are passed over when their turn comes, which is
     /// within a tick.
     pub(crate) dirty: Anchors,
@@ -79,7 +80,7 @@ pub(crate) struct Pool {
     /// now is void.
     unfinished: VecDeque<(u64, Anchor)>,
     /// Progress of each of them.
-    pub(crate) scans: BTreeMap<u32, Scan>,
+    pub(crate) scans: BTreeMap<TicketKey, Scan>,
     /// The next turn to be given.
     pub(crate) next_turn: u64,
     pub(crate) size: u64,
@@ -176,7 +177,7 @@ impl Compiled {
 
 impl Pool {
     /// Its partitions in order of their keys.
-    pub(crate) fn in_order(&self) -> impl Iterator<Item = (u32, &Partition)> {
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = (PartitionKey, &Partition)> {
         self.by_key.values().map(|index| (*index, &self.partitions[*index]))
     }
 
@@ -193,12 +194,13 @@ impl Pool {
             .collect();
         partitions.sort_unstable_by_key(|part| part.number);
         let (anchors, late_anchors) = self.dirty.save();
-        let scan = |(ticket, scan): (&u32, &Scan)| v1::Scan {
-            ticket: *ticket,
+        let saved = |(value, ticket): &Key| (*value, ticket.index());
+        let scan = |(ticket, scan): (&TicketKey, &Scan)| v1::Scan {
+            ticket: ticket.index(),
             turn: scan.turn,
-            left: scan.left,
-            right: scan.right,
-            found: scan.found.clone(),
+            left: saved(&scan.left),
+            right: saved(&scan.right),
+            found: scan.found.iter().map(saved).collect(),
         };
         v1::Pool {
             partitions,
@@ -229,26 +231,28 @@ impl Pool {
         }
         pool.partitions_made = saved.partitions_made;
         for v1::Scan { ticket, turn, left, right, found } in &saved.scans {
-            let scan = Scan { turn: *turn, left: *left, right: *right, found: found.clone() };
-            pool.scans.insert(*ticket, scan);
+            let key = |(value, ticket): &(u64, u32)| (*value, TicketKey::new(*ticket));
+            let found = found.iter().map(key).collect();
+            let scan = Scan { turn: *turn, left: key(left), right: key(right), found };
+            pool.scans.insert(TicketKey::new(*ticket), scan);
         }
         Ok(pool)
     }
 
     /// Indexes of partitions by number.
-    pub(crate) fn numbers(&self) -> BTreeMap<u64, u32> {
+    pub(crate) fn numbers(&self) -> BTreeMap<u64, PartitionKey> {
         self.partitions.iter().map(|(index, part)| (part.number, index)).collect()
     }
 
     /// Returns the place of a waiting ticket, for a snapshot.
-    pub(crate) fn save_place(&self, partition: u32, key: Key) -> Option<v1::Waiting> {
+    pub(crate) fn save_place(&self, partition: PartitionKey, key: Key) -> Option<v1::Waiting> {
         let part = self.partitions.get(partition)?;
         let hot = part.order.get(key)?;
         Some(v1::Waiting { partition: part.number, value: key.0, idle: hot.idle, cut: hot.cut })
     }
 
     /// Puts the tickets of a snapshot into a partition. They come in order of their keys.
-    pub(crate) fn fill(&mut self, partition: u32, tickets: &[(Key, Hot, i8)]) {
+    pub(crate) fn fill(&mut self, partition: PartitionKey, tickets: &[(Key, Hot, i8)]) {
         let Partition { order, idle, cuts, ranks, sizes, wishes, .. } = &mut self.partitions[partition];
         *order = tickets.iter().map(|(key, hot, _)| (*key, *hot)).collect();
         self.size += tickets.len() as u64;
@@ -281,7 +285,7 @@ impl Pool {
     }
 
     /// The partition of a key, made if there is none.
-    pub(crate) fn partition(&mut self, key: Vec<Text>) -> u32 {
+    pub(crate) fn partition(&mut self, key: Vec<Text>) -> PartitionKey {
         if let Some(index) = self.by_key.get(&key) {
             return *index;
         }
@@ -293,7 +297,7 @@ impl Pool {
     }
 
     /// Forgets a partition that nothing is in.
-    pub(crate) fn release(&mut self, partition: u32) {
+    pub(crate) fn release(&mut self, partition: PartitionKey) {
         let empty = self.partitions.get(partition).is_some_and(|p| p.order.is_empty() && p.backfills == 0);
         if empty && let Some(gone) = self.partitions.remove(partition) {
             self.by_key.remove(&gone.key);
@@ -304,11 +308,11 @@ impl Pool {
     pub(crate) fn insert(
         &mut self,
         compiled: &Compiled,
-        partition: u32,
+        partition: PartitionKey,
         key: Key,
         hot: Hot,
         anchor: Anchor,
-        anchor_of: impl Fn(u32) -> Anchor,
+        anchor_of: impl Fn(TicketKey) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
         part.order.insert(key, hot);
@@ -327,10 +331,10 @@ impl Pool {
     fn wake(
         &mut self,
         compiled: &Compiled,
-        partition: u32,
+        partition: PartitionKey,
         key: Key,
         hot: &Hot,
-        anchor_of: impl Fn(u32) -> Anchor,
+        anchor_of: impl Fn(TicketKey) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
         if part.idle == 0 {
@@ -358,11 +362,11 @@ impl Pool {
     pub(crate) fn relax(
         &mut self,
         compiled: &Compiled,
-        partition: u32,
+        partition: PartitionKey,
         key: Key,
         fresh: Hot,
         anchor: Anchor,
-        anchor_of: impl Fn(u32) -> Anchor,
+        anchor_of: impl Fn(TicketKey) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
         let Some(old) = part.order.get(key).copied() else { return };
@@ -380,13 +384,19 @@ impl Pool {
 
     /// Notes how far an anchor's search has come that hit its limit: it goes on in a later tick.
     /// `had`: the turn of an earlier part of it, which it keeps.
-    pub(crate) fn go_on_later(&mut self, anchor: Anchor, mut scan: Scan, had: Option<u64>) {
+    pub(crate) fn go_on_later(
+        &mut self,
+        ticket: TicketKey,
+        anchor: Anchor,
+        mut scan: Scan,
+        had: Option<u64>,
+    ) {
         scan.turn = had.unwrap_or(self.next_turn);
         if had.is_none() {
             self.next_turn += 1;
             self.unfinished.push_back((scan.turn, anchor));
         }
-        self.scans.insert(anchor.index, scan);
+        self.scans.insert(ticket, scan);
     }
 
     /// Takes the next anchor whose search goes on, of those that had their turn given before
@@ -395,7 +405,11 @@ impl Pool {
         loop {
             let (turn, anchor) = *self.unfinished.front().filter(|(turn, _)| *turn < until)?;
             self.unfinished.pop_front();
-            if self.scans.get(&anchor.index).is_some_and(|scan| scan.turn == turn) {
+            if anchor
+                .ticket()
+                .and_then(|ticket| self.scans.get(&ticket))
+                .is_some_and(|scan| scan.turn == turn)
+            {
                 return Some(anchor);
             }
         }
@@ -407,7 +421,7 @@ impl Pool {
     }
 
     /// Notes that a ticket as an anchor found nothing.
-    pub(crate) fn rest(&mut self, partition: u32, key: Key, cut: bool) {
+    pub(crate) fn rest(&mut self, partition: PartitionKey, key: Key, cut: bool) {
         let part = &mut self.partitions[partition];
         if part.order.get(key).is_some_and(|hot| !hot.idle) {
             part.order.change(key, |hot| (hot.idle, hot.cut) = (true, cut));
@@ -421,9 +435,9 @@ impl Pool {
     pub(crate) fn remove(
         &mut self,
         compiled: &Compiled,
-        partition: u32,
+        partition: PartitionKey,
         keys: &[Key],
-        anchor_of: impl Fn(u32) -> Anchor,
+        anchor_of: impl Fn(TicketKey) -> Anchor,
     ) {
         let part = &mut self.partitions[partition];
         let Partition { order, idle, cuts, ranks, sizes, wishes, .. } = part;
@@ -466,7 +480,7 @@ impl Pool {
     }
 
     /// Tickets of a partition that are considered before a new one of a priority.
-    pub(crate) fn ahead(&self, partition: u32, rank: i8) -> u64 {
+    pub(crate) fn ahead(&self, partition: PartitionKey, rank: i8) -> u64 {
         let ranks = &self.partitions[partition].ranks;
         ranks.range(..=rank).map(|(_, count)| u64::from(*count)).sum()
     }

@@ -6,7 +6,7 @@ use super::compiled::{Checkable, Compiled, Level};
 use super::facts::{Attr, Facts, PlayerFacts};
 use super::ruleset::{Agg, Choose, Clock, Missing, Of, RuleKind};
 use crate::info::Text;
-use crate::rating::win_chance;
+use crate::rating::systems::win_chance;
 
 /// A party in a match and the level that its waiting time has reached.
 pub(crate) type Placed<'a> = (&'a Facts, u8);

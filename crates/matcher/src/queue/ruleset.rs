@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
+
+use crate::rating::systems::System;
 
 /// Problem of a rule set, and its path.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -182,13 +184,71 @@ pub(crate) struct RatingRule {
     pub(crate) period_s: u64,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum System {
-    #[default]
-    WengLin,
-    #[serde(rename = "glicko2")]
-    Glicko2,
+/// A rule set that was checked: it has a name, its numbers are in range and nothing in it
+/// contradicts itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub struct QueueRules {
+    pub(super) name: String,
+    /// JSON as given.
+    pub(super) source: String,
+}
+
+impl QueueRules {
+    /// Reads a rule set.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its path in the document.
+    pub fn parse(json: &[u8]) -> Result<QueueRules, RuleProblem> {
+        let set = RuleSet::parse(json)?;
+        let source = String::from_utf8_lossy(json).into_owned();
+        Ok(QueueRules { name: set.name, source })
+    }
+
+    /// Name of the queue.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// JSON as given.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The same name with changed members.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut Map<String, Value>)) -> QueueRules {
+        let mut rules: Value = serde_json::from_str(&self.source).unwrap_or_default();
+        if let Some(members) = rules.as_object_mut() {
+            change(members);
+        }
+        QueueRules { name: self.name.clone(), source: rules.to_string() }
+    }
+
+    /// Returns whether a policy gives its matches their servers.
+    pub(crate) fn asks_policy(&self) -> bool {
+        RuleSet::parse(self.source.as_bytes()).is_ok_and(|set| set.assign == Assign::Policy)
+    }
+
+    /// The pool that it rates in, and by which system.
+    pub(crate) fn rating(&self) -> Option<(String, System)> {
+        RuleSet::parse(self.source.as_bytes()).ok()?.rating.map(|rating| (rating.pool, rating.system))
+    }
+}
+
+impl TryFrom<Value> for QueueRules {
+    type Error = RuleProblem;
+
+    fn try_from(value: Value) -> Result<QueueRules, RuleProblem> {
+        QueueRules::parse(value.to_string().as_bytes())
+    }
+}
+
+impl From<QueueRules> for Value {
+    fn from(rules: QueueRules) -> Value {
+        // The text was read as JSON once.
+        serde_json::from_str(&rules.source).unwrap_or_default()
+    }
 }
 
 /// A rule with the members of every type; `check` refuses those that its type does not have.

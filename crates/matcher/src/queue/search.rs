@@ -11,6 +11,7 @@ use super::positions::assign;
 use super::rules::{Placed, View};
 use super::ruleset::{Clock, PartyPolicy, Prefer};
 use crate::info::Text;
+use crate::key::TicketKey;
 
 /// Neighbours that are looked at for one position.
 const SCARCE_VISITS: usize = 4_096;
@@ -24,7 +25,7 @@ pub(crate) struct Start<'a> {
     pub(crate) key: Key,
     pub(crate) hot: Hot,
     /// The anchor itself; `None` for a backfill.
-    pub(crate) ticket: Option<u32>,
+    pub(crate) ticket: Option<TicketKey>,
     /// Players already there, by side.
     pub(crate) fixed: Vec<Vec<&'a Facts>>,
     /// Free places by side.
@@ -35,7 +36,7 @@ pub(crate) struct Start<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Filling {
     /// Tickets by side.
-    pub(crate) sides: Vec<Vec<u32>>,
+    pub(crate) sides: Vec<Vec<TicketKey>>,
     pub(crate) level: u8,
     pub(crate) quality: f64,
     pub(crate) region: Option<u16>,
@@ -64,7 +65,7 @@ pub(crate) struct Search<'a, F> {
 /// A neighbour that the anchor may meet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
-    ticket: u32,
+    ticket: TicketKey,
     value: f64,
     hot: Hot,
 }
@@ -80,7 +81,7 @@ enum Way {
     Even,
 }
 
-impl<'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Search<'a, F> {
+impl<'a, F: Fn(TicketKey) -> (&'a Facts, u64) + Copy> Search<'a, F> {
     /// A match around the anchor, if filling finds one.
     pub(crate) fn attempt(&mut self, start: &Start<'a>) -> Option<Filling> {
         let mut near = std::mem::take(&mut self.near);
@@ -346,7 +347,7 @@ struct Filler<'s, 'a, F> {
 /// A party that has a place.
 #[derive(Clone, Copy, Debug)]
 struct Chosen {
-    ticket: u32,
+    ticket: TicketKey,
     value: f64,
     size: u8,
     level: u8,
@@ -378,7 +379,7 @@ struct State {
     sums: SmallVec<[f64; 4]>,
 }
 
-impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
+impl<'s, 'a, F: Fn(TicketKey) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
     fn new(search: &'s Search<'a, F>, start: &'s Start<'a>, way: Way) -> Option<Filler<'s, 'a, F>> {
         let compiled = search.compiled;
         let value = number(start.key.0);
@@ -530,7 +531,7 @@ impl<'s, 'a, F: Fn(u32) -> (&'a Facts, u64) + Copy> Filler<'s, 'a, F> {
         if !max_ms.is_finite() {
             return Some(u64::MAX);
         }
-        let of = |ticket: u32, own: u8, mask: u64| {
+        let of = |ticket: TicketKey, own: u8, mask: u64| {
             let exact = own == level && compiled.set.expand_clock != Clock::Oldest;
             if exact { mask } else { (self.search.facts)(ticket).0.regions_within(max_ms) }
         };

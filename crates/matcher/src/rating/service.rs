@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use throng_wire::fields;
 
-use super::systems::{Rating, glicko2_period};
+use super::systems::{Rating, System, glicko2_period};
 use super::{Change, GameResult, Rated, RatingPool, Ratings, Report, Reported};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{Text, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
-use crate::queue::{Compiled, System};
+use crate::queue::Compiled;
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -58,7 +58,7 @@ impl Matcher {
         match self.match_named(id, room) {
             Ok(index) => {
                 let found = &self.matches[index];
-                let rules = self.queues.list[found.queue()].rules();
+                let rules = self.queues[found.queue()].rules();
                 let rule = rules.set.rating.as_ref().ok_or_else(none)?;
                 Ok((found.id(), rule.pool.clone(), rule.system, rule.period_s * 1_000))
             }
@@ -157,7 +157,7 @@ impl Matcher {
 
     /// The system of a pool: that of its ratings, or of a queue but one that declares it.
     pub(crate) fn system_of_pool(&self, name: &str, but: &str) -> Option<System> {
-        let others = self.queues.list.iter().map(|(_, queue)| queue).filter(|queue| queue.name != but);
+        let others = self.queues.iter().map(|(_, queue)| queue).filter(|queue| queue.name != but);
         let declared = |rules: &Compiled| {
             rules.set.rating.as_ref().filter(|rule| rule.pool == name).map(|rule| rule.system)
         };

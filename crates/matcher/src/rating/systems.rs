@@ -6,11 +6,21 @@
 //! held to published vectors, and to the crate where the two forms are the same: two teams,
 //! whatever the outcome.
 
+use serde::{Deserialize, Serialize};
 use skillratings::Outcomes;
 use skillratings::glicko2::{Glicko2Config, Glicko2Rating, glicko2_rating_period};
 
-use crate::queue::System;
 use crate::schema::v1;
+
+/// A rating system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum System {
+    #[default]
+    WengLin,
+    #[serde(rename = "glicko2")]
+    Glicko2,
+}
 
 /// A player's rating.
 #[derive(Clone, Copy, Debug, PartialEq)]

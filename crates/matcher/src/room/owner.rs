@@ -10,9 +10,8 @@ use crate::config::{Config, ModeRules, OnFull};
 use crate::history::{Change, History, NAMED_MAX};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, check_growth};
-use crate::key::{PlayerKey, RoomKey, ServerKey};
-use crate::people::Numbers;
-use crate::policy::Verdict;
+use crate::key::{BackfillKey, Numbers, PlayerKey, RoomKey, ServerKey, TicketKey};
+use crate::policy::verdict::Verdict;
 use crate::problem::{Outcome, ensure};
 use crate::schema::v1;
 use crate::sides::{Side, Sides};
@@ -26,7 +25,7 @@ const OPEN_MAX: u32 = 10_000;
 /// Every room, and the modes with their indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms {
-    list: Slab<Room>,
+    list: Slab<RoomKey, Room>,
     modes: Modes,
     /// Rooms that were made since the beginning.
     made: u64,
@@ -58,7 +57,7 @@ pub(crate) struct Room {
     creator: Option<ServerKey>,
     /// The match that it is.
     matched: Option<Id>,
-    backfill: Option<u32>,
+    backfill: Option<BackfillKey>,
     history: History,
 }
 
@@ -74,7 +73,7 @@ pub(crate) struct Seat {
     pub(crate) player: PlayerKey,
     pub(crate) until: u64,
     /// Ticket that was matched, while it is readable.
-    pub(crate) ticket: u32,
+    pub(crate) ticket: Option<TicketKey>,
     /// `None` where only the id of the role is known: a large tick makes a hundred thousand such
     /// seats.
     pub(crate) info: Option<Box<Info>>,
@@ -85,7 +84,7 @@ impl std::ops::Index<RoomKey> for Rooms {
 
     #[inline]
     fn index(&self, key: RoomKey) -> &Room {
-        &self.list[key.index()]
+        &self.list[key]
     }
 }
 
@@ -118,9 +117,9 @@ impl Rooms {
         let list = Slab::from_places(rooms.into_iter(), free).ok_or("a room is there twice")?;
         let mut rooms = Rooms { list, modes, made };
         rooms.fill_modes()?;
-        for index in 0..rooms.list.next_new() {
-            if rooms.list.get(index).is_some() {
-                rooms.reindex(RoomKey::new(index));
+        for key in (0..rooms.list.end()).map(RoomKey::new) {
+            if rooms.list.get(key).is_some() {
+                rooms.reindex(key);
             }
         }
         Ok(rooms)
@@ -128,13 +127,12 @@ impl Rooms {
 
     fn fill_modes(&mut self) -> Result<(), &'static str> {
         let mut open = Vec::new();
-        for (index, room) in self.list.iter() {
+        for (key, room) in self.list.iter() {
             let mode = self.modes.get_mut(room.mode).ok_or("a room has no mode")?;
             mode.rooms += 1;
             mode.members += room.members.len() as u32;
             mode.seats += room.seats.len() as u32;
             mode.teams += room.teams_from(0);
-            let key = RoomKey::new(index);
             if room.listed {
                 mode.visible.insert(room.order, key);
             }
@@ -153,7 +151,7 @@ impl Rooms {
     pub(crate) fn save(
         &self,
         numbers: &Numbers,
-        ticket: impl Fn(&Room, u32) -> Option<u32>,
+        ticket: impl Fn(&Room, TicketKey) -> bool,
     ) -> v1::Places<v1::Room<'_>> {
         v1::Places {
             objects: self.list.iter().map(|(_, room)| room.save(numbers, |own| ticket(room, own))).collect(),
@@ -189,21 +187,21 @@ impl Rooms {
     }
 
     pub(crate) fn get(&self, key: RoomKey) -> Option<&Room> {
-        self.list.get(key.index())
+        self.list.get(key)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (RoomKey, &Room)> {
-        self.list.iter().map(|(index, room)| (RoomKey::new(index), room))
+        self.list.iter()
     }
 
     pub(crate) fn find(&self, id: Id) -> Option<RoomKey> {
-        let is_same = self.list.get(id.index).is_some_and(|room| room.id == id);
+        let is_same = self.list.get(RoomKey::new(id.index)).is_some_and(|room| room.id == id);
         is_same.then_some(RoomKey::new(id.index))
     }
 
     /// The place of the next room that is made.
     pub(crate) fn next_key(&self) -> RoomKey {
-        RoomKey::new(self.list.next_index())
+        self.list.next_key()
     }
 
     /// Makes an empty room, in no index yet, at [`next_key`](Rooms::next_key), which `id` names.
@@ -218,7 +216,7 @@ impl Rooms {
     ) -> RoomKey {
         self.made += 1;
         self.modes[mode].rooms += 1;
-        RoomKey::new(self.list.insert(Room {
+        self.list.insert(Room {
             id,
             order: self.made,
             created: now,
@@ -240,24 +238,24 @@ impl Rooms {
             matched: None,
             backfill: None,
             history: History::default(),
-        }))
+        })
     }
 
     /// Marks a room as that of a match: players join it through the match or a backfill only.
     pub(crate) fn set_matched(&mut self, key: RoomKey, found: Id) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         (room.full, room.forced_full) = (true, true);
         room.matched = Some(found);
     }
 
-    pub(crate) fn set_backfill(&mut self, key: RoomKey, backfill: Option<u32>) {
-        self.list[key.index()].backfill = backfill;
+    pub(crate) fn set_backfill(&mut self, key: RoomKey, backfill: Option<BackfillKey>) {
+        self.list[key].backfill = backfill;
     }
 
     /// Adds members; a room that they fill is sealed or deleting where its mode says so. Returns
     /// the place of the first.
     pub(crate) fn admit(&mut self, key: RoomKey, members: impl Iterator<Item = Member>) -> usize {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let mode = &mut self.modes[room.mode];
         room.rev += 1;
         let first = room.members.len();
@@ -283,7 +281,7 @@ impl Rooms {
     /// Makes a room what its policy wants it to be; `Data` was checked when the verdict came. Not
     /// in the indexes yet.
     pub(crate) fn change_by_policy(&mut self, key: RoomKey, changes: &Verdict) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.hidden = changes.hidden.unwrap_or(room.hidden);
         if let Some(full) = changes.full {
             room.forced_full = full;
@@ -296,12 +294,12 @@ impl Rooms {
 
     /// Gives a room its next revision.
     pub(crate) fn count_change(&mut self, key: RoomKey) {
-        self.list[key.index()].rev += 1;
+        self.list[key].rev += 1;
     }
 
     /// Takes the member at a place out, whose role is `role`.
     pub(crate) fn remove_member(&mut self, key: RoomKey, at: usize, role: &[u8]) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let member = room.members.remove(at);
         let mode = &mut self.modes[room.mode];
         mode.members -= 1;
@@ -311,7 +309,7 @@ impl Rooms {
 
     /// A room with a free place more opens again, unless it is sealed.
     pub(crate) fn open_again(&mut self, key: RoomKey) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         if !room.sealed && !room.forced_full {
             room.full = room.free(self.modes[room.mode].rules.capacity) == 0;
         }
@@ -320,7 +318,7 @@ impl Rooms {
 
     /// A room is deleting from now on, in no index any more. Returns its seats, which are gone.
     pub(crate) fn begin_end(&mut self, key: RoomKey, now: u64) -> Vec<Seat> {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.deleting = true;
         room.history.note((now, room.rev), Change::of("deleting"), std::iter::empty());
         let seats = std::mem::take(&mut room.seats);
@@ -331,7 +329,7 @@ impl Rooms {
 
     /// Removes a room that is in no index.
     pub(crate) fn remove(&mut self, key: RoomKey) -> Option<Room> {
-        let room = self.list.remove(key.index())?;
+        let room = self.list.remove(key)?;
         let mode = &mut self.modes[room.mode];
         mode.rooms -= 1;
         mode.members -= room.members.len() as u32;
@@ -341,12 +339,12 @@ impl Rooms {
 
     /// Makes space for further seats.
     pub(crate) fn reserve_seats(&mut self, key: RoomKey, count: usize) {
-        self.list[key.index()].seats.reserve(count);
+        self.list[key].seats.reserve(count);
     }
 
     /// Keeps seats. The room is not in the indexes as it is now yet.
     pub(crate) fn add_seats(&mut self, key: RoomKey, seats: impl Iterator<Item = Seat>) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let before = room.seats.len();
         room.seats.extend(seats);
         let more = room.seats.len() - before;
@@ -360,7 +358,7 @@ impl Rooms {
 
     /// Takes the seat at a place away for one who becomes a member.
     pub(crate) fn claim_seat(&mut self, key: RoomKey, at: usize) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.seats.remove(at);
         self.modes[room.mode].seats -= 1;
     }
@@ -368,14 +366,14 @@ impl Rooms {
     /// Takes the seat at a place away from a role.
     pub(crate) fn expire_seat(&mut self, key: RoomKey, at: usize, role: &[u8]) {
         self.claim_seat(key, at);
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.rev += 1;
         room.sides.remove(role);
     }
 
     /// Sets the data of a match that has its server now, and the end of its seats.
     pub(crate) fn assign(&mut self, key: RoomKey, data: DataMap, until: u64) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.data = data;
         room.rev += 1;
         room.seats.iter_mut().for_each(|seat| seat.until = until);
@@ -383,7 +381,7 @@ impl Rooms {
 
     /// Sets a free-form value; an empty one removes it.
     pub(crate) fn set_data(&mut self, key: RoomKey, name: &[u8], value: &[u8]) -> Outcome {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.data.set_within(ROOM_DATA_FIELD, name, value, room.size())?;
         room.rev += 1;
         Ok(())
@@ -391,7 +389,7 @@ impl Rooms {
 
     /// Replaces the info of the member at a place.
     pub(crate) fn set_info(&mut self, key: RoomKey, at: usize, info: Info) -> Outcome {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let size = room.size();
         check_growth(size, size - room.members[at].info.bytes().len() + info.bytes().len())?;
         room.members[at].info = info;
@@ -401,7 +399,7 @@ impl Rooms {
 
     /// Sets the flags that are given.
     pub(crate) fn set_flags(&mut self, key: RoomKey, hidden: Option<bool>, full: Option<bool>) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let free = room.free(self.modes[room.mode].rules.capacity);
         room.hidden = hidden.unwrap_or(room.hidden);
         if let Some(full) = full {
@@ -419,14 +417,14 @@ impl Rooms {
         sides: impl Iterator<Item = (&'a [u8], P)>,
         spare: &mut Vec<u8>,
     ) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         if room.sides.is_empty() {
             room.sides = Sides::new(sides, spare);
         }
     }
 
     pub(crate) fn change_sides(&mut self, key: RoomKey, change: impl FnOnce(&mut Vec<Side>)) {
-        self.list[key.index()].sides.change(change);
+        self.list[key].sides.change(change);
     }
 
     /// Notes a change of a room that has its revision by now, and the roles that it concerns.
@@ -437,7 +435,7 @@ impl Rooms {
         change: Change<'_>,
         roles: impl ExactSizeIterator<Item = &'a [u8]> + Clone,
     ) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         room.history.note((now, room.rev), change, roles);
     }
 
@@ -449,7 +447,7 @@ impl Rooms {
         first: usize,
         role: impl Fn(PlayerKey) -> &'a [u8] + Clone,
     ) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let joined = room.members[first..].iter().map(|member| role(member.player));
         room.history.note((now, room.rev), Change::of("joined"), joined);
     }
@@ -462,7 +460,7 @@ impl Rooms {
         first: usize,
         role: impl Fn(PlayerKey) -> &'a [u8],
     ) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         // Read twice: once from all over the memory.
         let roles: SmallVec<[&[u8]; NAMED_MAX]> =
             room.seats[first..].iter().map(|seat| role(seat.player)).collect();
@@ -471,7 +469,7 @@ impl Rooms {
 
     /// Makes the mode's indexes agree with the room.
     pub(crate) fn reindex(&mut self, key: RoomKey) {
-        let room = &mut self.list[key.index()];
+        let room = &mut self.list[key];
         let mode = &mut self.modes[room.mode];
         let lists = !room.deleting && !room.hidden;
         if lists != room.listed {
@@ -503,7 +501,7 @@ impl Rooms {
             room.open_place = mode.open.last_place(free as usize) as u32;
         }
         if let Some(moved) = moved {
-            self.list[moved.index()].open_place = place;
+            self.list[moved].open_place = place;
         }
     }
 
@@ -532,7 +530,7 @@ impl Rooms {
 
 impl Room {
     /// `ticket` says which tickets of seats are still those of this room.
-    fn save(&self, numbers: &Numbers, ticket: impl Fn(u32) -> Option<u32>) -> v1::Room<'_> {
+    fn save(&self, numbers: &Numbers, ticket: impl Fn(TicketKey) -> bool) -> v1::Room<'_> {
         v1::Room {
             id: self.id.into(),
             number: self.order,
@@ -551,7 +549,7 @@ impl Room {
             sides: self.sides.bytes(),
             creator: self.creator.and_then(|creator| numbers.server(creator)),
             matched: self.matched.map(Id::into),
-            backfill: self.backfill,
+            backfill: self.backfill.map(BackfillKey::index),
             history: self.history.bytes(),
         }
     }
@@ -564,7 +562,7 @@ impl Room {
         let seat = |seat: &v1::Seat<'_>| Seat {
             player: PlayerKey::new(seat.player),
             until: seat.until,
-            ticket: seat.ticket.unwrap_or(NONE),
+            ticket: seat.ticket.map(TicketKey::new),
             info: seat.info.map(|info| Box::new(Info::load(info))),
         };
         Room {
@@ -587,7 +585,7 @@ impl Room {
             sides: Sides::load(saved.sides),
             creator: saved.creator.map(ServerKey::new),
             matched: saved.matched.map(Id::from),
-            backfill: saved.backfill,
+            backfill: saved.backfill.map(BackfillKey::new),
             history: History::load(saved.history),
         }
     }
@@ -660,7 +658,7 @@ impl Room {
         self.matched
     }
 
-    pub(crate) fn backfill(&self) -> Option<u32> {
+    pub(crate) fn backfill(&self) -> Option<BackfillKey> {
         self.backfill
     }
 
@@ -713,11 +711,11 @@ impl Member {
 }
 
 impl Seat {
-    fn save(&self, numbers: &Numbers, ticket: impl Fn(u32) -> Option<u32>) -> v1::Seat<'_> {
+    fn save(&self, numbers: &Numbers, ticket: impl Fn(TicketKey) -> bool) -> v1::Seat<'_> {
         v1::Seat {
             player: numbers.player(self.player).unwrap_or(NONE),
             until: self.until,
-            ticket: ticket(self.ticket),
+            ticket: self.ticket.filter(|own| ticket(*own)).map(TicketKey::index),
             info: self.info.as_deref().map(Info::bytes),
         }
     }

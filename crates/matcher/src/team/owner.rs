@@ -5,8 +5,7 @@ use throng_wire::matcher::{Status, write_bytes, write_u64};
 
 use crate::id::Id;
 use crate::info::{DataMap, Info, TEAM_DATA_FIELD, Text, check_growth};
-use crate::key::{PlayerKey, TeamKey};
-use crate::people::Numbers;
+use crate::key::{Numbers, PlayerKey, TeamKey};
 use crate::problem::{Outcome, Problem};
 use crate::schema::v1;
 use crate::slab::{NONE, Slab};
@@ -21,7 +20,7 @@ const WRONG_SERVERS_MAX: usize = 1_000;
 
 /// Every team.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Teams(Slab<Team>);
+pub(crate) struct Teams(Slab<TeamKey, Team>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Team {
@@ -53,7 +52,7 @@ impl std::ops::Index<TeamKey> for Teams {
     type Output = Team;
 
     fn index(&self, key: TeamKey) -> &Team {
-        &self.0[key.index()]
+        &self.0[key]
     }
 }
 
@@ -73,17 +72,17 @@ impl Teams {
     }
 
     pub(crate) fn get(&self, key: TeamKey) -> Option<&Team> {
-        self.0.get(key.index())
+        self.0.get(key)
     }
 
     pub(crate) fn find(&self, id: Id) -> Option<TeamKey> {
-        let is_same = self.0.get(id.index).is_some_and(|team| team.id == id);
+        let is_same = self.0.get(TeamKey::new(id.index)).is_some_and(|team| team.id == id);
         is_same.then_some(TeamKey::new(id.index))
     }
 
     /// The place of the next team that is made.
     pub(crate) fn next_key(&self) -> TeamKey {
-        TeamKey::new(self.0.next_index())
+        self.0.next_key()
     }
 
     /// Makes a team of its leader alone, at [`next_key`](Teams::next_key), which `id` names.
@@ -98,12 +97,12 @@ impl Teams {
         let (password, player) = (Text::from_slice(password), leader.player);
         let members = smallvec::smallvec![leader];
         let team = Team { id, password, max_role, data, members, leader: player, rev: 1, wrong: Vec::new() };
-        TeamKey::new(self.0.insert(team))
+        self.0.insert(team)
     }
 
     /// Refuses a wrong password, which it counts, and a team that is full.
     pub(crate) fn admit(&mut self, key: TeamKey, password: &[u8], server: &[u8], now: u64) -> Outcome {
-        let team = &mut self.0[key.index()];
+        let team = &mut self.0[key];
         team.check_password(password, server, now)?;
         if team.members.len() as u64 >= team.max_role {
             return Err(Problem::new(Status::TeamFull, "team is already full"));
@@ -113,34 +112,34 @@ impl Teams {
 
     /// Adds a member that was admitted.
     pub(crate) fn join(&mut self, key: TeamKey, member: TeamMember) {
-        let team = &mut self.0[key.index()];
+        let team = &mut self.0[key];
         team.members.push(member);
         team.rev += 1;
     }
 
     /// Counts the change that a member's leaving is, before the member is removed: it hears of it.
     pub(crate) fn begin_leave(&mut self, key: TeamKey) {
-        self.0[key.index()].rev += 1;
+        self.0[key].rev += 1;
     }
 
     /// Removes a member, and with the last one the team.
     pub(crate) fn leave(&mut self, key: TeamKey, player: PlayerKey) {
-        let team = &mut self.0[key.index()];
+        let team = &mut self.0[key];
         team.members.retain(|member| member.player != player);
         if team.members.is_empty() {
-            self.0.remove(key.index());
+            self.0.remove(key);
         }
     }
 
     pub(crate) fn set_leader(&mut self, key: TeamKey, player: PlayerKey) {
-        let team = &mut self.0[key.index()];
+        let team = &mut self.0[key];
         team.leader = player;
         team.rev += 1;
     }
 
     /// Sets a free-form value; an empty one removes it.
     pub(crate) fn set_data(&mut self, key: TeamKey, name: &[u8], value: &[u8]) -> Outcome {
-        let team = &mut self.0[key.index()];
+        let team = &mut self.0[key];
         team.data.set_within(TEAM_DATA_FIELD, name, value, team.size())?;
         team.rev += 1;
         Ok(())
@@ -151,11 +150,10 @@ impl Teams {
         &self,
         is_in: impl Fn(PlayerKey, TeamKey) -> bool,
     ) -> Result<(), &'static str> {
-        for (index, team) in self.0.iter() {
-            let key = TeamKey::new(index);
+        for (key, team) in self.0.iter() {
             let has = |player: PlayerKey| team.members.iter().any(|own| own.player == player);
             let wrong = match () {
-                () if team.id.index != index => "the id of a team",
+                () if team.id.index != key.index() => "the id of a team",
                 () if !team.members.iter().all(|own| is_in(own.player, key)) => "a member of a team",
                 () if !has(team.leader) => "the leader of a team",
                 () => continue,

@@ -4,12 +4,14 @@ use smallvec::SmallVec;
 use throng_wire::matcher::{Status, write_bytes, write_nested};
 use throng_wire::{WireType, fields};
 
-use super::{PLAYERS_MAX, PRIORITIES, Standing, State, Ticket, TicketPlayer, parse_players};
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
-use crate::queue::{Compiled, Facts, PlayerInput};
+use crate::queue::{
+    Compiled, Facts, PLAYERS_MAX, PRIORITIES, PlayerInput, State, Ticket, TicketPlayer, parse_players,
+};
 use crate::turn::Turn;
 
 /// Bytes of a ticket's players as encoded.
@@ -22,7 +24,7 @@ impl Matcher {
         self.check_not_draining()?;
         let mut asked = TicketRequest::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
-        if let Some(why) = &self.queues.list[queue].paused {
+        if let Some(why) = &self.queues[queue].paused {
             let why = format!(
                 "the queue is paused: this release does not take its rule set ({why}); put another one"
             );
@@ -31,10 +33,10 @@ impl Matcher {
         if asked.priority != 0 {
             require(turn.caller, Scope::Trusted)?;
         }
-        if self.live_tickets >= self.config.tickets_max {
+        if self.queues.live() >= self.config.tickets_max {
             return Err(Problem::new(Status::Overloaded, "as many tickets wait as this matcher takes"));
         }
-        let compiled = self.queues.list[queue].rules();
+        let compiled = self.queues[queue].rules();
         let from_team: Vec<Vec<u8>>;
         let bodies = if asked.team.is_empty() {
             std::mem::take(&mut asked.players)
@@ -48,32 +50,34 @@ impl Matcher {
         self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
         let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
         let refused = |why: String| Problem::new(Status::RuleInvalid, why);
-        let facts = compiled.facts(&party, &mut self.queues.list[queue].regions).map_err(refused)?;
+        let facts = self.queues.facts(queue, &party).map_err(refused)?;
         if let Some(why) = compiled.never(&facts) {
             return Err(refused(why));
         }
-        let index = self.insert_ticket(queue, &asked, facts);
+        let mut players = SmallVec::with_capacity(party.len());
         for ((input, server), body) in party.iter().zip(&servers).zip(&bodies) {
             let entry = self.people.server_entry(server);
             let player = self.people.player_entry(input.role, entry);
-            self.people.add_ticket(player, index);
-            let body = with_server(body, server);
-            self.tickets[index].players.push(TicketPlayer { player: Some(player), body });
+            self.people.add_ticket(player, self.queues.next_ticket());
+            players.push(TicketPlayer { player: Some(player), body: with_server(body, server) });
         }
-        self.live_tickets += 1;
-        self.queues.list[queue].live += 1;
+        let index = self.insert_ticket(queue, &asked, facts, players);
         self.enter_pool(index);
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
     }
 
-    /// Makes a ticket that has no players yet.
-    fn insert_ticket(&mut self, queue: u32, asked: &TicketRequest<'_>, facts: Facts) -> u32 {
-        let timeout = self.queues.list[queue].rules().set.timeout_s * 1_000;
+    fn insert_ticket(
+        &mut self,
+        queue: QueueKey,
+        asked: &TicketRequest<'_>,
+        facts: Facts,
+        players: SmallVec<[TicketPlayer; 1]>,
+    ) -> TicketKey {
+        let timeout = self.queues[queue].rules().set.timeout_s * 1_000;
         let expires = self.now + if asked.expires_ms == 0 { timeout } else { asked.expires_ms.min(timeout) };
-        let index = self.tickets.next_index();
-        let id = self.new_id(index);
-        self.tickets.insert(Ticket {
+        let id = self.new_id(self.queues.next_ticket().index());
+        self.queues.insert_ticket(Ticket {
             id,
             queue,
             created: self.now,
@@ -83,10 +87,10 @@ impl Matcher {
             rev: 1,
             reason: Box::default(),
             team: Box::from(asked.team),
-            players: SmallVec::new(),
+            players,
             facts,
             level: 0,
-            standing: Standing::Nowhere,
+            standing: Default::default(),
             matched: None,
             room: None,
             region: None,
@@ -98,7 +102,7 @@ impl Matcher {
     fn check_players<'a>(
         &self,
         caller: Caller<'a>,
-        queue: u32,
+        queue: QueueKey,
         compiled: &Compiled,
         inputs: &[(PlayerInput<'a>, &'a [u8])],
         from_team: bool,
@@ -121,7 +125,7 @@ impl Matcher {
     }
 
     /// Refuses a player who may not have one more ticket.
-    fn check_may_wait(&self, queue: u32, compiled: &Compiled, role: &[u8]) -> Outcome {
+    fn check_may_wait(&self, queue: QueueKey, compiled: &Compiled, role: &[u8]) -> Outcome {
         let Some(player) = self.people.player(role) else { return Ok(()) };
         let player = &self.people[player];
         if player.cooldown_until() > self.now {
@@ -129,10 +133,10 @@ impl Matcher {
             let until = player.cooldown_until().to_string();
             return Err(Problem::new(Status::Cooldown, message).with("Until", until));
         }
-        let is_here = player.tickets().iter().any(|ticket| self.tickets[*ticket].queue == queue);
+        let is_here = player.tickets().iter().any(|ticket| self.queues[*ticket].queue == queue);
         if is_here || player.tickets().len() >= self.config.tickets_per_player {
             let ids: Vec<[u8; 32]> =
-                player.tickets().iter().map(|ticket| self.ticket_text(*ticket)).collect();
+                player.tickets().iter().map(|ticket| self.queues[*ticket].text()).collect();
             let detail = quote_all(ids.iter().map(<[u8; 32]>::as_slice));
             let message = "the player has live tickets";
             return Err(Problem::new(Status::AlreadyInQueue, message).with("TicketIDs", detail));
@@ -180,12 +184,11 @@ impl Matcher {
     }
 
     pub(crate) fn cancel_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
+        let index = self.queues.find_ticket(crate::team::two_texts(body)?.0)?;
         self.check_owns_ticket(turn.caller, index)?;
-        match self.tickets[index].state {
+        match self.queues[index].state {
             State::Searching => {
-                let queue = self.tickets[index].queue;
-                self.queues.list[queue].figures.cancelled += 1;
+                self.queues.count(self.queues[index].queue, |figures| &mut figures.cancelled);
                 self.end_ticket(turn, index, State::Cancelled, "cancelled");
             }
             State::Proposed => self.decline(turn, index),
@@ -199,8 +202,8 @@ impl Matcher {
     }
 
     /// Whoever hosts a player of a ticket may act for it.
-    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: u32) -> Outcome {
-        let ticket = &self.tickets[index];
+    pub(crate) fn check_owns_ticket(&self, caller: Caller<'_>, index: TicketKey) -> Outcome {
+        let ticket = &self.queues[index];
         let hosts = |player: &TicketPlayer| {
             player.player.is_none_or(|player| self.people.server_of(player) == caller.srv.as_bytes())
         };
@@ -211,14 +214,14 @@ impl Matcher {
     }
 
     pub(crate) fn get_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let index = self.find_ticket(crate::team::two_texts(body)?.0)?;
+        let index = self.queues.find_ticket(crate::team::two_texts(body)?.0)?;
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
     }
 
     pub(crate) fn list_tickets(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (role, queue) = crate::team::two_texts(body)?;
-        let mut found: Vec<u32> = Vec::new();
+        let mut found: Vec<TicketKey> = Vec::new();
         if !role.is_empty() {
             if let Some(player) = self.people.player(role) {
                 self.check_acts_for(turn.caller, player)?;
@@ -228,8 +231,8 @@ impl Matcher {
             require(turn.caller, Scope::Trusted)?;
             let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
             let all =
-                self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
-            let most = (self.queues.list[queue].live as usize).min(LIST_MAX);
+                self.queues.tickets().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
+            let most = (self.queues[queue].live as usize).min(LIST_MAX);
             found.extend(all.map(|(index, _)| index).take(most));
         }
         for index in found {

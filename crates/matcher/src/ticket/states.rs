@@ -1,79 +1,18 @@
-//! Tickets enter and leave their pools, change and end.
+//! Tickets begin to search, are told how they stand, and end.
 
-use smallvec::SmallVec;
 use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 
-use super::{
-    EndedTickets, FORGOTTEN_PER_INPUT, PoolPosition, Standing, State, next_due, parse_players, ticket_id,
-};
-use crate::key::PlayerKey;
+use crate::key::{PlayerKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
-use crate::problem::{Outcome, not_found};
-use crate::queue::{Compiled, Facts, Key, OnMemberLost, PlayerInput, anchor_of, ordered};
-use crate::slab::NONE;
+use crate::queue::{Compiled, OnMemberLost, PlayerInput, State, parse_players};
 use crate::turn::Turn;
 
-/// Ended tickets stay readable for this long,
-const ENDED_MS: u64 = 60_000;
-/// but at most so many of them: beyond, the oldest are forgotten, as a burst of cancellations would
-/// fill the memory.
-const ENDED_MAX: u32 = 100_000;
-/// Those that each input forgets for being beyond: more than it adds, and so few that a tick which
-/// ends a hundred thousand leaves the work to the requests after it. They take the memory that they
-/// had while they searched.
-const FORGOTTEN_EARLY: usize = 4;
-
 impl Matcher {
-    /// Places of the tickets that have ended and are still readable, in the order of their ends.
-    pub(crate) fn save_ended(&self) -> Vec<u32> {
-        let mut all = Vec::new();
-        let mut at = self.ended_tickets.first;
-        while let Some(Standing::Ended { next, .. }) = self.tickets.get(at).map(|ticket| ticket.standing) {
-            all.push(at);
-            at = next;
-        }
-        all
-    }
-
-    /// Chains the tickets that a snapshot names as ended.
-    pub(crate) fn load_ended(&mut self, all: &[u32]) -> Result<(), &'static str> {
-        for pair in all.windows(2) {
-            match self.tickets.get_mut(pair[0]).map(|ticket| &mut ticket.standing) {
-                Some(Standing::Ended { next, .. }) if *next == NONE => *next = pair[1],
-                _ => return Err("an ended ticket is missing or there twice"),
-            }
-        }
-        let (first, last) = (all.first().copied().unwrap_or(NONE), all.last().copied().unwrap_or(NONE));
-        let ends = matches!(
-            self.tickets.get(last).map(|ticket| ticket.standing),
-            Some(Standing::Ended { next: NONE, .. })
-        );
-        if !all.is_empty() && !ends {
-            return Err("the last ended ticket is missing or there twice");
-        }
-        self.ended_tickets = EndedTickets { first, last, len: all.len() as u32 };
-        Ok(())
-    }
-
-    pub(crate) fn find_ticket(&self, text: &[u8]) -> Outcome<u32> {
-        let index = text.get(11..19).and_then(crate::id::unhex).unwrap_or(u64::from(NONE)) as u32;
-        self.tickets
-            .get(index)
-            .filter(|ticket| ticket_id(ticket.id, ticket.created) == text)
-            .map(|_| index)
-            .ok_or_else(|| not_found("ticket does not exist"))
-    }
-
-    pub(crate) fn ticket_text(&self, index: u32) -> [u8; 32] {
-        let ticket = &self.tickets[index];
-        ticket_id(ticket.id, ticket.created)
-    }
-
-    pub(crate) fn write_ticket(&self, index: u32, out: &mut Vec<u8>) {
-        let ticket = &self.tickets[index];
-        let queue = &self.queues.list[ticket.queue];
+    pub(crate) fn write_ticket(&self, index: TicketKey, out: &mut Vec<u8>) {
+        let ticket = &self.queues[index];
+        let queue = &self.queues[ticket.queue];
         let now = self.clock.max(self.now);
-        write_bytes(out, 1, &self.ticket_text(index));
+        write_bytes(out, 1, &ticket.text());
         write_bytes(out, 2, queue.name.as_bytes());
         for player in &ticket.players {
             write_bytes(out, 3, &player.body);
@@ -112,182 +51,51 @@ impl Matcher {
         }
     }
 
-    /// A ticket begins to search, or goes on.
-    pub(crate) fn enter_pool(&mut self, index: u32) {
-        let compiled = self.queues.list[self.tickets[index].queue].rules();
-        let now = self.now;
-        let ticket = &mut self.tickets[index];
-        ticket.state = State::Searching;
-        ticket.level = compiled.level_at(now - ticket.created);
-        let due = next_due(&compiled, ticket);
-        let hot = compiled.hot(&ticket.facts, ticket.level);
-        let key = (ordered(compiled.main_value(&ticket.facts)), index);
-        let partition_key = compiled.partition_of(&ticket.facts);
-        let queue_index = ticket.queue;
-        let anchor = anchor_of(&self.tickets, index);
-        let queue = &mut self.queues.list[queue_index];
-        let partition = queue.pool.partition(partition_key);
-        self.tickets[index].standing = Standing::InPool(PoolPosition { partition, key });
-        let ahead = queue.pool.ahead(partition, anchor.rank);
-        // One that comes back is before those that came meanwhile.
-        let is_back = self.tickets[index].created < now;
-        self.tickets[index].position = if is_back { self.position_of(index, ahead) } else { ahead };
-        let queue = &mut self.queues.list[queue_index];
-        queue.due.enter(&mut self.waiting, queue_index, index, due);
-        let tickets = &self.tickets;
-        queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
-        self.schedule(queue_index);
-        self.begin_updates(queue_index);
+    /// A ticket begins to search.
+    pub(crate) fn enter_pool(&mut self, index: TicketKey) {
+        self.queues.enter_pool(index, self.now);
+        self.look_for(index);
     }
 
-    /// A ticket does not search any more. `compiled` are its queue's rules.
-    pub(crate) fn leave_pool(&mut self, index: u32, compiled: &Compiled) {
-        self.leave_pool_together(&[index], compiled);
-    }
-
-    /// The same for several of one partition, which is changed once for all.
-    pub(crate) fn leave_pool_together(&mut self, all: &[u32], compiled: &Compiled) {
-        let (mut from, mut keys) = (None, SmallVec::<[Key; 16]>::new());
-        for index in all {
-            let ticket = &mut self.tickets[*index];
-            let Some(place) = ticket.place() else { continue };
-            ticket.standing = Standing::Nowhere;
-            from = Some((ticket.queue, place.partition));
-            keys.push(place.key);
-            self.queues.list[ticket.queue].due.leave(&mut self.waiting, *index);
-        }
-        let Some((queue, partition)) = from else { return };
-        keys.sort_unstable();
-        let tickets = &self.tickets;
-        self.queues.list[queue].pool.remove(compiled, partition, &keys, |other| anchor_of(tickets, other));
+    /// Sees to it that the queue of a ticket that entered its pool searches, and tells how it
+    /// stands.
+    fn look_for(&mut self, index: TicketKey) {
+        let queue = self.queues[index].queue;
+        self.schedule(queue);
+        self.begin_updates(queue);
     }
 
     /// A ticket's waiting time has reached a level or its end.
-    pub(crate) fn ticket_is_due(&mut self, turn: &mut Turn<'_>, index: u32, at: u64, compiled: &Compiled) {
-        let ticket = &mut self.tickets[index];
-        if at >= ticket.expires {
-            let queue = ticket.queue;
-            self.queues.list[queue].figures.timed_out += 1;
+    pub(crate) fn ticket_is_due(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: TicketKey,
+        at: u64,
+        compiled: &Compiled,
+    ) {
+        if !self.queues.relax(index, at, compiled) {
+            self.queues.count(self.queues[index].queue, |figures| &mut figures.timed_out);
             self.end_ticket(turn, index, State::TimedOut, "timeout");
-            return;
-        }
-        let Some(place) = ticket.place() else { return };
-        ticket.level = compiled.level_at(at - ticket.created);
-        let due = next_due(compiled, ticket);
-        let hot = compiled.hot(&ticket.facts, ticket.level);
-        let queue_index = ticket.queue;
-        let anchor = anchor_of(&self.tickets, index);
-        let queue = &mut self.queues.list[queue_index];
-        queue.due.enter(&mut self.waiting, queue_index, index, due);
-        let tickets = &self.tickets;
-        queue
-            .pool
-            .relax(compiled, place.partition, place.key, hot, anchor, |other| anchor_of(tickets, other));
-    }
-
-    /// A ticket's end: its players are free, it stays readable for a while.
-    pub(crate) fn end_ticket(&mut self, turn: &mut Turn<'_>, index: u32, state: State, reason: &str) {
-        if self.tickets[index].place().is_some() {
-            let compiled = self.queues.list[self.tickets[index].queue].rules();
-            self.leave_pool(index, &compiled);
-        }
-        self.change_ticket(index, state, reason);
-        if state != State::Matched {
-            self.tell_ticket(turn, index);
-        }
-        self.live_tickets -= 1;
-        let ticket = &mut self.tickets[index];
-        if state != State::Matched {
-            // At hand, other than those of a tick's matches: to forget them later would be slower.
-            ticket.facts = Facts::default();
-        }
-        self.queues.list[ticket.queue].live -= 1;
-        self.free_players(index);
-    }
-
-    /// Tickets of a queue, by side, have ended well: as [`end_ticket`](Matcher::end_ticket), for
-    /// all at once.
-    pub(crate) fn end_matched(&mut self, queue: u32, sides: &[Vec<u32>]) {
-        let mut ended = 0;
-        for index in sides.iter().flatten() {
-            let ticket = &mut self.tickets[*index];
-            ticket.rev += 1;
-            ticket.state = State::Matched;
-            self.free_players(*index);
-            ended += 1;
-        }
-        self.live_tickets -= ended;
-        self.queues.list[queue].live -= ended as u64;
-    }
-
-    /// The players of a ticket that has ended are free; it stays readable for a while.
-    fn free_players(&mut self, index: u32) {
-        let ticket = &mut self.tickets[index];
-        for player in &mut ticket.players {
-            let Some(player) = player.player.take() else { continue };
-            self.people.lose_ticket(player, index);
-            self.people.release(player);
-        }
-        ticket.standing = Standing::Ended { until: self.now + ENDED_MS, next: NONE };
-        let before = std::mem::replace(&mut self.ended_tickets.last, index);
-        match self.tickets.get_mut(before).map(|ticket| &mut ticket.standing) {
-            Some(Standing::Ended { next, .. }) => *next = index,
-            _ => self.ended_tickets.first = index,
-        }
-        self.ended_tickets.len = self.ended_tickets.len.saturating_add(1);
-    }
-
-    /// Forgets ended tickets that are too many or whose time is over, a bounded number of them.
-    pub(crate) fn forget_tickets(&mut self) {
-        for forgotten in 0..FORGOTTEN_PER_INPUT {
-            let Some((_, until)) = self.first_ended() else { return };
-            let is_beyond = forgotten < FORGOTTEN_EARLY && self.ended_tickets.len > ENDED_MAX;
-            if until > self.now && !is_beyond {
-                return;
-            }
-            self.forget_first_ended();
         }
     }
 
-    /// The ticket that ended first of those still readable, and until when it is.
-    pub(crate) fn first_ended(&self) -> Option<(u32, u64)> {
-        let first = self.ended_tickets.first;
-        match self.tickets.get(first)?.standing {
-            Standing::Ended { until, .. } => Some((first, until)),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn forget_first_ended(&mut self) {
-        let EndedTickets { first, last, len } = self.ended_tickets;
-        let Some(Standing::Ended { next, .. }) = self.tickets.get(first).map(|ticket| ticket.standing) else {
-            return;
-        };
-        let last = if next == NONE { NONE } else { last };
-        self.ended_tickets = EndedTickets { first: next, last, len: len.saturating_sub(1) };
-        self.tickets.discard(first);
-    }
-
-    pub(crate) fn change_ticket(&mut self, index: u32, state: State, reason: &str) {
-        let ticket = &mut self.tickets[index];
-        ticket.rev += 1;
-        let proposed = &mut self.queues.list[ticket.queue].proposed;
-        *proposed =
-            *proposed + u64::from(state == State::Proposed) - u64::from(ticket.state == State::Proposed);
-        ticket.state = state;
-        if !(ticket.reason.is_empty() && reason.is_empty()) {
-            ticket.reason = Box::from(reason.as_bytes());
-        }
+    /// A ticket's end without a match: its players are free, it stays readable for a while.
+    pub(crate) fn end_ticket(&mut self, turn: &mut Turn<'_>, index: TicketKey, state: State, reason: &str) {
+        self.queues.leave_pool(index);
+        self.queues.change_ticket(index, state, reason);
+        self.tell_ticket(turn, index);
+        let people = &mut self.people;
+        self.queues.end_ticket(index, self.now, |player| people.end_ticket(player, index));
     }
 
     /// Tells the servers of a live ticket's players how it stands.
-    pub(crate) fn tell_ticket(&mut self, turn: &mut Turn<'_>, index: u32) {
+    pub(crate) fn tell_ticket(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         write_nested(&mut event, Event::TICKET_UPDATE, |out| {
             write_nested(out, 1, |out| self.write_ticket(index, out));
         });
-        let players = self.tickets[index].players.iter().filter_map(|player| player.player);
+        let players = self.queues[index].players.iter().filter_map(|player| player.player);
         fan_out(&self.people, players, &event, 0, turn.notices);
         self.scratch.event = event;
     }
@@ -295,56 +103,55 @@ impl Matcher {
     /// A player is gone: the tickets go, or go on without them.
     pub(crate) fn drop_from_tickets(&mut self, turn: &mut Turn<'_>, player: PlayerKey, reason: &str) {
         for index in self.people[player].tickets().to_vec() {
-            let queue = self.tickets[index].queue;
-            let on_lost = self.queues.list[queue].rules().set.on_member_lost;
-            let shrinks = on_lost == OnMemberLost::Shrink && self.tickets[index].players.len() > 1;
-            match self.tickets[index].state {
+            let ticket = &self.queues[index];
+            let queue = ticket.queue;
+            let on_lost = self.queues[queue].rules().set.on_member_lost;
+            let shrinks = on_lost == OnMemberLost::Shrink && ticket.players.len() > 1;
+            match ticket.state {
                 State::Searching if !shrinks => {
-                    self.queues.list[queue].figures.cancelled += 1;
+                    self.queues.count(queue, |figures| &mut figures.cancelled);
                     self.end_ticket(turn, index, State::Cancelled, reason);
                 }
                 State::Proposed => self.withdraw(turn, index, shrinks, reason),
                 // The seat outlasts the connection.
                 _ => {}
             }
-            if shrinks && self.tickets[index].state == State::Searching {
+            if shrinks && self.queues[index].state == State::Searching {
                 self.shrink(turn, index, player);
             }
         }
     }
 
-    fn shrink(&mut self, turn: &mut Turn<'_>, index: u32, player: PlayerKey) {
-        let compiled = self.queues.list[self.tickets[index].queue].rules();
-        self.leave_pool(index, &compiled);
-        self.tickets[index].players.retain(|member| member.player != Some(player));
+    fn shrink(&mut self, turn: &mut Turn<'_>, index: TicketKey, player: PlayerKey) {
+        self.queues.leave_pool(index);
+        self.queues.drop_player(index, player);
         self.people.lose_ticket(player, index);
         self.recheck(turn, index);
         self.people.release(player);
     }
 
     /// Reads a ticket's players again, under the rules as they are now, and lets it search or fail.
-    pub(crate) fn recheck(&mut self, turn: &mut Turn<'_>, index: u32) {
-        let ticket = &self.tickets[index];
+    pub(crate) fn recheck(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
+        let ticket = &self.queues[index];
         let queue = ticket.queue;
-        let compiled = self.queues.list[queue].rules();
+        let compiled = self.queues[queue].rules();
         let bodies: Vec<Box<[u8]>> = ticket.players.iter().map(|player| player.body.clone()).collect();
         let slices: Vec<&[u8]> = bodies.iter().map(|body| &body[..]).collect();
         let mut inputs = parse_players(&slices).unwrap_or_default();
         self.fill_in_ratings(&compiled, inputs.iter_mut().map(|(input, _)| input));
         let party: Vec<PlayerInput<'_>> = inputs.into_iter().map(|(input, _)| input).collect();
-        let facts = compiled.facts(&party, &mut self.queues.list[queue].regions);
+        let facts = self.queues.facts(queue, &party);
         let checked = facts.and_then(|facts| match compiled.never(&facts) {
             Some(why) => Err(why),
             None => Ok(facts),
         });
         match checked {
             Ok(facts) => {
-                self.tickets[index].facts = facts;
-                self.change_ticket(index, State::Searching, "");
-                self.enter_pool(index);
+                self.queues.search_again(index, facts, self.now);
+                self.look_for(index);
             }
             Err(why) => {
-                self.queues.list[queue].figures.failed += 1;
+                self.queues.count(queue, |figures| &mut figures.failed);
                 self.end_ticket(turn, index, State::Failed, &why);
             }
         }

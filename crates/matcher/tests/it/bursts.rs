@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use throng_matcher::{Caller, Config, Notices, Scope};
+use throng_matcher::{Caller, Config, Notices, Scope, WallMs};
 use throng_wire::matcher::{Event, Method, Writer};
 use world::World;
 
@@ -25,7 +25,10 @@ fn a_burst_of_due_rooms_does_not_block_a_request() {
     world.now += 1_000;
     world.join_random("s", "late", "1v1");
     assert!(world.take_heard().len() < 2_500, "one request paid for a bounded part only");
-    assert!(world.matcher.next_timeout().is_some_and(|at| at <= world.now), "and the rest is still due");
+    assert!(
+        world.matcher.next_timeout().is_some_and(|at| at <= WallMs(world.now)),
+        "and the rest is still due"
+    );
     world.pass(0);
     let left = world.take_heard().into_iter().filter(|heard| heard.kind == Event::ROLE_LEAVE_ROOM).count();
     assert!(left > ROOMS * MEMBERS - 2_500, "{left}");
@@ -40,7 +43,14 @@ fn requests_that_are_not_logged_fire_no_timers() {
         let now = with_reads.now + step * 100;
         let caller = Caller { srv: "s", scope: Scope::Server };
         let list = Writer::new().str(1, "2v2").into_bytes();
-        with_reads.matcher.handle(now, caller, Method::GET_ROOM_LIST, &list, &mut Vec::new(), &mut notices);
+        with_reads.matcher.handle(
+            WallMs(now),
+            caller,
+            Method::GET_ROOM_LIST,
+            &list,
+            &mut Vec::new(),
+            &mut notices,
+        );
         assert!(notices.is_empty());
     }
     let end = without.now + 3_000;

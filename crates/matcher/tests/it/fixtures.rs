@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use throng_matcher::record::{Input, parse_input, read_record};
-use throng_matcher::{Config, Matcher, Notices, RULES};
+use throng_matcher::{Config, Matcher, Notices, RULES, WallMs};
 
 use crate::snapshots::Source;
 
@@ -27,7 +27,7 @@ fn record() -> (Vec<u8>, Matcher) {
     source.log(Input::Begin { secret: [7; 32] });
     let config = serde_json::to_vec(&crate::snapshots::config()).unwrap();
     source.log(Input::Configure(&config));
-    let mut all = vec![Matcher::new(Config::default(), [7; 32], crate::world::START)];
+    let mut all = vec![Matcher::new(Config::default(), [7; 32], WallMs(crate::world::START))];
     all[0].reconfigure(crate::snapshots::config());
     source.put_queues(&mut all);
     let has_all = |matcher: &Matcher| {
@@ -63,11 +63,11 @@ fn a_log_of_these_rules_leads_where_it_led() {
     }
     let bytes = std::fs::read(&log).expect("THRONG_UPDATE=1 records a log for a new rules number");
     let (mut rest, mut hashes) = (&bytes[..], 0);
-    let mut matcher = Matcher::new(Config::default(), [0; 32], 0);
+    let mut matcher = Matcher::new(Config::default(), [0; 32], WallMs(0));
     while let Some(record) = read_record(rest) {
         rest = &rest[record.len..];
         match parse_input(record.kind, record.body).unwrap() {
-            Input::Begin { secret } => matcher = Matcher::new(Config::default(), secret, record.time),
+            Input::Begin { secret } => matcher = Matcher::new(Config::default(), secret, WallMs(record.time)),
             Input::Configure(json) => matcher.reconfigure(serde_json::from_slice(json).unwrap()),
             Input::Outputs(hash) => {
                 assert_eq!(
@@ -79,7 +79,7 @@ fn a_log_of_these_rules_leads_where_it_led() {
                 hashes += 1;
             }
             input => {
-                matcher.apply(record.time, input, &mut Vec::new(), &mut Notices::default());
+                matcher.apply(WallMs(record.time), input, &mut Vec::new(), &mut Notices::default());
                 while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::world;
 
-use throng_matcher::{Config, Scope};
+use throng_matcher::{Config, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{World, player, shown};
@@ -84,7 +84,7 @@ fn a_large_tick_is_cut_and_repeatable() {
         }
         world.now += 250;
         let mut slices = 0;
-        while world.matcher.next_timeout().is_some_and(|at| at <= world.now) {
+        while world.matcher.next_timeout().is_some_and(|at| at <= WallMs(world.now)) {
             world.pass(0);
             assert_eq!(world.ask("s", Method::PING, Writer::new()).0, Status::Ok);
             slices += 1;

@@ -5,7 +5,7 @@ use crate::world;
 use std::collections::BTreeMap;
 
 use throng_matcher::{
-    Config, Handled, HookPoint, Matcher, ModeRules, Notices, PolicyRequest, QueueRules, Verdict,
+    Config, Handled, HookPoint, Matcher, ModeRules, Notices, PolicyRequest, QueueRules, Verdict, WallMs,
 };
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{START, World, role, to_mode, to_room};
@@ -256,13 +256,13 @@ fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
     let mut again = Matcher::restore(&snapshot).unwrap();
     assert_eq!(again.digest(), world.matcher.digest());
     let mut notices = Notices::default();
-    again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
+    again.handle_verdict(WallMs(START), asked.id, Some(&Verdict::default()), &mut notices);
     let reply = again.poll_answered().unwrap();
     assert_eq!((reply.request, reply.status), (number, Status::Ok));
     let mut again = Matcher::restore(&snapshot).unwrap();
     again.reconfigure(config(&[]));
-    again.handle_recovered(START, &mut notices);
+    again.handle_recovered(WallMs(START), &mut notices);
     assert_eq!((again.open_questions(), again.counts().rooms), (0, 0));
-    again.handle_verdict(START, asked.id, Some(&Verdict::default()), &mut notices);
+    again.handle_verdict(WallMs(START), asked.id, Some(&Verdict::default()), &mut notices);
     assert!(again.poll_answered().is_none());
 }

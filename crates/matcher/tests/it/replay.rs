@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use throng_matcher::{Caller, Config, Matcher, Notices, Scope};
+use throng_matcher::{Caller, Config, Matcher, Notices, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Method, Writer};
 use world::{START, player, role};
@@ -29,7 +29,7 @@ struct Run {
 
 impl Run {
     fn new() -> Run {
-        let matcher = Matcher::new(Config::default(), [4; 32], START);
+        let matcher = Matcher::new(Config::default(), [4; 32], WallMs(START));
         Run { matcher, notices: Notices::default(), log: Vec::new() }
     }
 
@@ -38,12 +38,12 @@ impl Run {
         match &input {
             Input::Request(method, body) => {
                 let caller = Caller { srv: "s0", scope: Scope::Admin };
-                self.matcher.handle(now, caller, *method, body, &mut answer, &mut self.notices);
+                self.matcher.handle(WallMs(now), caller, *method, body, &mut answer, &mut self.notices);
             }
             Input::Session(srv, up) => {
-                self.matcher.handle_session(now, srv, *up, &mut self.notices);
+                self.matcher.handle_session(WallMs(now), srv, *up, &mut self.notices);
             }
-            Input::Timeout => self.matcher.handle_timeout(now, &mut self.notices),
+            Input::Timeout => self.matcher.handle_timeout(WallMs(now), &mut self.notices),
         }
         self.notices.clear();
         self.log.push((now, input));
@@ -96,7 +96,7 @@ fn random_run(seed: u64, count: usize) -> Run {
             1 => now += rng.below(15_000),
             _ => now += rng.below(120),
         }
-        if run.matcher.next_timeout().is_some_and(|at| at <= now) {
+        if run.matcher.next_timeout().is_some_and(|at| at <= WallMs(now)) {
             run.apply(now, Input::Timeout);
             continue;
         }
@@ -109,7 +109,14 @@ fn random_run(seed: u64, count: usize) -> Run {
         let mut read = Vec::new();
         let caller = Caller { srv: "s0", scope: Scope::Admin };
         let list = Writer::new().str(2, "q").into_bytes();
-        run.matcher.handle(now + 700, caller, Method::LIST_TICKETS, &list, &mut read, &mut run.notices);
+        run.matcher.handle(
+            WallMs(now + 700),
+            caller,
+            Method::LIST_TICKETS,
+            &list,
+            &mut read,
+            &mut run.notices,
+        );
         assert!(run.notices.is_empty());
         let (method, body) = request(&mut rng, &known);
         let answer = run.apply(now, Input::Request(method, body));
@@ -145,17 +152,17 @@ fn a_restart_at_every_boundary_of_the_log_loses_nothing() {
         assert_eq!(restored.digest(), again.matcher.digest(), "input {at}");
         let before = restored.counts();
         let mut notices = Notices::default();
-        restored.handle_recovered(*now, &mut notices);
+        restored.handle_recovered(WallMs(*now), &mut notices);
         // Nothing that lasts is lost: tickets search again, rooms and teams are what they were.
-        if restored.next_timeout().is_none_or(|due| due > *now) {
+        if restored.next_timeout().is_none_or(|due| due > WallMs(*now)) {
             assert!(restored.counts().tickets <= before.tickets, "input {at}");
             assert_eq!(restored.counts().teams, before.teams, "input {at}");
         }
         // And it goes on: whatever is due in the next minute fires.
         let mut then = *now;
-        while let Some(due) = restored.next_timeout().filter(|due| *due <= *now + 60_000) {
-            then = then.max(due);
-            restored.handle_timeout(then, &mut notices);
+        while let Some(due) = restored.next_timeout().filter(|due| *due <= WallMs(*now + 60_000)) {
+            then = then.max(due.0);
+            restored.handle_timeout(WallMs(then), &mut notices);
         }
         // Going on from the restored state is going on from the original.
         again.matcher = Matcher::restore(&snapshot).unwrap();

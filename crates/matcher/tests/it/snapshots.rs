@@ -2,7 +2,7 @@
 
 use throng_matcher::record::{Input, write_record};
 use throng_matcher::{
-    Caller, Config, Handled, HookPoint, Matcher, ModeRules, Notices, Scope, Select, Verdict,
+    Caller, Config, Handled, HookPoint, Matcher, ModeRules, Notices, Scope, Select, Verdict, WallMs,
 };
 use throng_stdx::Rng;
 use throng_wire::matcher::{Method, Reader, Status, Writer, method};
@@ -36,11 +36,11 @@ pub(crate) fn config() -> Config {
 }
 
 /// Effects of an input, without indexes.
-type Done = (Option<Handled>, Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>, Option<u64>, String);
+type Done = (Option<Handled>, Vec<u8>, Vec<(Vec<u8>, Vec<u8>, bool)>, Option<WallMs>, String);
 
 fn apply(matcher: &mut Matcher, now: u64, input: Input<'_>) -> Done {
     let (mut answer, mut notices) = (Vec::new(), Notices::default());
-    let handled = matcher.apply(now, input, &mut answer, &mut notices);
+    let handled = matcher.apply(WallMs(now), input, &mut answer, &mut notices);
     let told = notices.iter().map(|notice| {
         let server = matcher.server_name(notice.server).unwrap_or(b"?").to_vec();
         (server, notice.entry.to_vec(), notice.collapse != 0)
@@ -148,7 +148,7 @@ impl Source {
         self.now += if self.rng.chance(0.02) { self.rng.below(6_000) } else { self.rng.below(60) };
         let now = self.now;
         let srv = format!("s{}", self.rng.below(5));
-        if all[0].next_timeout().is_some_and(|at| at <= now) {
+        if all[0].next_timeout().is_some_and(|at| at <= WallMs(now)) {
             return self.give(all, Input::Timeout);
         }
         if self.rng.chance(0.02) {
@@ -216,7 +216,7 @@ fn ask_all(matcher: &mut Matcher, now: u64) -> Vec<Vec<u8>> {
             assert!(!method(number).unwrap().mutates);
             let (mut answer, mut notices) = (Vec::new(), Notices::default());
             let caller = Caller { srv: "s0", scope: Scope::Admin };
-            matcher.handle(now, caller, number, &body.into_bytes(), &mut answer, &mut notices);
+            matcher.handle(WallMs(now), caller, number, &body.into_bytes(), &mut answer, &mut notices);
             all.push(answer);
         }
     }
@@ -227,7 +227,7 @@ fn ask_all(matcher: &mut Matcher, now: u64) -> Vec<Vec<u8>> {
 fn a_restored_matcher_and_one_that_went_on_answer_the_next_inputs_alike() {
     for seed in 0..24 {
         let mut source = Source::new(seed);
-        let mut all = vec![Matcher::new(config(), [seed as u8; 32], START)];
+        let mut all = vec![Matcher::new(config(), [seed as u8; 32], WallMs(START))];
         source.put_queues(&mut all);
         for _ in 0..BEFORE {
             source.step(&mut all);

@@ -5,7 +5,7 @@ use crate::world;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use throng_matcher::{Caller, Config, Matcher, Scope};
+use throng_matcher::{Caller, Config, Matcher, Scope, WallMs};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer, method};
 use world::{World, player, shown};
@@ -280,7 +280,7 @@ fn what_changes_while_it_is_copied_does_no_harm() {
     let leaver = world.solo("s1", "duel", "ben", 50.0);
     let body = Writer::new().str(1, DUEL).u64(2, 5).into_bytes();
     let admin = Caller { srv: "", scope: Scope::Admin };
-    let mut trial = world.matcher.trial(world.now, admin, &body).unwrap();
+    let mut trial = world.matcher.trial(WallMs(world.now), admin, &body).unwrap();
     world.pass(20);
     world.solo("s1", "duel", "cat", 12.0);
     world.cancel("s1", &leaver);
@@ -290,7 +290,7 @@ fn what_changes_while_it_is_copied_does_no_harm() {
     assert_eq!((answer.u64(2), answer.u64(3)), (2, 1), "ben has left, cat came too late");
     assert_eq!(answer.nested(6).unwrap().u64(4), 1);
 
-    let mut trial = world.matcher.trial(world.now, admin, &body).unwrap();
+    let mut trial = world.matcher.trial(WallMs(world.now), admin, &body).unwrap();
     let other =
         DUEL.replace("attributes\": {", "attributes\": {\"early\": {\"type\": \"number\", \"default\": 1}, ");
     assert_eq!(world.put_queue(&other).0, Status::Ok);

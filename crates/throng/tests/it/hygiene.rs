@@ -250,6 +250,27 @@ const CYCLES: &[(&str, &str)] = &[
     ("throng", "all bench bench_ddc matcher replication replication_report"),
 ];
 
+/// The layers of the matcher's core, the lowest first; a module counts with its children, but for
+/// those that are listed themselves. A module imports lower layers and its own group, so that the
+/// owners of the state never import each other.
+const MATCHER_LAYERS: &[(&str, &[&str])] = &[
+    (
+        "base",
+        &["config crc32c history id info json key notices outputs policy::verdict problem queue::check \
+             queue::ruleset rating::systems record schema::v1 sides slab stats timers turn wall"],
+    ),
+    ("owners", &["people", "team", "room", "queue", "matches", "rating", "policy", "keys"]),
+    ("state", &["matcher"]),
+    (
+        "operations",
+        &["backfill explain listing matches::service permuted_tests placing policy::service queue_service \
+             rating::service room::changes room::leaving room::members room_service schema seats team::service \
+             ticket ticks transfer trial updates"],
+    ),
+    ("dispatch", &["dispatch"]),
+    ("drive", &["drive"]),
+];
+
 /// Words that do not belong in the repository, and what to write instead. Spelled in two parts so
 /// that this file passes.
 const BANNED: &[(&str, &str, &str)] = &[
@@ -463,6 +484,63 @@ fn cycles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
         all[module].iter().filter(|other| all[*other].contains(module)).map(String::as_str).collect()
     };
     imports.keys().map(mutual).filter(|cycle| cycle.len() > 1).map(|cycle| cycle.join(" ")).collect()
+}
+
+#[test]
+fn the_modules_of_the_matcher_import_lower_layers_only() {
+    let sources: Vec<(PathBuf, String)> = rust_sources().collect();
+    let imports = imports(&root().join("crates/matcher/src"), &sources);
+    let wrong = against_layers(MATCHER_LAYERS, &imports);
+    expect_none(&wrong);
+}
+
+/// Imports that are not allowed, and modules in no layer.
+fn against_layers(layers: &[(&str, &[&str])], imports: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut places = BTreeMap::new();
+    for (layer, (_, groups)) in layers.iter().enumerate() {
+        for (group, modules) in groups.iter().enumerate() {
+            places.extend(modules.split_whitespace().map(|module| (module, (layer, group))));
+        }
+    }
+    let place_of = |module: &str| {
+        let mut at = module;
+        loop {
+            if let Some(place) = places.get(at) {
+                return Some(*place);
+            }
+            at = at.rsplit_once("::")?.0;
+        }
+    };
+    let mut wrong = Vec::new();
+    for (module, targets) in imports.iter().filter(|(module, _)| *module != "lib") {
+        let Some(own) = place_of(module) else {
+            wrong.push(format!("{module} has no layer"));
+            continue;
+        };
+        for target in targets {
+            let place = place_of(target);
+            if place.is_none_or(|place| place != own && place.0 >= own.0) {
+                let name = place.map_or("no layer", |place| layers[place.0].0);
+                wrong.push(format!("{module} ({}) may not import {target} ({name})", layers[own.0].0));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn imports_against_the_layers_are_found() {
+    let layers: &[(&str, &[&str])] = &[("low", &["a b"]), ("owners", &["c", "d"]), ("high", &["d::e"])];
+    let check = |module: &str, target: &str| {
+        let imports = BTreeMap::from([(module.to_owned(), BTreeSet::from([target.to_owned()]))]);
+        against_layers(layers, &imports)
+    };
+    for (module, target) in [("a", "b"), ("c", "a"), ("d::e", "c"), ("d", "d::f"), ("d::f", "b")] {
+        assert!(check(module, target).is_empty(), "{module} {target}");
+    }
+    for (module, target) in [("a", "c"), ("c", "d"), ("d", "d::e"), ("x", "a"), ("a", "x")] {
+        assert_eq!(check(module, target).len(), 1, "{module} {target}");
+    }
 }
 
 #[test]

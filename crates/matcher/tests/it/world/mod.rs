@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use throng_matcher::record::Input;
-use throng_matcher::{Config, Handled, Matcher, Notices, Scope, Verdict};
+use throng_matcher::{Config, Handled, Matcher, Notices, Scope, Verdict, WallMs};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -38,7 +38,7 @@ pub(crate) const START: u64 = 1_700_000_000_000;
 
 impl World {
     pub(crate) fn new(config: Config) -> World {
-        let matcher = Matcher::new(config, [9; 32], START);
+        let matcher = Matcher::new(config, [9; 32], WallMs(START));
         World { matcher, now: START, heard: Vec::new(), notices: Notices::default(), inputs: 0 }
     }
 
@@ -56,7 +56,7 @@ impl World {
     }
 
     fn apply(&mut self, input: Input<'_>, answer: &mut Vec<u8>) -> Option<Handled> {
-        let handled = self.matcher.apply(self.now, input, answer, &mut self.notices);
+        let handled = self.matcher.apply(WallMs(self.now), input, answer, &mut self.notices);
         self.check();
         self.listen();
         handled
@@ -111,8 +111,8 @@ impl World {
     /// Lets time pass; everything that is due happens on time.
     pub(crate) fn pass(&mut self, ms: u64) {
         let end = self.now + ms;
-        while let Some(at) = self.matcher.next_timeout().filter(|at| *at <= end) {
-            self.now = self.now.max(at);
+        while let Some(at) = self.matcher.next_timeout().filter(|at| *at <= WallMs(end)) {
+            self.now = self.now.max(at.0);
             self.apply(Input::Timeout, &mut Vec::new());
         }
         self.now = end;

@@ -7,24 +7,22 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
 use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
 
-use super::pool::{Key, Scan};
-use super::ticks::SLICE_STEPS;
-use super::{Anchor, QueueRules, anchor_of};
 use crate::config::{Caller, Config, Scope};
 use crate::id::Id;
 use crate::info::{Text, bytes};
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::notices::Notices;
 use crate::problem::Outcome;
+use crate::queue::{Anchor, Copied, QueueRules, SLICE_STEPS, State, TicketPlayer};
 use crate::queue_service::refused;
 use crate::rating::RatingCopy;
-use crate::ticket::{PoolPosition, Standing, State, Ticket, next_due};
 use crate::timers::Timer;
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 /// Tickets that are copied, the first in the order of fairness.
 const COPIED_MAX: usize = 20_000;
@@ -61,7 +59,7 @@ pub struct Trial {
 /// A queue as it is.
 #[derive(Debug)]
 struct Live {
-    index: u32,
+    index: QueueKey,
     rules: QueueRules,
     pool_size: u64,
     tickets: Vec<Copied>,
@@ -73,24 +71,18 @@ struct Live {
     searches: Option<u64>,
 }
 
-#[derive(Debug)]
-struct Copied {
-    ticket: Ticket,
-    /// Its number in the matcher.
-    number: u32,
-    /// It found nothing, and whether its search was cut.
-    idle: Option<bool>,
-    /// Its search goes on in a later tick.
-    scan: Option<Scan>,
-}
-
 impl Matcher {
     /// Begins the copy that a request for a trial is about, at wall time `now`.
     ///
     /// # Errors
     /// The status and the body of the refusal: `FORBIDDEN`, or `RULE_INVALID` as `PutQueue` would
     /// answer.
-    pub fn trial(&self, now: u64, caller: Caller<'_>, body: &[u8]) -> Result<Trial, (Status, Vec<u8>)> {
+    pub fn trial(
+        &self,
+        WallMs(now): WallMs,
+        caller: Caller<'_>,
+        body: &[u8],
+    ) -> Result<Trial, (Status, Vec<u8>)> {
         self.begin_trial(now, caller, body).map_err(|problem| {
             let mut answer = Vec::new();
             problem.write(&mut answer);
@@ -119,9 +111,9 @@ impl Matcher {
         }
         let draft = QueueRules::parse(json).map_err(refused)?;
         let set = self.check_rules(&draft).map_err(refused)?.set;
-        let live = self.queues.by_name.get(draft.name()).map(|index| self.copy_queue(*index));
+        let live = self.queues.find(draft.name().as_bytes()).map(|index| self.copy_queue(index));
         let is_same = live.as_ref().is_some_and(|live| live.rules == draft);
-        let longest = live.as_ref().map_or(0, |live| self.queues.list[live.index].rules().set.timeout_s);
+        let longest = live.as_ref().map_or(0, |live| self.queues[live.index].rules().set.timeout_s);
         let longest = longest.max(set.timeout_s).min(SECONDS_MAX);
         Ok(Trial {
             draft,
@@ -135,27 +127,18 @@ impl Matcher {
         })
     }
 
-    fn copy_queue(&self, index: u32) -> Live {
-        let queue = &self.queues.list[index];
+    fn copy_queue(&self, index: QueueKey) -> Live {
+        let queue = &self.queues[index];
         Live {
             index,
-            rules: QueueRules { name: queue.name.clone(), source: queue.source.clone() },
+            rules: queue.as_put(),
             pool_size: queue.pool.size,
             tickets: Vec::new(),
             regions: queue.regions.clone(),
             now: self.now,
-            tick_at: queue.tick_at,
-            searches: queue.searching.then_some(queue.tick_now),
+            tick_at: queue.tick_at(),
+            searches: queue.searches_since(),
         }
-    }
-
-    fn copy_ticket(&self, index: u32) -> Copied {
-        let ticket = self.tickets[index].clone();
-        let pool = &self.queues.list[ticket.queue].pool;
-        let hot =
-            ticket.place().and_then(|place| pool.partitions[place.partition].order.get(place.key).copied());
-        let scan = pool.scans.get(&index).cloned();
-        Copied { number: index, idle: hot.filter(|hot| hot.idle).map(|hot| hot.cut), scan, ticket }
     }
 }
 
@@ -164,19 +147,19 @@ impl Trial {
     /// millisecond.
     pub fn copy(&mut self, matcher: &Matcher) -> bool {
         let Some(live) = &mut self.live else { return true };
-        if matcher.queues.list[live.index].source != live.rules.source {
+        if matcher.queues[live.index].source != live.rules.source() {
             // The copy is of other rules.
             *live = matcher.copy_queue(live.index);
             (self.now, self.ratings, self.next) = (self.now.max(live.now), None, Some(0));
             self.chosen.clear();
         }
         if let Some(from) = self.next {
-            let searches = |ticket: &u32| matcher.waiting.searches(*ticket, live.index);
-            let to = from.saturating_add(LOOKED_AT).min(matcher.tickets.next_new());
-            let anchors = (from..to).filter(searches).map(|at| anchor_of(&matcher.tickets, at));
+            let searches = |ticket: &TicketKey| matcher.queues.searches(*ticket, live.index);
+            let to = from.saturating_add(LOOKED_AT).min(matcher.queues.tickets_end());
+            let anchors = (from..to).map(TicketKey::new).filter(searches).map(|at| matcher.queues.anchor(at));
             // Not those that came since it began.
             self.chosen.extend(anchors.filter(|anchor| anchor.created <= live.now));
-            self.next = (to < matcher.tickets.next_new()).then_some(to);
+            self.next = (to < matcher.queues.tickets_end()).then_some(to);
             let most = if self.next.is_some() { 2 * COPIED_MAX } else { COPIED_MAX };
             if self.chosen.len() > most {
                 self.chosen.select_nth_unstable(COPIED_MAX);
@@ -186,15 +169,16 @@ impl Trial {
                 return false;
             }
             // By number, and from the end on.
-            self.chosen.sort_unstable_by_key(|anchor| std::cmp::Reverse(anchor.index));
+            self.chosen.sort_unstable_by_key(|anchor| std::cmp::Reverse(anchor.who));
         }
         let before = live.tickets.len();
         for anchor in self.chosen.drain(self.chosen.len().saturating_sub(COPIED)..).rev() {
             // It may have left meanwhile, and another may have its number.
-            let stays = matcher.waiting.searches(anchor.index, live.index)
-                && anchor_of(&matcher.tickets, anchor.index) == anchor;
-            if stays {
-                live.tickets.push(matcher.copy_ticket(anchor.index));
+            let stays = |ticket: &TicketKey| {
+                matcher.queues.searches(*ticket, live.index) && matcher.queues.anchor(*ticket) == anchor
+            };
+            if let Some(ticket) = anchor.ticket().filter(stays) {
+                live.tickets.push(matcher.queues.copy_ticket(ticket));
             }
         }
         if let Some(pool) = &self.rated {
@@ -210,19 +194,15 @@ impl Trial {
     }
 }
 
-impl QueueRules {
-    /// The same for a trial: everybody accepts, no match waits for a server, nobody is told
-    /// anything.
-    fn for_trial(&self) -> QueueRules {
-        let mut rules: Value = serde_json::from_str(&self.source).unwrap_or_default();
-        if let Some(members) = rules.as_object_mut() {
-            members.remove("accept");
-            members.remove("allocator");
-            members.insert("assign".to_owned(), "none".into());
-            members.insert("updates_s".to_owned(), 0.into());
-        }
-        QueueRules { name: self.name.clone(), source: rules.to_string() }
-    }
+/// The same rules for a trial: everybody accepts, no match waits for a server, nobody is told
+/// anything.
+fn for_trial(rules: &QueueRules) -> QueueRules {
+    rules.changed(|members| {
+        members.remove("accept");
+        members.remove("allocator");
+        members.insert("assign".to_owned(), "none".into());
+        members.insert("updates_s".to_owned(), 0.into());
+    })
 }
 
 impl Trial {
@@ -231,7 +211,7 @@ impl Trial {
     #[must_use]
     pub fn run(&self) -> Vec<u8> {
         let mut answer = Vec::new();
-        write_bytes(&mut answer, 1, self.draft.name.as_bytes());
+        write_bytes(&mut answer, 1, self.draft.name().as_bytes());
         write_u64(&mut answer, 2, self.live.as_ref().map_or(0, |live| live.pool_size));
         write_u64(&mut answer, 3, self.live.as_ref().map_or(0, |live| live.tickets.len() as u64));
         write_u64(&mut answer, 4, self.seconds);
@@ -252,12 +232,12 @@ impl Trial {
             let turn = &mut Turn::of_matcher(self.now, &mut no_answer, &mut notices);
             matcher.advance(turn, self.now);
             // It was checked; what ends is counted below.
-            let _ = matcher.put_queue(turn, &draft.for_trial());
+            let _ = matcher.put_queue(turn, &for_trial(draft));
             figures.take_ended(&mut matcher);
         }
         let until = self.now + self.seconds * 1_000;
         let mut steps = 0;
-        while let Some(at) = matcher.next_timeout().filter(|at| *at <= until) {
+        while let Some(at) = matcher.next_timeout().filter(|at| *at <= WallMs(until)) {
             if steps >= STEPS_MAX {
                 figures.cut = true;
                 break;
@@ -276,7 +256,7 @@ impl Trial {
     /// A matcher with this queue alone, as it is.
     fn matcher(&self) -> Matcher {
         let now = self.live.as_ref().map_or(self.now, |live| live.now);
-        let mut matcher = Matcher::new(Config::default(), [0; 32], now);
+        let mut matcher = Matcher::new(Config::default(), [0; 32], WallMs(now));
         let Some(live) = &self.live else { return matcher };
         if let Some(ratings) = &self.ratings {
             matcher.ratings.take_copy(ratings.clone());
@@ -284,86 +264,27 @@ impl Trial {
         // It was checked when it was put.
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
         let turn = &mut Turn::of_matcher(now, &mut no_answer, &mut notices);
-        let Ok(queue) = matcher.put_queue(turn, &live.rules.for_trial()) else {
+        let Ok(queue) = matcher.put_queue(turn, &for_trial(&live.rules)) else {
             return matcher;
         };
-        matcher.queues.list[queue].regions.clone_from(&live.regions);
-        live.tickets.iter().for_each(|copied| matcher.take_copied(queue, copied));
-        matcher.rest_copied(queue, &live.tickets);
-        let entry = &mut matcher.queues.list[queue];
-        if let Some(tick_now) = live.searches {
-            (entry.searching, entry.tick_now) = (true, tick_now);
-            matcher.queues.searching.insert(queue);
-        } else if live.tick_at > 0 {
-            entry.tick_at = live.tick_at;
+        let people = &mut matcher.people;
+        matcher.queues.begin_with(queue, &live.regions, &live.tickets, |ticket, key| {
+            let enter = |member: &TicketPlayer| {
+                let (role, server) = member.names();
+                let server = people.server_entry(server);
+                let player = people.player_entry(role, server);
+                people.add_ticket(player, key);
+                player
+            };
+            ticket.players.iter().map(enter).collect()
+        });
+        matcher.queues.begin_at(queue, live.searches, live.tick_at);
+        if live.searches.is_none() && live.tick_at > 0 {
             matcher.timers.set(live.tick_at, Timer::Tick(queue));
-        } else {
+        } else if live.searches.is_none() {
             matcher.schedule(queue);
         }
         matcher
-    }
-}
-
-/// These have tickets with numbers in the order of the copied ones, from 0 on: among equals, the
-/// number decides.
-impl Matcher {
-    fn take_copied(&mut self, queue_index: u32, copied: &Copied) {
-        let compiled = self.queues.list[queue_index].rules();
-        let index = self.tickets.insert(Ticket { queue: queue_index, ..copied.ticket.clone() });
-        for at in 0..self.tickets[index].players.len() {
-            let member = &self.tickets[index].players[at];
-            let (role, server) = member.names();
-            let server = self.people.server_entry(server);
-            let player = self.people.player_entry(role, server);
-            self.people.add_ticket(player, index);
-            self.tickets[index].players[at].player = Some(player);
-        }
-        self.live_tickets += 1;
-        let queue = &mut self.queues.list[queue_index];
-        queue.live += 1;
-        let ticket = &mut self.tickets[index];
-        let Some(key) = ticket.place().map(|place| (place.key.0, index)) else { return };
-        let partition = queue.pool.partition(compiled.partition_of(&ticket.facts));
-        ticket.standing = Standing::InPool(PoolPosition { partition, key });
-        let (due, hot) = (next_due(&compiled, ticket), compiled.hot(&ticket.facts, ticket.level));
-        let anchor = anchor_of(&self.tickets, index);
-        queue.due.enter(&mut self.waiting, queue_index, index, due);
-        let tickets = &self.tickets;
-        queue.pool.insert(&compiled, partition, key, hot, anchor, |other| anchor_of(tickets, other));
-    }
-
-    /// Those that had found nothing are not tried again before something near them changes.
-    fn rest_copied(&mut self, queue: u32, all: &[Copied]) {
-        let pool = &mut self.queues.list[queue].pool;
-        let is_to_try = |copied: &Copied| copied.idle.is_none() && copied.scan.is_none();
-        pool.dirty.retain(|anchor| all.get(anchor.index as usize).is_none_or(is_to_try));
-        for (index, copied) in (0..).zip(all) {
-            if let (Some(cut), Some(place)) = (copied.idle, self.tickets[index].place()) {
-                pool.rest(place.partition, place.key, cut);
-            }
-        }
-        self.go_on_copied(queue, all);
-    }
-
-    /// Searches that were to go on in a later tick do so here.
-    fn go_on_copied(&mut self, queue: u32, all: &[Copied]) {
-        let numbers: BTreeMap<u32, u32> = all.iter().map(|copied| copied.number).zip(0..).collect();
-        let mut scans: Vec<(u32, &Scan)> =
-            (0..).zip(all).filter_map(|(index, copied)| Some((index, copied.scan.as_ref()?))).collect();
-        scans.sort_by_key(|(_, scan)| scan.turn);
-        for (index, scan) in scans {
-            let number = |key: Key| Some((key.0, *numbers.get(&key.1)?));
-            // One that was not copied, as it has left, is as far as the last of its value, or the
-            // first.
-            let scan = Scan {
-                turn: 0,
-                left: number(scan.left).unwrap_or((scan.left.0, 0)),
-                right: number(scan.right).unwrap_or((scan.right.0, u32::MAX)),
-                found: scan.found.iter().filter_map(|key| number(*key)).collect(),
-            };
-            let anchor = anchor_of(&self.tickets, index);
-            self.queues.list[queue].pool.go_on_later(anchor, scan, None);
-        }
     }
 }
 
@@ -389,13 +310,13 @@ struct SideReport {
 impl SideReport {
     /// Counts tickets that have ended, and forgets them.
     fn take_ended(&mut self, matcher: &mut Matcher) {
-        while let Some((index, _)) = matcher.first_ended() {
-            let ticket = &matcher.tickets[index];
+        while let Some((index, _)) = matcher.queues.first_ended() {
+            let ticket = &matcher.queues[index];
             match ticket.state {
                 State::Matched => {
                     self.players += ticket.players.len() as u64;
                     self.waits.push(matcher.now - ticket.created);
-                    let main = matcher.queues.list[ticket.queue].rules().main;
+                    let main = matcher.queues[ticket.queue].rules().main;
                     let value = main.map(|key| ticket.facts.value(key)).filter(|value| value.is_finite());
                     if let (Some(id), Some(value)) = (ticket.matched, value) {
                         let (low, high) = self.ranges.entry(id).or_insert((value, value));
@@ -408,14 +329,14 @@ impl SideReport {
                     *self.reasons.entry(ticket.reason.clone()).or_default() += 1;
                 }
             }
-            matcher.forget_first_ended();
+            matcher.queues.forget_first_ended();
         }
     }
 
     fn finish(&mut self, matcher: &Matcher) {
-        self.left = matcher.live_tickets as u64;
+        self.left = matcher.queues.live() as u64;
         self.qualities = matcher.matches.iter().map(|(_, found)| found.quality()).collect();
-        if let Some((_, queue)) = matcher.queues.list.iter().next() {
+        if let Some((_, queue)) = matcher.queues.iter().next() {
             self.expansions.clone_from(&queue.figures.expansions);
         }
         self.spreads = std::mem::take(&mut self.ranges).into_values().map(|(low, high)| high - low).collect();

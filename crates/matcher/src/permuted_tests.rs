@@ -7,16 +7,18 @@ use throng_wire::matcher::{Method, Status, Writer};
 
 use super::QueueRules;
 use crate::config::{Caller, Config, Scope};
+use crate::key::{QueueKey, TicketKey};
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::policy::Handled;
 use crate::turn::Turn;
+use crate::wall::WallMs;
 
 const START: u64 = 1_700_000_000_000;
 const TICKETS: usize = 60;
 
 /// A match: sides of tickets, its quality as bits, its region.
-type Found = (Vec<Vec<u32>>, u64, Option<String>);
+type Found = (Vec<Vec<TicketKey>>, u64, Option<String>);
 
 fn pick<'a>(rng: &mut Rng, of: &[&'a str]) -> &'a str {
     of[rng.below(of.len() as u64) as usize]
@@ -65,7 +67,8 @@ fn player(rng: &mut Rng, role: usize) -> Writer {
 
 /// A queue with tickets that have come at several times.
 fn waiting(rng: &mut Rng) -> Matcher {
-    let (mut matcher, mut notices) = (Matcher::new(Config::default(), [7; 32], START), Notices::default());
+    let (mut matcher, mut notices) =
+        (Matcher::new(Config::default(), [7; 32], WallMs(START)), Notices::default());
     let rules = QueueRules::parse(rules(rng).to_string().as_bytes()).unwrap();
     matcher.put_queue(&mut Turn::of_matcher(START, &mut Vec::new(), &mut notices), &rules).unwrap();
     let caller = Caller { srv: "s", scope: Scope::Trusted };
@@ -80,7 +83,7 @@ fn waiting(rng: &mut Rng) -> Matcher {
         }
         let now = START + number / 8;
         let handled = matcher.handle(
-            now,
+            WallMs(now),
             caller,
             Method::CREATE_TICKET,
             &ask.into_bytes(),
@@ -94,21 +97,23 @@ fn waiting(rng: &mut Rng) -> Matcher {
 
 /// Takes all tickets out and puts them in again in the order of `all`, as if nobody had been there
 /// before; then ticks. Gives the region that each counts for, by ticket, and the matches.
-fn matches_of(matcher: &mut Matcher, all: &[u32]) -> (Vec<Option<String>>, Vec<Found>) {
-    let (mut notices, compiled) = (Notices::default(), matcher.queues.list[0].rules());
-    all.iter().for_each(|ticket| matcher.leave_pool(*ticket, &compiled));
-    matcher.queues.list[0].regions.clear();
+fn matches_of(matcher: &mut Matcher, all: &[TicketKey]) -> (Vec<Option<String>>, Vec<Found>) {
+    let queue = QueueKey::new(0);
+    let mut notices = Notices::default();
+    all.iter().for_each(|ticket| matcher.queues.leave_pool(*ticket));
+    // As a copy of nobody, the queue knows no region.
+    matcher.queues.begin_with(queue, &[], &[], |_, _| Vec::new());
     let mut no_answer = Vec::new();
     let turn = &mut Turn::of_matcher(START, &mut no_answer, &mut notices);
     all.iter().for_each(|ticket| matcher.recheck(turn, *ticket));
-    let searching = matcher.searching_tickets(0);
+    let searching = matcher.queues.searching_tickets(queue);
     let until = matcher.now + 2_000;
-    while let Some(at) = matcher.next_timeout().filter(|at| *at <= until) {
+    while let Some(at) = matcher.next_timeout().filter(|at| *at <= WallMs(until)) {
         matcher.handle_timeout(at, &mut notices);
     }
-    let regions = &matcher.queues.list[0].regions;
+    let regions = &matcher.queues[queue].regions;
     let name = |region: u16| String::from_utf8_lossy(&regions[usize::from(region)]).into_owned();
-    let home = |ticket: &u32| matcher.tickets[*ticket].facts.home.map(u16::from).map(name);
+    let home = |ticket: &TicketKey| matcher.queues[*ticket].facts.home.map(u16::from).map(name);
     let found = matcher.matches.iter().map(|(_, found)| found);
     let found =
         found.map(|found| (found.sides().to_vec(), found.quality().to_bits(), found.region().map(name)));
@@ -121,7 +126,7 @@ fn the_order_of_coming_into_the_pool_decides_nothing() {
     for seed in 0..60 {
         let run = |permuted: u64| {
             let mut matcher = waiting(&mut Rng::new(seed));
-            let mut all = matcher.searching_tickets(0);
+            let mut all = matcher.queues.searching_tickets(QueueKey::new(0));
             let mut rng = Rng::new(permuted);
             for at in (1..all.len()).filter(|_| permuted > 0) {
                 all.swap(at, rng.below(at as u64 + 1) as usize);
