@@ -1,8 +1,9 @@
 //! Recovery after a panic in the middle of an input: the damaged state, and its repair.
 //!
 //! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
-//! its data. Everybody gets a full state then, so that "exactly once" holds for each life of a
-//! channel's fan-out. What lies across channels cannot be guessed: where that is broken, the driver
+//! its data. Everybody is notified of the subscription again and gets a full state then, so that
+//! "exactly once" holds for each life of a channel's fan-out. Those who are no subscribers any
+//! more are notified of that. What lies across channels cannot be guessed: where that is broken, the driver
 //! starts the world anew ([`Shard::restarted`]).
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::mail::{Head, Letter};
 use crate::outbox::Backlog;
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
-use throng_wire::channeldpb::MessageType;
+use throng_wire::channeldpb::{MessageType, RemoveChannelMessage};
 
 impl Shard {
     /// Checks what must hold between inputs, and returns what does not. Costs a walk over
@@ -92,10 +93,10 @@ impl Shard {
     ///
     /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged.
     pub fn heal(&mut self) -> Vec<Broken> {
-        let at_hand = self.board.at_hand.take();
+        let at_hand = [self.board.at_hand.take(), self.board.changing.take()];
         let broken = self.check_invariants();
         let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();
-        channels.extend(at_hand);
+        channels.extend(at_hand.into_iter().flatten());
         channels.sort_unstable();
         channels.dedup();
         for id in channels {
@@ -115,7 +116,7 @@ impl Shard {
             *self.board.stats.channels.entry(channel.channel_type).or_default() += 1;
         }
         self.settle();
-        self.board.at_hand = None;
+        (self.board.at_hand, self.board.changing) = (None, None);
         self.check_invariants()
     }
 
@@ -123,7 +124,9 @@ impl Shard {
     /// stay.
     fn finish_removal(&mut self, id: ChannelId) {
         let places = self.board.places.iter().filter(|(_, places)| places.contains(&id));
+        let head = Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32);
         for conn in places.map(|(conn, _)| *conn).collect::<Vec<_>>() {
+            self.board.send(conn, head, &RemoveChannelMessage { channel_id: id.0 });
             self.board.remove_place(conn, id);
             self.board.tell_held(conn, id, false);
         }
@@ -178,10 +181,18 @@ impl Channel {
                 }
             }
         };
+        for (_, sub) in &self.subs {
+            let result = self.sub_result(sub.address.conn, sub.kind);
+            board.send(sub.address.conn, Head::new(self.id, MessageType::SubToChannel as u32), &result);
+        }
         self.restart_fan_out(board);
         let held = board.places.iter().filter(|(_, places)| places.contains(&self.id));
         let stale: Vec<ConnId> = held.map(|(conn, _)| *conn).filter(|conn| !self.involves(*conn)).collect();
         for conn in stale {
+            if let Some(peer) = board.peers.get(&conn) {
+                let result = self.unsub_result(conn, peer.kind);
+                board.send(conn, Head::new(self.id, MessageType::UnsubFromChannel as u32), &result);
+            }
             board.remove_place(conn, self.id);
             board.tell_held(conn, self.id, false);
         }

@@ -73,6 +73,8 @@ pub(crate) struct Switchboard {
     pub(crate) stats: Stats,
     /// The channel that the input being handled is about, as far as it is about one.
     pub(crate) at_hand: Option<ChannelId>,
+    /// The channel whose subscriptions the input has changed last.
+    pub(crate) changing: Option<ChannelId>,
     pub(crate) hasher: IdHasher,
     pub(crate) timers: TimerWheel<Timer>,
     pub(crate) global_owner: Option<ConnId>,
@@ -132,6 +134,7 @@ impl Switchboard {
             unix_start_ns,
             stats,
             at_hand: None,
+            changing: None,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

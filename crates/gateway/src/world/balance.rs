@@ -190,7 +190,7 @@ impl Shard {
             scale.moved = Some((self.board.now, from));
         }
         let Some(channel) = self.channels.get_mut(&id) else { return };
-        world.moves_cell = true;
+        world.moving += 1;
         let giver = channel.owner.filter(|giver| *giver != taker);
         channel.owner_replaced(&mut self.board, taker);
         failpoint!();
@@ -207,7 +207,7 @@ impl Shard {
         self.announce_regions();
         self.adopt_entities(cell, taker);
         if let Some(world) = &mut self.world {
-            world.moves_cell = false;
+            world.moving -= 1;
         }
         self.retry_waiting();
     }

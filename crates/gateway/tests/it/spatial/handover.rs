@@ -1,6 +1,8 @@
 //! An entity changes its cell: owners, audiences, groups, order, what is refused and tried again.
 
-use throng_gateway::{ConnId, Effect, Permissions, PositionPath, Refusal};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use throng_gateway::{ConnId, Effect, Permissions, PositionPath, Refusal, failpoint};
 
 use super::*;
 
@@ -325,4 +327,33 @@ fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
     assert!(sight.placeless);
     let detail = world.shards[0].world_detail(10).expect("a world");
     assert_eq!((detail.placeless, &detail.placeless_types[..]), (2, &["snake.Soul".to_owned()][..]));
+}
+
+#[test]
+fn a_panic_in_a_handover_leaves_no_entity_with_an_owner_that_does_not_know() {
+    let mut halves = 0;
+    for place in 1..300 {
+        let (mut world, a, b) = border(config(2, 2));
+        (world.take(a), world.take(b));
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let moved = catch_unwind(AssertUnwindSafe(|| move_to(&mut world, a, E + 1, 15.0)));
+        failpoint::disarm();
+        if moved.is_ok() {
+            assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+            assert!(halves > 0, "no panic struck the handover itself");
+            return;
+        }
+        let broken = world.shards[0].heal();
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("moved halfway")));
+        if !broken.is_empty() {
+            // The driver restarts the world.
+            continue;
+        }
+        world.run_ms(100);
+        let told = world.take(b).iter().any(|message| message.msg_type == 12);
+        let (cell, owner) = entity(&world, E + 1);
+        assert_eq!(owner == Some(world.conn(b)), told, "place {place}");
+        assert_eq!(cell == Some(CELL + 1), told, "place {place}");
+    }
+    unreachable!("a handover passes fewer places");
 }
