@@ -109,6 +109,7 @@ impl Shard {
                 self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
             }
         }
+        self.list_unlisted();
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         self.board.stats.subscriptions = subscriptions as u64;
         self.board.stats.channels.values_mut().for_each(|count| *count = 0);

@@ -357,3 +357,28 @@ fn a_panic_in_a_handover_leaves_no_entity_with_an_owner_that_does_not_know() {
     }
     unreachable!("a handover passes fewer places");
 }
+
+#[test]
+fn a_panic_while_an_entity_is_created_leaves_none_that_its_cell_does_not_list() {
+    let mut listed_late = 0;
+    for place in 1..100 {
+        let mut world = world(config(2, 1));
+        let a = spatial_server(&mut world, "a");
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let create = AssertUnwindSafe(|| create_entity(&mut world, a, CELL, E + 1, 5.0));
+        let struck = catch_unwind(create).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert!(listed_late > 0, "no panic struck before the list");
+            return;
+        }
+        let unlisted = listed(&world, CELL).is_empty();
+        if !world.shards[0].heal().is_empty() {
+            continue;
+        }
+        let exists = world.shards[0].channels().any(|channel| channel.id.0 == E + 1);
+        assert_eq!(listed(&world, CELL), if exists { vec![E + 1] } else { vec![] }, "place {place}");
+        listed_late += u32::from(exists && unlisted);
+    }
+    unreachable!("a creation passes fewer places");
+}
