@@ -35,6 +35,8 @@ impl Shard {
                 "a subscription without a place",
             );
             findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
+            let is_live = |owner| self.board.peers.contains_key(&owner);
+            findings.expect(channel.owner.is_none_or(is_live), "a channel of a connection that is gone");
         }
         findings.about(None);
         for (conn, places) in &self.board.places {
@@ -91,9 +93,11 @@ impl Shard {
     /// Makes whole what a panic has left behind, as far as that is possible; returns what is still
     /// broken then. Call it after a panic in an input, before the next one.
     ///
-    /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged.
+    /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged or its
+    /// creation was interrupted.
     pub fn heal(&mut self) -> Vec<Broken> {
-        let at_hand = [self.board.at_hand.take(), self.board.changing.take()];
+        let half_made = self.board.creating.take().filter(|id| *id != ChannelId::GLOBAL);
+        let at_hand = [self.board.at_hand.take(), self.board.changing.take(), half_made];
         let broken = self.check_invariants();
         let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();
         channels.extend(at_hand.into_iter().flatten());
@@ -105,11 +109,11 @@ impl Shard {
                 continue;
             };
             self.board.stats.channels_healed += 1;
-            if !channel.rebuild(&mut self.board) && id != ChannelId::GLOBAL {
+            let is_intact = channel.rebuild(&mut self.board) && half_made != Some(id);
+            if !is_intact && id != ChannelId::GLOBAL {
                 self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
             }
         }
-        self.list_unlisted();
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         self.board.stats.subscriptions = subscriptions as u64;
         self.board.stats.channels.values_mut().for_each(|count| *count = 0);

@@ -75,6 +75,8 @@ pub(crate) struct Switchboard {
     pub(crate) at_hand: Option<ChannelId>,
     /// The channel whose subscriptions the input has changed last.
     pub(crate) changing: Option<ChannelId>,
+    /// The channel that is being made.
+    pub(crate) creating: Option<ChannelId>,
     pub(crate) hasher: IdHasher,
     pub(crate) timers: TimerWheel<Timer>,
     pub(crate) global_owner: Option<ConnId>,
@@ -135,6 +137,7 @@ impl Switchboard {
             stats,
             at_hand: None,
             changing: None,
+            creating: None,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

@@ -155,14 +155,15 @@ impl Shard {
 
     /// A change of owners or cells, and its messages. An owner that does not know what it owns is
     /// as bad as none, so a panic inside is noticed.
-    fn as_whole(&mut self, change: impl FnOnce(&mut Self)) {
+    pub(crate) fn as_whole<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         if let Some(world) = &mut self.world {
             world.moving += 1;
         }
-        change(self);
+        let done = change(self);
         if let Some(world) = &mut self.world {
             world.moving -= 1;
         }
+        done
     }
 
     /// Moves entities from one cell to another that exists.

@@ -158,29 +158,21 @@ impl Shard {
                 findings.expect(state.objects.is_empty(), "a cell without a list has objects");
                 continue;
             };
+            let mut bytes = Vec::new();
+            if let Some(data) = &channel.data {
+                data.content.encode(None, &mut bytes);
+            }
             findings.about(Some(id));
-            let Some(listed) = entries_of(channel) else {
+            let Ok(listed) = SpatialChannelData::decode(&bytes[..]) else {
                 findings.expect(false, "the list of a cell does not decode");
                 continue;
             };
+            let listed = listed.entities;
             findings.about(None);
+            let listed: BTreeSet<ChannelId> = listed.into_keys().map(ChannelId).collect();
             let belongs = |id: &ChannelId| state.entities.contains(id) || state.objects.contains(id);
             findings.expect(listed.iter().all(belongs), "a cell lists what lies elsewhere");
             findings.expect(state.objects.is_subset(&listed), "a cell does not list its object");
-        }
-    }
-
-    /// Lists what has come into a cell and was interrupted by a panic before it was listed there.
-    pub(crate) fn list_unlisted(&mut self) {
-        let cells = self.world.iter().flat_map(|world| world.cells.iter().enumerate());
-        let lacking = cells.filter_map(|(index, state)| {
-            let cell = Cell(index as u32);
-            let channel = self.channels.get(&self.board.config.cell_channel(cell))?;
-            let listed = entries_of(channel).filter(|_| channel.holds_entities())?;
-            (!state.entities.iter().all(|id| listed.contains(id))).then_some(cell)
-        });
-        for cell in lacking.collect::<Vec<_>>() {
-            self.list_residents(cell);
         }
     }
 
@@ -189,16 +181,6 @@ impl Shard {
         let id = self.board.config.cell_channel(cell);
         self.channels.get_mut(&id).map(|channel| &mut **channel).filter(|channel| channel.holds_entities())
     }
-}
-
-/// What a cell lists; `None` if its data is damaged.
-fn entries_of(channel: &Channel) -> Option<BTreeSet<ChannelId>> {
-    let mut bytes = Vec::new();
-    if let Some(data) = &channel.data {
-        data.content.encode(None, &mut bytes);
-    }
-    let list = SpatialChannelData::decode(&bytes[..]).ok()?;
-    Some(list.entities.into_keys().map(ChannelId).collect())
 }
 
 impl super::World {
