@@ -19,6 +19,15 @@ use crate::switchboard::Switchboard;
 use throng_wire::channeldpb::{MessageType, RemoveChannelMessage};
 
 impl Shard {
+    /// A change of several channels, and its messages: an owner that does not know what it owns is
+    /// as bad as none, so a panic inside is noticed.
+    pub(crate) fn as_whole<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.board.halfway += 1;
+        let done = change(self);
+        self.board.halfway -= 1;
+        done
+    }
+
     /// Checks what must hold between inputs, and returns what does not. Costs a walk over
     /// everything.
     #[must_use]
@@ -87,6 +96,7 @@ impl Shard {
             findings.expect(is_whole, "a peer of this shard without its connection");
         }
         findings.expect(self.board.inbox.is_empty(), "letters to itself are left over");
+        findings.expect(self.board.halfway == 0, "a change of several channels stopped halfway");
         findings.broken
     }
 

@@ -77,6 +77,8 @@ pub(crate) struct Switchboard {
     pub(crate) changing: Option<ChannelId>,
     /// The channel that is being made.
     pub(crate) creating: Option<ChannelId>,
+    /// Changes that count as a whole only, have begun and have not ended.
+    pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
     pub(crate) timers: TimerWheel<Timer>,
     pub(crate) global_owner: Option<ConnId>,
@@ -138,6 +140,7 @@ impl Switchboard {
             at_hand: None,
             changing: None,
             creating: None,
+            halfway: 0,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

@@ -460,6 +460,13 @@ impl World {
         self.peers[peer.0].state == PeerState::Open
     }
 
+    /// True if the gateway has had the peer's connection, and has it no longer.
+    #[must_use]
+    pub fn is_forgotten(&self, peer: PeerId) -> bool {
+        let end = &self.peers[peer.0];
+        end.conn.is_none() && end.state != PeerState::Connecting
+    }
+
     /// True if an end of a peer's KCP session waits long before it resends unacknowledged segments,
     /// or believes in round trips so long that it would.
     #[must_use]

@@ -153,19 +153,6 @@ impl Shard {
         Ok(())
     }
 
-    /// A change of owners or cells, and its messages. An owner that does not know what it owns is
-    /// as bad as none, so a panic inside is noticed.
-    pub(crate) fn as_whole<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
-        if let Some(world) = &mut self.world {
-            world.moving += 1;
-        }
-        let done = change(self);
-        if let Some(world) = &mut self.world {
-            world.moving -= 1;
-        }
-        done
-    }
-
     /// Moves entities from one cell to another that exists.
     fn move_entities(&mut self, ids: &[ChannelId], from: Option<Cell>, to: Cell, cause: ConnId) {
         self.as_whole(|shard| shard.move_together(ids, from, to, cause));

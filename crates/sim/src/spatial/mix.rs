@@ -255,16 +255,13 @@ impl Simulation {
         self.log("the world restarts");
         self.counts.clear();
         self.forget_rooms();
-        let closed = self.world.closed_by_gateway()[self.closed..].iter();
-        let restarted = closed.filter(|closed| closed.reason == CloseReason::Restarted);
-        let peers: Vec<PeerId> = restarted.map(|closed| closed.peer).collect();
-        self.closed = self.world.closed_by_gateway().len();
         for client in &mut self.clients {
             client.avatar = 0;
         }
-        for peer in peers {
-            let Some(&who) = self.by_peer.get(&peer) else { continue };
-            if self.link(who).peer != Some(peer) {
+        let servers = (0..self.servers.len()).map(Who::Server);
+        for who in servers.chain((0..self.clients.len()).map(Who::Client)) {
+            let Some(peer) = self.link(who).peer else { continue };
+            if !self.world.is_forgotten(peer) {
                 continue;
             }
             match who {

@@ -238,9 +238,8 @@ struct Simulation {
     mix: Mix,
     /// Rooms and their counts.
     rooms: BTreeMap<u32, u32>,
-    /// Lives of the world that have ended, and closed connections, as far as the peers know.
+    /// Lives of the world that have ended, as far as the peers know.
     restarts: u64,
-    closed: usize,
     trace: bool,
     outcome: SpatialOutcome,
 }
@@ -355,7 +354,6 @@ impl Simulation {
             mix,
             rooms: BTreeMap::new(),
             restarts: 0,
-            closed: 0,
             trace: std::env::var_os("THRONG_TRACE").is_some(),
             outcome: SpatialOutcome::default(),
         }

@@ -344,7 +344,7 @@ fn a_panic_in_a_handover_leaves_no_entity_with_an_owner_that_does_not_know() {
             return;
         }
         let broken = world.shards[0].heal();
-        halves += u32::from(broken.iter().any(|broken| broken.what.contains("moved halfway")));
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("halfway")));
         if !broken.is_empty() {
             // The driver restarts the world.
             continue;
@@ -404,7 +404,7 @@ fn a_panic_while_a_server_takes_a_slot_leaves_no_entity_to_the_former_one() {
             return;
         }
         let broken = world.shards[0].heal();
-        halves += u32::from(broken.iter().any(|broken| broken.what.contains("moved halfway")));
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("halfway")));
         if broken.is_empty() {
             let owner_of = |id| {
                 let view = world.shards[0].channels().find(|view| view.id.0 == id);
