@@ -316,6 +316,7 @@ impl Channel {
         rate_by: RateBy,
         since: Instant,
     ) {
+        board.changing = Some(self.id);
         let had_first = options.skip_first;
         let anchor = self.time(board.now).saturating_add(i64::from(options.delay_ms) * 1_000_000);
         let place = FanoutPosition::Nowhere;
@@ -345,6 +346,7 @@ impl Channel {
         key: u32,
         request: Option<&ChannelSubscriptionOptions>,
     ) -> Subscribed {
+        board.changing = Some(self.id);
         let sub = &mut self.subs[key as usize];
         let before = sub.options.clone();
         failpoint!();
@@ -410,15 +412,14 @@ impl Channel {
 
     /// Sets the owner and keeps the index of who has to do with the channel.
     pub(crate) fn set_owner(&mut self, board: &mut Switchboard, owner: Option<ConnId>) {
-        if let Some(old) = self.owner
-            && self.key(old).is_none()
-        {
-            board.remove_place(old, self.id);
-        }
-        self.owner = owner;
+        // A place that is left over names the former owner after a panic, so it goes last.
+        let old = std::mem::replace(&mut self.owner, owner);
         failpoint!();
         if let Some(new) = owner {
             board.add_place(new, self.id);
+        }
+        if let Some(old) = old.filter(|old| Some(*old) != owner && self.key(*old).is_none()) {
+            board.remove_place(old, self.id);
         }
     }
 

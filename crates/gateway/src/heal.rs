@@ -1,8 +1,9 @@
 //! Recovery after a panic in the middle of an input: the damaged state, and its repair.
 //!
 //! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
-//! its data. Everybody gets a full state then, so that "exactly once" holds for each life of a
-//! channel's fan-out. What lies across channels cannot be guessed: where that is broken, the driver
+//! its data. Everybody is notified of the subscription again and gets a full state then, so that
+//! "exactly once" holds for each life of a channel's fan-out. Those who are no subscribers any
+//! more are notified of that. What lies across channels cannot be guessed: where that is broken, the driver
 //! starts the world anew ([`Shard::restarted`]).
 
 use std::sync::Arc;
@@ -15,9 +16,18 @@ use crate::mail::{Head, Letter};
 use crate::outbox::Backlog;
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
-use throng_wire::channeldpb::MessageType;
+use throng_wire::channeldpb::{MessageType, RemoveChannelMessage};
 
 impl Shard {
+    /// A change of several channels, and its messages: an owner that does not know what it owns is
+    /// as bad as none, so a panic inside is noticed.
+    pub(crate) fn as_whole<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.board.halfway += 1;
+        let done = change(self);
+        self.board.halfway -= 1;
+        done
+    }
+
     /// Checks what must hold between inputs, and returns what does not. Costs a walk over
     /// everything.
     #[must_use]
@@ -34,6 +44,8 @@ impl Shard {
                 "a subscription without a place",
             );
             findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
+            let is_live = |owner| self.board.peers.contains_key(&owner);
+            findings.expect(channel.owner.is_none_or(is_live), "a channel of a connection that is gone");
         }
         findings.about(None);
         for (conn, places) in &self.board.places {
@@ -84,18 +96,21 @@ impl Shard {
             findings.expect(is_whole, "a peer of this shard without its connection");
         }
         findings.expect(self.board.inbox.is_empty(), "letters to itself are left over");
+        findings.expect(self.board.halfway == 0, "a change of several channels stopped halfway");
         findings.broken
     }
 
     /// Makes whole what a panic has left behind, as far as that is possible; returns what is still
     /// broken then. Call it after a panic in an input, before the next one.
     ///
-    /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged.
+    /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged or its
+    /// creation was interrupted.
     pub fn heal(&mut self) -> Vec<Broken> {
-        let at_hand = self.board.at_hand.take();
+        let half_made = self.board.creating.take().filter(|id| *id != ChannelId::GLOBAL);
+        let at_hand = [self.board.at_hand.take(), self.board.changing.take(), half_made];
         let broken = self.check_invariants();
         let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();
-        channels.extend(at_hand);
+        channels.extend(at_hand.into_iter().flatten());
         channels.sort_unstable();
         channels.dedup();
         for id in channels {
@@ -104,7 +119,8 @@ impl Shard {
                 continue;
             };
             self.board.stats.channels_healed += 1;
-            if !channel.rebuild(&mut self.board) && id != ChannelId::GLOBAL {
+            let is_intact = channel.rebuild(&mut self.board) && half_made != Some(id);
+            if !is_intact && id != ChannelId::GLOBAL {
                 self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
             }
         }
@@ -115,7 +131,7 @@ impl Shard {
             *self.board.stats.channels.entry(channel.channel_type).or_default() += 1;
         }
         self.settle();
-        self.board.at_hand = None;
+        (self.board.at_hand, self.board.changing) = (None, None);
         self.check_invariants()
     }
 
@@ -123,7 +139,9 @@ impl Shard {
     /// stay.
     fn finish_removal(&mut self, id: ChannelId) {
         let places = self.board.places.iter().filter(|(_, places)| places.contains(&id));
+        let head = Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32);
         for conn in places.map(|(conn, _)| *conn).collect::<Vec<_>>() {
+            self.board.send(conn, head, &RemoveChannelMessage { channel_id: id.0 });
             self.board.remove_place(conn, id);
             self.board.tell_held(conn, id, false);
         }
@@ -178,10 +196,18 @@ impl Channel {
                 }
             }
         };
+        for (_, sub) in &self.subs {
+            let result = self.sub_result(sub.address.conn, sub.kind);
+            board.send(sub.address.conn, Head::new(self.id, MessageType::SubToChannel as u32), &result);
+        }
         self.restart_fan_out(board);
         let held = board.places.iter().filter(|(_, places)| places.contains(&self.id));
         let stale: Vec<ConnId> = held.map(|(conn, _)| *conn).filter(|conn| !self.involves(*conn)).collect();
         for conn in stale {
+            if let Some(peer) = board.peers.get(&conn) {
+                let result = self.unsub_result(conn, peer.kind);
+                board.send(conn, Head::new(self.id, MessageType::UnsubFromChannel as u32), &result);
+            }
             board.remove_place(conn, self.id);
             board.tell_held(conn, self.id, false);
         }

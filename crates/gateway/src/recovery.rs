@@ -241,6 +241,10 @@ impl Shard {
 
     /// Shard 0: the authenticated connection `fresh` takes the place of `old`.
     pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
+        self.as_whole(|shard| shard.take_place(fresh, old, head, with_token));
+    }
+
+    fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
         let Some(lost) = self.take_lost(old) else { return };
         let Some(global) = &mut self.global else { return };
         let Some(mut entry) = global.entries.remove(&fresh) else { return };
@@ -314,6 +318,11 @@ impl Shard {
 
     /// Gives a returned connection its places in the channels of this shard.
     pub(crate) fn on_restore(&mut self, conn: ConnId, fresh: ConnId) {
+        self.as_whole(|shard| shard.restore_places(conn));
+        self.board.post(ShardIndex::FIRST, Letter::Restored { conn, fresh });
+    }
+
+    fn restore_places(&mut self, conn: ConnId) {
         // The places of one that has closed again meanwhile stay where they are.
         let live = self.board.peers.contains_key(&conn);
         let places: SmallVec<[ChannelId; 4]> =
@@ -336,7 +345,6 @@ impl Shard {
                 self.announce_global_owner(Some(conn));
             }
         }
-        self.board.post(ShardIndex::FIRST, Letter::Restored { conn, fresh });
     }
 
     /// Shard 0: a shard has restored everything.

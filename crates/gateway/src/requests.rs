@@ -51,7 +51,9 @@ impl Shard {
         let permissions = config.permissions.of(sender.kind);
         let allowed = match channel_type {
             ChannelType::UNKNOWN => return Err(Refusal::ChannelType),
-            ChannelType::SPATIAL => return self.on_create_spatial(sender, head, request),
+            ChannelType::SPATIAL => {
+                return self.as_whole(|shard| shard.on_create_spatial(sender, head, request));
+            }
             ChannelType::GLOBAL => permissions.claim_global,
             other => permissions.create_types.contains(other),
         };
@@ -125,6 +127,12 @@ impl Shard {
 
     /// Makes a channel of this shard, or gives GLOBAL its owner, and subscribes the creator.
     pub(crate) fn create_here(&mut self, new: NewChannel) {
+        self.board.creating = Some(new.id);
+        self.make(new);
+        self.board.creating = None;
+    }
+
+    fn make(&mut self, new: NewChannel) {
         let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, broadcast } = new;
         self.board.at_hand = Some(id);
         let settings = self.settings_of(channel_type);

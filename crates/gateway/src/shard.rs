@@ -430,6 +430,7 @@ impl Shard {
         debug_assert!(now >= self.board.now, "time went back");
         self.board.now = now.max(self.board.now);
         self.board.at_hand = None;
+        self.board.changing = None;
     }
 
     // ---- Writing and deadlines ------------------------------------------------------------------

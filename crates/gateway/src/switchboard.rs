@@ -73,6 +73,12 @@ pub(crate) struct Switchboard {
     pub(crate) stats: Stats,
     /// The channel that the input being handled is about, as far as it is about one.
     pub(crate) at_hand: Option<ChannelId>,
+    /// The channel whose subscriptions the input has changed last.
+    pub(crate) changing: Option<ChannelId>,
+    /// The channel that is being made.
+    pub(crate) creating: Option<ChannelId>,
+    /// Changes that count as a whole only, have begun and have not ended.
+    pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
     pub(crate) timers: TimerWheel<Timer>,
     pub(crate) global_owner: Option<ConnId>,
@@ -132,6 +138,9 @@ impl Switchboard {
             unix_start_ns,
             stats,
             at_hand: None,
+            changing: None,
+            creating: None,
+            halfway: 0,
             hasher,
             timers: TimerWheel::new(),
             global_owner: None,

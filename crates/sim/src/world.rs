@@ -2,6 +2,7 @@
 
 mod gateway;
 mod links;
+mod panics;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -93,6 +94,7 @@ pub struct World {
     /// Most items that ever waited in one inbox.
     peak_inbox: usize,
     steps: u64,
+    panics: panics::Panics,
 }
 
 /// A connection that the gateway closed.
@@ -182,9 +184,10 @@ enum Due {
     Write(PeerId),
     Inbox(ShardIndex),
     Timer(ShardIndex),
-    Verdict(AuthTicket, Verdict),
+    /// With the life of the world that asked.
+    Verdict(u64, AuthTicket, Verdict),
     /// The gateway notices that a vanished connection is gone.
-    Lost(ConnHandle, Closed),
+    Lost(PeerId, ConnHandle, Closed),
     Wake(u64),
 }
 
@@ -227,6 +230,7 @@ impl World {
             peak_outbox_bytes: 0,
             peak_inbox: 0,
             steps: 0,
+            panics: panics::Panics::default(),
         }
     }
 
@@ -307,7 +311,7 @@ impl World {
                 end.kcp = None;
             }
             if let Some((conn, _)) = conn {
-                self.schedule(self.now + silence, Due::Lost(conn, Closed::Error));
+                self.schedule(self.now + silence, Due::Lost(peer, conn, Closed::Error));
             }
             return;
         }
@@ -326,7 +330,7 @@ impl World {
                 // The gateway's bytes pile up in a link that nobody empties.
                 end.down.stall(self.now + noticed_after + Duration::from_secs(3600));
                 if let Some((conn, _)) = conn {
-                    self.schedule(self.now + noticed_after, Due::Lost(conn, Closed::Error));
+                    self.schedule(self.now + noticed_after, Due::Lost(peer, conn, Closed::Error));
                 }
             }
         }
@@ -385,7 +389,7 @@ impl World {
     /// Closes clients of a shard whose output takes too much memory, see
     /// [`Shard::shed_backlog`].
     pub fn shed_backlog(&mut self, shard: ShardIndex, excess: usize) {
-        self.shards[usize::from(shard.0)].shard.shed_backlog(self.now, excess);
+        self.guard(shard, |shard, now| shard.shed_backlog(now, excess));
         self.drain(shard);
     }
 
@@ -454,6 +458,13 @@ impl World {
     #[must_use]
     pub fn is_open(&self, peer: PeerId) -> bool {
         self.peers[peer.0].state == PeerState::Open
+    }
+
+    /// True if the gateway has had the peer's connection, and has it no longer.
+    #[must_use]
+    pub fn is_forgotten(&self, peer: PeerId) -> bool {
+        let end = &self.peers[peer.0];
+        end.conn.is_none() && end.state != PeerState::Connecting
     }
 
     /// True if an end of a peer's KCP session waits long before it resends unacknowledged segments,
@@ -535,16 +546,23 @@ impl World {
                 if !self.postponed(shard, Due::Timer(shard)) {
                     let slot = &mut self.shards[usize::from(shard.0)];
                     if slot.shard.next_timeout().is_some_and(|at| at <= self.now) {
-                        slot.shard.handle_timeout(self.now);
+                        self.guard(shard, |shard, now| shard.handle_timeout(now));
                     }
                     self.drain(shard);
                 }
             }
-            Due::Verdict(ticket, verdict) => {
-                self.shards[0].shard.handle_verdict(self.now, ticket, verdict);
-                self.drain(ShardIndex(0));
+            Due::Verdict(life, ticket, verdict) => {
+                if life == self.restarts() {
+                    self.guard(ShardIndex(0), |shard, now| shard.handle_verdict(now, ticket, verdict));
+                    self.drain(ShardIndex(0));
+                }
             }
-            Due::Lost(conn, cause) => self.lose(conn, cause),
+            Due::Lost(peer, conn, cause) => {
+                // Another life gives the same names again.
+                if self.sockets.get(&conn) == Some(&peer) {
+                    self.lose(conn, cause);
+                }
+            }
             Due::Wake(token) => self.notes.push_back(Note::Wake(token)),
         }
     }

@@ -155,6 +155,10 @@ impl Shard {
 
     /// Moves entities from one cell to another that exists.
     fn move_entities(&mut self, ids: &[ChannelId], from: Option<Cell>, to: Cell, cause: ConnId) {
+        self.as_whole(|shard| shard.move_together(ids, from, to, cause));
+    }
+
+    fn move_together(&mut self, ids: &[ChannelId], from: Option<Cell>, to: Cell, cause: ConnId) {
         let config = Arc::clone(&self.board.config);
         let target = config.cell_channel(to);
         let source = from.map(|cell| config.cell_channel(cell));
@@ -236,6 +240,10 @@ impl Shard {
 
     /// A server takes over the entities of a cell that it has come to own.
     pub(super) fn adopt_entities(&mut self, cell: Cell, owner: ConnId) {
+        self.as_whole(|shard| shard.take_over(cell, owner));
+    }
+
+    fn take_over(&mut self, cell: Cell, owner: ConnId) {
         let id = self.board.config.cell_channel(cell);
         let Some(world) = &self.world else { return };
         let Some(state) = world.cells.get(cell.0 as usize) else { return };

@@ -145,6 +145,74 @@ fn panics_at_places_all_over_the_core_leave_nothing_half_done() {
     assert!(tally.restarted < tally.struck, "{} of {} ended the world", tally.restarted, tally.struck);
 }
 
+/// Plays a request of the server about a client at every place at which a panic can come between,
+/// and compares what the client was notified of with what is so afterwards.
+fn interrupt(request: impl Fn(&mut World, Id, u32, u32), begins_subscribed: bool) {
+    let mut half_done = 0;
+    for place in 1..200 {
+        let mut world = World::new(config());
+        let server = world.join(ConnKind::Server, "s");
+        let channel = create(&mut world, server);
+        let client = world.join(ConnKind::Client, "c");
+        let conn = world.conn(client);
+        if begins_subscribed {
+            world.send(server, [subscribe(conn, channel, 20)]);
+        }
+        world.run_ms(100);
+        drop(world.take(client));
+        failpoint::arm(place);
+        let struck = catch_unwind(AssertUnwindSafe(|| request(&mut world, server, conn, channel))).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert!(half_done > 0, "no panic came between the change and its message");
+            return;
+        }
+        if !world.shards[0].heal().is_empty() {
+            continue;
+        }
+        world.run_ms(100);
+        let views = world.shards[0].subscriptions_of(throng_gateway::ConnId(conn), 100);
+        let subscribed = views.into_iter().any(|view| view.channel.0 == channel);
+        half_done += u32::from(subscribed != begins_subscribed);
+        let got = world.take(client);
+        let ended = |message: &crate::common::Received| matches!(message.msg_type, 4 | 7);
+        let at = |is_it: &dyn Fn(&crate::common::Received) -> bool| got.iter().position(is_it);
+        match subscribed {
+            true if !begins_subscribed => {
+                let begun = at(&|message| message.msg_type == 6).expect("told of its subscription");
+                let state = at(&|message| message.msg_type == 8).expect("the full state");
+                assert!(begun < state, "place {place}");
+            }
+            true => assert!(at(&ended).is_none(), "place {place}: still subscribed"),
+            false => assert_eq!(at(&ended).is_some(), begins_subscribed, "place {place}: {got:?}"),
+        }
+    }
+    unreachable!("a request passes fewer places");
+}
+
+#[test]
+fn a_panic_leaves_no_subscriber_without_notice_of_its_subscription() {
+    interrupt(|world, server, conn, channel| world.send(server, [subscribe(conn, channel, 20)]), false);
+}
+
+#[test]
+fn a_panic_leaves_no_former_subscriber_in_the_belief_that_it_is_one() {
+    interrupt(
+        |world, server, conn, channel| {
+            let body = UnsubscribedFromChannelMessage { conn_id: conn };
+            world.send(server, [Send::new(MessageType::UnsubFromChannel, &body).to(channel)]);
+        },
+        true,
+    );
+    interrupt(
+        |world, server, _, channel| {
+            let body = RemoveChannelMessage { channel_id: channel };
+            world.send(server, [Send::new(MessageType::RemoveChannel, &body)]);
+        },
+        true,
+    );
+}
+
 #[test]
 fn subscribers_get_full_states_after_a_panic_in_a_flush() {
     for place in 1..200 {

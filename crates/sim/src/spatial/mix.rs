@@ -32,6 +32,8 @@ pub(super) struct Mix {
     pub(super) rooms: bool,
     /// Clients resume their sessions.
     pub(super) resume: bool,
+    /// Shards panic at failpoints.
+    pub(super) strikes: bool,
 }
 
 impl Mix {
@@ -46,6 +48,7 @@ impl Mix {
             shed: has(),
             rooms: has(),
             resume: has(),
+            strikes: has(),
         }
     }
 
@@ -90,8 +93,9 @@ impl Mix {
     }
 
     /// True if a client may be closed for this reason although it keeps all rules.
-    pub(super) fn may_close(self, reason: CloseReason) -> bool {
+    pub(super) fn may_close(self, reason: CloseReason, struck: bool) -> bool {
         match reason {
+            CloseReason::Internal => struck,
             CloseReason::SlowReader | CloseReason::Stalled => self.slow,
             CloseReason::OutputMemory => self.shed,
             _ => false,
@@ -127,6 +131,10 @@ impl Simulation {
 
     /// Rooms count up, and clients change what they get of them.
     pub(super) fn act_in_rooms(&mut self) {
+        let master = &self.servers[0];
+        if !master.authenticated || master.recovering {
+            return;
+        }
         for room in self.rooms.keys().copied().collect::<Vec<_>>() {
             if self.rng.chance(0.5) {
                 let count = self.rooms.entry(room).or_default();
@@ -214,6 +222,10 @@ impl Simulation {
                 self.world.stall(peer, false, true, until);
             }
         }
+        if self.mix.strikes && self.rng.chance(0.01) {
+            let (passes, choice) = (1 + self.rng.below(6) as u32, self.rng.next_u64());
+            self.world.strike(passes, choice);
+        }
         if self.mix.shed && self.rng.chance(0.02) {
             let shard = self.rng.below(u64::from(self.world.shard_count())) as u16;
             let excess = self.rng.range(1..20_000) as usize;
@@ -221,16 +233,79 @@ impl Simulation {
         }
     }
 
+    /// What a panic interrupted is not asked for again by anybody else: clients look whether they
+    /// are subscribed to what they see.
+    pub(super) fn ask_again(&mut self) {
+        for index in 0..if self.world.struck() > 0 { self.clients.len() } else { 0 } {
+            let client = &self.clients[index];
+            let unanswered = |id: &&u32| !client.subscribed.contains(id) && self.counts.contains_key(id);
+            for id in client.view.keys().filter(unanswered).copied().collect::<Vec<_>>() {
+                let body = SubscribedToChannelMessage { conn_id: 0, sub_options: None };
+                self.send(Who::Client(index), id, MessageType::SubToChannel, &body);
+            }
+        }
+    }
+
+    /// The world has begun anew: everybody who was in it comes again, and nothing of it counts.
+    pub(super) fn hear_of_restart(&mut self) {
+        if self.restarts == self.world.restarts() {
+            return;
+        }
+        self.restarts = self.world.restarts();
+        self.log("the world restarts");
+        self.counts.clear();
+        self.forget_rooms();
+        for client in &mut self.clients {
+            client.avatar = 0;
+        }
+        let servers = (0..self.servers.len()).map(Who::Server);
+        for who in servers.chain((0..self.clients.len()).map(Who::Client)) {
+            let Some(peer) = self.link(who).peer else { continue };
+            if !self.world.is_forgotten(peer) {
+                continue;
+            }
+            match who {
+                Who::Server(index) => {
+                    self.servers[index].gone();
+                    self.servers[index].returns_at = Some(self.world.now());
+                }
+                Who::Client(index) => {
+                    self.clients[index].gone();
+                    self.connect(who);
+                }
+            }
+        }
+    }
+
+    pub(super) fn forget_rooms(&mut self) {
+        self.rooms.clear();
+        self.clients.iter_mut().for_each(|client| client.rooms.clear());
+    }
+
+    /// The count in the data of a room.
+    fn room_count(&self, room: u32) -> Option<u32> {
+        let data = self.world.shards().find_map(|shard| shard.channel_data(ChannelId(room)));
+        place_of(data.as_ref().map(|(_, bytes)| &bytes[..])).map(|place| place.count)
+    }
+
     pub(super) fn judge_rooms(&mut self) -> Result<(), Violation> {
+        for (room, said) in &self.rooms {
+            // A panic can take an update along.
+            let count = self.room_count(*room);
+            if count != Some(*said) && self.world.struck() == 0 {
+                return Err(format!("room {room} has {count:?}, its owner last said {said}"));
+            }
+        }
         for (index, client) in self.clients.iter().enumerate() {
             for (room, count) in &client.rooms {
-                if self.rooms.get(room) != Some(count) {
-                    let truth = self.rooms.get(room);
+                let truth = self.room_count(*room);
+                if truth != Some(*count) {
                     return Err(format!("client {index} knows {count} of room {room}, which has {truth:?}"));
                 }
                 self.outcome.in_rooms += 1;
             }
         }
+        (self.outcome.struck, self.outcome.restarted) = (self.world.struck(), self.world.restarts());
         for shard in self.world.shards() {
             self.outcome.resyncs += shard.stats().resyncs;
             for reason in [CloseReason::SlowReader, CloseReason::Stalled, CloseReason::OutputMemory] {

@@ -121,6 +121,10 @@ pub struct SpatialOutcome {
     pub closed: u64,
     /// Sessions that clients resumed.
     pub resumed: u64,
+    /// Panics at failpoints, and those of them that ended a life of the world.
+    pub struck: u64,
+    /// See `struck`.
+    pub restarted: u64,
 }
 
 /// Movement of an entity.
@@ -234,6 +238,8 @@ struct Simulation {
     mix: Mix,
     /// Rooms and their counts.
     rooms: BTreeMap<u32, u32>,
+    /// Lives of the world that have ended, as far as the peers know.
+    restarts: u64,
     trace: bool,
     outcome: SpatialOutcome,
 }
@@ -347,6 +353,7 @@ impl Simulation {
             mixed,
             mix,
             rooms: BTreeMap::new(),
+            restarts: 0,
             trace: std::env::var_os("THRONG_TRACE").is_some(),
             outcome: SpatialOutcome::default(),
         }
@@ -399,6 +406,7 @@ impl Simulation {
         self.run(if self.mixed { mix::FAULTS } else { FAULTS })?;
         self.faults = false;
         self.world.heal();
+        self.world.spare();
         // Those who are away return now, before their time is up or after.
         for index in 1..self.servers.len() {
             if self.servers[index].link.peer.is_none() && index <= SERVERS {
@@ -412,6 +420,7 @@ impl Simulation {
         // from whoever is about to speak for it.
         for _ in 0..4 {
             self.part();
+            self.ask_again();
             self.run(QUIET / 4)?;
             self.last_words();
             self.run(QUIET / 4)?;
@@ -440,8 +449,10 @@ impl Simulation {
         while self.world.now() < end {
             let next = (self.world.now() + STEP).min(end);
             while let Some(note) = self.world.step(next) {
+                self.hear_of_restart();
                 self.note(note)?;
             }
+            self.hear_of_restart();
             self.check()?;
             if self.faults {
                 self.fault();
@@ -642,7 +653,8 @@ impl Simulation {
                     let closed = self.world.closed_by_gateway().iter().rev().find(|it| it.peer == peer);
                     let reason = closed.map(|closed| closed.reason);
                     let gave_up = matches!(note, Note::Closed(_)) && self.clients[index].may_give_up;
-                    if reason.map_or(gave_up, |reason| self.mix.may_close(reason)) {
+                    let struck = self.world.struck() > 0;
+                    if reason.map_or(gave_up, |reason| self.mix.may_close(reason, struck)) {
                         self.log(format_args!("client {index} is closed: {reason:?}"));
                         self.clients[index].gone();
                         self.connect(who);

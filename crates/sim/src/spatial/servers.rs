@@ -31,8 +31,11 @@ impl Simulation {
                         channel_type: ChannelType::GLOBAL.0 as i32,
                         ..Default::default()
                     };
-                    self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
-                    self.create_rooms();
+                    if !result.should_recover {
+                        self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
+                        self.forget_rooms();
+                        self.create_rooms();
+                    }
                 } else if !result.should_recover {
                     self.ask_for_slot(index);
                 }
@@ -133,6 +136,10 @@ impl Simulation {
                         server.versions.insert(message.channel, recovered.version);
                     } else if message.channel >= SPATIAL {
                         server.cells.insert(message.channel);
+                    } else if let Some(count) = self.rooms.get_mut(&message.channel) {
+                        // What was on its way was lost with the connection.
+                        let value = recovered.channel_data.as_ref().map(|data| &data.value[..]);
+                        *count = place_of(value).ok_or("a recovered room without its count")?.count;
                     }
                 }
             }

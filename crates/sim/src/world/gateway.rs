@@ -3,28 +3,31 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use throng_gateway::{Closed, ConnHandle, Effect, ShardIndex, Verdict};
+use throng_gateway::{CloseReason, Closed, ConnHandle, Effect, ShardIndex, Verdict};
 
 use super::{ClosedByGateway, Due, Inbox, KCP_SILENCE, Note, PeerId, PeerState, World};
 use crate::kcp_link::Direction;
 
 impl World {
     pub(super) fn accept(&mut self, peer: PeerId) {
-        let end = &self.peers[peer.0];
-        if end.state != PeerState::Connecting {
+        if self.peers[peer.0].state != PeerState::Connecting {
             return;
         }
         if self.postponed(ShardIndex(0), Due::Accept(peer)) {
             return;
         }
+        let end = &self.peers[peer.0];
+        let (kind, framing, addr) = (end.kind, end.framing, end.addr);
+        let mut accepted = None;
+        self.guard(ShardIndex(0), |shard, now| accepted = shard.accept(now, kind, framing, addr).ok());
         let end = &mut self.peers[peer.0];
-        match self.shards[0].shard.accept(self.now, end.kind, end.framing, end.addr) {
-            Err(_) => {
+        match accepted {
+            None => {
                 end.state = PeerState::Over;
                 self.notes.push_back(Note::Refused(peer));
                 self.drain(ShardIndex(0));
             }
-            Ok(accepted) => {
+            Some(accepted) => {
                 end.state = PeerState::Open;
                 end.conn = Some((accepted.conn, accepted.shard));
                 let before = self.sockets.insert(accepted.conn, peer);
@@ -72,7 +75,9 @@ impl World {
         }
         let Some(item) = self.shards[usize::from(shard.0)].inbox.pop_front() else { return };
         match item {
-            Inbox::Mail(mail) => self.shards[usize::from(shard.0)].shard.handle_mail(self.now, mail),
+            Inbox::Mail(mail) => {
+                self.guard(shard, |shard, now| shard.handle_mail(now, mail));
+            }
             Inbox::Socket(peer) => {
                 if self.peers[peer.0].conn.is_some_and(|(conn, _)| self.sockets.contains_key(&conn)) {
                     self.attach(peer);
@@ -86,7 +91,7 @@ impl World {
     pub(super) fn lose(&mut self, conn: ConnHandle, cause: Closed) {
         let Some(&peer) = self.sockets.get(&conn) else { return };
         let Some((_, shard)) = self.peers[peer.0].conn else { return };
-        if self.postponed(shard, Due::Lost(conn, cause)) {
+        if self.postponed(shard, Due::Lost(peer, conn, cause)) {
             return;
         }
         self.sockets.remove(&conn);
@@ -95,7 +100,7 @@ impl World {
         if end.state == PeerState::Over {
             end.kcp = None;
         }
-        self.shards[usize::from(shard.0)].shard.handle_closed(self.now, conn, cause);
+        self.guard(shard, |shard, now| shard.handle_closed(now, conn, cause));
         self.drain(shard);
     }
 
@@ -133,12 +138,9 @@ impl World {
     /// Offers a connection's output to its link.
     pub(super) fn write(&mut self, shard: ShardIndex, conn: ConnHandle) {
         let Some(&peer) = self.sockets.get(&conn) else { return };
-        let end = &mut self.peers[peer.0];
-        if !end.attached {
-            return;
-        }
-        let shard = &mut self.shards[usize::from(shard.0)].shard;
-        while let Some(outbox) = shard.outbox(conn) {
+        while self.sockets.get(&conn) == Some(&peer) && self.peers[peer.0].attached {
+            let end = &mut self.peers[peer.0];
+            let Some(outbox) = self.shards[usize::from(shard.0)].shard.outbox(conn) else { break };
             if outbox.is_empty() {
                 break;
             }
@@ -154,7 +156,7 @@ impl World {
                 Some(kcp) => kcp.push(self.now, &mut self.rng, Direction::Down, &bytes),
                 None => end.down.push(self.now, &mut self.rng, &bytes),
             };
-            shard.handle_written(self.now, conn, taken);
+            self.guard_conn(shard, conn, |shard, now| shard.handle_written(now, conn, taken));
             if taken < bytes.len() {
                 break;
             }
@@ -162,24 +164,27 @@ impl World {
         self.schedule_down(peer);
     }
 
+    /// Closes a connection from the gateway's side.
+    pub(super) fn close(&mut self, conn: ConnHandle, reason: CloseReason, flush: &[u8]) {
+        let Some(peer) = self.sockets.remove(&conn) else { return };
+        self.closed.push(ClosedByGateway { at: self.now, peer, reason });
+        let end = &mut self.peers[peer.0];
+        end.conn = None;
+        end.down_ends = true;
+        if let Some(kcp) = &mut end.kcp {
+            kcp.push(self.now, &mut self.rng, Direction::Down, flush);
+            self.schedule_kcp(peer);
+            self.schedule(self.now + KCP_SILENCE, Due::Silent(peer));
+            return;
+        }
+        end.down.push(self.now, &mut self.rng, flush);
+        end.down_scheduled = None;
+        self.schedule_down(peer);
+    }
+
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => {
-                let Some(peer) = self.sockets.remove(&conn) else { return };
-                self.closed.push(ClosedByGateway { at: self.now, peer, reason });
-                let end = &mut self.peers[peer.0];
-                end.conn = None;
-                end.down_ends = true;
-                if let Some(kcp) = &mut end.kcp {
-                    kcp.push(self.now, &mut self.rng, Direction::Down, &flush);
-                    self.schedule_kcp(peer);
-                    self.schedule(self.now + KCP_SILENCE, Due::Silent(peer));
-                    return;
-                }
-                end.down.push(self.now, &mut self.rng, &flush);
-                end.down_scheduled = None;
-                self.schedule_down(peer);
-            }
+            Effect::Close { conn, reason, flush } => self.close(conn, reason, &flush),
             Effect::Authenticate { ticket, pit, lt, .. } => {
                 let delay = self.rng.below(self.conditions.verdict_delay_max.as_nanos() as u64 + 1);
                 let verdict = if self.rng.chance(self.conditions.verdict_error) {
@@ -191,7 +196,10 @@ impl World {
                 } else {
                     Verdict::Success
                 };
-                self.schedule(self.now + Duration::from_nanos(delay), Due::Verdict(ticket, verdict));
+                self.schedule(
+                    self.now + Duration::from_nanos(delay),
+                    Due::Verdict(self.restarts(), ticket, verdict),
+                );
             }
             _ => {}
         }

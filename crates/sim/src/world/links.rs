@@ -51,7 +51,7 @@ impl World {
         let up = if attached { kcp.take_arrived(Direction::Up) } else { Vec::new() };
         if let Some((conn, shard)) = conn.filter(|_| attached) {
             if !up.is_empty() {
-                self.shards[usize::from(shard.0)].shard.handle_bytes(self.now, conn, &up);
+                self.guard_conn(shard, conn, |shard, now| shard.handle_bytes(now, conn, &up));
             }
             self.write(shard, conn);
             self.drain(shard);
@@ -124,7 +124,7 @@ impl World {
             if std::mem::take(&mut end.wants_room) {
                 self.notes.push_back(Note::Room(peer));
             }
-            self.shards[usize::from(shard.0)].shard.handle_bytes(self.now, conn, &chunk);
+            self.guard_conn(shard, conn, |shard, now| shard.handle_bytes(now, conn, &chunk));
             self.drain(shard);
         } else if let Some(cause) = end.up_end.filter(|_| end.up.next_arrival().is_none()) {
             self.lose(conn, cause);

@@ -16,14 +16,28 @@ fn add(sum: &mut SpatialOutcome, outcome: SpatialOutcome) {
     sum.resyncs += outcome.resyncs;
     sum.closed += outcome.closed;
     sum.resumed += outcome.resumed;
+    sum.struck += outcome.struck;
+    sum.restarted += outcome.restarted;
 }
 
 #[test]
 fn features_do_not_disturb_each_other() {
     let Some(sum) = common::play("mixed", COUNT, run_mixed, add) else { return };
-    let SpatialOutcome { across_servers, recovered, calls, seen, in_rooms, resyncs, closed, resumed, .. } =
-        sum;
-    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, resumed];
+    let SpatialOutcome {
+        across_servers,
+        recovered,
+        calls,
+        seen,
+        in_rooms,
+        resyncs,
+        closed,
+        resumed,
+        struck,
+        restarted,
+        ..
+    } = sum;
+    let healed = struck - restarted;
+    let met = [across_servers, recovered, calls, seen, in_rooms, resyncs, resumed, healed, restarted];
     // Most stalls end before a bound closes the client.
     assert!(met.iter().all(|&count| count > 20) && closed > 0, "every kind of event was met: {sum:?}");
 }

@@ -133,7 +133,7 @@ fn a_panic_while_a_cell_moves_leaves_no_cell_between_two_servers() {
             return;
         }
         let broken = world.shards[0].heal();
-        halves += u32::from(broken.iter().any(|broken| broken.what.contains("moved halfway")));
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("halfway")));
         if !broken.is_empty() {
             // The driver restarts the world.
             continue;

@@ -1,6 +1,8 @@
 //! An entity changes its cell: owners, audiences, groups, order, what is refused and tried again.
 
-use throng_gateway::{ConnId, Effect, Permissions, PositionPath, Refusal};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use throng_gateway::{ConnId, Effect, Permissions, PositionPath, Refusal, failpoint};
 
 use super::*;
 
@@ -325,4 +327,92 @@ fn entities_without_a_position_are_told_of_once_per_type_and_counted() {
     assert!(sight.placeless);
     let detail = world.shards[0].world_detail(10).expect("a world");
     assert_eq!((detail.placeless, &detail.placeless_types[..]), (2, &["snake.Soul".to_owned()][..]));
+}
+
+#[test]
+fn a_panic_in_a_handover_leaves_no_entity_with_an_owner_that_does_not_know() {
+    let mut halves = 0;
+    for place in 1..300 {
+        let (mut world, a, b) = border(config(2, 2));
+        (world.take(a), world.take(b));
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let moved = catch_unwind(AssertUnwindSafe(|| move_to(&mut world, a, E + 1, 15.0)));
+        failpoint::disarm();
+        if moved.is_ok() {
+            assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+            assert!(halves > 0, "no panic struck the handover itself");
+            return;
+        }
+        let broken = world.shards[0].heal();
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("halfway")));
+        if !broken.is_empty() {
+            // The driver restarts the world.
+            continue;
+        }
+        world.run_ms(100);
+        let told = world.take(b).iter().any(|message| message.msg_type == 12);
+        let (cell, owner) = entity(&world, E + 1);
+        assert_eq!(owner == Some(world.conn(b)), told, "place {place}");
+        assert_eq!(cell == Some(CELL + 1), told, "place {place}");
+    }
+    unreachable!("a handover passes fewer places");
+}
+
+#[test]
+fn an_entity_whose_creation_a_panic_interrupted_is_there_as_a_whole_or_not_at_all() {
+    let mut half_made = 0;
+    for place in 1..100 {
+        let mut world = world(config(2, 1));
+        let a = spatial_server(&mut world, "a");
+        let conn = ConnId(world.conn(a));
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let create = AssertUnwindSafe(|| create_entity(&mut world, a, CELL, E + 1, 5.0));
+        let struck = catch_unwind(create).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert!(half_made > 0, "no panic struck the creation itself");
+            return;
+        }
+        let exists = |world: &World| world.shards[0].channels().any(|channel| channel.id.0 == E + 1);
+        let existed = exists(&world);
+        if !world.shards[0].heal().is_empty() {
+            continue;
+        }
+        half_made += u32::from(existed && !exists(&world));
+        assert_eq!(listed(&world, CELL), if exists(&world) { vec![E + 1] } else { vec![] }, "place {place}");
+        let subscribed = world.shards[0].subscriptions_of(conn, 100);
+        let subscribed = subscribed.into_iter().any(|view| view.channel.0 == E + 1);
+        assert_eq!(exists(&world), subscribed, "place {place}: its owner is to know of it");
+    }
+    unreachable!("a creation passes fewer places");
+}
+
+#[test]
+fn a_panic_while_a_server_takes_a_slot_leaves_no_entity_to_the_former_one() {
+    let mut halves = 0;
+    for place in 1..300 {
+        let (mut world, a, b) = border(config(2, 2));
+        world.close(b);
+        move_to(&mut world, a, E + 1, 15.0);
+        let c = world.join(ConnKind::Server, "c");
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let took = catch_unwind(AssertUnwindSafe(|| ask_for_slot(&mut world, c)));
+        failpoint::disarm();
+        if took.is_ok() {
+            assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(c))));
+            assert!(halves > 0, "no panic struck the change itself");
+            return;
+        }
+        let broken = world.shards[0].heal();
+        halves += u32::from(broken.iter().any(|broken| broken.what.contains("halfway")));
+        if broken.is_empty() {
+            let owner_of = |id| {
+                let view = world.shards[0].channels().find(|view| view.id.0 == id);
+                view.and_then(|view| view.owner)
+            };
+            let c = ConnId(world.conn(c));
+            assert_eq!(owner_of(E + 1) == Some(c), owner_of(CELL + 1) == Some(c), "place {place}");
+        }
+    }
+    unreachable!("taking a slot passes fewer places");
 }
