@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash |
 //! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id; `-v` follows if it was verified |
-//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, the object if it is small, and a CRC-32C |
+//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, the object if it is small, and a CRC-32C of the ref's name and all of this |
 //!
 //! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied:
 //! every look at one is a request, and every change is conditional on what was seen (`If-Match`),

@@ -248,6 +248,27 @@ async fn damage_in_the_bucket_is_never_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ref_that_lies_under_another_name_in_the_bucket_is_a_miss() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let objects = ["one", "two"].map(|text| Value::object([("n", Value::string(text))]).encode(Style::Plain));
+    let name = |path: &str| s3.object(&format!("ddc/r/{path}/{}", key("a")));
+    let path = |name: &str| format!("/api/v1/refs/{name}/{}", key("a"));
+    for (at, others) in ["game/maps", "secret/assets"].into_iter().enumerate() {
+        put_ref(&client, &path("game/assets"), &objects[0]).await;
+        put_ref(&client, &path(others), &objects[1]).await;
+        std::fs::copy(name(others), name("game/assets")).expect("writable");
+        let got = client.get(&path("game/assets"), CB).await;
+        assert_eq!(got.status, StatusCode::NOT_FOUND, "the object of {others}: {:?}", got.body);
+        assert_eq!(one.service().stats().damaged, at as u64 + 1);
+        assert_eq!(client.get(&path(others), CB).await.body, objects[1]);
+    }
+    put_ref(&client, &path("game/assets"), &objects[0]).await;
+    assert_eq!(client.get(&path("game/assets"), CB).await.body, objects[0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_bucket_copies_are_served_and_nothing_else() {
     let mut s3 = S3::start().await;
     let one = node(&s3).await;

@@ -15,7 +15,7 @@ use super::connect::{Client, connect};
 use super::{Incoming, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::change::{ChangeResult, PutRef};
-use crate::key::RefValue;
+use crate::key::{self, RefValue};
 
 /// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to
 /// 5 GiB.
@@ -253,7 +253,7 @@ impl Tier {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<Option<RefValue>, TierError> {
-        Ok(self.look(&self.ref_path(namespace, bucket, key)).await?.map(|(value, _)| value))
+        Ok(self.look(&self.ref_object(namespace, bucket, key)).await?.map(|(value, _)| value))
     }
 
     /// Puts a ref; the outcomes are those of [`Store::put_ref`](crate::Store::put_ref).
@@ -261,8 +261,8 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`] (whether it was made is unknown then), [`TierError::Contended`].
     pub async fn put_ref(&self, put: &PutRef) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(&put.namespace, &put.bucket, &put.key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(&put.namespace, &put.bucket, &put.key);
+        self.change(&name, |old| match old {
             Some(old) if old.object != put.value.object && !put.overwrite => {
                 Err(ChangeResult::Conflict(old.clone()))
             }
@@ -283,8 +283,8 @@ impl Tier {
         key: &Key,
         object: IoHash,
     ) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(namespace, bucket, key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(namespace, bucket, key);
+        self.change(&name, |old| match old {
             None => Err(ChangeResult::Unchanged),
             Some(old) if old.object != object => Err(ChangeResult::Conflict(old.clone())),
             Some(old) if old.finalised => Err(ChangeResult::Done),
@@ -305,8 +305,8 @@ impl Tier {
         object: IoHash,
         now: Timestamp,
     ) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(namespace, bucket, key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(namespace, bucket, key);
+        self.change(&name, |old| match old {
             Some(old) if old.object == object && old.finalised => Ok(RefValue { put: now, ..old.clone() }),
             _ => Err(ChangeResult::Unchanged),
         })
@@ -323,7 +323,7 @@ impl Tier {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<bool, TierError> {
-        self.delete(&self.ref_path(namespace, bucket, key)).await
+        self.delete(&self.ref_object(namespace, bucket, key).path).await
     }
 
     /// Deletes every ref of a bucket, or of a namespace. How many there were.
@@ -373,23 +373,23 @@ impl Tier {
 
     // --- Inner workings
 
-    async fn look(&self, path: &Path) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
-        let Some(got) = found(self.client.store.get(path).await)? else { return Ok(None) };
+    async fn look(&self, name: &RefObject) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
+        let Some(got) = found(self.client.store.get(&name.path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await?;
-        let value = RefValue::read_summed(&bytes)
+        let value = RefValue::read_summed(&name.key, &bytes)
             .filter(|value| value.inline.as_ref().is_none_or(|inline| IoHash::of(inline) == value.object));
-        value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(path.to_string()))
+        value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(name.path.to_string()))
     }
 
     /// Replaces what is there by what `decide` makes of it, unless it decides otherwise.
     async fn change(
         &self,
-        path: &Path,
+        name: &RefObject,
         decide: impl Fn(Option<&RefValue>) -> Result<RefValue, ChangeResult>,
     ) -> Result<ChangeResult, TierError> {
         for _ in 0..ATTEMPTS {
-            let (old, mode) = match self.look(path).await {
+            let (old, mode) = match self.look(name).await {
                 Ok(None) => (None, PutMode::Create),
                 Ok(Some((value, version))) => (Some(value), PutMode::Update(version)),
                 // Nobody can read it; what is written now replaces it.
@@ -400,8 +400,8 @@ impl Tier {
                 Ok(value) => value,
                 Err(outcome) => return Ok(outcome),
             };
-            let payload = PutPayload::from(value.write_summed());
-            match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
+            let payload = PutPayload::from(value.write_summed(&name.key));
+            match self.client.store.put_opts(&name.path, payload, PutOptions::from(mode)).await {
                 Ok(_) => return Ok(ChangeResult::Done),
                 // Another node was faster; or this was the second attempt of a write whose answer
                 // was lost.
@@ -410,7 +410,7 @@ impl Tier {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(TierError::Contended(path.to_string()))
+        Err(TierError::Contended(name.path.to_string()))
     }
 
     async fn delete(&self, path: &Path) -> Result<bool, TierError> {
@@ -441,9 +441,19 @@ impl Tier {
         self.path(["b", namespace.as_str(), &hash[..2], &hash])
     }
 
-    fn ref_path(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Path {
-        self.path(["r", namespace.as_str(), bucket.as_str(), key.as_str()])
+    fn ref_object(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> RefObject {
+        RefObject {
+            path: self.path(["r", namespace.as_str(), bucket.as_str(), key.as_str()]),
+            key: key::reference(namespace, bucket, key),
+        }
     }
+}
+
+/// The object that holds a ref.
+struct RefObject {
+    path: Path,
+    /// The ref's index key, which the object's checksum covers.
+    key: Vec<u8>,
 }
 
 /// What is not there is no failure.
