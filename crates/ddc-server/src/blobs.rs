@@ -511,16 +511,14 @@ impl Service {
     pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
         let hash = received.hash();
         self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
-        // The usual repeated upload: what is in the index is durable. Of an object storage another
-        // node may have deleted it meanwhile.
+        // The usual repeated upload: what is in the index is durable. What an object storage has may
+        // be damaged or deleted, which only a read of all of it would show: it is written again.
         if let Some(copy) = self.store.blob(namespace, &hash)? {
-            let Some(tier) = self.tier() else { return Ok(()) };
-            if self.heard(tier.blob_len(namespace, &hash).await)?.is_some() {
-                return Ok(());
-            }
-            if matches!(received, Received::Known(..)) {
-                return self.share_copy(tier, namespace, &hash, &copy).await;
-            }
+            return match (self.tier(), &received) {
+                (None, _) => Ok(()),
+                (Some(tier), Received::Known(..)) => self.share_copy(tier, namespace, &hash, &copy).await,
+                (Some(_), _) => self.share(namespace, &received).await,
+            };
         }
         // Never the other way round: a copy here says that the object storage has the blob.
         self.share(namespace, &received).await?;

@@ -12,7 +12,7 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::{StatusCode, header};
 use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
-use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
+use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
 
 use crate::answer::Problem;
 use crate::blocking;
@@ -270,9 +270,11 @@ impl Service {
         let incoming = match &self.origin {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
-            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await,
+            Origin::Upstream(upstream) => {
+                upstream.blob(namespace, hash).await.map(|incoming| (incoming, ObjectVersion::default()))
+            }
         };
-        let Some(incoming) = incoming else { return Ok(false) };
+        let Some((incoming, version)) = incoming else { return Ok(false) };
         let streamed = streamed.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
         if let Some(streamed) = streamed {
             streamed.begin(incoming.len);
@@ -282,6 +284,10 @@ impl Service {
         if received.hash() != *hash {
             self.counters.add_damaged();
             tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
+            // What shows that it is there would keep clients from putting it again.
+            if let Some(tier) = self.tier() {
+                self.heard(tier.discard_blob(namespace, hash, &version).await)?;
+            }
             return Ok(false);
         }
         self.count_fetched(&received);
@@ -351,13 +357,7 @@ impl Service {
         let hash = received.hash();
         match received {
             Received::Small(bytes, _) => self.heard(tier.put_blob(namespace, &hash, bytes.clone()).await),
-            Received::Large(writer) => {
-                // Another node may have it, and large uploads are dear.
-                if self.heard(tier.blob_len(namespace, &hash).await)? == Some(writer.written()) {
-                    return Ok(());
-                }
-                self.heard(tier.put_large(namespace, &hash, &writer.blob()).await)
-            }
+            Received::Large(writer) => self.heard(tier.put_large(namespace, &hash, &writer.blob()).await),
             Received::Known(..) => Ok(()),
         }
     }

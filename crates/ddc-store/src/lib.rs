@@ -69,5 +69,5 @@ pub use quota::Quotas;
 pub use reads::is_damage;
 pub use space::Space;
 pub use store::{Durability, Options, Stats, Store};
-pub use tier::{Incoming, Tier, TierError, TierOptions};
+pub use tier::{Incoming, ObjectVersion, Tier, TierError, TierOptions};
 pub use unused::{Unused, UnusedName};

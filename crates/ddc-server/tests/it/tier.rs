@@ -247,6 +247,68 @@ async fn damage_in_the_bucket_is_never_served() {
     assert_eq!(other.get(&reference, CB).await.status, StatusCode::OK);
 }
 
+/// Damages the blob in the bucket; a damage of 0 halves it, 1 empties it.
+fn damage_blob(s3: &S3, bytes: &[u8], kind: usize) {
+    let hash = IoHash::of(bytes).to_string();
+    let mut damaged = bytes.to_vec();
+    match kind {
+        0 => damaged.truncate(bytes.len() / 2),
+        1 => damaged.clear(),
+        _ => damaged[bytes.len() / 3] ^= 4,
+    }
+    std::fs::write(s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2])), damaged).expect("writable");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blob_that_was_found_damaged_in_the_bucket_is_needed_again() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let first = one.client().await;
+    for kind in 0..3 {
+        let bytes = content(30 + kind as u8, 30_000);
+        let hash = IoHash::of(&bytes);
+        let path = put_blob(&first, &bytes).await;
+        let object = object_of(&[hash]);
+        let reference = format!("/api/v1/refs/game/assets/{}", key(&format!("damage {kind}")));
+        assert!(put_ref(&first, &reference, &object).await.is_empty());
+        damage_blob(&s3, &bytes, kind);
+        // The node that finds the damage, and one that never read the blob.
+        let [two, three] = [node(&s3).await, node(&s3).await];
+        assert_eq!(two.client().await.get(&path, "*/*").await.status, StatusCode::NOT_FOUND);
+        for server in [&two, &three] {
+            let client = server.client().await;
+            assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::NOT_FOUND);
+            assert_eq!(client.send("HEAD", &reference, &[], "").await.status, StatusCode::NOT_FOUND);
+            assert_eq!(put_ref(&client, &reference, &object).await, [format!("{hash:X}")]);
+            let exists = format!("/api/v1/compressed-blobs/game/exists?id={hash}");
+            let needs = client.send("POST", &exists, &[], "").await;
+            assert_eq!(needs.text(), format!("{{\"needs\":[\"{hash:X}\"]}}"));
+        }
+        put_blob(&three.client().await, &bytes).await;
+        let client = two.client().await;
+        assert!(put_ref(&client, &reference, &object).await.is_empty());
+        assert_eq!(client.get(&path, "*/*").await.body, bytes);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_upload_replaces_what_is_damaged_in_the_bucket() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    // A small one; one that is only hashed where there is a copy; one of several parts.
+    for (at, len) in [5_000, 3 << 20, 9 << 20].into_iter().enumerate() {
+        let bytes = content(40 + at as u8, len);
+        let path = put_blob(&one.client().await, &bytes).await;
+        // By the node that has a copy, and by one that has none.
+        for server in [&one, &two] {
+            damage_blob(&s3, &bytes, 2);
+            put_blob(&server.client().await, &bytes).await;
+            let cold = node(&s3).await;
+            assert_eq!(cold.client().await.get(&path, "*/*").await.body, bytes, "{len} bytes");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ref_that_lies_under_another_name_in_the_bucket_is_a_miss() {
     let s3 = S3::start().await;

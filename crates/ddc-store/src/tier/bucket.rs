@@ -7,12 +7,13 @@ use bytes::Bytes;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
-    GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion,
+    GetResultPayload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    UpdateVersion,
 };
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use super::connect::{Client, connect};
-use super::{Incoming, TierError, TierOptions};
+use super::{Incoming, ObjectVersion, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::change::{ChangeResult, PutRef};
 use crate::key::{self, RefValue};
@@ -72,7 +73,7 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`].
     pub async fn blob_len(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<u64>, TierError> {
-        Ok(found(self.client.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
+        Ok(self.blob_meta(namespace, hash).await?.map(|meta| meta.size))
     }
 
     /// Time when a blob was written last; `None` if it is not there.
@@ -84,28 +85,56 @@ impl Tier {
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Timestamp>, TierError> {
-        let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
+        let meta = self.blob_meta(namespace, hash).await?;
         Ok(meta.map(|meta| {
             Timestamp::from_unix_ms(u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or(0))
         }))
     }
 
-    /// A blob; `None` if it is not there. The receiver hashes it.
+    /// A blob; `None` if it is not there. The receiver hashes it, and gives the version to
+    /// [`discard_blob`](Tier::discard_blob) if the hash is wrong.
     ///
     /// # Errors
     /// [`TierError::Failed`].
-    pub async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Incoming>, TierError> {
-        let Some(got) = found(self.client.store.get(&self.blob_path(namespace, hash)).await)? else {
-            return Ok(None);
-        };
+    pub async fn blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<(Incoming, ObjectVersion)>, TierError> {
+        let got = found(self.client.store.get(&self.blob_path(namespace, hash)).await)?;
+        let Some(got) = got.filter(|got| may_be(&got.meta, hash)) else { return Ok(None) };
         let len = got.meta.size;
+        let version = ObjectVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = match got.payload {
             GetResultPayload::Stream(stream) => stream.map_err(std::io::Error::other).boxed(),
             // Only stores that are folders answer with files.
             #[allow(unreachable_patterns, reason = "a feature of the crate adds a variant")]
             _ => return Err(TierError::Config("the storage is no network service".to_owned())),
         };
-        Ok(Some(Incoming { len, bytes }))
+        Ok(Some((Incoming { len, bytes }, version)))
+    }
+
+    /// Makes a miss, for every node, of a blob that came with another hash, unless it was put again
+    /// meanwhile. An empty object takes its place: a storage replaces under a condition, but
+    /// deletes without one.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn discard_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        seen: &ObjectVersion,
+    ) -> Result<(), TierError> {
+        let ObjectVersion { e_tag, version } = seen.clone();
+        let options = PutOptions::from(PutMode::Update(UpdateVersion { e_tag, version }));
+        let path = self.blob_path(namespace, hash);
+        match self.client.store.put_opts(&path, PutPayload::new(), options).await {
+            Ok(_) | Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// An address at which anybody may read a blob until `valid` is over. Whether the blob is there
@@ -373,6 +402,11 @@ impl Tier {
 
     // --- Inner workings
 
+    async fn blob_meta(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<ObjectMeta>, TierError> {
+        let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
+        Ok(meta.filter(|meta| may_be(meta, hash)))
+    }
+
     async fn look(&self, name: &RefObject) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
         let Some(got) = found(self.client.store.get(&name.path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
@@ -454,6 +488,11 @@ struct RefObject {
     path: Path,
     /// The ref's index key, which the object's checksum covers.
     key: Vec<u8>,
+}
+
+/// Reports whether an object may be the blob, and is not what takes the place of a damaged one.
+fn may_be(meta: &ObjectMeta, hash: &IoHash) -> bool {
+    meta.size > 0 || *hash == IoHash::of(b"")
 }
 
 /// What is not there is no failure.
