@@ -65,6 +65,7 @@ pub use events::{Cursor, Event, Snapshot};
 pub use evict::{EvictOptions, FULL_PERCENT};
 pub use key::RefValue;
 pub use maintenance::{ScrubReport, Usage, VerifyReport};
+pub use open::Opening;
 pub use quota::Quotas;
 pub use reads::is_damage;
 pub use space::Space;

@@ -198,15 +198,20 @@ fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
                 Node::export(store, namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
             let written = out.flush().and_then(|()| out.get_ref().sync_all());
             written.map_err(|error| name(file, error))?;
-            (transferred(done), true)
+            // Blobs and refs that a gap held are not in it.
+            let gaps = store.opening().log_gaps;
+            let mut counts = transferred(done);
+            counts["log_gaps"] = gaps.into();
+            (counts, gaps == 0)
         }
         _ => {
             let found = store.verify().map_err(failed)?;
             let counts = json!({
                 "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged,
-                "log_gaps": found.log_gaps, "refs": found.refs, "incomplete_refs": found.incomplete,
+                "log_gaps": found.log_gaps, "index_damaged": found.index_damaged, "refs": found.refs,
+                "incomplete_refs": found.incomplete,
             });
-            (counts, found.damaged + found.log_gaps == 0)
+            (counts, found.damaged + found.log_gaps == 0 && !found.index_damaged)
         }
     })
 }
@@ -219,10 +224,12 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
     Ok(match work {
         Work::Scrub => {
             let found = service.scrub(u64::MAX).map_err(failed)?;
+            let gaps = service.store().opening().log_gaps;
             let counts = json!({
                 "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged, "lost": found.lost,
+                "log_gaps": gaps,
             });
-            (counts, found.damaged + found.lost == 0)
+            (counts, found.damaged + found.lost + gaps == 0)
         }
         Work::Collect { .. } => {
             let done = service.collect().map_err(failed)?;
