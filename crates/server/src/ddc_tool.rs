@@ -99,10 +99,10 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             let made = made.take_while(|folder| !folder.exists()).last();
             let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
             let done = work_on(&node, work);
-            let is_empty = node.service().store().namespaces().is_ok_and(|names| names.is_empty());
             drop(node);
-            // Blobs of an import that failed later stay, and it can be repeated.
-            if let (Err(_), true, Some(made)) = (&done, is_empty, made) {
+            // A part of a cache looks like a whole one. In a folder that was there before, what an
+            // import brought stays.
+            if let (Err(_), Some(made)) = (&done, made) {
                 std::fs::remove_dir_all(made).map_err(|error| name(&error))?;
             }
             done
@@ -279,6 +279,19 @@ mod tests {
         let (counts, _) =
             run(&base.path().join("full"), &Work::Export { file: export, namespace: None }).expect("whole");
         assert_eq!(counts["refs"], 1);
+        // An export that was cut short, wherever.
+        let whole = std::fs::read(base.path().join("export")).expect("readable");
+        for len in (1..10).map(|part| whole.len() * part / 10).chain([whole.len() - 3]) {
+            std::fs::write(base.path().join("cut"), &whole[..len]).expect("writable");
+            import("new/data", "cut").expect_err("it has no end");
+            assert!(!base.path().join("new").exists(), "{len} of {} bytes", whole.len());
+            import("old", "cut").expect_err("it has no end");
+            assert_eq!(
+                std::fs::read_dir(base.path().join("old")).expect("readable").count(),
+                0,
+                "{len} bytes"
+            );
+        }
         import("new/data", "export").expect("an export");
         assert!(base.path().join("new/data").join(FOLDER).is_dir());
     }
