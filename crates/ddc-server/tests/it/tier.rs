@@ -497,8 +497,9 @@ async fn an_edge_remembers_what_its_upstream_does_not_have() {
     assert_eq!(asked, [1, 10]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
+/// An upstream that answers every request with these headers and five bytes, and closes the
+/// connection unless those are all.
+async fn liar(headers: &'static str) -> std::net::SocketAddr {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let liar = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = liar.local_addr().expect("it is bound");
@@ -507,14 +508,46 @@ async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
             tokio::spawn(async move {
                 let mut head = [0; 4096];
                 while stream.read(&mut head).await.is_ok_and(|count| count > 0) {
-                    let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 5\r\n\r\nwrong";
-                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                    let answer = format!("HTTP/1.1 200 OK\r\n{headers}\r\n\r\nwrong");
+                    let written = stream.write_all(answer.as_bytes()).await;
+                    if written.is_err() || !headers.ends_with("Content-Length: 5") {
                         return;
                     }
                 }
             });
         }
     });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_upstream_cuts_short_or_makes_too_large_is_a_miss() {
+    let hash = key("right");
+    for headers in [
+        "Content-Type: application/octet-stream\r\nContent-Length: 3000",
+        "Content-Type: application/octet-stream\r\nContent-Length: 4611686018427387904",
+        "Content-Type: application/octet-stream\r\nTransfer-Encoding: chunked",
+        "Content-Type: application/x-ue-comp\r\nContent-Length: 3000",
+        "Content-Type: application/x-ue-comp\r\nContent-Length: 4611686018427387904",
+        "Content-Type: application/x-ue-cb\r\nContent-Length: 3000",
+    ] {
+        let addr = liar(headers).await;
+        for family in ["blobs/game", "compressed-blobs/game", "refs/game/assets"] {
+            for method in ["GET", "HEAD"] {
+                // One that failed is left alone for a second, so each request has an edge of its
+                // own.
+                let edge = edge(addr, Duration::ZERO).await;
+                let path = format!("/api/v1/{family}/{hash}");
+                let reply = edge.client().await.send(method, &path, &[], "").await;
+                assert_eq!(reply.status, StatusCode::NOT_FOUND, "{method} {path}: {headers}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
+    let addr = liar("Content-Type: application/octet-stream\r\nContent-Length: 5").await;
     let edge = edge(addr, Duration::ZERO).await;
     let client = edge.client().await;
     let hash = key("right");
