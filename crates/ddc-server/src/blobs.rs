@@ -241,8 +241,8 @@ impl Service {
         Check { findings, namespace: namespace.clone(), hash: *hash, kind }
     }
 
-    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB of it is
-    /// checked on its way.
+    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB that holds some
+    /// of it is checked before it is sent, a very long part on its way.
     async fn part_body(
         self: &Arc<Service>,
         namespace: &Namespace,
@@ -252,13 +252,21 @@ impl Service {
         end: u64,
     ) -> Result<Body, Problem> {
         let mut body = Body::default();
-        if !self.is_verified(&blob) && blob.has_sums() {
+        if !self.is_verified(&blob) && blob.has_sums() && end - start > HASH_FIRST_BYTES_MAX {
             let check = self.check(namespace, hash, CheckKind::Parts);
             body.push_blob(blob, start, end, Some(Box::new(check)));
             return Ok(body);
         }
-        // Version 1 of the store wrote large blobs without sums.
-        let sound = self.is_verified(&blob) || self.hash_now(namespace, hash, &blob).await?;
+        let sound = if self.is_verified(&blob) {
+            true
+        } else if blob.has_sums() {
+            let read = blob.clone();
+            let check = move || read.check_part(start, end).map(|()| true);
+            self.check_now(namespace, hash, &blob, check).await?
+        } else {
+            // Version 1 of the store wrote large blobs without sums.
+            self.hash_now(namespace, hash, &blob).await?
+        };
         let blob = if sound { blob } else { self.replacement(namespace, hash).await? };
         if end <= blob.len() {
             body.push_blob(blob, start, end, None);
@@ -321,15 +329,27 @@ impl Service {
     /// not.
     async fn hash_now(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) -> Result<bool, Problem> {
         let (read, wanted) = (blob.clone(), *hash);
-        let sound = blocking::elsewhere(move || match read.hash() {
-            Ok(found) => Ok(found == wanted),
-            Err(error) if is_damage(&error) => Ok(false),
-            Err(error) => Err(error),
-        });
-        let sound = sound.await.ok_or(StoreError::Busy)??;
+        let sound = self.check_now(namespace, hash, blob, move || Ok(read.hash()? == wanted)).await?;
         if sound {
             self.set_verified(blob);
-        } else {
+        }
+        Ok(sound)
+    }
+
+    /// Checks a stored blob, on a thread that may wait. Whether it is sound; it is discarded if
+    /// not.
+    async fn check_now(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: &Blob,
+        check: impl FnOnce() -> std::io::Result<bool> + Send + 'static,
+    ) -> Result<bool, Problem> {
+        let sound = match blocking::elsewhere(check).await.ok_or(StoreError::Busy)? {
+            Err(error) if is_damage(&error) => false,
+            checked => checked?,
+        };
+        if !sound {
             self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, blob);
         }
@@ -511,16 +531,14 @@ impl Service {
     pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
         let hash = received.hash();
         self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
-        // The usual repeated upload: what is in the index is durable. Of an object storage another
-        // node may have deleted it meanwhile.
+        // The usual repeated upload: what is in the index is durable. What an object storage has may
+        // be damaged or deleted, which only a read of all of it would show: it is written again.
         if let Some(copy) = self.store.blob(namespace, &hash)? {
-            let Some(tier) = self.tier() else { return Ok(()) };
-            if self.heard(tier.blob_len(namespace, &hash).await)?.is_some() {
-                return Ok(());
-            }
-            if matches!(received, Received::Known(..)) {
-                return self.share_copy(tier, namespace, &hash, &copy).await;
-            }
+            return match (self.tier(), &received) {
+                (None, _) => Ok(()),
+                (Some(tier), Received::Known(..)) => self.share_copy(tier, namespace, &hash, &copy).await,
+                (Some(_), _) => self.share(namespace, &received).await,
+            };
         }
         // Never the other way round: a copy here says that the object storage has the blob.
         self.share(namespace, &received).await?;

@@ -11,8 +11,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::{StatusCode, header};
 use throng_ddc::api::RefName;
+use throng_ddc::compressed::Decoder;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
-use throng_ddc_store::{Blob, ChangeResult, Incoming, PutRef, RefValue, Tier, TierError};
+use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
 
 use crate::answer::Problem;
 use crate::blocking;
@@ -270,18 +271,20 @@ impl Service {
         let incoming = match &self.origin {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
-            Origin::Upstream(upstream) => upstream.blob(namespace, hash).await,
+            Origin::Upstream(upstream) => {
+                upstream.blob(namespace, hash).await.map(|incoming| (incoming, ObjectVersion::default()))
+            }
         };
-        let Some(incoming) = incoming else { return Ok(false) };
-        let streamed = streamed.filter(|_| incoming.len > SMALL_BYTES_MAX as u64);
-        if let Some(streamed) = streamed {
-            streamed.begin(incoming.len);
-        }
-        let mut upload = self.receive_from(incoming)?.shown_to(streamed);
-        let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+        let Some((incoming, version)) = incoming else { return Ok(false) };
+        let received = self.receive_from(incoming, streamed, None).await;
+        let Some(received) = self.arrived(received)? else { return Ok(false) };
         if received.hash() != *hash {
             self.counters.add_damaged();
             tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
+            // What shows that it is there would keep clients from putting it again.
+            if let Some(tier) = self.tier() {
+                self.heard(tier.discard_blob(namespace, hash, &version).await)?;
+            }
             return Ok(false);
         }
         self.count_fetched(&received);
@@ -304,8 +307,8 @@ impl Service {
         let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
             Some(Form::Raw(incoming)) => {
-                let mut upload = self.receive_from(incoming)?;
-                let received = upload.receive(&self.store, None, None).await.map_err(broke_off)?;
+                let received = self.receive_from(incoming, None, None).await;
+                let Some(received) = self.arrived(received)? else { return Ok(None) };
                 if received.hash() != *id {
                     self.counters.add_damaged();
                     return Ok(None);
@@ -317,8 +320,7 @@ impl Service {
             Some(Form::Compressed(incoming)) => incoming,
         };
         let mut decoder = self.decoder();
-        let mut upload = self.receive_from(incoming)?;
-        let received = upload.receive(&self.store, None, Some(&mut decoder)).await;
+        let received = self.receive_from(incoming, None, Some(&mut decoder)).await;
         // An answer that does not decode, or decodes to other content, counts as missing.
         let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
             self.counters.add_damaged();
@@ -336,8 +338,41 @@ impl Service {
         Ok(Some(hash))
     }
 
-    fn receive_from<'c>(&self, incoming: Incoming) -> Result<Upload<'c>, Problem> {
-        Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)
+    async fn receive_from(
+        &self,
+        incoming: Incoming,
+        streamed: Option<&StreamedBlob>,
+        decoder: Option<&mut Decoder>,
+    ) -> Result<Received, Problem> {
+        let len = incoming.len;
+        let upload = Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)?;
+        let streamed = streamed.filter(|_| len > SMALL_BYTES_MAX as u64);
+        if let Some(streamed) = streamed {
+            streamed.begin(len);
+        }
+        upload.shown_to(streamed).receive(&self.store, None, decoder).await
+    }
+
+    /// What came of a transfer from elsewhere. One that an upstream broke off, or that is too large
+    /// for this cache, is a miss.
+    fn arrived(&self, received: Result<Received, Problem>) -> Result<Option<Received>, Problem> {
+        let problem = match received {
+            Ok(received) => return Ok(Some(received)),
+            Err(problem) if problem.status.is_server_error() => return Err(problem),
+            Err(problem) => problem,
+        };
+        if problem.status == StatusCode::PAYLOAD_TOO_LARGE {
+            tracing::warn!(why = problem.title, "a blob from elsewhere is larger than `ddc.blob_bytes_max`");
+            return Ok(None);
+        }
+        match self.upstream() {
+            Some(upstream) => Ok(upstream.failed(&problem.title)),
+            // The client did nothing wrong.
+            None => {
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
+                    .with(header::RETRY_AFTER, "1"))
+            }
+        }
     }
 
     fn count_fetched(&self, received: &Received) {
@@ -351,13 +386,7 @@ impl Service {
         let hash = received.hash();
         match received {
             Received::Small(bytes, _) => self.heard(tier.put_blob(namespace, &hash, bytes.clone()).await),
-            Received::Large(writer) => {
-                // Another node may have it, and large uploads are dear.
-                if self.heard(tier.blob_len(namespace, &hash).await)? == Some(writer.written()) {
-                    return Ok(());
-                }
-                self.heard(tier.put_large(namespace, &hash, &writer.blob()).await)
-            }
+            Received::Large(writer) => self.heard(tier.put_large(namespace, &hash, &writer.blob()).await),
             Received::Known(..) => Ok(()),
         }
     }
@@ -590,15 +619,6 @@ impl Service {
             total.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
         Ok(total.map(|total| (streamed, total)))
     }
-}
-
-fn broke_off(problem: Problem) -> Problem {
-    if problem.status.is_server_error() {
-        return problem;
-    }
-    // The client did nothing wrong.
-    Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
-        .with(header::RETRY_AFTER, "1")
 }
 
 /// A blob on its way here, as the body of an upload.

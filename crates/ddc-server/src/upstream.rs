@@ -221,7 +221,7 @@ impl Upstream {
         misses.get(path).is_some_and(|until| now < *until)
     }
 
-    fn failed<T>(&self, why: &dyn fmt::Display) -> Option<T> {
+    pub(crate) fn failed<T>(&self, why: &dyn fmt::Display) -> Option<T> {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let now = self.clock.elapsed();
         let mut rests = self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);

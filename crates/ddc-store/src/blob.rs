@@ -116,6 +116,19 @@ impl Blob {
         if sum == Some(crc32c::crc32c(&bytes)) { Ok((start, bytes)) } else { Err(damaged()) }
     }
 
+    /// Reads the MiB of the blob that hold `start..end`, and checks them.
+    ///
+    /// # Errors
+    /// As [`read_checked`](Blob::read_checked).
+    pub fn check_part(&self, start: u64, end: u64) -> io::Result<()> {
+        let mut at = start;
+        while at < end {
+            let (first, bytes) = self.read_part_checked(at)?;
+            at = first + bytes.len() as u64;
+        }
+        Ok(())
+    }
+
     /// Reports whether parts of it can be checked.
     #[must_use]
     pub fn has_sums(&self) -> bool {

@@ -133,6 +133,8 @@ pub(crate) struct Index {
     merge: Mutex<()>,
     next_run: AtomicU64,
     damaged: AtomicBool,
+    /// A manifest or run was missing or damaged when it was opened, and an older one serves.
+    fell_back: bool,
 }
 
 impl fmt::Debug for Index {
@@ -153,6 +155,7 @@ impl Index {
             merge: Mutex::default(),
             next_run: AtomicU64::new(1),
             damaged: AtomicBool::new(false),
+            fell_back: false,
         }
     }
 
@@ -171,13 +174,19 @@ impl Index {
         for name in MANIFESTS {
             manifests.extend(read_manifest(&**fs, name)?);
         }
+        // There is one as long as there was one checkpoint.
+        let mut fell_back = manifests.len() == 1
+            && (manifests[0].version > 1 || MANIFESTS.iter().all(|name| fs.open(name, false).is_ok()));
         manifests.sort_by_key(|manifest| std::cmp::Reverse(manifest.version));
         let named: Vec<u64> = manifests.iter().flat_map(|m| m.runs.iter().map(|run| run.number)).collect();
         for mut manifest in manifests {
             if !usable(manifest.position) {
+                fell_back = true;
                 continue;
             }
-            let mut index = Index::empty(Arc::clone(fs), cache_bytes);
+            let mut index = Index { fell_back, ..Index::empty(Arc::clone(fs), cache_bytes) };
+            // Of this one, if it does not check.
+            fell_back = true;
             let runs = manifest.runs.iter().map(|info| Run::open(&**fs, *info, Arc::clone(&index.cache)));
             match runs.map(|run| run.map(Arc::new)).collect::<Result<Vec<_>, _>>() {
                 Ok(runs) => {
@@ -240,6 +249,11 @@ impl Index {
     /// Reports whether a block did not check.
     pub(crate) fn is_damaged(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
+    }
+
+    /// Reports whether an older manifest serves, because something was missing or damaged.
+    pub(crate) fn fell_back(&self) -> bool {
+        self.fell_back
     }
 
     fn runs(&self) -> Arc<Vec<Arc<Run>>> {

@@ -223,8 +223,8 @@ impl RefValue {
     const HEAD_BYTES: usize = 30;
     /// First byte of a ref without a checksum: records and blocks of the folder have their own.
     const PLAIN: u8 = 1;
-    /// First byte of a ref that ends with a CRC-32C of the rest.
-    const SUMMED: u8 = 2;
+    /// First byte of a ref that ends with a CRC-32C of its name and the rest.
+    const SUMMED: u8 = 3;
     /// A ref that is put again unchanged is written again only when it is older than this, for
     /// policies that count from it.
     const REFRESH_MS: u64 = 3600 * 1000;
@@ -252,24 +252,23 @@ impl RefValue {
         (*bytes.first()? == Self::PLAIN).then(|| Self::parse(bytes)).flatten()
     }
 
-    /// The same with a checksum, for object storage.
+    /// The same with a checksum, for object storage. It covers `name`, the ref's index key: an
+    /// object that lies under another name is damaged.
     #[cfg(any(feature = "object-storage", test))]
-    pub(crate) fn write_summed(&self) -> Vec<u8> {
+    pub(crate) fn write_summed(&self, name: &[u8]) -> Vec<u8> {
         let mut bytes = self.write();
         bytes[0] = Self::SUMMED;
-        let sum = crc32c::crc32c(&bytes);
+        let sum = crc32c::crc32c_append(crc32c::crc32c(name), &bytes);
         bytes.extend_from_slice(&sum.to_le_bytes());
         bytes
     }
 
-    /// Reads a ref of object storage. Earlier versions wrote none of the checksums.
+    /// Reads the ref `name` of object storage.
     #[cfg(any(feature = "object-storage", test))]
-    pub(crate) fn read_summed(bytes: &[u8]) -> Option<RefValue> {
-        if *bytes.first()? != Self::SUMMED {
-            return Self::read(bytes);
-        }
+    pub(crate) fn read_summed(name: &[u8], bytes: &[u8]) -> Option<RefValue> {
         let (value, sum) = bytes.split_last_chunk()?;
-        (crc32c::crc32c(value) == u32::from_le_bytes(*sum)).then(|| Self::parse(value)).flatten()
+        let is_sound = crc32c::crc32c_append(crc32c::crc32c(name), value) == u32::from_le_bytes(*sum);
+        (is_sound && *value.first()? == Self::SUMMED).then(|| Self::parse(value)).flatten()
     }
 
     fn parse(bytes: &[u8]) -> Option<RefValue> {
@@ -290,21 +289,26 @@ mod tests {
 
     #[test]
     fn a_flipped_bit_of_a_ref_in_object_storage_is_found() {
+        let names = ["one", "two"].map(|namespace| {
+            let namespace = namespace.parse().expect("a name");
+            let key = IoHash::of(b"a key").to_string().parse().expect("a key");
+            reference(&namespace, &"assets".parse().expect("a name"), &key)
+        });
         for inline in [None, Some(Bytes::from_static(b"an object"))] {
             let (object, put) = (IoHash::of(b"an object"), Timestamp::from_unix_ms(1_700_000_000_123));
             let value = RefValue { object, finalised: true, put, inline, adopted: false };
-            let bytes = value.write_summed();
-            assert_eq!(RefValue::read_summed(&bytes), Some(value.clone()));
+            let bytes = value.write_summed(&names[0]);
+            assert_eq!(RefValue::read_summed(&names[0], &bytes), Some(value.clone()));
+            assert_eq!(RefValue::read_summed(&names[1], &bytes), None, "the ref of another name");
             for bit in 0..bytes.len() * 8 {
                 let mut damaged = bytes.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
-                assert_eq!(RefValue::read_summed(&damaged), None, "bit {bit}");
+                assert_eq!(RefValue::read_summed(&names[0], &damaged), None, "bit {bit}");
             }
             for len in 0..bytes.len() {
-                assert_eq!(RefValue::read_summed(&bytes[..len]), None, "{len} bytes");
+                assert_eq!(RefValue::read_summed(&names[0], &bytes[..len]), None, "{len} bytes");
             }
-            // As earlier versions wrote it.
-            assert_eq!(RefValue::read_summed(&value.write()), Some(value));
+            assert_eq!(RefValue::read_summed(&names[0], &value.write()), None, "without a checksum");
         }
     }
 }

@@ -58,6 +58,8 @@ pub struct VerifyReport {
     pub damaged: u64,
     /// Parts of the log that are no records although the log goes on behind them.
     pub log_gaps: u64,
+    /// True if a part of the index is missing or damaged: a start builds it again from the log.
+    pub index_damaged: bool,
     /// Finalised refs.
     pub refs: u64,
     /// Finalised refs that reach something that is not stored.
@@ -183,7 +185,10 @@ impl Store {
             let synced = if Some(segment) == numbers.last() { 0 } else { log::ALL_SYNCED };
             self.segments.read(*segment, 0, 0, synced, &mut damage)?;
         }
-        found.log_gaps = damage.gaps;
+        // An index that was built from the log when the store was opened does not have what gaps
+        // held. What ended the log then lies before a new segment now, and is judged otherwise.
+        found.log_gaps = damage.gaps.max(self.opening.log_gaps);
+        found.index_damaged = self.opening.index_damaged;
         self.walk(b"b", &mut |index_key, stored| {
             let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
             else {

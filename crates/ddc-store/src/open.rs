@@ -79,7 +79,10 @@ impl Store {
                 (Index::create(&fs, options.index_cache_bytes)?, LogPosition::default(), Totals::default())
             }
         };
-        if is_rebuild && segments.bytes() > 0 {
+        // A store without an index has no log either, unless the index was lost.
+        let has_log = segments.bytes() > 0;
+        let index_damaged = how != How::Rebuild && (is_rebuild && has_log || index.fell_back());
+        if is_rebuild && has_log {
             tracing::warn!(bytes = segments.bytes(), "the index is built from the log");
         }
         let mut replay = Replay {
@@ -139,6 +142,7 @@ impl Store {
             quotas: RwLock::default(),
             sizes: Mutex::default(),
             newest_bucket: AtomicU32::new(newest_bucket),
+            opening: Opening { index_damaged, log_gaps: gaps },
             counters: Default::default(),
         });
         store.counters.damaged.fetch_add(gaps, Ordering::Relaxed);
@@ -159,6 +163,15 @@ impl Store {
         store.look_at_disk();
         Ok(store)
     }
+}
+
+/// What was wrong with a store when it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// A part of the index was missing or damaged.
+    pub index_damaged: bool,
+    /// Damaged parts of what was read of the log; the keys that they held are missing.
+    pub log_gaps: u64,
 }
 
 /// Purpose of an opening.

@@ -17,6 +17,7 @@ use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{Log, Segments};
+use crate::open::Opening;
 use crate::quota::{Quotas, Sizes};
 use throng_platform::Fs;
 
@@ -153,6 +154,7 @@ pub struct Store {
     pub(crate) sizes: Mutex<Sizes>,
     /// The newest bucket of time that any event has. Only used by whoever holds `log`.
     pub(crate) newest_bucket: AtomicU32,
+    pub(crate) opening: Opening,
     pub(crate) counters: Counters,
 }
 
@@ -386,6 +388,12 @@ impl Store {
         let is_kept = !kept.is_empty()
             && key::split_namespace(key).is_some_and(|(namespace, _)| kept.contains(&namespace));
         if is_kept { Err(StoreError::Full) } else { Ok(()) }
+    }
+
+    /// What was wrong when it was opened.
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        self.opening
     }
 
     /// Reports whether the index met damage since it was opened: the next start builds it again.

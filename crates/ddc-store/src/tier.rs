@@ -2,9 +2,9 @@
 //!
 //! | Object | What |
 //! |---|---|
-//! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash |
+//! | `b/NAMESPACE/HH/HASH` | a blob; `HH` are the first two digits of its hash; empty in place of one that was found damaged |
 //! | `c/NAMESPACE/ID/WEIGHT-BLOB` | nothing: its name says that the blob holds a form of the content id; `-v` follows if it was verified |
-//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, the object if it is small, and a CRC-32C |
+//! | `r/NAMESPACE/BUCKET/KEY` | a ref: state, time, hash of its object, the object if it is small, and a CRC-32C of the ref's name and all of this |
 //!
 //! A blob never changes, so a node may keep a copy as long as it likes. A ref is never copied:
 //! every look at one is a request, and every change is conditional on what was seen (`If-Match`),
@@ -72,6 +72,15 @@ pub enum TierError {
     /// The local copy could not be read.
     #[error("the local copy: {0}")]
     Local(#[from] std::io::Error),
+}
+
+/// Version of an object, which tells whether it was written again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectVersion {
+    /// The storage's tag of the content.
+    pub e_tag: Option<String>,
+    /// The storage's number of the version.
+    pub version: Option<String>,
 }
 
 /// A blob on its way here.

@@ -35,6 +35,8 @@ pub(crate) const FOLDER: &str = "ddc";
 const OPEN: &str = "open the cache's folder";
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Shortest segment of the log: as long as the largest blob in one.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// Threads of the runtime at least: one may wait for the disk, in a read of what the system does
 /// not have in memory, and the others go on.
 const THREADS_MIN: usize = 4;
@@ -199,14 +201,20 @@ impl Cache {
 fn options(settings: &Settings) -> Options {
     let (ddc, tier) = (&settings.ddc, &settings.ddc_tier);
     let options = Options::default();
+    let bytes_max = if tier.url.is_empty() { ddc.bytes_max } else { tier.copies_bytes_max };
+    // The open segment gives no space back, so it must not be much of what the folder may hold.
+    let segment_bytes_max = match bytes_max {
+        0 => options.segment_bytes_max,
+        bytes_max => options.segment_bytes_max.min((bytes_max / 32).max(SEGMENT_BYTES_MIN)),
+    };
+    let options = Options { segment_bytes_max, ..options };
     if tier.url.is_empty() {
         let durability = if ddc.durability == "cache" { Durability::Cache } else { Durability::Sync };
         let replication_log = !ddc.internal_addr.is_empty() && ddc.replication_days > 0;
         return Options { durability, replication_log, ..options };
     }
-    // Copies need not survive anything, and a segment must not be much of what the folder may hold.
-    let segment_bytes_max = options.segment_bytes_max.min(tier.copies_bytes_max / 32);
-    Options { durability: Durability::Cache, segment_bytes_max, ..options }
+    // Copies need not survive anything.
+    Options { durability: Durability::Cache, ..options }
 }
 
 /// Origin of blobs that the cache does not hold.
@@ -449,6 +457,22 @@ fn flatten(claims: &Value) -> TokenClaims {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Loader;
+
+    #[test]
+    fn a_segment_is_a_small_part_of_what_the_folder_may_hold() {
+        let bytes_of = |keys: &[(&str, &str)]| {
+            let loader =
+                keys.iter().fold(Loader::new(), |loader, (key, value)| loader.flag("test", *key, *value));
+            options(&loader.load().expect("valid settings").settings).segment_bytes_max
+        };
+        assert_eq!(bytes_of(&[]), 256 << 20);
+        assert_eq!(bytes_of(&[("ddc.bytes_max", "40000000")]), 40_000_000 / 32);
+        assert_eq!(bytes_of(&[("ddc.bytes_max", "1000000")]), 1 << 20);
+        assert_eq!(bytes_of(&[("ddc.bytes_max", "1000000000000")]), 256 << 20);
+        let tier = [("ddc.tier.url", "s3://a/b"), ("ddc.tier.copies_bytes_max", "67108864")];
+        assert_eq!(bytes_of(&tier), 2 << 20);
+    }
 
     #[test]
     fn claims_of_a_token_become_names_and_values() {

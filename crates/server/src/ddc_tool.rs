@@ -99,10 +99,10 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
             let made = made.take_while(|folder| !folder.exists()).last();
             let node = Node::open(&folder, Options::default(), rules).map_err(|error| name(&error))?;
             let done = work_on(&node, work);
-            let is_empty = node.service().store().namespaces().is_ok_and(|names| names.is_empty());
             drop(node);
-            // Blobs of an import that failed later stay, and it can be repeated.
-            if let (Err(_), true, Some(made)) = (&done, is_empty, made) {
+            // A part of a cache looks like a whole one. In a folder that was there before, what an
+            // import brought stays.
+            if let (Err(_), Some(made)) = (&done, made) {
                 std::fs::remove_dir_all(made).map_err(|error| name(&error))?;
             }
             done
@@ -198,15 +198,20 @@ fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
                 Node::export(store, namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
             let written = out.flush().and_then(|()| out.get_ref().sync_all());
             written.map_err(|error| name(file, error))?;
-            (transferred(done), true)
+            // Blobs and refs that a gap held are not in it.
+            let gaps = store.opening().log_gaps;
+            let mut counts = transferred(done);
+            counts["log_gaps"] = gaps.into();
+            (counts, gaps == 0)
         }
         _ => {
             let found = store.verify().map_err(failed)?;
             let counts = json!({
                 "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged,
-                "log_gaps": found.log_gaps, "refs": found.refs, "incomplete_refs": found.incomplete,
+                "log_gaps": found.log_gaps, "index_damaged": found.index_damaged, "refs": found.refs,
+                "incomplete_refs": found.incomplete,
             });
-            (counts, found.damaged + found.log_gaps == 0)
+            (counts, found.damaged + found.log_gaps == 0 && !found.index_damaged)
         }
     })
 }
@@ -219,10 +224,12 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
     Ok(match work {
         Work::Scrub => {
             let found = service.scrub(u64::MAX).map_err(failed)?;
+            let gaps = service.store().opening().log_gaps;
             let counts = json!({
                 "blobs": found.blobs, "bytes": found.bytes, "damaged": found.damaged, "lost": found.lost,
+                "log_gaps": gaps,
             });
-            (counts, found.damaged + found.lost == 0)
+            (counts, found.damaged + found.lost + gaps == 0)
         }
         Work::Collect { .. } => {
             let done = service.collect().map_err(failed)?;
@@ -272,6 +279,19 @@ mod tests {
         let (counts, _) =
             run(&base.path().join("full"), &Work::Export { file: export, namespace: None }).expect("whole");
         assert_eq!(counts["refs"], 1);
+        // An export that was cut short, wherever.
+        let whole = std::fs::read(base.path().join("export")).expect("readable");
+        for len in (1..10).map(|part| whole.len() * part / 10).chain([whole.len() - 3]) {
+            std::fs::write(base.path().join("cut"), &whole[..len]).expect("writable");
+            import("new/data", "cut").expect_err("it has no end");
+            assert!(!base.path().join("new").exists(), "{len} of {} bytes", whole.len());
+            import("old", "cut").expect_err("it has no end");
+            assert_eq!(
+                std::fs::read_dir(base.path().join("old")).expect("readable").count(),
+                0,
+                "{len} bytes"
+            );
+        }
         import("new/data", "export").expect("an export");
         assert!(base.path().join("new/data").join(FOLDER).is_dir());
     }

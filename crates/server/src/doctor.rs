@@ -307,7 +307,10 @@ pub(crate) fn write_probe(folder: &Path) -> std::io::Result<()> {
     // Several threads may look at once, as tests do.
     let thread = std::thread::current().id();
     let probe = existing.join(format!(".throng-probe-{}-{thread:?}", std::process::id()));
-    std::fs::write(&probe, [0; 4096]).and_then(|()| std::fs::remove_file(&probe))
+    let written = std::fs::write(&probe, [0; 4096]);
+    // A full disk takes the file and not its bytes.
+    let removed = std::fs::remove_file(&probe);
+    written.and(removed)
 }
 
 fn sysctl(name: &str) -> Option<u64> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -509,11 +510,23 @@ impl Drop for Running {
 /// process that serves players must not find out only then.
 fn check_data_folder(folder: &Path) -> Result<(), String> {
     let usable = match std::fs::metadata(folder) {
-        Ok(found) if !found.is_dir() => Err(std::io::ErrorKind::NotADirectory.into()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Err(error),
+        Ok(found) if !found.is_dir() => Err(ErrorKind::NotADirectory.into()),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Err(error),
         _ => doctor::write_probe(folder),
     };
-    usable.map_err(|error| data_error("write to", folder, &error))
+    accept_full(usable).map_err(|error| data_error("write to", folder, &error))
+}
+
+/// Takes a full disk for a usable one: the cache serves from it and has a reserve for deletes and
+/// collections, which only a start makes possible. What needs space fails where it does.
+fn accept_full(probed: std::io::Result<()>) -> std::io::Result<()> {
+    match probed {
+        Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+            tracing::warn!(%error, "the disk of `server.data` is full");
+            Ok(())
+        }
+        probed => probed,
+    }
 }
 
 /// Text of an error about the data folder or one below it.
@@ -764,11 +777,11 @@ pub(crate) fn bind_error(key: String, addr: SocketAddr, source: std::io::Error) 
 /// `flag` is the flag that would make the system choose a port.
 fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: &str) -> StartError {
     let hint = match source.kind() {
-        std::io::ErrorKind::AddrInUse => {
+        ErrorKind::AddrInUse => {
             format!("; is another process running? `{flag}` takes a free port")
         }
-        std::io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".to_owned(),
-        std::io::ErrorKind::AddrNotAvailable => "; this machine does not have that address".to_owned(),
+        ErrorKind::PermissionDenied => "; ports below 1024 need a privilege".to_owned(),
+        ErrorKind::AddrNotAvailable => "; this machine does not have that address".to_owned(),
         _ => String::new(),
     };
     StartError::Bind { key, addr, source, hint }
@@ -840,4 +853,21 @@ fn join_all(threads: Vec<JoinHandle<()>>, until: Instant) -> bool {
         .wait_timeout_while(count, left, |count| *count < wanted)
         .unwrap_or_else(PoisonError::into_inner);
     *count == wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_no_reason_not_to_start() {
+        for (kind, is_usable) in [
+            (ErrorKind::StorageFull, true),
+            (ErrorKind::QuotaExceeded, true),
+            (ErrorKind::PermissionDenied, false),
+            (ErrorKind::ReadOnlyFilesystem, false),
+        ] {
+            assert_eq!(accept_full(Err(kind.into())).is_ok(), is_usable, "{kind}");
+        }
+    }
 }

@@ -276,3 +276,34 @@ async fn the_upload_of_the_published_example_has_its_hash() {
     ]);
     assert_eq!(put_object(&client, &path, &object.encode(Style::Separate)).await.len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_range_over_a_damaged_part_is_a_miss() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let bytes: Vec<u8> = (0..5_u32 << 20).map(|at| (at >> 7) as u8).collect();
+    let path = format!("/api/v1/blobs/test.game/{}", IoHash::of(&bytes));
+    let octets = "Content-Type: application/octet-stream";
+    assert_eq!(
+        server.client().await.send("PUT", &path, &[octets], bytes.clone()).await.status,
+        StatusCode::OK
+    );
+    let folder = server.stop();
+    let mut files = std::fs::read_dir(folder.path().join("large")).expect("it exists");
+    let file = files.next().expect("the blob").expect("readable").path();
+    let mut damaged = std::fs::read(&file).expect("readable");
+    damaged[3_000_000] ^= 1;
+    std::fs::write(&file, damaged).expect("writable");
+    let options = throng_ddc_store::Options::default();
+    let origin = throng_ddc_server::Origin::Alone;
+    let server = Server::start_in(folder, options, Rules::default(), Listener::Public, origin).await;
+    let client = server.client().await;
+    // What lies elsewhere is served.
+    let sound = client.send("GET", &path, &["Range: bytes=5000-5099"], "").await;
+    assert_eq!((sound.status, &sound.body[..]), (StatusCode::PARTIAL_CONTENT, &bytes[5000..5100]));
+    let part = client.send("GET", &path, &["Range: bytes=2999990-3000100"], "").await;
+    assert_eq!(part.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.service().stats().damaged, 1);
+    assert_eq!(client.send("PUT", &path, &[octets], bytes.clone()).await.status, StatusCode::OK);
+    let part = client.send("GET", &path, &["Range: bytes=2999990-3000100"], "").await;
+    assert_eq!((part.status, &part.body[..]), (StatusCode::PARTIAL_CONTENT, &bytes[2_999_990..3_000_101]));
+}

@@ -247,6 +247,89 @@ async fn damage_in_the_bucket_is_never_served() {
     assert_eq!(other.get(&reference, CB).await.status, StatusCode::OK);
 }
 
+/// Damages the blob in the bucket; a damage of 0 halves it, 1 empties it.
+fn damage_blob(s3: &S3, bytes: &[u8], kind: usize) {
+    let hash = IoHash::of(bytes).to_string();
+    let mut damaged = bytes.to_vec();
+    match kind {
+        0 => damaged.truncate(bytes.len() / 2),
+        1 => damaged.clear(),
+        _ => damaged[bytes.len() / 3] ^= 4,
+    }
+    std::fs::write(s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2])), damaged).expect("writable");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blob_that_was_found_damaged_in_the_bucket_is_needed_again() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let first = one.client().await;
+    for kind in 0..3 {
+        let bytes = content(30 + kind as u8, 30_000);
+        let hash = IoHash::of(&bytes);
+        let path = put_blob(&first, &bytes).await;
+        let object = object_of(&[hash]);
+        let reference = format!("/api/v1/refs/game/assets/{}", key(&format!("damage {kind}")));
+        assert!(put_ref(&first, &reference, &object).await.is_empty());
+        damage_blob(&s3, &bytes, kind);
+        // The node that finds the damage, and one that never read the blob.
+        let [two, three] = [node(&s3).await, node(&s3).await];
+        assert_eq!(two.client().await.get(&path, "*/*").await.status, StatusCode::NOT_FOUND);
+        for server in [&two, &three] {
+            let client = server.client().await;
+            assert_eq!(client.send("HEAD", &path, &[], "").await.status, StatusCode::NOT_FOUND);
+            assert_eq!(client.send("HEAD", &reference, &[], "").await.status, StatusCode::NOT_FOUND);
+            assert_eq!(put_ref(&client, &reference, &object).await, [format!("{hash:X}")]);
+            let exists = format!("/api/v1/compressed-blobs/game/exists?id={hash}");
+            let needs = client.send("POST", &exists, &[], "").await;
+            assert_eq!(needs.text(), format!("{{\"needs\":[\"{hash:X}\"]}}"));
+        }
+        put_blob(&three.client().await, &bytes).await;
+        let client = two.client().await;
+        assert!(put_ref(&client, &reference, &object).await.is_empty());
+        assert_eq!(client.get(&path, "*/*").await.body, bytes);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_upload_replaces_what_is_damaged_in_the_bucket() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    // A small one; one that is only hashed where there is a copy; one of several parts.
+    for (at, len) in [5_000, 3 << 20, 9 << 20].into_iter().enumerate() {
+        let bytes = content(40 + at as u8, len);
+        let path = put_blob(&one.client().await, &bytes).await;
+        // By the node that has a copy, and by one that has none.
+        for server in [&one, &two] {
+            damage_blob(&s3, &bytes, 2);
+            put_blob(&server.client().await, &bytes).await;
+            let cold = node(&s3).await;
+            assert_eq!(cold.client().await.get(&path, "*/*").await.body, bytes, "{len} bytes");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ref_that_lies_under_another_name_in_the_bucket_is_a_miss() {
+    let s3 = S3::start().await;
+    let one = node(&s3).await;
+    let client = one.client().await;
+    let objects = ["one", "two"].map(|text| Value::object([("n", Value::string(text))]).encode(Style::Plain));
+    let name = |path: &str| s3.object(&format!("ddc/r/{path}/{}", key("a")));
+    let path = |name: &str| format!("/api/v1/refs/{name}/{}", key("a"));
+    for (at, others) in ["game/maps", "secret/assets"].into_iter().enumerate() {
+        put_ref(&client, &path("game/assets"), &objects[0]).await;
+        put_ref(&client, &path(others), &objects[1]).await;
+        std::fs::copy(name(others), name("game/assets")).expect("writable");
+        let got = client.get(&path("game/assets"), CB).await;
+        assert_eq!(got.status, StatusCode::NOT_FOUND, "the object of {others}: {:?}", got.body);
+        assert_eq!(one.service().stats().damaged, at as u64 + 1);
+        assert_eq!(client.get(&path(others), CB).await.body, objects[1]);
+    }
+    put_ref(&client, &path("game/assets"), &objects[0]).await;
+    assert_eq!(client.get(&path("game/assets"), CB).await.body, objects[0]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_bucket_copies_are_served_and_nothing_else() {
     let mut s3 = S3::start().await;
@@ -414,8 +497,9 @@ async fn an_edge_remembers_what_its_upstream_does_not_have() {
     assert_eq!(asked, [1, 10]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
+/// An upstream that answers every request with these headers and five bytes, and closes the
+/// connection unless those are all.
+async fn liar(headers: &'static str) -> std::net::SocketAddr {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let liar = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = liar.local_addr().expect("it is bound");
@@ -424,14 +508,46 @@ async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
             tokio::spawn(async move {
                 let mut head = [0; 4096];
                 while stream.read(&mut head).await.is_ok_and(|count| count > 0) {
-                    let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 5\r\n\r\nwrong";
-                    if stream.write_all(answer.as_bytes()).await.is_err() {
+                    let answer = format!("HTTP/1.1 200 OK\r\n{headers}\r\n\r\nwrong");
+                    let written = stream.write_all(answer.as_bytes()).await;
+                    if written.is_err() || !headers.ends_with("Content-Length: 5") {
                         return;
                     }
                 }
             });
         }
     });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_upstream_cuts_short_or_makes_too_large_is_a_miss() {
+    let hash = key("right");
+    for headers in [
+        "Content-Type: application/octet-stream\r\nContent-Length: 3000",
+        "Content-Type: application/octet-stream\r\nContent-Length: 4611686018427387904",
+        "Content-Type: application/octet-stream\r\nTransfer-Encoding: chunked",
+        "Content-Type: application/x-ue-comp\r\nContent-Length: 3000",
+        "Content-Type: application/x-ue-comp\r\nContent-Length: 4611686018427387904",
+        "Content-Type: application/x-ue-cb\r\nContent-Length: 3000",
+    ] {
+        let addr = liar(headers).await;
+        for family in ["blobs/game", "compressed-blobs/game", "refs/game/assets"] {
+            for method in ["GET", "HEAD"] {
+                // One that failed is left alone for a second, so each request has an edge of its
+                // own.
+                let edge = edge(addr, Duration::ZERO).await;
+                let path = format!("/api/v1/{family}/{hash}");
+                let reply = edge.client().await.send(method, &path, &[], "").await;
+                assert_eq!(reply.status, StatusCode::NOT_FOUND, "{method} {path}: {headers}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_keeps_nothing_that_its_upstream_gets_wrong() {
+    let addr = liar("Content-Type: application/octet-stream\r\nContent-Length: 5").await;
     let edge = edge(addr, Duration::ZERO).await;
     let client = edge.client().await;
     let hash = key("right");

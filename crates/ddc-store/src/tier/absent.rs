@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
-use super::{Incoming, TierError, TierOptions};
+use super::{Incoming, ObjectVersion, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::change::{ChangeResult, PutRef};
 use crate::key::RefValue;
@@ -35,7 +35,8 @@ requests! {
     check() -> ();
     blob_len(&Namespace, &IoHash) -> Option<u64>;
     blob_written(&Namespace, &IoHash) -> Option<Timestamp>;
-    blob(&Namespace, &IoHash) -> Option<Incoming>;
+    blob(&Namespace, &IoHash) -> Option<(Incoming, ObjectVersion)>;
+    discard_blob(&Namespace, &IoHash, &ObjectVersion) -> ();
     blob_url(&Namespace, &IoHash, Duration) -> String;
     put_blob(&Namespace, &IoHash, Bytes) -> ();
     put_large(&Namespace, &IoHash, &Blob) -> ();

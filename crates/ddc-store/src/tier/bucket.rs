@@ -7,15 +7,16 @@ use bytes::Bytes;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
-    GetResultPayload, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion,
+    GetResultPayload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    UpdateVersion,
 };
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use super::connect::{Client, connect};
-use super::{Incoming, TierError, TierOptions};
+use super::{Incoming, ObjectVersion, TierError, TierOptions};
 use crate::blob::Blob;
 use crate::change::{ChangeResult, PutRef};
-use crate::key::RefValue;
+use crate::key::{self, RefValue};
 
 /// Bytes that one request uploads; what is larger goes in parts of this size. Amazon takes 5 MiB to
 /// 5 GiB.
@@ -72,7 +73,7 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`].
     pub async fn blob_len(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<u64>, TierError> {
-        Ok(found(self.client.store.head(&self.blob_path(namespace, hash)).await)?.map(|meta| meta.size))
+        Ok(self.blob_meta(namespace, hash).await?.map(|meta| meta.size))
     }
 
     /// Time when a blob was written last; `None` if it is not there.
@@ -84,28 +85,56 @@ impl Tier {
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Timestamp>, TierError> {
-        let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
+        let meta = self.blob_meta(namespace, hash).await?;
         Ok(meta.map(|meta| {
             Timestamp::from_unix_ms(u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or(0))
         }))
     }
 
-    /// A blob; `None` if it is not there. The receiver hashes it.
+    /// A blob; `None` if it is not there. The receiver hashes it, and gives the version to
+    /// [`discard_blob`](Tier::discard_blob) if the hash is wrong.
     ///
     /// # Errors
     /// [`TierError::Failed`].
-    pub async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Incoming>, TierError> {
-        let Some(got) = found(self.client.store.get(&self.blob_path(namespace, hash)).await)? else {
-            return Ok(None);
-        };
+    pub async fn blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<(Incoming, ObjectVersion)>, TierError> {
+        let got = found(self.client.store.get(&self.blob_path(namespace, hash)).await)?;
+        let Some(got) = got.filter(|got| may_be(&got.meta, hash)) else { return Ok(None) };
         let len = got.meta.size;
+        let version = ObjectVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = match got.payload {
             GetResultPayload::Stream(stream) => stream.map_err(std::io::Error::other).boxed(),
             // Only stores that are folders answer with files.
             #[allow(unreachable_patterns, reason = "a feature of the crate adds a variant")]
             _ => return Err(TierError::Config("the storage is no network service".to_owned())),
         };
-        Ok(Some(Incoming { len, bytes }))
+        Ok(Some((Incoming { len, bytes }, version)))
+    }
+
+    /// Makes a miss, for every node, of a blob that came with another hash, unless it was put again
+    /// meanwhile. An empty object takes its place: a storage replaces under a condition, but
+    /// deletes without one.
+    ///
+    /// # Errors
+    /// [`TierError::Failed`].
+    pub async fn discard_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        seen: &ObjectVersion,
+    ) -> Result<(), TierError> {
+        let ObjectVersion { e_tag, version } = seen.clone();
+        let options = PutOptions::from(PutMode::Update(UpdateVersion { e_tag, version }));
+        let path = self.blob_path(namespace, hash);
+        match self.client.store.put_opts(&path, PutPayload::new(), options).await {
+            Ok(_) | Err(object_store::Error::Precondition { .. } | object_store::Error::NotFound { .. }) => {
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// An address at which anybody may read a blob until `valid` is over. Whether the blob is there
@@ -253,7 +282,7 @@ impl Tier {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<Option<RefValue>, TierError> {
-        Ok(self.look(&self.ref_path(namespace, bucket, key)).await?.map(|(value, _)| value))
+        Ok(self.look(&self.ref_object(namespace, bucket, key)).await?.map(|(value, _)| value))
     }
 
     /// Puts a ref; the outcomes are those of [`Store::put_ref`](crate::Store::put_ref).
@@ -261,8 +290,8 @@ impl Tier {
     /// # Errors
     /// [`TierError::Failed`] (whether it was made is unknown then), [`TierError::Contended`].
     pub async fn put_ref(&self, put: &PutRef) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(&put.namespace, &put.bucket, &put.key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(&put.namespace, &put.bucket, &put.key);
+        self.change(&name, |old| match old {
             Some(old) if old.object != put.value.object && !put.overwrite => {
                 Err(ChangeResult::Conflict(old.clone()))
             }
@@ -283,8 +312,8 @@ impl Tier {
         key: &Key,
         object: IoHash,
     ) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(namespace, bucket, key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(namespace, bucket, key);
+        self.change(&name, |old| match old {
             None => Err(ChangeResult::Unchanged),
             Some(old) if old.object != object => Err(ChangeResult::Conflict(old.clone())),
             Some(old) if old.finalised => Err(ChangeResult::Done),
@@ -305,8 +334,8 @@ impl Tier {
         object: IoHash,
         now: Timestamp,
     ) -> Result<ChangeResult, TierError> {
-        let path = self.ref_path(namespace, bucket, key);
-        self.change(&path, |old| match old {
+        let name = self.ref_object(namespace, bucket, key);
+        self.change(&name, |old| match old {
             Some(old) if old.object == object && old.finalised => Ok(RefValue { put: now, ..old.clone() }),
             _ => Err(ChangeResult::Unchanged),
         })
@@ -323,7 +352,7 @@ impl Tier {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<bool, TierError> {
-        self.delete(&self.ref_path(namespace, bucket, key)).await
+        self.delete(&self.ref_object(namespace, bucket, key).path).await
     }
 
     /// Deletes every ref of a bucket, or of a namespace. How many there were.
@@ -373,23 +402,28 @@ impl Tier {
 
     // --- Inner workings
 
-    async fn look(&self, path: &Path) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
-        let Some(got) = found(self.client.store.get(path).await)? else { return Ok(None) };
+    async fn blob_meta(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<ObjectMeta>, TierError> {
+        let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
+        Ok(meta.filter(|meta| may_be(meta, hash)))
+    }
+
+    async fn look(&self, name: &RefObject) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
+        let Some(got) = found(self.client.store.get(&name.path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await?;
-        let value = RefValue::read_summed(&bytes)
+        let value = RefValue::read_summed(&name.key, &bytes)
             .filter(|value| value.inline.as_ref().is_none_or(|inline| IoHash::of(inline) == value.object));
-        value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(path.to_string()))
+        value.map(|value| Some((value, version))).ok_or_else(|| TierError::Damaged(name.path.to_string()))
     }
 
     /// Replaces what is there by what `decide` makes of it, unless it decides otherwise.
     async fn change(
         &self,
-        path: &Path,
+        name: &RefObject,
         decide: impl Fn(Option<&RefValue>) -> Result<RefValue, ChangeResult>,
     ) -> Result<ChangeResult, TierError> {
         for _ in 0..ATTEMPTS {
-            let (old, mode) = match self.look(path).await {
+            let (old, mode) = match self.look(name).await {
                 Ok(None) => (None, PutMode::Create),
                 Ok(Some((value, version))) => (Some(value), PutMode::Update(version)),
                 // Nobody can read it; what is written now replaces it.
@@ -400,8 +434,8 @@ impl Tier {
                 Ok(value) => value,
                 Err(outcome) => return Ok(outcome),
             };
-            let payload = PutPayload::from(value.write_summed());
-            match self.client.store.put_opts(path, payload, PutOptions::from(mode)).await {
+            let payload = PutPayload::from(value.write_summed(&name.key));
+            match self.client.store.put_opts(&name.path, payload, PutOptions::from(mode)).await {
                 Ok(_) => return Ok(ChangeResult::Done),
                 // Another node was faster; or this was the second attempt of a write whose answer
                 // was lost.
@@ -410,7 +444,7 @@ impl Tier {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(TierError::Contended(path.to_string()))
+        Err(TierError::Contended(name.path.to_string()))
     }
 
     async fn delete(&self, path: &Path) -> Result<bool, TierError> {
@@ -441,9 +475,24 @@ impl Tier {
         self.path(["b", namespace.as_str(), &hash[..2], &hash])
     }
 
-    fn ref_path(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Path {
-        self.path(["r", namespace.as_str(), bucket.as_str(), key.as_str()])
+    fn ref_object(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> RefObject {
+        RefObject {
+            path: self.path(["r", namespace.as_str(), bucket.as_str(), key.as_str()]),
+            key: key::reference(namespace, bucket, key),
+        }
     }
+}
+
+/// The object that holds a ref.
+struct RefObject {
+    path: Path,
+    /// The ref's index key, which the object's checksum covers.
+    key: Vec<u8>,
+}
+
+/// Reports whether an object may be the blob, and is not what takes the place of a damaged one.
+fn may_be(meta: &ObjectMeta, hash: &IoHash) -> bool {
+    meta.size > 0 || *hash == IoHash::of(b"")
 }
 
 /// What is not there is no failure.

@@ -423,3 +423,44 @@ fn a_merge_after_a_checkpoint_that_failed_keeps_what_that_did_not_write() {
         }
     }
 }
+
+#[test]
+fn a_verification_reports_a_damaged_index_and_what_it_hides() {
+    let (disk, _) = written();
+    let verify = |state: DiskState| {
+        let store = Store::open_read_only(Arc::new(SimulatedDisk::new(state)), options());
+        store.expect("it opens").verify().expect("the disk works")
+    };
+    let sound = verify(disk.state());
+    assert_eq!((sound.index_damaged, sound.log_gaps, sound.damaged), (false, 0, 0));
+    for name in disk.list("index").expect("listed") {
+        let flipped = SimulatedDisk::new(disk.state());
+        let file = flipped.open(&format!("index/{name}"), false).expect("it exists");
+        let mut byte = [0];
+        file.read_at(&mut byte, 20).expect("readable");
+        file.write_at(&[std::io::IoSlice::new(&[byte[0] ^ 1])], 20).expect("writable");
+        file.sync().expect("writable");
+        let found = verify(flipped.state());
+        assert!(found.index_damaged, "a flip in {name}");
+        assert_eq!((found.log_gaps, found.damaged, found.blobs), (0, 0, sound.blobs), "a flip in {name}");
+        let removed = SimulatedDisk::new(disk.state());
+        removed.remove(&format!("index/{name}")).expect("it exists");
+        removed.sync_dir("index").expect("writable");
+        assert!(verify(removed.state()).index_damaged, "{name} is gone");
+    }
+    // Every flip in a segment is found, also by a verification that has to build the index.
+    for seed in 0..100 {
+        let mut state = disk.state();
+        state.flip_a_bit("segments/", &mut Rng::new(seed)).expect("there are segments");
+        let with_index = verify(state.clone());
+        let damaged = SimulatedDisk::new(state);
+        for name in damaged.list("index").expect("listed") {
+            damaged.remove(&format!("index/{name}")).expect("it exists");
+        }
+        damaged.sync_dir("index").expect("writable");
+        let found = verify(damaged.state());
+        assert!(found.index_damaged);
+        let is_found = |report: &throng_ddc_store::VerifyReport| report.log_gaps + report.damaged > 0;
+        assert_eq!(is_found(&found), is_found(&with_index), "seed {seed}: {found:?}, {with_index:?}");
+    }
+}

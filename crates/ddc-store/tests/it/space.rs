@@ -227,6 +227,24 @@ fn put_refs(store: &Store, count: u64, noise: &[u8], shared: Option<IoHash>, min
 }
 
 #[test]
+fn a_store_opens_on_a_full_disk_and_takes_deletes_and_collections() {
+    let (disk, store) = open_with_reserve();
+    let bytes = Bytes::from(vec![7; 50_000]);
+    let hash = IoHash::of(&bytes);
+    done(&store, |done| store.put_blob(&namespace(), hash, bytes, at(0), done));
+    put_ref(&store, 1, &[hash], 0);
+    fill(&disk, &store);
+    drop(store);
+    let free = disk.free_bytes().expect("known").expect("it has an end");
+    disk.open("other", true).expect("the disk works").set_len(free).expect("the disk works");
+    let options = Options { disk_reserve_bytes: 100_000, free_bytes_min: 5_000, ..options() };
+    let store = Store::open(Arc::new(disk.clone()), options).expect("nothing needs space");
+    assert!(store.read_blob(&namespace(), &hash).expect("readable").is_some());
+    done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(1), done));
+    assert_eq!(collect(&store, 600).expect("it uses the reserve").blobs, 1);
+}
+
+#[test]
 fn a_collection_on_a_full_disk_frees_space_before_its_records_fill_the_reserve() {
     let (disk, store) = open_with_reserve();
     // The records that delete them take ten times the reserve; every fortieth blob stays.
