@@ -228,14 +228,15 @@ pub const ROUTES: &[Route] = &[
         Guard::Monitor,
         Endpoint::Worlds,
         &[],
-        "The open worlds with their shards, connections and channels. The first is the default world.",
+        "The open worlds with their classes, shards, connections and channels. The first is the default world; \
+         `lasting` worlds stay open without connections.",
     ),
     post(
         "/api/v1/worlds",
         Guard::Session,
         Endpoint::WorldOpen,
-        &[("name", "name of the world")],
-        "Opens a world on the shard with the fewest worlds. It ends with the process.",
+        &[("name", "name of the world"), ("class", "one of `[[gateway.classes]]`, may be absent")],
+        "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class.",
     ),
     post(
         "/api/v1/worlds/close",

@@ -102,6 +102,9 @@ pub struct SessionConfig {
     /// Requests a resume token and presents it after a reconnect. Gateways that do not
     /// know the extension ignore it.
     pub resume: bool,
+    /// Name of the world to enter; `None` leaves the choice to the login or the listener. Gateways
+    /// that do not know the extension ignore it.
+    pub world: Option<String>,
     /// Longest wait for the authentication result; the session closes after it.
     pub auth_timeout: Duration,
     /// Longest wait for a response. The protocol has no negative responses: a refused request ends
@@ -128,6 +131,7 @@ impl SessionConfig {
             tag_form: TagForm::Current,
             compression: CompressionPolicy::WhenOffered,
             resume: false,
+            world: None,
             auth_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(5),
             outbox_bytes_max: 1 << 20,
@@ -713,6 +717,7 @@ impl Session {
             login_token: self.config.login_token.clone(),
             // Present but empty asks for a token.
             resume_token: self.config.resume.then(|| self.resume_token.clone()),
+            world: self.config.world.clone(),
         }
         .encode_to_vec();
         let message =

@@ -2,6 +2,7 @@
 //! §4.5.
 
 use core::time::Duration;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use prost::Message;
@@ -41,6 +42,13 @@ impl Shard {
             return Err(Refusal::AuthPending);
         }
         let is_client = sender.kind == ConnKind::Client;
+        let asked = request.world.filter(|name| !name.is_empty()).map(String::into_boxed_str);
+        if let (Some(here), Some(there)) = (&asked, &entry.asked)
+            && here != there
+        {
+            self.board.close(sender.conn, CloseReason::WorldMismatch);
+            return Ok(());
+        }
         let pending = PendingAuth {
             conn: sender.conn,
             head,
@@ -48,6 +56,7 @@ impl Shard {
             lt: Redacted(request.login_token),
             wants_token: is_client && request.resume_token.is_some(),
             token: request.resume_token.filter(|token| is_client && !token.is_empty()),
+            asked: asked.or_else(|| entry.asked.clone()),
         };
         self.log_in(pending, sender.kind, false)
     }
@@ -78,9 +87,10 @@ impl Shard {
         }
         if let Some(token) = &pending.token {
             let world = world_of_token(token);
-            if world != config.world && !moved {
+            if (world != config.world || pending.asked.is_some()) && !moved {
+                let asked = pending.asked.clone();
                 if let Some(ticket) = self.ask(pending) {
-                    self.board.effect(Effect::FindWorld { ticket, world });
+                    self.board.effect(Effect::FindWorld { ticket, world, asked });
                 }
                 return Ok(());
             }
@@ -101,14 +111,15 @@ impl Shard {
             // It came for its token alone. The main world finds out where it belongs.
             self.send_away(pending, 0, false);
         } else if is_link || is_server && config.servers_bypass_auth {
-            self.authenticated(pending);
+            self.admit_to_asked(pending, addr);
         } else if config.auth_provider {
             let (pit, lt) = (Redacted(pending.pit.to_string()), pending.lt.clone());
+            let asked = pending.asked.clone();
             if let Some(ticket) = self.ask(pending) {
-                self.board.effect(Effect::Authenticate { ticket, conn, kind, addr, pit, lt });
+                self.board.effect(Effect::Authenticate { ticket, conn, kind, addr, pit, lt, asked });
             }
         } else if config.development {
-            self.authenticated(pending);
+            self.admit_to_asked(pending, addr);
         } else {
             // Without a provider nobody can be told from an impostor. The reference aborts here
             //
@@ -116,6 +127,14 @@ impl Shard {
             self.authentication_failed(pending, AuthResult::InvalidLt);
         }
         Ok(())
+    }
+
+    /// A login that needs no provider enters the world that it asks for, if it may.
+    fn admit_to_asked(&mut self, pending: PendingAuth, addr: IpAddr) {
+        let Some(asked) = pending.asked.clone() else { return self.authenticated(pending) };
+        if let Some(ticket) = self.ask(pending) {
+            self.board.effect(Effect::ChooseWorld { ticket, addr, asked });
+        }
     }
 
     /// The connection waits for an answer of the driver.
@@ -138,23 +157,30 @@ impl Shard {
             _ => return,
         }
         match verdict {
+            // A question about a token is asked before the login is.
+            Verdict::Success if pending.token.is_some() => {
+                self.log_in_again(PendingAuth { asked: None, ..pending });
+            }
             Verdict::Success => self.authenticated(pending),
             Verdict::InvalidPit => self.authentication_failed(pending, AuthResult::InvalidPit),
             Verdict::InvalidLt => self.authentication_failed(pending, AuthResult::InvalidLt),
             Verdict::Error(_) => self.board.close(pending.conn, CloseReason::AuthProviderFailed),
             Verdict::Elsewhere { world } => {
-                // A question about a token is asked before the login is.
                 let judged = pending.token.is_none();
                 self.send_away(pending, world, judged);
             }
             Verdict::NoWorld => {
                 self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
-                let (kind, pending) = (ConnKind::Client, PendingAuth { token: None, ..pending });
-                if let Err(refusal) = self.log_in(pending, kind, false) {
-                    self.board.refuse(refusal);
-                }
+                self.log_in_again(PendingAuth { token: None, ..pending });
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
+        }
+    }
+
+    /// A question about a client's token is answered.
+    fn log_in_again(&mut self, pending: PendingAuth) {
+        if let Err(refusal) = self.log_in(pending, ConnKind::Client, false) {
+            self.board.refuse(refusal);
         }
     }
 

@@ -47,7 +47,7 @@ impl Closed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// The player is who it says.
+    /// The player is who it says, and belongs to this world.
     Success,
     /// The player identifier is not acceptable.
     InvalidPit,
@@ -108,14 +108,29 @@ pub enum Effect {
         pit: Redacted,
         /// Login token.
         lt: Redacted,
+        /// The world that the peer asks for. The verdict says whether it enters it.
+        asked: Option<Box<str>>,
     },
-    /// Say whether another world is open, whose number a resume token names: answer with
-    /// [`Verdict::Elsewhere`], [`Verdict::NoWorld`] or [`Verdict::Refused`].
+    /// A login that needs no provider asks for a world: answer with [`Verdict::Success`] if it is
+    /// this one, with [`Verdict::Elsewhere`] or with [`Verdict::Refused`].
+    ChooseWorld {
+        /// Names the question.
+        ticket: AuthTicket,
+        /// Address of the peer.
+        addr: IpAddr,
+        /// The world's name.
+        asked: Box<str>,
+    },
+    /// Say whether the world is open whose number a resume token names: answer with
+    /// [`Verdict::Success`] if it is this one, with [`Verdict::Elsewhere`], [`Verdict::NoWorld`] or
+    /// [`Verdict::Refused`].
     FindWorld {
         /// Names the question.
         ticket: AuthTicket,
         /// The world's number.
         world: u32,
+        /// The world that the peer asks for besides.
+        asked: Option<Box<str>>,
     },
     /// Take the connection's socket to the world that
     /// [`Shard::take_moved`](crate::Shard::take_moved) names. The shard has forgotten it already;

@@ -235,6 +235,7 @@ pub(crate) struct Departure {
     pub(crate) lt: Redacted,
     pub(crate) token: Option<Vec<u8>>,
     pub(crate) wants_token: bool,
+    pub(crate) asked: Option<Box<str>>,
     /// The provider has said yes.
     pub(crate) judged: bool,
     /// Its address is its own.

@@ -81,6 +81,7 @@ catalogue! {
         UnknownWorld = "unknown_world", "The connection names a world that is not open, or that it may not enter.";
         WorldMismatch = "world_mismatch", "The login is for another world than the listener leads to or the connection asks for.";
         WorldClosed = "world_closed", "The world of the connection was closed.";
+        WorldsMax = "worlds_max", "The connection asks for a world that would have to open, and its class or its address has opened as many as it may.";
         GaveWay = "gave_way", "Few file descriptors were left, and this was the oldest client without a login.";
         Internal = "internal", "An invariant of the gateway broke; the connection was closed to protect the others.";
     }
@@ -189,6 +190,7 @@ impl CloseReason {
             Self::UnknownWorld => close_code::UNKNOWN_WORLD,
             Self::WorldMismatch => close_code::WORLD_MISMATCH,
             Self::WorldClosed => close_code::WORLD_CLOSED,
+            Self::WorldsMax => close_code::FULL,
             Self::Shutdown => close_code::GOING_AWAY,
             Self::Restarted => close_code::RESTARTED,
             Self::Internal => close_code::INTERNAL,

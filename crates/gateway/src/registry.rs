@@ -83,6 +83,8 @@ pub(crate) struct Registered {
     pub(crate) asked_link: bool,
     /// It has come from another world.
     pub(crate) moved: bool,
+    /// The world that its transport names.
+    pub(crate) asked: Option<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -103,6 +105,8 @@ pub(crate) struct PendingAuth {
     pub(crate) token: Option<Vec<u8>>,
     /// The peer asked for a resume token.
     pub(crate) wants_token: bool,
+    /// The world that the peer asks for. Empty once that is settled.
+    pub(crate) asked: Option<Box<str>>,
 }
 
 /// Consequences of a failed login.
@@ -205,6 +209,7 @@ impl Registry {
             token: None,
             asked_link: false,
             moved: false,
+            asked: None,
         };
         self.entries.insert(conn, entry);
     }

@@ -139,6 +139,27 @@ impl Shard {
         }
     }
 
+    /// The transport of an accepted connection names the world that its peer asks for, as the field
+    /// `world` of AUTH does. Shard 0 only, right after [`accept`](Self::accept).
+    pub fn note_asked(&mut self, conn: ConnHandle, world: &str) {
+        if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn.first_id()))
+        {
+            entry.asked = Some(world.into());
+        }
+    }
+
+    /// Live connections of the world. Shard 0 only: 0 elsewhere.
+    #[must_use]
+    pub fn live_connections(&self) -> usize {
+        self.global.as_ref().map_or(0, |global| global.entries.len())
+    }
+
+    /// True if the world has no connection, and none that may return. Shard 0 only.
+    #[must_use]
+    pub fn is_deserted(&self) -> bool {
+        self.global.as_ref().is_some_and(|global| global.entries.is_empty() && global.lost.is_empty())
+    }
+
     /// True if an accepted connection has not logged in yet. Shard 0 only.
     #[must_use]
     pub fn is_stranger(&self, conn: ConnHandle) -> bool {

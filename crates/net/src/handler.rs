@@ -55,6 +55,11 @@ pub trait Handler {
     /// is the address that it reports.
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept;
 
+    /// The request of a WebSocket that is about to be accepted names `path`, without its query.
+    fn requested(&mut self, key: ConnKey, path: &str) {
+        let _ = (key, path);
+    }
+
     /// The peer of an accepted connection owns its address. Only KCP needs that said: its
     /// connections are accepted by a datagram on which anyone can write anybody's address.
     fn proven(&mut self, key: ConnKey) {
@@ -64,6 +69,12 @@ pub trait Handler {
     /// An outgoing connection is ready for use: all handshakes are complete.
     fn connected(&mut self, key: ConnKey) {
         let _ = key;
+    }
+
+    /// A stream has input. `false` leaves it there until the next poll, behind other connections.
+    fn may_read(&mut self, key: ConnKey) -> bool {
+        let _ = key;
+        true
     }
 
     /// Bytes arrived, in stream order and never empty.

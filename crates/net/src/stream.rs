@@ -46,6 +46,8 @@ pub(crate) trait Sink {
     fn comes_from(&mut self, addr: SocketAddr) -> bool;
     /// The `X-Forwarded-For` of the peer's request. `false` when whom it names is not admitted.
     fn forwarded_for(&mut self, list: &str) -> bool;
+    /// The path of the peer's WebSocket request, before `ready`.
+    fn requested(&mut self, path: &str);
     /// All handshakes are complete.
     fn ready(&mut self) -> Accept;
     fn data(&mut self, bytes: &[u8]) -> Flow;
@@ -210,6 +212,9 @@ impl Stream {
             return Err(End { cause: None, lingers: false });
         }
         self.phase = Phase::Open;
+        if let Some(path) = self.ws.as_ref().and_then(|ws| ws.path()) {
+            sink.requested(path);
+        }
         match sink.ready() {
             Accept::Keep => Ok(()),
             Accept::HandOff => {

@@ -4,6 +4,10 @@
 //! places to strike.
 
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::world::World;
 
 /// Injected fault.
 pub(crate) enum Fault {
@@ -15,13 +19,23 @@ pub(crate) enum Fault {
     PanicOnTimeout,
     /// The shard stands still until the other end is dropped.
     StandStill(Receiver<()>),
+    /// Every read of the world counts as more than a turn, and is noted.
+    Slow(Reads),
+    /// Reads of the world are noted.
+    Note(Reads),
 }
+
+/// The rounds, by their times, and worlds of reads.
+pub(crate) type Reads = Arc<Mutex<Vec<(throng_stdx::Instant, World)>>>;
 
 /// Faults that wait for their moment.
 #[derive(Default)]
 pub(crate) struct Armed {
     data: bool,
     timeout: bool,
+    /// Added to each read.
+    cost: Duration,
+    reads: Option<Reads>,
 }
 
 impl Armed {
@@ -32,11 +46,18 @@ impl Armed {
             Fault::PanicOnTimeout => self.timeout = true,
             // The end of the channel is what it waits for, not a message.
             Fault::StandStill(until) => drop(until.recv()),
+            Fault::Slow(reads) => (self.cost, self.reads) = (Duration::from_secs(1), Some(reads)),
+            Fault::Note(reads) => self.reads = Some(reads),
         }
     }
 
-    pub(crate) fn on_data(&mut self) {
+    /// Returns the time that the read takes besides its own.
+    pub(crate) fn on_data(&mut self, world: World, now: throng_stdx::Instant) -> Duration {
         assert!(!std::mem::take(&mut self.data), "a fault on purpose: data");
+        if let Some(reads) = &self.reads {
+            reads.lock().unwrap_or_else(PoisonError::into_inner).push((now, world));
+        }
+        self.cost
     }
 
     pub(crate) fn on_timeout(&mut self) {
@@ -50,7 +71,7 @@ mod tests {
     use std::net::{SocketAddr, TcpStream};
     use std::ops::ControlFlow;
     use std::sync::mpsc::{Sender, channel};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use prost::Message as _;
     use throng_admin::{ApiRequest, Endpoint, Monitor as _};
@@ -60,7 +81,7 @@ mod tests {
     };
     use throng_wire::{FrameReader, FrameWriter, MessagePack, channeldpb as pb};
 
-    use super::Fault;
+    use super::*;
     use crate::config::Loader;
     use crate::mailbox::Post;
     use crate::{Running, Service, start};
@@ -108,8 +129,12 @@ mod tests {
 
         /// Posts a fault; it has been taken when this returns, unless the shard stands still.
         fn break_shard(&self, shard: usize, fault: Fault) {
+            self.break_world(shard, World::MAIN, fault);
+        }
+
+        fn break_world(&self, shard: usize, world: World, fault: Fault) {
             let lasting = matches!(fault, Fault::StandStill(_));
-            self.running.mailboxes[shard].post(Post::Fault(fault));
+            self.running.mailboxes[shard].post(Post::Fault(world, fault));
             if !lasting {
                 // Asks every shard, behind the post.
                 drop(self.running.metrics());
@@ -266,6 +291,87 @@ mod tests {
         // 6 MB in all, in many messages and in few.
         flood_a_shard_that_stands_still(50_000, 128);
         flood_a_shard_that_stands_still(200, 32 << 10);
+    }
+
+    #[test]
+    fn ten_thousand_worlds_leave_no_thread_shard_or_series_behind() {
+        let stage = Stage::new(2, &[]);
+        let series = |stage: &Stage| {
+            let page = stage.running.metrics();
+            page.lines()
+                .filter_map(|line| line.rsplit_once(' '))
+                .map(|(name, _)| name.to_owned())
+                .collect::<Vec<_>>()
+        };
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let act = |endpoint, name: &str| {
+            let mut request = ApiRequest::new(endpoint);
+            request.body = serde_json::json!({ "name": name });
+            stage.running.watch.answer(&request).expect("it is done");
+        };
+        act(Endpoint::WorldOpen, "first");
+        act(Endpoint::WorldClose, "first");
+        let before = series(&stage);
+        let threads_before = threads();
+        for round in 0..10_000 {
+            let name = format!("match-{round}");
+            act(Endpoint::WorldOpen, &name);
+            act(Endpoint::WorldClose, &name);
+        }
+        assert_eq!(series(&stage), before);
+        // Other tests of this process start and end threads of their own.
+        assert!(threads() < threads_before + 1_000);
+        let worlds: Vec<usize> =
+            stage.running.watch.reports(false).iter().map(|report| report.worlds.len()).collect();
+        assert_eq!(worlds, [1, 1], "shards of each thread: those of the main world");
+    }
+
+    /// The bound of the promise that a busy world does not delay another one's players, in rounds
+    /// and reads: nothing here depends on the time that anything takes.
+    #[test]
+    fn a_busy_world_delays_another_one_by_its_turn_and_serves_its_own_in_turn() {
+        const BUSY: usize = 12;
+        let extra = "tcp://127.0.0.1:0/hub";
+        let stage = Stage::new(1, &[("gateway.worlds", "hub"), ("gateway.clients.extra", extra)]);
+        let doors: Vec<SocketAddr> = {
+            let all = stage.running.addresses().iter().filter(|each| each.service == Service::Clients);
+            all.map(|each| each.addr).collect()
+        };
+        let hub = stage.running.watch.worlds.find("hub").unwrap().world;
+        let connect = |addr: SocketAddr| {
+            let mut stream = TcpStream::connect(addr).unwrap();
+            log_in(&mut stream);
+            stream
+        };
+        let mut busy: Vec<TcpStream> = (0..BUSY).map(|_| connect(doors[0])).collect();
+        let mut quiet = connect(doors[1]);
+        let reads = Reads::default();
+        stage.break_world(0, World::MAIN, Fault::Slow(Arc::clone(&reads)));
+        stage.break_world(0, hub, Fault::Note(Arc::clone(&reads)));
+        let end = stage.stand_still(0);
+        let message = |bytes: usize| {
+            let (mut writer, mut out) = (FrameWriter::new(), Vec::new());
+            let body = vec![0; bytes];
+            let pack = MessagePack { msg_type: 100, body: &body, ..MessagePack::default() };
+            writer.push(&pack, &mut out).unwrap();
+            writer.flush(&mut out);
+            out
+        };
+        // The first has more to read than one turn takes, and so it is there again in every round.
+        for _ in 0..4 {
+            busy[0].write_all(&message(32 << 10)).unwrap();
+        }
+        busy[1..].iter_mut().for_each(|each| each.write_all(&message(8)).unwrap());
+        quiet.write_all(&message(8)).unwrap();
+        drop(end);
+        until("all to be read", || reads.lock().unwrap().len() > BUSY + 1);
+        let reads = reads.lock().unwrap();
+        let at = reads.iter().position(|(_, world)| *world == hub).unwrap();
+        assert!(at <= 1, "reads of the busy world before that of the quiet one: {at}");
+        // One read spends a turn, and in twelve rounds everyone has had one.
+        let of_main: Vec<_> = reads.iter().filter(|(_, world)| *world == World::MAIN).collect();
+        assert!(of_main.windows(2).all(|pair| pair[0].0 != pair[1].0), "two in a round: {of_main:?}");
+        assert!(stage.running.watch.health().ready);
     }
 
     fn flood_a_shard_that_stands_still(messages: u32, body_bytes: usize) {

@@ -8,7 +8,7 @@ use throng_gateway::{ChannelSettings, Permissions, StateMachine};
 
 use throng_gateway::data::Schemas;
 
-use crate::config::{Gateway, Settings, nearest};
+use crate::config::{Class, ClassKeys, Gateway, Settings, nearest};
 use crate::presets;
 
 /// The state machine that a key names.
@@ -248,6 +248,21 @@ pub(crate) fn build(
         secret,
     };
     Ok((config, remarks))
+}
+
+/// The classes with the configuration of their worlds.
+///
+/// # Errors
+/// As [`build`], with the name of the class.
+pub(crate) fn classes(
+    settings: &Settings,
+    secret: [u8; 32],
+) -> Result<Vec<(ClassKeys, core::Config)>, String> {
+    let class = |class: &Class| match build(&class.settings, secret, None) {
+        Ok((core, _)) => Ok((class.keys.clone(), core)),
+        Err(why) => Err(format!("the class `{}`: {why}", class.keys.name)),
+    };
+    settings.classes.iter().map(class).collect()
 }
 
 /// The ranges of `gateway.trusted_proxies`.

@@ -48,9 +48,9 @@ pub(crate) enum Post {
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.
     Shutdown,
-    /// Break the main world.
+    /// Break a world.
     #[cfg(test)]
-    Fault(crate::faults::Fault),
+    Fault(World, crate::faults::Fault),
 }
 
 impl Post {
@@ -63,6 +63,11 @@ impl Post {
             _ => size_of::<Self>(),
         }
     }
+}
+
+/// Hands the shard of a world that opens to its worker.
+pub(crate) fn giving(mailboxes: &[Mailbox]) -> impl FnOnce(u16, HostParts) {
+    |worker, parts| mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)))
 }
 
 /// Batch that an owner took out of its mailbox.

@@ -8,6 +8,7 @@ mod services;
 mod shards;
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use gateway::{gateway_families, world_families};
@@ -20,6 +21,7 @@ use throng_gateway::{ChannelType, ConnKind, Stats, WorldView};
 use crate::process::ProcessFigures;
 use crate::report::ShardReport;
 use crate::world::World;
+use crate::worlds::OpenWorld;
 
 /// Sources of the metrics at one moment.
 pub(crate) struct MetricSources<'a> {
@@ -32,8 +34,10 @@ pub(crate) struct MetricSources<'a> {
     pub(crate) cache: Option<throng_ddc_server::CacheStats>,
     /// Of its namespaces, the largest first.
     pub(crate) cache_sizes: Vec<(String, throng_ddc_store::Usage)>,
-    /// Names of the open worlds.
-    pub(crate) worlds: Vec<(World, Arc<str>)>,
+    /// The open worlds.
+    pub(crate) worlds: Vec<OpenWorld>,
+    /// Names of the classes.
+    pub(crate) classes: Vec<Arc<str>>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
 }
@@ -83,29 +87,65 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
     families
 }
 
-/// Figures of each world. Those of a closed world end; the gateway's own are of all worlds.
+/// Class of worlds that have none, as a label.
+const NO_CLASS: &str = "none";
+
+/// Figures of the worlds that are there from the start, and sums over the worlds of each class, so
+/// that the number of series is bounded. The gateway's own figures are of all worlds.
 fn named_world_families(figures: &MetricSources<'_>) -> Vec<Family> {
-    let stats = |world: World| {
-        let mut sum = Stats::default();
-        let all = figures.reports.iter().flat_map(|report| &report.worlds);
-        all.filter(|report| report.world == world).for_each(|report| sum.add(&report.stats));
-        sum
-    };
-    let worlds: Vec<_> =
-        figures.worlds.iter().map(|(world, name)| (name.to_string(), stats(*world))).collect();
-    let each = |name, help, figure: fn(&Stats) -> u64| {
+    let mut by_world: HashMap<World, Stats> = HashMap::new();
+    for report in figures.reports.iter().flat_map(|report| &report.worlds) {
+        by_world.entry(report.world).or_default().add(&report.stats);
+    }
+    let mut worlds: Vec<(String, Stats)> = Vec::new();
+    let mut classes: BTreeMap<String, (u64, Stats)> =
+        figures.classes.iter().map(|name| (name.to_string(), Default::default())).collect();
+    for open in &figures.worlds {
+        let stats = by_world.remove(&open.world).unwrap_or_default();
+        if open.world != World::MAIN {
+            let class = open.class.as_deref().unwrap_or(NO_CLASS);
+            let (count, sum) = classes.entry(class.to_owned()).or_default();
+            *count += 1;
+            sum.add(&stats);
+        }
+        if open.lasting {
+            worlds.push((open.name.to_string(), stats));
+        }
+    }
+    let mut families = Vec::new();
+    for (name, of_class, help, of_class_help, figure) in [
+        (
+            "throng_world_servers",
+            "throng_class_servers",
+            "Open connections of game servers in a world that opens at the start.",
+            "Open connections of game servers in the worlds of a class.",
+            (|stats| stats.kind(ConnKind::Server).connections) as fn(&Stats) -> u64,
+        ),
+        (
+            "throng_world_clients",
+            "throng_class_clients",
+            "Open connections of clients in a world that opens at the start.",
+            "Open connections of clients in the worlds of a class.",
+            |stats| stats.kind(ConnKind::Client).connections,
+        ),
+        (
+            "throng_world_channels",
+            "throng_class_channels",
+            "Channels of a world that opens at the start.",
+            "Channels of the worlds of a class.",
+            |stats| stats.channels.values().sum(),
+        ),
+    ] {
         let sample = |(name, stats): &(String, Stats)| labelled("world", name.clone(), figure(stats) as f64);
-        family(name, help, FamilyKind::Gauge, worlds.iter().map(sample).collect())
-    };
-    vec![
-        each("throng_world_servers", "Open connections of game servers in a world.", |stats| {
-            stats.kind(ConnKind::Server).connections
-        }),
-        each("throng_world_clients", "Open connections of clients in a world.", |stats| {
-            stats.kind(ConnKind::Client).connections
-        }),
-        each("throng_world_channels", "Channels of a world.", |stats| stats.channels.values().sum()),
-    ]
+        families.push(family(name, help, FamilyKind::Gauge, worlds.iter().map(sample).collect()));
+        let samples =
+            classes.iter().map(|(class, (_, stats))| labelled("class", class.clone(), figure(stats) as f64));
+        families.push(family(of_class, of_class_help, FamilyKind::Gauge, samples.collect()));
+    }
+    let samples = classes.iter().map(|(class, (count, _))| labelled("class", class.clone(), *count as f64));
+    let help = "Open worlds of a class, besides the default world.";
+    families.push(family("throng_class_worlds", help, FamilyKind::Gauge, samples.collect()));
+    families
 }
 
 fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
@@ -263,7 +303,14 @@ mod tests {
             cache: Some(throng_ddc_server::CacheStats::default()),
             cache_sizes: vec![("game".to_owned(), throng_ddc_store::Usage::default())],
             matcher: Some(&matcher),
-            worlds: vec![(World::MAIN, "main".into())],
+            worlds: vec![OpenWorld {
+                name: "main".into(),
+                world: World::MAIN,
+                worker: 0,
+                class: None,
+                lasting: true,
+            }],
+            classes: vec!["duel".into()],
         };
         (families(&figures), reference_families(&figures))
     }

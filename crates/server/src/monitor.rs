@@ -18,7 +18,7 @@ use crate::auth::Logins;
 use crate::capture::Record;
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, giving};
 use crate::metrics::{self, MetricSources};
 use crate::process::ProcessFigures;
 use crate::report::{ChannelReport, ShardReport, WorldReport};
@@ -175,19 +175,24 @@ impl Watch {
             let shards = mine.map(|report| stats.add(&report.stats)).count();
             json!({
                 "name": *open.name, "number": open.world.0, "worker": open.worker, "shards": shards,
+                "class": open.class.as_deref(), "lasting": open.lasting,
                 "servers": stats.kind(ConnKind::Server).connections,
                 "clients": stats.kind(ConnKind::Client).connections,
                 "channels": stats.channels.values().sum::<u64>(),
+                "bytes_in": both(&stats, |kind| kind.bytes_in), "bytes_out": both(&stats, |kind| kind.bytes_out),
             })
         };
         json!({ "worlds": self.worlds.list().into_iter().map(row).collect::<Vec<_>>() })
     }
 
     fn world_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
-        let give = |worker, parts| self.mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)));
-        let opened = self.worlds.open(name_of(request)?, give).map_err(|why| Problem::new(409, why))?;
-        tracing::info!(world = &*opened.name, worker = opened.worker, "a world has opened");
-        Ok(json!({ "name": *opened.name, "number": opened.world.0, "worker": opened.worker }))
+        let class = request.body.get("class").and_then(Value::as_str).filter(|class| !class.is_empty());
+        let opened = self.worlds.open(name_of(request)?, class, giving(&self.mailboxes));
+        let opened = opened.map_err(|why| Problem::new(409, why))?;
+        tracing::info!(world = &*opened.name, class, worker = opened.worker, "a world has opened");
+        Ok(json!({
+            "name": *opened.name, "number": opened.world.0, "worker": opened.worker, "class": opened.class.as_deref(),
+        }))
     }
 
     fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
@@ -421,7 +426,7 @@ impl Watch {
         let total = metrics::total(&reports);
         let process = ProcessFigures::read();
         let settings = self.settings();
-        let connections = total.kind(ConnKind::Server).connections + total.kind(ConnKind::Client).connections;
+        let connections = self.worlds.connections.live() as u64;
         let mailbox = reports.iter().map(|report| report.mailbox_peak_bytes).max().unwrap_or(0);
         let row = |key: &str, used: u64, limit: u64| json!({ "key": key, "used": used, "limit": limit });
         json!({ "limits": [
@@ -486,7 +491,8 @@ impl Monitor for Watch {
                 cache.sizes().into_iter().map(|(name, usage)| (name.to_string(), usage)).collect()
             }),
             matcher: matcher.as_ref(),
-            worlds: self.worlds.list().into_iter().map(|open| (open.world, open.name)).collect(),
+            worlds: self.worlds.list(),
+            classes: self.worlds.classes(),
         };
         let mut families = metrics::families(&figures);
         if self.settings().metrics.compat == "channeld" {
@@ -572,6 +578,10 @@ fn config_rows(config: &Config) -> Value {
         "warnings": config.warnings,
         "keys": config.entries().map(row).collect::<Vec<_>>(),
     })
+}
+
+fn both(stats: &Stats, figure: impl Fn(&throng_gateway::KindStats) -> u64) -> u64 {
+    figure(stats.kind(ConnKind::Server)) + figure(stats.kind(ConnKind::Client))
 }
 
 fn kinds(total: &Stats, figure: impl Fn(&throng_gateway::KindStats) -> u64) -> Value {

@@ -24,7 +24,7 @@ use crate::recorder::Recorder;
 use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
 use crate::world::{HostParts, World};
-use crate::worlds::Worlds;
+use crate::worlds::{Worlds, name_and_class};
 use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
@@ -193,9 +193,11 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         tracing::warn!("{remark}");
     }
     let schemas = Arc::new(schemas::load(settings).map_err(StartError::File)?);
-    let unknown = gateway_config::unknown_positions(settings, &schemas);
-    if !unknown.is_empty() {
-        return Err(StartError::File(format!("`gateway.spatial.positions`: {}", unknown.join("; "))));
+    for settings in std::iter::once(settings).chain(settings.classes.iter().map(|class| &class.settings)) {
+        let unknown = gateway_config::unknown_positions(settings, &schemas);
+        if !unknown.is_empty() {
+            return Err(StartError::File(format!("`gateway.spatial.positions`: {}", unknown.join("; "))));
+        }
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -218,11 +220,14 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
     let main = &settings.gateway.default_world;
     let schemas_of = Arc::clone(&schemas);
-    let worlds = Arc::new(Worlds::new(main, &core, schemas_of, count, seed, clock.unix_start_ns()));
+    let classes = gateway_config::classes(settings, secret).map_err(StartError::File)?;
+    let worlds = Worlds::new(main, &core, classes, schemas_of, count, seed, clock.unix_start_ns());
+    let worlds = Arc::new(worlds);
     let mut others: Vec<Vec<HostParts>> = (0..count).map(|_| Vec::new()).collect();
-    for name in &settings.gateway.worlds {
+    for entry in &settings.gateway.worlds {
+        let (name, class) = name_and_class(entry);
         let give = |worker, parts| others[usize::from(worker)].push(parts);
-        worlds.open(name, give).map_err(StartError::File)?;
+        worlds.open_configured(name, class, give).map_err(StartError::File)?;
     }
     let mut roles: Vec<Roles> = (0..count).map(|_| Roles::new()).collect();
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
@@ -373,9 +378,11 @@ impl Running {
                 tracing::error!(%why, "{what} could not be reloaded; the current one stays in use");
             }
         };
-        match gateway_config::build(settings, self.secret, self.link.clone()) {
-            Ok((core, _)) => {
-                self.worlds.reconfigure(&core);
+        let built = gateway_config::build(settings, self.secret, self.link.clone());
+        let classes = gateway_config::classes(settings, self.secret);
+        match built.and_then(|(core, _)| Ok((core, classes?))) {
+            Ok((core, classes)) => {
+                self.worlds.reconfigure(&core, classes);
                 let core = Arc::new(core);
                 for mailbox in self.mailboxes.iter() {
                     mailbox.post(Post::Reconfigure(Arc::clone(&core)));
@@ -603,7 +610,8 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             plan.clock.unix_start_ns(),
         );
         let (name, workers) = (Arc::clone(&main.name), Arc::clone(&workers));
-        let main = HostParts { world: World::MAIN, name, shard, seed, workers };
+        let (has_class, idle) = (false, None);
+        let main = HostParts { world: World::MAIN, name, shard, seed, workers, has_class, idle };
         let (listeners, others) = listeners.next().unwrap_or_default();
         let worker = Worker::new(WorkerParts {
             index: index as u16,

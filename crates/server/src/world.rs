@@ -1,6 +1,7 @@
 //! Names of worlds within the process, and what passes between the parts that deal with them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use throng_gateway::{Shard, Verdict};
 
@@ -33,6 +34,10 @@ pub(crate) struct HostParts {
     pub(crate) seed: u64,
     /// The workers that its world's shards are on.
     pub(crate) workers: Arc<[u16]>,
+    /// Its configuration is that of a class, and stays.
+    pub(crate) has_class: bool,
+    /// Time without connections after which it closes.
+    pub(crate) idle: Option<Duration>,
 }
 
 /// Answer of a provider about a login.

@@ -3,33 +3,59 @@
 //! The main world has a shard on every worker, and is there from the start to the end. Every other
 //! world has one shard on one worker, and costs nothing on other threads.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use throng_gateway::data::Schemas;
-use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict};
+use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict, address_group};
+use throng_stdx::Instant;
 
+use crate::config::{ClassKeys, nearest};
 use crate::world::{HostParts, Judgement, World};
 
 /// Characters of a world's name.
 const NAME_LEN_MAX: usize = 32;
+/// Characters of a class's name, which leaves room for the rest of the names of its worlds.
+const CLASS_NAME_LEN_MAX: usize = 18;
+/// Time for which the worlds that an address opens are counted.
+const CREATION_WINDOW: Duration = Duration::from_secs(60);
 
 /// Checks the name of a world.
 ///
 /// # Errors
 /// A phrase with what a name may be.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
+    check_name_of(name, NAME_LEN_MAX)
+}
+
+/// Checks the name of a class.
+///
+/// # Errors
+/// As [`check_name`].
+pub(crate) fn check_class_name(name: &str) -> Result<(), String> {
+    check_name_of(name, CLASS_NAME_LEN_MAX)
+}
+
+fn check_name_of(name: &str, len_max: usize) -> Result<(), String> {
     let lower = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let bytes = name.as_bytes();
     let fits = bytes.first().is_some_and(|first| lower(*first))
-        && bytes.len() <= NAME_LEN_MAX
+        && bytes.len() <= len_max
         && bytes.iter().all(|c| lower(*c) || *c == b'-');
     match fits {
         true => Ok(()),
         false => Err(format!(
-            "`{name}` is not a name: 1 to {NAME_LEN_MAX} lower-case letters, digits and `-`, no `-` first"
+            "`{name}` is not a name: 1 to {len_max} lower-case letters, digits and `-`, no `-` first"
         )),
     }
+}
+
+/// Name and class of an entry of `gateway.worlds`.
+pub(crate) fn name_and_class(entry: &str) -> (&str, Option<&str>) {
+    entry.split_once(':').map_or((entry, None), |(name, class)| (name, Some(class)))
 }
 
 /// A world that is open.
@@ -39,6 +65,47 @@ pub(crate) struct OpenWorld {
     pub(crate) world: World,
     /// The worker of its shard. Of the main world: that of shard 0.
     pub(crate) worker: u16,
+    pub(crate) class: Option<Arc<str>>,
+    /// It is the main world or in `gateway.worlds`: it stays open without connections.
+    pub(crate) lasting: bool,
+}
+
+/// A connection's request to enter a world, by name alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorldRequest<'a> {
+    pub(crate) world: &'a str,
+    pub(crate) addr: IpAddr,
+    pub(crate) now: Instant,
+}
+
+/// Live connections in all worlds, which `gateway.limits.connections_max` bounds.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    live: AtomicUsize,
+    max: AtomicUsize,
+}
+
+impl Connections {
+    /// Counts one that is about to be accepted; `false` if there are as many as may be.
+    pub(crate) fn reserve(&self) -> bool {
+        let max = self.max.load(Ordering::Relaxed);
+        let more = |live| (live < max).then_some(live + 1);
+        self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Counts one on its way from one world to another, also at the limit.
+    pub(crate) fn add(&self) {
+        self.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A world that counted `before` connections has `now`.
+    pub(crate) fn replace(&self, before: usize, now: usize) {
+        self.live.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
 }
 
 /// The worlds of a process.
@@ -48,78 +115,176 @@ pub(crate) struct Worlds {
     seed: u64,
     unix_start_ns: u64,
     main: OpenWorld,
+    pub(crate) connections: Connections,
     table: Mutex<Table>,
 }
 
 struct Table {
-    /// Configuration of the next world.
+    /// Configuration of the next world without a class.
     core: Arc<throng_gateway::Config>,
-    open: BTreeMap<Arc<str>, OpenWorld>,
+    classes: BTreeMap<Arc<str>, Class>,
+    open: BTreeMap<Arc<str>, Entry>,
+    /// Worlds of `gateway.worlds` with their classes, open or not.
+    configured: BTreeMap<Arc<str>, Option<Arc<str>>>,
     /// Workers whose listeners lead to a world, open or not.
     bound: BTreeMap<Arc<str>, u16>,
     next: u32,
+    /// Begin of a window, and worlds that addresses have opened in it.
+    creations: (Instant, HashMap<IpAddr, u32>),
 }
+
+/// A class: how to make its worlds.
+struct Class {
+    keys: ClassKeys,
+    core: Arc<throng_gateway::Config>,
+}
+
+struct Entry {
+    world: OpenWorld,
+    /// Connections that have been sent there from the main world.
+    entrants: u64,
+}
+
+/// Classes with the configuration of their worlds.
+pub(crate) type Classes = Vec<(ClassKeys, throng_gateway::Config)>;
 
 impl Worlds {
     /// Only the main world, called `main`.
     pub(crate) fn new(
         main: &str,
         core: &throng_gateway::Config,
+        classes: Classes,
         schemas: Arc<Schemas>,
         workers: usize,
         seed: u64,
         unix_start_ns: u64,
     ) -> Worlds {
         let name: Arc<str> = main.into();
-        let main = OpenWorld { name: Arc::clone(&name), world: World::MAIN, worker: 0 };
+        let main =
+            OpenWorld { name: Arc::clone(&name), world: World::MAIN, worker: 0, class: None, lasting: true };
         let table = Table {
             core: Arc::new(of_named_world(core)),
-            open: BTreeMap::from([(name, main.clone())]),
+            classes: by_name(classes),
+            open: BTreeMap::from([(name, Entry { world: main.clone(), entrants: 0 })]),
+            configured: BTreeMap::new(),
             bound: BTreeMap::new(),
             next: 1,
+            creations: (Instant::ZERO, HashMap::new()),
         };
-        Worlds { schemas, workers, seed, unix_start_ns, main, table: Mutex::new(table) }
+        let max = AtomicUsize::new(core.limits.connections);
+        let connections = Connections { live: AtomicUsize::new(0), max };
+        Worlds { schemas, workers, seed, unix_start_ns, main, connections, table: Mutex::new(table) }
+    }
+
+    /// Opens a world of `gateway.worlds`, as [`open`](Self::open) does.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_configured(
+        &self,
+        name: &str,
+        class: Option<&str>,
+        give: impl FnOnce(u16, HostParts),
+    ) -> Result<OpenWorld, String> {
+        self.lock().configured.insert(name.into(), class.map(Arc::from));
+        self.open(name, class, give)
     }
 
     /// Opens a world: `give` hands its shard to the worker that is named. No letter for it comes
-    /// there first.
+    /// there first. One of `gateway.worlds` opens with its own class if none is named, and stays
+    /// open without connections.
     ///
     /// # Errors
-    /// It is open, or its name is none.
-    pub(crate) fn open(&self, name: &str, give: impl FnOnce(u16, HostParts)) -> Result<OpenWorld, String> {
+    /// It is open, its name or class is none, or its class has as many worlds as it may.
+    pub(crate) fn open(
+        &self,
+        name: &str,
+        class: Option<&str>,
+        give: impl FnOnce(u16, HostParts),
+    ) -> Result<OpenWorld, String> {
         check_name(name)?;
         let mut table = self.lock();
         if table.open.contains_key(name) {
             return Err(format!("the world `{name}` is open"));
         }
+        let configured = table.configured.get(name);
+        let lasting = configured.is_some();
+        let own = configured.cloned().flatten();
+        let class = match class.or(own.as_deref()) {
+            Some(wanted) => Some(table.class(wanted)?),
+            None => None,
+        };
+        if let Some(class) = class.as_deref().filter(|class| table.is_full(class)) {
+            let max = table.classes[class].keys.worlds_max;
+            return Err(format!(
+                "{max} worlds of the class `{class}` are open, which is its limit (`worlds_max`); close one"
+            ));
+        }
+        Ok(self.make(&mut table, name, class, lasting, give))
+    }
+
+    fn make(
+        &self,
+        table: &mut Table,
+        name: &str,
+        class: Option<Arc<str>>,
+        lasting: bool,
+        give: impl FnOnce(u16, HostParts),
+    ) -> OpenWorld {
         let worker = match table.bound.get(name) {
             Some(worker) => *worker,
             None => table.emptiest(self.workers),
         };
         let (name, world): (Arc<str>, _) = (name.into(), World(table.next));
         table.next += 1;
-        let open = OpenWorld { name: Arc::clone(&name), world, worker };
-        table.open.insert(Arc::clone(&name), open.clone());
+        let of_class = class.as_deref().and_then(|class| table.classes.get(class));
+        let core = of_class.map_or(&table.core, |class| &class.core);
+        let idle = of_class.map(|class| Duration::from_secs(class.keys.world_idle_s));
         // The streams of ids and tokens of two worlds have nothing in common.
         let seed = self.seed ^ u64::from(world.0).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        let core = Arc::new(throng_gateway::Config { world: world.0, ..(*table.core).clone() });
+        let core = Arc::new(throng_gateway::Config { world: world.0, ..(**core).clone() });
         let schemas = Arc::clone(&self.schemas);
         let shard = Shard::new(core, schemas, ShardIndex::FIRST, 1, seed, self.unix_start_ns);
-        let parts = HostParts { world, name, shard, seed, workers: Arc::from([worker]) };
+        let parts = HostParts {
+            world,
+            name: Arc::clone(&name),
+            shard,
+            seed,
+            workers: Arc::from([worker]),
+            has_class: class.is_some(),
+            idle: idle.filter(|idle| !lasting && !idle.is_zero()),
+        };
+        let open = OpenWorld { name: Arc::clone(&name), world, worker, class, lasting };
+        table.open.insert(name, Entry { world: open.clone(), entrants: 0 });
         give(worker, parts);
-        Ok(open)
+        open
     }
 
     /// Closes a world, if one of the name is open and not the main one: `tell` tells its worker.
     pub(crate) fn close(&self, name: &str, tell: impl FnOnce(u16, World)) -> bool {
         let mut table = self.lock();
-        if table.open.get(name).is_none_or(|open| open.world == World::MAIN) {
+        if table.open.get(name).is_none_or(|entry| entry.world.world == World::MAIN) {
             return false;
         }
-        if let Some(open) = table.open.remove(name) {
+        if let Some(Entry { world: open, .. }) = table.open.remove(name) {
             tell(open.worker, open.world);
         }
         true
+    }
+
+    /// Takes a world out of the directory in which its worker has seen no connection for its idle
+    /// time. `seen` are the entrants up to the latest try: with others since, some may be on their
+    /// way there, and the world stays.
+    pub(crate) fn close_idle(&self, name: &str, world: World, seen: &mut u64) -> bool {
+        let mut table = self.lock();
+        let Some(entry) = table.open.get(name).filter(|entry| entry.world.world == world) else {
+            return false;
+        };
+        let is_calm = std::mem::replace(seen, entry.entrants) == entry.entrants;
+        if is_calm {
+            table.open.remove(name);
+        }
+        is_calm
     }
 
     /// A world that listeners lead to stays on the worker that has them.
@@ -132,46 +297,107 @@ impl Worlds {
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<OpenWorld> {
-        self.lock().open.get(name).cloned()
+        self.lock().open.get(name).map(|entry| entry.world.clone())
     }
 
     pub(crate) fn by_number(&self, world: World) -> Option<OpenWorld> {
-        self.lock().open.values().find(|open| open.world == world).cloned()
+        self.lock().by_number(world).map(|entry| entry.world.clone())
     }
 
-    /// The verdict about a login of a connection in the world `here`, if its credential may name a
-    /// world. Only connections of the main world move to others: into those, a listener leads.
-    pub(crate) fn settle(&self, here: World, judged: Judgement) -> Verdict {
-        let Judgement { verdict: Verdict::Success, world: Some(name) } = judged else {
-            return judged.verdict;
+    /// The verdict about a login of a connection in the world `here`. A world that its credential
+    /// names comes before one that it asks for. Only connections of the main world move to others:
+    /// into those, a listener leads. `give` is for a world that opens for it.
+    pub(crate) fn settle(
+        &self,
+        here: World,
+        judged: Judgement,
+        asked: Option<WorldRequest<'_>>,
+        give: impl FnOnce(u16, HostParts),
+    ) -> Verdict {
+        let Judgement { verdict: Verdict::Success, world } = judged else { return judged.verdict };
+        let mismatch = Verdict::Refused(CloseReason::WorldMismatch);
+        let Some(name) = world.as_deref().or(asked.map(|asked| asked.world)) else {
+            return Verdict::Success;
         };
-        match self.find(&name) {
-            Some(open) if open.world == here => Verdict::Success,
-            _ if here != World::MAIN => Verdict::Refused(CloseReason::WorldMismatch),
-            Some(open) => Verdict::Elsewhere { world: open.world.0 },
-            None => Verdict::Refused(CloseReason::UnknownWorld),
+        if asked.is_some_and(|asked| asked.world != name) {
+            return mismatch;
         }
+        let mut table = self.lock();
+        let found = table.open.get(name);
+        if found.is_some_and(|entry| entry.world.world == here) {
+            return Verdict::Success;
+        }
+        if here != World::MAIN {
+            return mismatch;
+        }
+        // Without a credential, one that exists and may not be entered looks like one that does
+        // not.
+        let by_request = asked.filter(|_| world.is_none());
+        let may_enter = found.is_some_and(|entry| by_request.is_none() || table.admits_all(&entry.world));
+        if may_enter && let Some(entry) = table.open.get_mut(name) {
+            entry.entrants += 1;
+            return Verdict::Elsewhere { world: entry.world.world.0 };
+        }
+        let class = match table.open.contains_key(name) {
+            true => None,
+            false => table.class_to_create(name),
+        };
+        let (Some(asked), Some(class)) = (by_request, class) else {
+            return Verdict::Refused(CloseReason::UnknownWorld);
+        };
+        if table.is_full(&class) || !table.may_create(&class, asked) {
+            return Verdict::Refused(CloseReason::WorldsMax);
+        }
+        let open = self.make(&mut table, name, Some(class), false, give);
+        if let Some(entry) = table.open.get_mut(name) {
+            entry.entrants += 1;
+        }
+        tracing::info!(world = name, worker = open.worker, addr = %asked.addr, "a world has opened on request");
+        Verdict::Elsewhere { world: open.world.0 }
     }
 
     /// The same for the world whose number is in a resume token.
-    pub(crate) fn settle_token(&self, here: World, world: World) -> Verdict {
-        match self.by_number(world) {
-            None => Verdict::NoWorld,
-            Some(_) if here != World::MAIN => Verdict::Refused(CloseReason::WorldMismatch),
-            Some(open) => Verdict::Elsewhere { world: open.world.0 },
+    pub(crate) fn settle_token(&self, here: World, world: World, asked: Option<&str>) -> Verdict {
+        let mut table = self.lock();
+        let Some(entry) = table.by_number(world) else { return Verdict::NoWorld };
+        let elsewhere = asked.is_some_and(|asked| asked != &*entry.world.name);
+        if elsewhere || (here != World::MAIN && here != world) {
+            return Verdict::Refused(CloseReason::WorldMismatch);
         }
+        if here == world {
+            return Verdict::Success;
+        }
+        let name = Arc::clone(&entry.world.name);
+        if let Some(entry) = table.open.get_mut(&name) {
+            entry.entrants += 1;
+        }
+        Verdict::Elsewhere { world: world.0 }
     }
 
     /// Every world, in the order of their numbers.
     pub(crate) fn list(&self) -> Vec<OpenWorld> {
-        let mut list: Vec<_> = self.lock().open.values().cloned().collect();
+        let mut list: Vec<_> = self.lock().open.values().map(|entry| entry.world.clone()).collect();
         list.sort_unstable_by_key(|open| open.world);
         list
     }
 
+    /// Names of the classes.
+    pub(crate) fn classes(&self) -> Vec<Arc<str>> {
+        self.lock().classes.keys().cloned().collect()
+    }
+
     /// Worlds that open from now on get this configuration.
-    pub(crate) fn reconfigure(&self, core: &throng_gateway::Config) {
-        self.lock().core = Arc::new(of_named_world(core));
+    pub(crate) fn reconfigure(&self, core: &throng_gateway::Config, classes: Classes) {
+        self.connections.max.store(core.limits.connections, Ordering::Relaxed);
+        let mut table = self.lock();
+        table.core = Arc::new(of_named_world(core));
+        table.classes = by_name(classes);
+    }
+
+    /// Addresses that have opened worlds and are remembered for it.
+    #[cfg(test)]
+    pub(crate) fn remembered(&self) -> usize {
+        self.lock().creations.1.len()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -184,12 +410,77 @@ impl Table {
     /// and what the main world has only one of.
     fn emptiest(&self, workers: usize) -> u16 {
         let mut counts = vec![0_usize; workers];
-        for open in self.open.values().filter(|open| open.world != World::MAIN) {
-            counts[usize::from(open.worker)] += 1;
+        for entry in self.open.values().filter(|entry| entry.world.world != World::MAIN) {
+            counts[usize::from(entry.world.worker)] += 1;
         }
         let emptiest = counts.iter().enumerate().rev().min_by_key(|(_, count)| **count);
         emptiest.map_or(0, |(worker, _)| worker as u16)
     }
+
+    fn by_number(&self, world: World) -> Option<&Entry> {
+        self.open.values().find(|entry| entry.world.world == world)
+    }
+
+    fn class(&self, wanted: &str) -> Result<Arc<str>, String> {
+        if let Some((name, _)) = self.classes.get_key_value(wanted) {
+            return Ok(Arc::clone(name));
+        }
+        let near = nearest(wanted, self.classes.keys().map(|name| &**name));
+        let hint = near.map_or_else(
+            || "classes are in [[gateway.classes]]".to_owned(),
+            |near| format!("did you mean `{near}`?"),
+        );
+        Err(format!("there is no class `{wanted}`; {hint}"))
+    }
+
+    /// True if connections without a credential for a world may enter it.
+    fn admits_all(&self, world: &OpenWorld) -> bool {
+        let class = world.class.as_deref().and_then(|class| self.classes.get(class));
+        class.is_some_and(|class| class.keys.open)
+    }
+
+    /// The class that a connection opens a world of by asking for this name: the one with the
+    /// longest name before a `-` in it, if that class allows it.
+    fn class_to_create(&self, name: &str) -> Option<Arc<str>> {
+        check_name(name).ok()?;
+        let begins = |class: &&Arc<str>| {
+            let rest = name.strip_prefix(&***class).and_then(|rest| rest.strip_prefix('-'));
+            rest.is_some_and(|rest| !rest.is_empty())
+        };
+        let class = self.classes.keys().filter(begins).max_by_key(|class| class.len())?;
+        let keys = &self.classes[class].keys;
+        (keys.open && keys.create).then(|| Arc::clone(class))
+    }
+
+    fn is_full(&self, class: &str) -> bool {
+        let of_class = self.open.values().filter(|entry| entry.world.class.as_deref() == Some(class));
+        of_class.count() >= self.classes.get(class).map_or(0, |class| class.keys.worlds_max)
+    }
+
+    /// Counts a world that an address is about to open, unless it has opened as many as it may.
+    fn may_create(&mut self, class: &str, asked: WorldRequest<'_>) -> bool {
+        let Some(class) = self.classes.get(class) else { return false };
+        let unlimited = &class.core.limits.unlimited_addresses;
+        if asked.addr.is_loopback() || unlimited.iter().any(|range| range.contains(asked.addr)) {
+            return true;
+        }
+        let (began, counts) = &mut self.creations;
+        if asked.now.since(*began) >= CREATION_WINDOW {
+            *began = asked.now;
+            counts.clear();
+        }
+        let count = counts.entry(address_group(asked.addr)).or_default();
+        let may = *count < class.keys.creations_per_address_max;
+        *count += u32::from(may);
+        may
+    }
+}
+
+fn by_name(classes: Classes) -> BTreeMap<Arc<str>, Class> {
+    let class = |(keys, core): (ClassKeys, throng_gateway::Config)| {
+        (Arc::from(keys.name.as_str()), Class { keys, core: Arc::new(of_named_world(&core)) })
+    };
+    classes.into_iter().map(class).collect()
 }
 
 /// The main world's configuration without what there is one of in a process.
@@ -201,6 +492,23 @@ fn of_named_world(core: &throng_gateway::Config) -> throng_gateway::Config {
 mod tests {
     use super::*;
 
+    fn class(name: &str, change: impl FnOnce(&mut ClassKeys)) -> (ClassKeys, throng_gateway::Config) {
+        let text = format!("[[gateway.classes]]\nname = '{name}'\n");
+        let settings = crate::config::Loader::new().text("test", text).load().unwrap().settings;
+        let mut keys = settings.classes[0].keys.clone();
+        change(&mut keys);
+        (keys, throng_gateway::Config::default())
+    }
+
+    fn worlds(workers: usize, classes: Classes) -> Worlds {
+        let schemas = Arc::new(Schemas::default());
+        Worlds::new("main", &throng_gateway::Config::default(), classes, schemas, workers, 7, 0)
+    }
+
+    fn refused(reason: CloseReason) -> Verdict {
+        Verdict::Refused(reason)
+    }
+
     #[test]
     fn names_of_worlds() {
         for name in ["a", "main", "duel-00", "0", &"x".repeat(32)] {
@@ -209,15 +517,15 @@ mod tests {
         for name in ["", "-a", "A", "a_b", "a/b", "ä", &"x".repeat(33)] {
             assert!(check_name(name).is_err(), "{name}");
         }
+        assert_eq!((name_and_class("a"), name_and_class("a:b")), (("a", None), ("a", Some("b"))));
     }
 
     #[test]
     fn worlds_spread_over_workers_and_names_come_back_under_other_numbers() {
-        let schemas = Arc::new(Schemas::default());
-        let worlds = Worlds::new("main", &throng_gateway::Config::default(), schemas, 3, 7, 0);
+        let worlds = worlds(3, Vec::new());
         let open = |name: &str| {
             let mut given = None;
-            let open = worlds.open(name, |worker, parts| given = Some((worker, parts.world)))?;
+            let open = worlds.open(name, None, |worker, parts| given = Some((worker, parts.world)))?;
             assert_eq!(given, Some((open.worker, open.world)));
             Ok::<_, String>((open.world.0, open.worker))
         };
@@ -237,32 +545,130 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_leads_to_its_world_and_contradicts_no_listener() {
-        let schemas = Arc::new(Schemas::default());
-        let worlds = Worlds::new("main", &throng_gateway::Config::default(), schemas, 1, 7, 0);
-        let hub = worlds.open("hub", |_, _| {}).unwrap().world;
-        let settle = |here, world: Option<&str>| {
-            let world = world.map(str::to_owned);
-            worlds.settle(here, Judgement { verdict: Verdict::Success, world })
+    fn the_first_source_that_names_a_world_decides_and_a_credential_contradicts_none() {
+        let worlds = worlds(1, vec![class("lobby", |keys| keys.open = true)]);
+        let hub = worlds.open_configured("hub", None, |_, _| {}).unwrap().world;
+        let lobby = worlds.open_configured("lobby", Some("lobby"), |_, _| {}).unwrap().world;
+        let settle = |here, credential: Option<&str>, asked: Option<&str>| {
+            let judged = Judgement { verdict: Verdict::Success, world: credential.map(str::to_owned) };
+            let addr = IpAddr::from([192, 0, 2, 1]);
+            let asked = asked.map(|world| WorldRequest { world, addr, now: Instant::ZERO });
+            worlds.settle(here, judged, asked, |_, _| panic!("nothing opens"))
         };
-        let refused = Verdict::Refused;
-        for (here, world, expected) in [
-            (World::MAIN, None, Verdict::Success),
-            (World::MAIN, Some("main"), Verdict::Success),
-            (World::MAIN, Some("hub"), Verdict::Elsewhere { world: hub.0 }),
-            (World::MAIN, Some("other"), refused(CloseReason::UnknownWorld)),
-            (hub, None, Verdict::Success),
-            (hub, Some("hub"), Verdict::Success),
-            (hub, Some("main"), refused(CloseReason::WorldMismatch)),
-            (hub, Some("other"), refused(CloseReason::WorldMismatch)),
+        let unknown = || refused(CloseReason::UnknownWorld);
+        let mismatch = || refused(CloseReason::WorldMismatch);
+        let to = |world: World| Verdict::Elsewhere { world: world.0 };
+        for (here, credential, asked, expected) in [
+            (World::MAIN, None, None, Verdict::Success),
+            (World::MAIN, Some("main"), None, Verdict::Success),
+            (World::MAIN, Some("hub"), None, to(hub)),
+            (World::MAIN, Some("other"), None, unknown()),
+            (hub, None, None, Verdict::Success),
+            (hub, Some("hub"), None, Verdict::Success),
+            (hub, Some("main"), None, mismatch()),
+            (hub, Some("other"), None, mismatch()),
+            // Asking alone opens the door of an open class, and no other.
+            (World::MAIN, None, Some("lobby"), to(lobby)),
+            (World::MAIN, None, Some("main"), Verdict::Success),
+            (World::MAIN, None, Some("hub"), unknown()),
+            (World::MAIN, None, Some("other"), unknown()),
+            (World::MAIN, None, Some("lobby-1"), unknown()),
+            (World::MAIN, None, Some("No Name"), unknown()),
+            // A credential may say the same, and nothing else.
+            (World::MAIN, Some("hub"), Some("hub"), to(hub)),
+            (World::MAIN, Some("hub"), Some("lobby"), mismatch()),
+            (World::MAIN, Some("lobby"), Some("hub"), mismatch()),
+            (World::MAIN, Some("main"), Some("lobby"), mismatch()),
+            // A listener leads to one world.
+            (hub, None, Some("hub"), Verdict::Success),
+            (hub, None, Some("lobby"), mismatch()),
+            (hub, None, Some("other"), mismatch()),
         ] {
-            assert_eq!(settle(here, world), expected, "{here:?} {world:?}");
+            let found = settle(here, credential, asked);
+            assert_eq!(found, expected, "{here:?} {credential:?} {asked:?}");
         }
-        let world = Some("hub".to_owned());
-        let failed = Judgement { verdict: Verdict::InvalidLt, world };
-        assert_eq!(worlds.settle(World::MAIN, failed), Verdict::InvalidLt);
-        assert_eq!(worlds.settle_token(World::MAIN, hub), Verdict::Elsewhere { world: hub.0 });
-        assert_eq!(worlds.settle_token(World::MAIN, World(99)), Verdict::NoWorld);
-        assert_eq!(worlds.settle_token(hub, World::MAIN), refused(CloseReason::WorldMismatch));
+        let failed = Judgement { verdict: Verdict::InvalidLt, world: Some("hub".to_owned()) };
+        assert_eq!(worlds.settle(World::MAIN, failed, None, |_, _| {}), Verdict::InvalidLt);
+        for (here, token, asked, expected) in [
+            (World::MAIN, hub, None, to(hub)),
+            (World::MAIN, hub, Some("hub"), to(hub)),
+            (World::MAIN, hub, Some("lobby"), mismatch()),
+            (World::MAIN, World::MAIN, Some("main"), Verdict::Success),
+            (World::MAIN, World::MAIN, Some("hub"), mismatch()),
+            (World::MAIN, World(99), None, Verdict::NoWorld),
+            (hub, World::MAIN, None, mismatch()),
+            (hub, hub, Some("hub"), Verdict::Success),
+        ] {
+            assert_eq!(worlds.settle_token(here, token, asked), expected, "{here:?} {token:?} {asked:?}");
+        }
+    }
+
+    #[test]
+    fn a_world_opens_on_request_within_the_limits_of_its_class() {
+        let classes = vec![
+            class("duel", |keys| {
+                (keys.open, keys.create, keys.worlds_max) = (true, true, 3);
+                (keys.creations_per_address_max, keys.world_idle_s) = (2, 10);
+            }),
+            class("duel-ranked", |keys| keys.open = true),
+        ];
+        let worlds = worlds(2, classes);
+        let mut given = Vec::new();
+        let mut ask = |world: &str, addr: &str, at_s: u64| {
+            let asked = WorldRequest {
+                world,
+                addr: addr.parse().unwrap(),
+                now: Instant::ZERO + Duration::from_secs(at_s),
+            };
+            let judged = Judgement::from(Verdict::Success);
+            worlds
+                .settle(World::MAIN, judged, Some(asked), |_, parts| given.push((parts.world.0, parts.idle)))
+        };
+        let (to, full) = (|world| Verdict::Elsewhere { world }, refused(CloseReason::WorldsMax));
+        for (world, addr, at_s, expected) in [
+            ("duel-a", "192.0.2.1", 1, to(1)),
+            ("duel-a", "192.0.2.2", 1, to(1)),
+            ("duel-b", "192.0.2.1", 2, to(2)),
+            ("duel-c", "192.0.2.1", 3, full.clone()),
+            ("duel-c", "192.0.2.1", 61, to(3)),
+            ("duel-d", "192.0.2.9", 62, full.clone()),
+            ("duel-d", "127.0.0.1", 62, full.clone()),
+            ("duel", "192.0.2.9", 62, refused(CloseReason::UnknownWorld)),
+            ("duel-", "192.0.2.9", 62, refused(CloseReason::UnknownWorld)),
+            ("duel-Z", "192.0.2.9", 62, refused(CloseReason::UnknownWorld)),
+            // The class with the longest name decides, and opens nothing.
+            ("duel-ranked-1", "192.0.2.9", 62, refused(CloseReason::UnknownWorld)),
+        ] {
+            assert_eq!(ask(world, addr, at_s), expected, "{world} {addr}");
+        }
+        let idle = Some(Duration::from_secs(10));
+        assert_eq!(given, [(1, idle), (2, idle), (3, idle)]);
+        let why = worlds.open("x", Some("duel"), |_, _| {}).unwrap_err();
+        assert!(why.contains("3 worlds of the class `duel`"), "{why}");
+        let why = worlds.open("x", Some("dual"), |_, _| {}).unwrap_err();
+        assert!(why.contains("did you mean `duel`?"), "{why}");
+
+        // One that a connection has been sent to stays until it has been calm for a whole time.
+        let mut seen = 0;
+        assert!(!worlds.close_idle("duel-a", World(1), &mut seen));
+        assert!(!worlds.close_idle("duel-a", World(9), &mut seen), "another life of the name");
+        assert!(worlds.close_idle("duel-a", World(1), &mut seen));
+        assert!(worlds.find("duel-a").is_none());
+    }
+
+    #[test]
+    fn connections_of_all_worlds_have_one_limit() {
+        let config = throng_gateway::Config::default();
+        let worlds = worlds(1, Vec::new());
+        let limits = throng_gateway::Limits { connections: 2, ..config.limits.clone() };
+        worlds.reconfigure(&throng_gateway::Config { limits, ..config }, Vec::new());
+        let count = &worlds.connections;
+        assert_eq!([count.reserve(), count.reserve(), count.reserve()], [true, true, false]);
+        count.replace(2, 1);
+        assert_eq!((count.reserve(), count.reserve(), count.live()), (true, false, 2));
+        // One that moves is counted on its way; it is let in, and no newcomer in its place.
+        count.add();
+        count.replace(1, 0);
+        assert_eq!((count.reserve(), count.live()), (false, 2));
     }
 }

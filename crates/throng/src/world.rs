@@ -6,6 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use throng_server::config::{CLASS_KEYS, keys_of_worlds};
+
 use crate::admin::AdminArgs;
 use crate::output::{complain, print_result};
 
@@ -15,6 +17,8 @@ use crate::output::{complain, print_result};
 Examples:
   throng world list                                      worlds with their connections and channels
   throng world open duel-1 --token-file admin-tokens     a world that logins may name from now on
+  throng world open duel-2 --class duel                  one with the settings of a class
+  throng world class                                     keys that a class may have
   throng world close duel-1 --token-file admin-tokens    its connections are closed
 
 Worlds of `gateway.worlds` open with the process.")]
@@ -37,9 +41,14 @@ enum WorldCommand {
     Open {
         /// Its name: lower-case letters, digits and `-`, at most 32
         name: String,
+        /// Class whose settings it has, one of `[[gateway.classes]]`
+        #[arg(long, value_name = "NAME")]
+        class: Option<String>,
         #[command(flatten)]
         admin: AdminArgs,
     },
+    /// List the keys of a class, and those of `[gateway]` that it may set
+    Class,
     /// Close a world and its connections
     Close {
         /// Its name
@@ -54,8 +63,9 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
         WorldCommand::List { json, admin } => {
             admin.get("worlds").map(|answer| if json { format!("{answer:#}\n") } else { table(&answer) })
         }
-        WorldCommand::Open { name, admin } => admin
-            .post("worlds", &json!({ "name": name }))
+        WorldCommand::Class => Ok(class_keys()),
+        WorldCommand::Open { name, class, admin } => admin
+            .post("worlds", &json!({ "name": name, "class": class }))
             .map(|answer| format!("{name} is open, on shard {}\n", answer["worker"])),
         WorldCommand::Close { name, admin } => {
             admin.post("worlds/close", &json!({ "name": name })).map(|_| format!("{name} is closed\n"))
@@ -73,17 +83,28 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
     }
 }
 
+fn class_keys() -> String {
+    let own = CLASS_KEYS.iter().map(|key| (key.path.rsplit('.').next().unwrap_or_default(), key));
+    own.chain(keys_of_worlds()).fold(String::new(), |mut text, (name, key)| {
+        let _ = writeln!(text, "{name:<40} {}", key.summary());
+        text
+    })
+}
+
 fn table(answer: &Value) -> String {
-    let mut text =
-        format!("{:<32} {:>5} {:>8} {:>8} {:>9}\n", "world", "shard", "servers", "clients", "channels");
+    let mut text = format!(
+        "{:<32} {:<18} {:>5} {:>8} {:>8} {:>9}\n",
+        "world", "class", "shard", "servers", "clients", "channels"
+    );
     for row in answer["worlds"].as_array().into_iter().flatten() {
         // The main world has a shard on every thread.
         let shard = if row["number"] == 0 { "all".to_owned() } else { row["worker"].to_string() };
         let figure = |name: &str| row[name].to_string();
         let _ = writeln!(
             text,
-            "{:<32} {shard:>5} {:>8} {:>8} {:>9}",
+            "{:<32} {:<18} {shard:>5} {:>8} {:>8} {:>9}",
             row["name"].as_str().unwrap_or_default(),
+            row["class"].as_str().unwrap_or("-"),
             figure("servers"),
             figure("clients"),
             figure("channels")
@@ -98,10 +119,10 @@ mod tests {
 
     #[test]
     fn the_table_shows_where_each_world_is() {
-        let row = |name: &str, number: u32| json!({ "name": name, "number": number, "worker": 1, "servers": 2, "clients": 30, "channels": 4 });
+        let row = |name: &str, number: u32| json!({ "name": name, "number": number, "class": (number > 0).then_some("duel"), "worker": 1, "servers": 2, "clients": 30, "channels": 4 });
         let text = table(&json!({ "worlds": [row("main", 0), row("hub", 7)] }));
         let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(words[1], ["main", "all", "2", "30", "4"]);
-        assert_eq!(words[2], ["hub", "1", "2", "30", "4"]);
+        assert_eq!(words[1], ["main", "-", "all", "2", "30", "4"]);
+        assert_eq!(words[2], ["hub", "duel", "1", "2", "30", "4"]);
     }
 }

@@ -44,13 +44,13 @@ impl Shard {
     /// Shard 0: the connection belongs to another world. Until it has left, it waits as if for its
     /// verdict.
     pub(crate) fn send_away(&mut self, pending: PendingAuth, world: u32, judged: bool) {
-        let PendingAuth { conn, head, pit, lt, token, wants_token } = pending;
+        let PendingAuth { conn, head, pit, lt, token, wants_token, asked } = pending;
         let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else {
             return;
         };
         entry.pending = true;
         let (shard, proven) = (entry.shard, entry.proven);
-        let departure = Departure { world, head, pit, lt, token, wants_token, judged, proven };
+        let departure = Departure { world, head, pit, lt, token, wants_token, asked, judged, proven };
         self.board.post(shard, Letter::Leave { conn, departure: Box::new(departure) });
     }
 
@@ -114,8 +114,8 @@ impl Shard {
             fresh.writable = true;
             board.writable_again(slot);
         }
-        let Departure { head, pit, lt, token, wants_token, judged, proven, .. } = departure;
-        let pending = PendingAuth { conn, head, pit, lt, token, wants_token };
+        let Departure { head, pit, lt, token, wants_token, asked, judged, proven, .. } = departure;
+        let pending = PendingAuth { conn, head, pit, lt, token, wants_token, asked };
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
             (entry.proven, entry.moved) = (proven, true);
         }

@@ -152,10 +152,16 @@ fn frame(msg_type: MessageType, body: &impl Message) -> Vec<u8> {
 }
 
 fn auth(pit: &str, token: Option<Vec<u8>>) -> Vec<u8> {
+    auth_for(pit, token, None)
+}
+
+/// A login that asks for a world.
+fn auth_for(pit: &str, token: Option<Vec<u8>>, world: Option<&str>) -> Vec<u8> {
     let body = AuthMessage {
         player_identifier_token: pit.into(),
         login_token: "secret".into(),
         resume_token: token,
+        world: world.map(str::to_owned),
     };
     frame(MessageType::Auth, &body)
 }
@@ -238,7 +244,7 @@ fn a_resume_token_leads_to_its_world() {
     for token in [first.resume_token.clone(), first.resume_token] {
         let peer = main.accept();
         main.send(peer, &auth("p", Some(token)));
-        let (_, Effect::FindWorld { ticket, world: HUB }) = main.effect() else { panic!("a question") };
+        let (_, Effect::FindWorld { ticket, world: HUB, .. }) = main.effect() else { panic!("a question") };
         main.answer(ticket, Verdict::Elsewhere { world: HUB });
         let back = main.moves(&mut hub).unwrap();
         let messages = hub.take(back);
@@ -301,4 +307,79 @@ fn a_connection_that_is_gone_before_its_verdict_moves_nowhere() {
 fn moved_connections_can_cross_threads() {
     fn is_send<T: Send>() {}
     is_send::<throng_gateway::Moved>();
+}
+
+#[test]
+fn a_request_for_a_world_is_put_to_the_driver_with_the_login() {
+    let mut main = World::new(0, 2, |_| {});
+    let mut hub = World::new(HUB, 1, |_| {});
+    let peer = main.accept();
+    main.send(peer, &auth_for("p", None, Some("hub")));
+    let Effect::Authenticate { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
+    assert_eq!(asked.as_deref(), Some("hub"));
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    let there = main.moves(&mut hub).unwrap();
+    assert_eq!(result(&hub.take(there)).result, 0, "it is not asked again");
+
+    // Those that need no provider are judged by their request alone.
+    for (shards, dev) in [(1, true), (2, false)] {
+        let mut main = World::new(0, shards, |config| {
+            (config.auth_provider, config.development) = (false, true);
+            config.servers_bypass_auth = !dev;
+        });
+        let peer = main.accept();
+        main.send(peer, &auth_for("p", None, Some("hub")));
+        let Effect::ChooseWorld { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
+        assert_eq!(&*asked, "hub");
+        main.answer(ticket, Verdict::Success);
+        assert_eq!(result(&main.take(peer)).result, 0);
+        // An empty name asks for nothing.
+        let peer = main.accept();
+        main.send(peer, &auth_for("p", None, Some("")));
+        assert_eq!(result(&main.take(peer)).result, 0);
+        assert!(main.effects.is_empty(), "{:?}", main.effects);
+    }
+}
+
+#[test]
+fn a_path_and_a_login_that_ask_for_different_worlds_are_refused() {
+    let mut main = World::new(0, 1, |_| {});
+    for (path, field, expected) in
+        [("hub", None, Some("hub")), ("hub", Some("hub"), Some("hub")), ("hub", Some("arena"), None)]
+    {
+        let peer = main.accept();
+        main.shards[0].note_asked(peer.conn, path);
+        main.send(peer, &auth_for("p", None, field));
+        match (main.effect().1, expected) {
+            (Effect::Authenticate { asked, .. }, Some(_)) => assert_eq!(asked.as_deref(), expected),
+            (Effect::Close { reason: CloseReason::WorldMismatch, .. }, None) => {}
+            (other, _) => panic!("{path} {field:?}: {other:?}"),
+        }
+    }
+}
+
+/// Otherwise a token of one world would open the door of another by its name.
+#[test]
+fn a_token_and_a_request_are_judged_together() {
+    let mut main = World::new(0, 1, |_| {});
+    let first = main.accept();
+    main.send(first, &auth("p", Some(Vec::new())));
+    let ticket = main.ticket();
+    main.answer(ticket, Verdict::Success);
+    let token = result(&main.take(first)).resume_token;
+    for (verdict, resumes) in
+        [(Verdict::Refused(CloseReason::WorldMismatch), false), (Verdict::Success, true)]
+    {
+        let peer = main.accept();
+        main.send(peer, &auth_for("p", Some(token.clone()), Some("main")));
+        let (_, Effect::FindWorld { ticket, world: 0, asked }) = main.effect() else { panic!("a question") };
+        assert_eq!(asked.as_deref(), Some("main"));
+        main.answer(ticket, verdict);
+        let reason = match main.effect().1 {
+            Effect::Close { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        };
+        let expected = if resumes { CloseReason::Superseded } else { CloseReason::WorldMismatch };
+        assert_eq!(reason, expected);
+    }
 }

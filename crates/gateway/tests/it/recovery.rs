@@ -70,6 +70,7 @@ fn auth_with(world: &mut World, id: Id, token: &[u8]) -> (AuthResultMessage, Vec
         player_identifier_token: "ann".into(),
         login_token: "lt".into(),
         resume_token: Some(token.to_vec()),
+        ..Default::default()
     };
     world.send(id, [Send::new(MessageType::Auth, &body).stub(1)]);
     let got = world.take(id);

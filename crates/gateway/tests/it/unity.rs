@@ -92,6 +92,7 @@ fn join(world: &mut World, kind: ConnKind) -> Id {
         player_identifier_token: "test".into(),
         login_token: "test".into(),
         resume_token: None,
+        ..Default::default()
     };
     send(world, id, Send::new(MessageType::Auth, &auth));
     let got = world.take(id);

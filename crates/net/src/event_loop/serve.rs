@@ -80,6 +80,9 @@ impl EventLoop {
             if !self.conn_mut(key).is_some_and(|conn| conn.stream.has_work()) {
                 return;
             }
+            if !handler.may_read(key) {
+                return self.requeue(key);
+            }
             self.drive(key, handler, |stream, shared, sink| stream.read(shared, sink));
         }
     }
@@ -192,6 +195,10 @@ impl<H: Handler> Sink for ToHandler<'_, H> {
     fn forwarded_for(&mut self, list: &str) -> bool {
         let addr = proxy::behind(*self.peer, list, |ip| self.handler.is_proxy(ip));
         addr == *self.peer || self.comes_from(addr)
+    }
+
+    fn requested(&mut self, path: &str) {
+        self.handler.requested(self.key, path);
     }
 
     fn ready(&mut self) -> Accept {

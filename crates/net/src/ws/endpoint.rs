@@ -109,6 +109,14 @@ impl Endpoint {
         }
     }
 
+    /// The path of a request that the driver has not agreed to yet.
+    pub(crate) fn path(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Requested(request) => Some(&request.path),
+            _ => None,
+        }
+    }
+
     /// Takes bytes from the peer.
     pub(crate) fn feed(
         &mut self,

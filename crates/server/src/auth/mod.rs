@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use throng_gateway::{AuthTicket, ConnKind, Redacted, Verdict};
+use throng_stdx::Instant;
 
 pub use callout::Callout;
 pub(crate) use fetch::check_url;
@@ -33,10 +34,10 @@ pub use jwt::Jwt;
 pub use tokens::Tokens;
 
 use crate::config::Auth;
-use crate::mailbox::{Mailbox, Post};
+use crate::mailbox::{Mailbox, Post, giving};
 pub use crate::world::Judgement;
 use crate::world::WorldEpoch;
-use crate::worlds::Worlds;
+use crate::worlds::{WorldRequest, Worlds};
 
 /// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
 /// many claims reach a few KiB; the protocol would allow 64.
@@ -137,8 +138,18 @@ impl Logins {
         to: WorldEpoch,
         ticket: AuthTicket,
         login: Login,
+        asked: Option<Box<str>>,
+        now: Instant,
     ) -> Option<Verdict> {
-        let Some(provider) = &self.provider else { return Some(Verdict::Success) };
+        let addr = login.addr;
+        let settle = move |mailboxes: &[Mailbox], worlds: &Worlds, judged: Judgement| {
+            let asked = asked.as_deref().map(|world| WorldRequest { world, addr, now });
+            worlds.settle(to.world, judged, asked, giving(mailboxes))
+        };
+        let Some(provider) = &self.provider else {
+            let (mailboxes, worlds) = self.process.get()?;
+            return Some(settle(mailboxes, worlds, Verdict::Success.into()));
+        };
         if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
             return Some(Verdict::InvalidLt);
         }
@@ -157,7 +168,7 @@ impl Logins {
                 .await
                 .unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")).into());
             drop(pending);
-            let verdict = worlds.settle(to.world, judged);
+            let verdict = settle(&mailboxes, &worlds, judged);
             mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
         });
         None

@@ -5,7 +5,7 @@ use std::path::Path;
 use throng_gateway::data::FieldRule;
 
 use super::Config;
-use super::keys::Listener;
+use super::keys::{Class, Listener};
 use super::problem::{Origin, Problem, ProblemKind};
 use super::value::{nearest, resolve_addr};
 use crate::listen::{self, ListenerPlan, Transport};
@@ -202,7 +202,8 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
     for plan in &plans {
         check_reach(config, section, plan, problems);
         let gateway = &config.settings.gateway;
-        let known = || gateway.worlds.iter().chain([&gateway.default_world]).map(String::as_str);
+        let worlds = || gateway.worlds.iter().map(|entry| worlds::name_and_class(entry).0);
+        let known = || worlds().chain([gateway.default_world.as_str()]);
         if !plan.world.is_empty() && !known().any(|known| known == plan.world) {
             let key = path(if plan.key == "addr" { "world" } else { "extra" });
             let message = format!("`{key}` names the world `{}`, which does not open", plan.world);
@@ -524,12 +525,102 @@ fn check_worlds(config: &Config, problems: &mut Vec<Problem>) {
     if let Err(why) = worlds::check_name(&gateway.default_world) {
         problems.push(bad_value(config, "gateway.default_world", &why));
     }
-    for (index, name) in gateway.worlds.iter().enumerate() {
-        let twice = *name == gateway.default_world || gateway.worlds[..index].contains(name);
+    let classes = &config.settings.classes;
+    let entries: Vec<_> = gateway.worlds.iter().map(|entry| worlds::name_and_class(entry)).collect();
+    for (index, (name, class)) in entries.iter().enumerate() {
+        let twice = *name == gateway.default_world || entries[..index].iter().any(|(other, _)| other == name);
         let wrong = worlds::check_name(name).err();
         let wrong =
             wrong.or_else(|| twice.then(|| format!("`{name}` is listed twice, or is the default world")));
         problems.extend(wrong.map(|why| bad_value(config, "gateway.worlds", &why)));
+        let known = || classes.iter().map(|class| class.keys.name.as_str());
+        if let Some(class) = class.filter(|class| known().all(|known| known != *class)) {
+            let message = format!("`gateway.worlds` names the class `{class}`, which does not exist");
+            let problem = at(config, ProblemKind::BadReference, "gateway.worlds", message);
+            problems.push(match nearest(class, known()) {
+                Some(near) => problem.note(format!("did you mean `{near}`?")),
+                None => problem.note(format!("add [[gateway.classes]] with name = \"{class}\"")),
+            });
+        }
+    }
+    for (index, class) in classes.iter().enumerate() {
+        let used = entries.iter().filter(|(_, of)| *of == Some(class.keys.name.as_str())).count();
+        check_class(config, index, class, used, problems);
+    }
+}
+
+/// Problems of one class, of which `gateway.worlds` opens `used` worlds.
+fn check_class(config: &Config, index: usize, class: &Class, used: usize, problems: &mut Vec<Problem>) {
+    let (keys, limits) = (&class.keys, &config.settings.limits);
+    let name = &keys.name;
+    let mut tell = |kind, key: &str, message: String, way_out: &str| {
+        let problem = Problem::new(kind, config.class_origin(index, key).clone(), message);
+        problems.push(if way_out.is_empty() { problem } else { problem.note(way_out) });
+    };
+    if let Err(why) = worlds::check_class_name(name) {
+        let message = format!("bad value for `gateway.classes.name`: {why}");
+        return tell(ProblemKind::BadValue, "name", message, "");
+    }
+    if config.settings.classes[..index].iter().any(|other| other.keys.name == *name) {
+        let message = format!("two classes have the name `{name}`");
+        tell(ProblemKind::Conflict, "name", message, "give each class a name of its own");
+    }
+    if keys.create {
+        for (missing, what, way_out) in [
+            (!keys.open, "may not be entered by those who open its worlds", "set `open = true`"),
+            (
+                keys.connections_max == 0,
+                "has no limit of connections",
+                "set `connections_max` to the players and game servers of one world",
+            ),
+            (
+                keys.world_idle_s == 0,
+                "keeps empty worlds for ever (`world_idle_s` is 0)",
+                "set `world_idle_s` to the seconds after which an empty world closes",
+            ),
+        ] {
+            if missing {
+                let message = format!("clients open worlds of the class `{name}` (`create`), and it {what}");
+                tell(ProblemKind::Conflict, "create", message, way_out);
+            }
+        }
+    }
+    if keys.connections_max > limits.connections_max {
+        let message = format!(
+            "`connections_max` of the class `{name}` is {}, and all worlds together have {} \
+             (`gateway.limits.connections_max`)",
+            keys.connections_max, limits.connections_max
+        );
+        let way_out = "lower the one or raise the other";
+        tell(ProblemKind::Conflict, "connections_max", message, way_out);
+    }
+    if used > keys.worlds_max {
+        let message = format!(
+            "`gateway.worlds` opens {used} worlds of the class `{name}`, whose `worlds_max` is {}",
+            keys.worlds_max
+        );
+        tell(ProblemKind::Conflict, "worlds_max", message, "raise `worlds_max`");
+    }
+    if class.settings.recordings.enabled && !config.settings.recordings.enabled {
+        let message = format!("the class `{name}` records its clients, and the process keeps no recordings");
+        tell(ProblemKind::Conflict, "recordings.enabled", message, "set `gateway.recordings.enabled = true`");
+    }
+    let (spatial, entity) =
+        (class.settings.gateway.spatial_channel_id_first, class.settings.gateway.entity_channel_id_first);
+    let gateway = &config.settings.gateway;
+    let inherited = (gateway.spatial_channel_id_first, gateway.entity_channel_id_first);
+    if spatial >= entity && (spatial, entity) != inherited {
+        let message = format!(
+            "`spatial_channel_id_first` of the class `{name}` ({spatial}) must be below its \
+             `entity_channel_id_first` ({entity})"
+        );
+        tell(ProblemKind::Conflict, "spatial_channel_id_first", message, "");
+    }
+    // Without keys of its own for its worlds, the process's problem would be told twice.
+    if let Err(why) = crate::gateway_config::build(&class.settings, [0; 32], None)
+        && crate::gateway_config::build(&config.settings, [0; 32], None).is_ok()
+    {
+        tell(ProblemKind::BadReference, "name", format!("the class `{name}`: {why}"), "");
     }
 }
 

@@ -308,10 +308,109 @@ section! {
         /// Name of the world that every connection enters for which no other is named.
         default_world: String = "main", Kind::Text;
         /// Further worlds that open at the start, each with channels, connection ids, bans, limits
-        /// and recordings of its own. Listeners and logins lead to them.
+        /// and recordings of its own: `NAME`, or `NAME:CLASS` for one of a class. Listeners and
+        /// logins lead to them.
         worlds: Vec<String> = [], Kind::List;
         /// First id of entity channels.
         entity_channel_id_first: u32 = 524_288, int(3, 4_294_967_295);
+    }
+}
+
+section! {
+    /// A class: a named set of settings that worlds are made with.
+    ClassKeys {
+        /// Name of the class: 1 to 18 lower-case letters, digits and `-`, no `-` first.
+        name: String = "", Kind::Text;
+        /// Threads that a world of the class uses. Only the default world uses more than one.
+        shards: u16 = 1, int(1, 1), "threads";
+        /// Connections whose login names no world may ask for the worlds of this class, by the
+        /// field `world` of AUTH or the WebSocket path `/w/NAME`. Without it, only logins, resume
+        /// tokens and listeners lead to them.
+        open: bool = false, Kind::Bool;
+        /// With `open`: a connection that asks for `CLASS-ANYTHING` opens that world if it is not
+        /// open. Needs `connections_max` and `world_idle_s`.
+        create: bool = false, Kind::Bool;
+        /// Open worlds of the class.
+        worlds_max: usize = 256, int(1, 65_536), "worlds";
+        /// With `create`: worlds that connections from one address (one IPv4 address or one IPv6
+        /// /64) may open per minute. Loopback and `gateway.trusted_proxies` have no limit.
+        creations_per_address_max: u32 = 6, int(1, 1_000_000), "worlds/min";
+        /// Open connections in each world of the class; 0 = as many as
+        /// `gateway.limits.connections_max` allows in all worlds.
+        connections_max: usize = 0, int(0, 4_294_967_295), "connections";
+        /// A world that was opened at run time closes when it has had no connection, and none that
+        /// may resume, for this long; 0 = never. Worlds of `gateway.worlds` stay open.
+        world_idle_s: u64 = 300, int(0, 31_536_000), "s";
+    }
+}
+
+/// Keys of `[gateway]` that a class may set for its worlds, or beginnings of such keys.
+const CLASS_MAY_SET: &[&str] = &[
+    "channels",
+    "permissions",
+    "compression",
+    "connection_id_bits",
+    "spatial_channel_id_first",
+    "entity_channel_id_first",
+    "servers.state_machine",
+    "clients.state_machine",
+    "spatial.",
+    "limits.",
+    "recovery.",
+    "recordings.enabled",
+    "recordings.bytes_max",
+];
+
+/// Keys of the groups above that belong to the process.
+const CLASS_MAY_NOT_SET: &[&str] = &[
+    "limits.connections_max",
+    "limits.channel_data_bytes_max",
+    "limits.unknown_data_bytes_max",
+    "limits.outbox_total_bytes",
+];
+
+/// The keys of a class besides those of `[gateway]`.
+pub static CLASS_KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| ClassKeys::keys(CLASSES));
+
+/// The table of classes.
+pub(crate) const CLASSES: &str = "gateway.classes";
+
+/// Keys of `[gateway]` that a class may set, without `gateway.`.
+pub fn keys_of_worlds() -> impl Iterator<Item = (&'static str, &'static Key)> {
+    let inner = KEYS.iter().filter_map(|key| Some((key.path.strip_prefix("gateway.")?, key)));
+    inner.filter(|(name, _)| {
+        let set = |known: &str| *name == known || (known.ends_with('.') && name.starts_with(known));
+        CLASS_MAY_SET.iter().any(|known| set(known)) && !CLASS_MAY_NOT_SET.contains(name)
+    })
+}
+
+/// A class of worlds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Its own keys.
+    pub keys: ClassKeys,
+    /// The settings of its worlds: those of the process with the keys that the class sets.
+    pub settings: Settings,
+}
+
+impl Class {
+    /// Reads a class out of checked values: its own under their paths, and those that it sets for
+    /// its worlds.
+    pub(crate) fn read(values: &Values, own: &Values) -> Class {
+        let mut all: Values = CLASS_KEYS.iter().map(|key| (key.path.clone(), key.default.clone())).collect();
+        all.extend(own.clone());
+        let keys = ClassKeys::read(&all, CLASSES);
+        let mut values = values.clone();
+        values.extend(
+            own.iter()
+                .filter(|(path, _)| key(path).is_some())
+                .map(|(path, value)| (path.clone(), value.clone())),
+        );
+        let mut settings = Settings::read(&values);
+        if keys.connections_max > 0 {
+            settings.limits.connections_max = keys.connections_max;
+        }
+        Class { keys, settings }
     }
 }
 
@@ -787,6 +886,8 @@ pub struct Settings {
     pub server: Server,
     /// `[gateway]`
     pub gateway: Gateway,
+    /// `[[gateway.classes]]`
+    pub classes: Vec<Class>,
     /// `[gateway.servers]`
     pub servers: Listener,
     /// `[gateway.clients]`
@@ -832,6 +933,7 @@ impl Settings {
         Settings {
             server: Server::read(values, "server"),
             gateway: Gateway::read(values, "gateway"),
+            classes: Vec::new(),
             servers: Listener::read(values, "gateway.servers"),
             clients: Listener::read(values, "gateway.clients"),
             matchmaking: Matchmaking::read(values, "gateway.matchmaking"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::{KEYS, Key, SECTIONS, Settings, Values, key};
+use super::keys::{CLASS_KEYS, CLASSES, Class, KEYS, Key, SECTIONS, Settings, Values, key, keys_of_worlds};
 use super::problem::{Origin, Problem, ProblemKind, Problems};
 use super::value::{Value, nearest};
 use super::{Config, check};
@@ -107,9 +107,11 @@ impl Loader {
         for (shown, path, text) in &self.flags {
             layers.apply_text(path, text, Origin::Flag(shown.clone()));
         }
-        let Layers { values, origins, mut problems, warnings } = layers;
-        let settings = Settings::read(&values);
-        let config = Config { settings, values, origins, warnings, file: self.file.clone(), loader: self };
+        let Layers { values, origins, classes, mut problems, warnings } = layers;
+        let mut settings = Settings::read(&values);
+        settings.classes = classes.iter().map(|class| Class::read(&values, &class.values)).collect();
+        let file = self.file.clone();
+        let config = Config { settings, values, origins, classes, warnings, file, loader: self };
         problems.extend(check::check(&config).into_iter().map(|problem| with_line(problem, &files)));
         problems.sort_by_key(|problem| match &problem.origin {
             Origin::File { path, line, column } => (path.clone(), *line, *column),
@@ -122,8 +124,17 @@ impl Loader {
 struct Layers {
     values: Values,
     origins: BTreeMap<String, Origin>,
+    classes: Vec<ClassLayer>,
     problems: Vec<Problem>,
     warnings: Vec<String>,
+}
+
+/// One `[[gateway.classes]]`: its own keys under their paths, and keys of `[gateway]` under theirs.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClassLayer {
+    pub(super) values: Values,
+    /// By the path within the class; of the class itself under the empty one.
+    pub(super) origins: BTreeMap<String, Origin>,
 }
 
 impl Default for Layers {
@@ -131,6 +142,7 @@ impl Default for Layers {
         Layers {
             values: KEYS.iter().map(|key| (key.path.clone(), key.default.clone())).collect(),
             origins: BTreeMap::new(),
+            classes: Vec::new(),
             problems: Vec::new(),
             warnings: Vec::new(),
         }
@@ -190,22 +202,84 @@ impl Layers {
                 format!("{prefix}.{}", name.get_ref())
             };
             if let Some(key) = key(&path) {
-                match key.kind.from_toml(value.get_ref()) {
-                    Ok(checked) => self.set(&path, checked, source.origin(name.span().start)),
-                    Err(found) => {
-                        let at = source.problem(ProblemKind::BadValue, value.span(), String::new());
-                        let problem = bad_value(key, &found, at.origin.clone());
-                        self.problems.push(Problem {
-                            source_line: at.source_line,
-                            width: at.width,
-                            ..problem
-                        });
-                    }
+                if let Some(checked) = self.checked(source, key, value) {
+                    self.set(&path, checked, source.origin(name.span().start));
                 }
+            } else if path == CLASSES {
+                self.apply_classes(source, value);
             } else if is_section(&path) {
                 self.apply_section(source, &path, value);
             } else {
                 self.problems.push(unknown_key(source, prefix, &path, name));
+            }
+        }
+    }
+
+    /// The value of a key, unless it is wrong.
+    fn checked(&mut self, source: &Source<'_>, key: &Key, value: &Spanned<DeValue<'_>>) -> Option<Value> {
+        match key.kind.from_toml(value.get_ref()) {
+            Ok(checked) => Some(checked),
+            Err(found) => {
+                let at = source.problem(ProblemKind::BadValue, value.span(), String::new());
+                let problem = bad_value(key, &found, at.origin.clone());
+                self.problems.push(Problem { source_line: at.source_line, width: at.width, ..problem });
+                None
+            }
+        }
+    }
+
+    fn apply_classes(&mut self, source: &Source<'_>, value: &Spanned<DeValue<'_>>) {
+        let items = match value.get_ref() {
+            DeValue::Array(items) => &items[..],
+            _ => &[],
+        };
+        let tables: Vec<_> = items
+            .iter()
+            .filter_map(|item| match item.get_ref() {
+                DeValue::Table(table) => Some((item.span().start, table)),
+                _ => None,
+            })
+            .collect();
+        if tables.is_empty() || tables.len() < items.len() {
+            let message = format!("`{CLASSES}` is a list of tables");
+            let problem = source.problem(ProblemKind::BadValue, value.span(), message);
+            let note =
+                format!("write [[{CLASSES}]] on a line of its own for each class, and its keys below it");
+            self.problems.push(problem.note(note));
+        }
+        for (start, table) in tables {
+            let mut class = ClassLayer::default();
+            class.origins.insert(String::new(), source.origin(start));
+            self.apply_class(source, "", table, &mut class);
+            self.classes.push(class);
+        }
+    }
+
+    fn apply_class(
+        &mut self,
+        source: &Source<'_>,
+        prefix: &str,
+        table: &DeTable<'_>,
+        class: &mut ClassLayer,
+    ) {
+        for (name, value) in table {
+            let inner = format!("{prefix}{}", name.get_ref());
+            let path = format!("{CLASSES}.{inner}");
+            let own = CLASS_KEYS.iter().find(|key| key.path == path);
+            let of_world = keys_of_worlds().find(|(known, _)| *known == inner).map(|(_, key)| key);
+            if let Some(key) = own.or(of_world) {
+                // The error names the key as it stands in the class.
+                let shown = Key { path, ..key.clone() };
+                if let Some(checked) = self.checked(source, &shown, value) {
+                    class.values.insert(key.path.clone(), checked);
+                    class.origins.insert(inner, source.origin(name.span().start));
+                }
+            } else if let DeValue::Table(table) = value.get_ref()
+                && keys_of_worlds().any(|(known, _)| known.starts_with(&format!("{inner}.")))
+            {
+                self.apply_class(source, &format!("{inner}."), table, class);
+            } else {
+                self.problems.push(unknown_class_key(source, &inner, name));
             }
         }
     }
@@ -263,6 +337,24 @@ fn unknown_key(
     };
     let place = if prefix.is_empty() { "at the top".to_owned() } else { format!("in [{prefix}]") };
     problem.note(format!("allowed {place}: {}", here.join(", ")))
+}
+
+fn unknown_class_key(source: &Source<'_>, inner: &str, name: &Spanned<toml::de::DeString<'_>>) -> Problem {
+    let message = format!("unknown key `{CLASSES}.{inner}`");
+    let problem = source.problem(ProblemKind::UnknownKey, name.span(), message);
+    if inner == "limits.connections_max" {
+        return problem.note("set `connections_max` of the class itself");
+    }
+    if key(&format!("gateway.{inner}")).is_some() {
+        return problem.note(format!("`gateway.{inner}` is the same for all worlds of the process"));
+    }
+    let own = CLASS_KEYS.iter().filter_map(|key| key.path.rsplit('.').next());
+    let known: Vec<&str> = own.chain(keys_of_worlds().map(|(name, _)| name)).collect();
+    let problem = match nearest(inner, known.iter().copied()) {
+        Some(near) => problem.note(format!("did you mean `{near}`?")),
+        None => problem,
+    };
+    problem.note("`throng world class` lists the keys of a class")
 }
 
 /// Keys of earlier builds, with the way out.

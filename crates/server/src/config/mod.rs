@@ -15,8 +15,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use keys::{
-    Auth, Ddc, DdcTier, DdcUpstream, Gateway, Http, KEYS, Key, Limits, Listener, Log, Metrics, Recordings,
-    Recovery, SECTIONS, Section, Server, Settings, Spatial, key,
+    Auth, CLASS_KEYS, Class, ClassKeys, Ddc, DdcTier, DdcUpstream, Gateway, Http, KEYS, Key, Limits,
+    Listener, Log, Metrics, Recordings, Recovery, SECTIONS, Section, Server, Settings, Spatial, key,
+    keys_of_worlds,
 };
 pub use load::Loader;
 pub use problem::{Origin, Problem, ProblemKind, Problems};
@@ -33,6 +34,7 @@ pub struct Config {
     pub warnings: Vec<String>,
     values: keys::Values,
     origins: BTreeMap<String, Origin>,
+    classes: Vec<load::ClassLayer>,
     file: Option<PathBuf>,
     loader: Loader,
 }
@@ -51,6 +53,12 @@ impl Config {
     #[must_use]
     pub fn origin(&self, path: &str) -> &Origin {
         self.origins.get(path).unwrap_or(&Origin::Default)
+    }
+
+    /// Origin of a key of the class at `index`, or of the class if it does not set the key.
+    pub(crate) fn class_origin(&self, index: usize, key: &str) -> &Origin {
+        let origins = self.classes.get(index).map(|class| &class.origins);
+        origins.and_then(|known| known.get(key).or_else(|| known.get(""))).unwrap_or(&Origin::Default)
     }
 
     /// The value of a key.
@@ -84,6 +92,13 @@ impl Config {
     #[must_use]
     pub fn replaced_by(&self, mut next: Config) -> (Config, Changes) {
         let mut changes = Changes::default();
+        let set = |config: &Config| -> Vec<keys::Values> {
+            config.classes.iter().map(|class| class.values.clone()).collect()
+        };
+        if set(self) != set(&next) {
+            // For worlds that open from now on.
+            changes.applied.push(keys::CLASSES.to_owned());
+        }
         for key in KEYS.iter() {
             let path = &key.path;
             if self.values[path] == next.values[path] {

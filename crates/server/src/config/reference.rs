@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, json};
 
-use super::keys::{KEYS, Key, SECTIONS};
+use super::keys::{CLASS_KEYS, CLASSES, KEYS, Key, SECTIONS, keys_of_worlds};
 use super::value::{Kind, Value};
 
 /// A configuration file that sets nothing: every key with its documentation, commented out at its
@@ -26,6 +26,14 @@ pub fn default_toml() -> String {
             let _ = writeln!(out, "# {}", facts(key));
             let _ = writeln!(out, "#{} = {}\n", name(key), key.default.to_toml());
         }
+    }
+    let _ = write!(out, "\n# {CLASS_DOC}\n#[[{CLASSES}]]\n");
+    for key in CLASS_KEYS.iter() {
+        for line in wrap(&key.doc, 100) {
+            let _ = writeln!(out, "# {line}");
+        }
+        let _ = writeln!(out, "# {}", facts(key));
+        let _ = writeln!(out, "#{} = {}\n", name(key), class_example(key));
     }
     out.truncate(out.trim_end().len());
     out.push('\n');
@@ -48,6 +56,23 @@ pub fn schema() -> serde_json::Value {
             node["properties"][name(key)] = key_schema(key);
         }
     }
+    let mut class = object_schema(CLASS_DOC);
+    for key in CLASS_KEYS.iter() {
+        class["properties"][name(key)] = key_schema(key);
+    }
+    class["required"] = json!(["name"]);
+    for (inner, key) in keys_of_worlds() {
+        let mut node = &mut class;
+        let (tables, last) = inner.rsplit_once('.').unwrap_or(("", inner));
+        for part in tables.split('.').filter(|part| !part.is_empty()) {
+            if node["properties"].get(part).is_none() {
+                node["properties"][part] = object_schema("Settings of the worlds of the class.");
+            }
+            node = &mut node["properties"][part];
+        }
+        node["properties"][last] = key_schema(key);
+    }
+    root["properties"]["gateway"]["properties"]["classes"] = json!({ "type": "array", "items": class });
     root["$schema"] = json!("https://json-schema.org/draft/2020-12/schema");
     root
 }
@@ -81,7 +106,32 @@ pub fn markdown() -> String {
             );
         }
     }
+    let _ = write!(
+        out,
+        "\n## [[{CLASSES}]]\n\n{CLASS_DOC} Classes stand in the file alone, and a reload applies to\n\
+         worlds that open after it. [Many worlds in one process](../how-to/many-worlds.md) shows their use.\n\n\
+         | key | allowed | default | |\n|---|---|---|---|\n"
+    );
+    for key in CLASS_KEYS.iter() {
+        let unit = if key.unit.is_empty() { String::new() } else { format!(", {}", key.unit) };
+        let (allowed, default) = (key.kind.allowed(), key.default.to_toml());
+        let _ = writeln!(out, "| `{}` | {allowed}{unit} | `{default}` | {} |", name(key), key.doc);
+    }
+    let keys: Vec<String> = keys_of_worlds().map(|(name, _)| format!("`{name}`")).collect();
+    let _ = write!(
+        out,
+        "\nA class may also set these keys of `[gateway]` for its worlds, as in `limits.channels_max = 100`; others come\n\
+         from `[gateway]`: {}.\n",
+        keys.join(", ")
+    );
     out
+}
+
+const CLASS_DOC: &str = "A class of worlds: settings that worlds are made with. The table may be repeated.";
+
+/// A class needs a name.
+fn class_example(key: &Key) -> String {
+    if name(key) == "name" { "\"duel\"".to_owned() } else { key.default.to_toml() }
 }
 
 fn keys_of(section: &str) -> impl Iterator<Item = &'static Key> {
@@ -141,7 +191,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Loader;
+    use crate::config::{Loader, Settings};
 
     #[test]
     fn the_default_file_loads_and_changes_nothing() {
@@ -155,7 +205,11 @@ mod tests {
         let defaults = Loader::new().load().unwrap();
         for text in [default_toml(), uncommented] {
             let loaded = Loader::new().text("default.toml", text).load().unwrap();
-            assert_eq!(loaded.settings, defaults.settings);
+            let classes = loaded.settings.classes.clone();
+            assert_eq!(Settings { classes: Vec::new(), ..loaded.settings }, defaults.settings);
+            for class in classes {
+                assert_eq!((class.keys.name.as_str(), class.settings), ("duel", defaults.settings.clone()));
+            }
         }
     }
 

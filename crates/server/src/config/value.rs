@@ -130,6 +130,7 @@ impl Kind {
     pub fn allowed(self) -> String {
         match self {
             Kind::Bool => "true or false".to_owned(),
+            Kind::Int { min, max } if min == max => min.to_string(),
             Kind::Int { min, max: i64::MAX } => format!("integer from {min}"),
             Kind::Int { min, max } => format!("integer from {min} to {max}"),
             Kind::Text => "string".to_owned(),

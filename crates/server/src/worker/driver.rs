@@ -16,14 +16,15 @@ use throng_stdx::Instant;
 
 use super::host::{Closing, Conn, Host, Hosts, Peer, Slot};
 use super::memory::Returner;
+use super::turn::{Share, Turn};
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::mailbox::{Mailbox, Post, Taken};
+use crate::mailbox::{Mailbox, Post, Taken, giving};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
 use crate::world::{World, WorldEpoch};
-use crate::worlds::Worlds;
+use crate::worlds::{WorldRequest, Worlds};
 
 /// After a panic while running timers: pause before the next try, so that one that repeats does not
 /// eat the core.
@@ -68,6 +69,8 @@ pub(super) struct Driver {
     /// Paused because another worker's mailbox is full.
     pub(super) paused: Vec<ConnKey>,
     pub(super) woken: bool,
+    /// The world in the path of a WebSocket that is about to be accepted.
+    pub(super) requested: Option<(ConnKey, Box<str>)>,
     pub(super) output_memory: Arc<OutputMemory>,
     pub(super) returner: Returner,
     pub(super) loads: Arc<ShardLoads>,
@@ -133,12 +136,13 @@ pub(super) struct Farewell {
 impl Driver {
     /// Takes what is the driver's, and gives back the loop.
     pub(super) fn new(parts: WorkerParts) -> (EventLoop, Driver) {
-        let mut hosts = Hosts::new(parts.main);
-        parts.others.into_iter().for_each(|other| hosts.open(other));
+        let now = parts.clock.now();
+        let mut hosts = Hosts::new(parts.main, now);
+        parts.others.into_iter().for_each(|other| hosts.open(other, now));
         let driver = Driver {
             index: parts.index,
             clock: parts.clock,
-            now: parts.clock.now(),
+            now,
             hosts,
             listeners: parts.listeners,
             by_key: Vec::new(),
@@ -156,6 +160,7 @@ impl Driver {
             verdicts: Vec::new(),
             paused: Vec::new(),
             woken: false,
+            requested: None,
             output_memory: parts.output_memory,
             returner: Returner::default(),
             loads: parts.loads,
@@ -181,13 +186,20 @@ impl Driver {
 
     /// Instant at which the next round must begin if nothing happens.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let timers = self.hosts.iter().filter_map(|(_, host)| host.next_timeout()).min();
+        let timers = self.hosts.iter().flat_map(|(_, host)| [host.next_timeout(), host.closes_at()]);
+        let timers = timers.flatten().min();
+        let put_off = self.hosts.iter().any(|(_, host)| host.turn.is_waiting());
+        let put_off = put_off.then_some(Instant::ZERO);
         let writes = (!self.dirty.is_empty()).then_some(Instant::ZERO);
         let farewells = self.farewells.values().map(|farewell| farewell.until).min();
-        [timers, writes, self.stopping, farewells, self.returner.deadline()].into_iter().flatten().min()
+        [timers, writes, put_off, self.stopping, farewells, self.returner.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(super) fn run_due(&mut self) {
+        self.begin_turns(Turn::begin_part);
         for slot in self.hosts.slots() {
             let due = self.hosts.get(slot).and_then(Host::next_timeout).is_some_and(|at| at <= self.now);
             if due
@@ -202,12 +214,16 @@ impl Driver {
     /// Runs what is due, and measures the channels' ticks.
     fn run_due_of(&mut self, slot: Slot) -> bool {
         let (clock, mut ticks) = (self.clock, std::mem::take(&mut self.ticks));
+        let takes_turns = self.hosts.are_several();
         let calm = self.guard(slot, |host, now| {
             #[cfg(test)]
             host.faults.on_timeout();
             let mut began = clock.now();
-            while let Some(due) = host.shard.handle_due(now) {
+            while !(takes_turns && host.turn.is_over())
+                && let Some(due) = host.shard.handle_due(now)
+            {
                 let ended = clock.now();
+                host.turn.charge(ended.since(began));
                 if let Due::Tick(channel_type) = due {
                     ticks.record(channel_type, ended.since(began).as_nanos() as u64);
                 }
@@ -216,6 +232,28 @@ impl Driver {
         });
         self.ticks = ticks;
         calm
+    }
+
+    /// A part of the round begins: every world has its turn in it.
+    pub(super) fn begin_turns(&mut self, begin: fn(&mut Turn)) {
+        for slot in self.hosts.slots() {
+            if let Some(host) = self.hosts.get_mut(slot) {
+                begin(&mut host.turn);
+            }
+        }
+    }
+
+    /// Begin of a step that counts as part of a world's turn; `None` where there are no turns.
+    pub(super) fn step_begins(&self) -> Option<Instant> {
+        self.hosts.are_several().then(|| self.clock.now())
+    }
+
+    pub(super) fn step_ends(&mut self, slot: Slot, began: Option<Instant>) {
+        if let Some(began) = began
+            && let Some(host) = self.hosts.get_mut(slot)
+        {
+            host.turn.charge(self.clock.now().since(began));
+        }
     }
 
     pub(super) fn answer_logins(&mut self) {
@@ -227,7 +265,7 @@ impl Driver {
 
     pub(super) fn adopt(&mut self, peer: Peer, kind: ConnKind, key: ConnKey) {
         let Some(host) = self.hosts.get_mut(peer.host) else { return };
-        let conn = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false };
+        let conn = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false, share: Share::default() };
         // The core may have closed it in this round, before its socket came.
         if let Some(closing) =
             self.closing.iter_mut().find(|closing| closing.peer == peer && closing.conn.is_none())
@@ -263,7 +301,9 @@ impl Driver {
         {
             tap.end("the connection was closed");
         }
-        let entry = self.hosts.get_mut(peer.host)?.conns.remove(&peer.conn)?;
+        let host = self.hosts.get_mut(peer.host)?;
+        let entry = host.conns.remove(&peer.conn)?;
+        host.turn.forget(entry.share);
         self.by_key[entry.key.index()] = None;
         Some(entry)
     }
@@ -361,6 +401,7 @@ impl Driver {
         let stopping = self.stopping.is_some();
         if let Some(host) = self.hosts.get_mut(slot) {
             host.begin(to);
+            host.count(self.now, &self.worlds.connections);
         }
         if stopping {
             self.guard(slot, |host, now| host.shard.begin_shutdown(now));
@@ -388,7 +429,7 @@ impl Driver {
 
     pub(super) fn reconfigure(&mut self, config: &throng_gateway::Config) {
         for slot in self.hosts.slots() {
-            if let Some(host) = self.hosts.get_mut(slot) {
+            if let Some(host) = self.hosts.get_mut(slot).filter(|host| !host.has_class) {
                 host.shard.reconfigure(config);
             }
         }
@@ -397,6 +438,10 @@ impl Driver {
     /// A connection comes from another world.
     pub(super) fn enter(&mut self, slot: Slot, moved: Moved) -> Result<Accepted, AcceptRefusal> {
         let mut entered = Err(AcceptRefusal::WorldNotOpen);
+        // Its place in the count of the process comes with it.
+        if let Some(host) = self.hosts.get_mut(slot) {
+            host.counted += 1;
+        }
         self.guard(slot, |host, now| entered = host.shard.enter(now, moved));
         entered
     }
@@ -407,7 +452,25 @@ impl Driver {
         self.guard(slot, |host, now| host.shard.close_world(now));
         self.empty(slot, CloseReason::WorldClosed);
         if let Some(host) = self.hosts.close(slot) {
+            self.worlds.connections.replace(host.counted, 0);
             self.retired.retire(host.shard.stats());
+        }
+    }
+
+    /// Closes worlds that have been without connections for their idle time.
+    pub(super) fn close_idle(&mut self) {
+        for slot in self.hosts.slots() {
+            let Some(host) = self.hosts.get_mut(slot) else { continue };
+            if host.closes_at().is_none_or(|at| at > self.now) {
+                continue;
+            }
+            let world = host.epoch.world;
+            if self.worlds.close_idle(&host.name, world, &mut host.entrants_seen) {
+                tracing::info!(world = &*host.name, "a world without connections is closed");
+                self.close_world(world);
+            } else {
+                host.stay(self.now);
+            }
         }
     }
 
@@ -473,26 +536,39 @@ impl Driver {
                 self.dirty.push(Peer { host: slot, conn });
             }
         }
+        host.count(self.now, &self.worlds.connections);
     }
 
     fn carry_out(&mut self, slot: Slot, effect: Effect) {
         match effect {
             Effect::Close { conn, reason, flush } => self.close(Peer { host: slot, conn }, reason, flush),
-            Effect::Authenticate { ticket, conn, kind, addr, pit, lt } => {
+            Effect::Authenticate { ticket, conn, kind, addr, pit, lt, asked } => {
                 let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
                 let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
-                if let Some(verdict) = self.logins.ask(self.index, to, ticket, login) {
+                if let Some(verdict) = self.logins.ask(self.index, to, ticket, login, asked, self.now) {
                     self.verdicts.push((slot, ticket, verdict));
                 }
             }
-            Effect::FindWorld { ticket, world } => {
+            Effect::ChooseWorld { ticket, addr, asked } => {
                 let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
-                self.verdicts.push((slot, ticket, self.worlds.settle_token(here, World(world))));
+                let asked = WorldRequest { world: &asked, addr, now: self.now };
+                let give = giving(&self.mailboxes);
+                let verdict = self.worlds.settle(here, Verdict::Success.into(), Some(asked), give);
+                self.verdicts.push((slot, ticket, verdict));
+            }
+            Effect::FindWorld { ticket, world, asked } => {
+                let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
+                let verdict = self.worlds.settle_token(here, World(world), asked.as_deref());
+                self.verdicts.push((slot, ticket, verdict));
             }
             Effect::Move { conn } => {
                 let moved = self.hosts.get_mut(slot).and_then(|host| host.shard.take_moved(conn));
                 let entry = self.forget(Peer { host: slot, conn });
-                self.moves.extend(entry.map(|entry| entry.key).zip(moved));
+                if let Some((entry, moved)) = entry.zip(moved) {
+                    // Counted on its way too, until the world that it enters counts it.
+                    self.worlds.connections.add();
+                    self.moves.push((entry.key, moved));
+                }
             }
             Effect::Recording { conn: _, name, bytes } => {
                 // Connection ids are those of a world.

@@ -9,6 +9,7 @@ use throng_stdx::Instant;
 
 use super::driver::{Driver, HandOff};
 use super::host::{Peer, Slot};
+use super::turn::Turn;
 
 /// The answer to a connection that the gateway cannot judge.
 const REFUSED: Accept = Accept::Refuse { code: close_code::INTERNAL, reason: "internal" };
@@ -17,6 +18,7 @@ impl Handler for Driver {
     fn polled(&mut self, now: Instant) {
         self.now = now;
         self.heartbeat.begin(now);
+        self.begin_turns(Turn::begin);
     }
 
     fn paused(&mut self, gap: Duration) {
@@ -51,6 +53,10 @@ impl Handler for Driver {
         false
     }
 
+    fn requested(&mut self, key: ConnKey, path: &str) {
+        self.requested = path.strip_prefix("/w/").map(|world| (key, world.into()));
+    }
+
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
         let Some(role) = self.listeners.get(&listener).cloned() else { return REFUSED };
         let slot = match &role.world {
@@ -62,12 +68,25 @@ impl Handler for Driver {
             self.guard(Slot::MAIN, |host, _| host.shard.count_refused(refusal));
             return Accept::Refuse { code: refusal.close_code(), reason: refusal.name() };
         };
+        let asked = self.requested.take().filter(|(of, _)| *of == key).map(|(_, world)| world);
+        if !self.worlds.connections.reserve() {
+            let refusal = AcceptRefusal::ConnectionsMax;
+            self.guard(slot, |host, _| host.shard.count_refused(refusal));
+            return Accept::Refuse { code: refusal.close_code(), reason: refusal.name() };
+        }
+        if let Some(host) = self.hosts.get_mut(slot) {
+            // Given back with the account of the input if the world does not take it.
+            host.counted += 1;
+        }
         let mut accepted = None;
         self.guard(slot, |host, now| {
             let answer = host.shard.accept(now, role.kind, role.framing, peer.ip());
             accepted = Some(answer.map(|new| {
                 if role.unproven {
                     host.shard.note_unproven(new.conn);
+                }
+                if let Some(world) = &asked {
+                    host.shard.note_asked(new.conn, world);
                 }
                 (new, host.worker_of(new.shard))
             }));
@@ -106,16 +125,28 @@ impl Handler for Driver {
         }
     }
 
+    fn may_read(&mut self, key: ConnKey) -> bool {
+        let Some(peer) = self.conn_of(key) else { return true };
+        let takes_turns = self.hosts.are_several();
+        let Some(host) = self.hosts.get_mut(peer.host) else { return true };
+        if !takes_turns && !host.turn.is_waiting() {
+            return true;
+        }
+        host.conns.get_mut(&peer.conn).is_none_or(|conn| host.turn.admits(&mut conn.share))
+    }
+
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
         let Some(peer) = self.conn_of(key) else { return Flow::Continue };
         if self.tap.is_some() {
             self.tap_arrived(peer, bytes);
         }
+        let began = self.step_begins();
         self.guard_conn(peer, |host, now| {
             #[cfg(test)]
-            host.faults.on_data();
+            host.turn.charge(host.faults.on_data(host.epoch.world, now));
             host.shard.handle_bytes(now, peer.conn, bytes);
         });
+        self.step_ends(peer.host, began);
         // Mail of this round counts as if it were all for one receiver.
         if self.others().any(|mailbox| mailbox.has_no_room_for(self.outgoing.bytes)) {
             self.congestions += 1;

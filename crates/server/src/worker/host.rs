@@ -2,13 +2,16 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::HashMap;
 use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
+use super::turn::{Share, Turn};
 use crate::world::{HostParts, World, WorldEpoch};
+use crate::worlds::Connections;
 
 /// Place of a shard in [`Hosts`]. The place of a closed world is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +44,17 @@ pub(super) struct Host {
     pub(super) broken: bool,
     /// No timers before this, after a panic in them.
     pub(super) timers_from: Instant,
+    /// Its configuration is that of a class, and stays.
+    pub(super) has_class: bool,
+    /// Its connections as the process counts them.
+    pub(super) counted: usize,
+    /// Time without connections after which it closes, and when that began.
+    idle: Option<Duration>,
+    deserted_from: Option<Instant>,
+    /// Connections that had been sent here when it last was to close.
+    pub(super) entrants_seen: u64,
+    /// Its account of the present round.
+    pub(super) turn: Turn,
     #[cfg(test)]
     pub(super) faults: crate::faults::Armed,
 }
@@ -53,6 +67,8 @@ pub(super) struct Conn {
     /// Waits for the loop to say that there is room.
     pub(super) blocked: bool,
     pub(super) dirty: bool,
+    /// Its part in the turns of its world.
+    pub(super) share: Share,
 }
 
 /// A closure to carry out.
@@ -66,7 +82,7 @@ pub(super) struct Closing {
 }
 
 impl Host {
-    fn new(parts: HostParts) -> Host {
+    fn new(parts: HostParts, now: Instant) -> Host {
         Host {
             epoch: WorldEpoch { world: parts.world, life: 0 },
             name: parts.name,
@@ -77,6 +93,12 @@ impl Host {
             closed_early: HashSet::new(),
             broken: false,
             timers_from: Instant::ZERO,
+            has_class: parts.has_class,
+            counted: 0,
+            idle: parts.idle,
+            deserted_from: Some(now),
+            entrants_seen: 0,
+            turn: Turn::new(),
             #[cfg(test)]
             faults: crate::faults::Armed::default(),
         }
@@ -85,6 +107,29 @@ impl Host {
     /// Time at which its timers run next.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         self.shard.next_timeout().map(|at| at.max(self.timers_from))
+    }
+
+    /// Time at which it closes if no connection comes.
+    pub(super) fn closes_at(&self) -> Option<Instant> {
+        Some(self.deserted_from? + self.idle?)
+    }
+
+    /// It was to close and stays, for another idle time at least.
+    pub(super) fn stay(&mut self, now: Instant) {
+        self.deserted_from = Some(now);
+    }
+
+    /// Keeps the account of its connections, after an input.
+    pub(super) fn count(&mut self, now: Instant, all: &Connections) {
+        let live = self.shard.live_connections();
+        if live != self.counted {
+            all.replace(self.counted, live);
+            self.counted = live;
+        }
+        if self.idle.is_some() {
+            let deserted = self.shard.is_deserted();
+            self.deserted_from = deserted.then(|| self.deserted_from.unwrap_or(now));
+        }
     }
 
     /// The worker that a shard of the same world is on.
@@ -112,17 +157,18 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    pub(super) fn new(main: HostParts) -> Hosts {
-        Hosts { slots: vec![Some(Box::new(Host::new(main)))], places: HashMap::new(), names: HashMap::new() }
+    pub(super) fn new(main: HostParts, now: Instant) -> Hosts {
+        let main = Some(Box::new(Host::new(main, now)));
+        Hosts { slots: vec![main], places: HashMap::new(), names: HashMap::new() }
     }
 
     /// Adds the shard of a world that opens.
-    pub(super) fn open(&mut self, parts: HostParts) {
+    pub(super) fn open(&mut self, parts: HostParts, now: Instant) {
         let index = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        let (slot, host) = (Slot(index as u32), Host::new(parts));
+        let (slot, host) = (Slot(index as u32), Host::new(parts, now));
         self.places.insert(host.epoch.world, slot);
         self.names.insert(Arc::clone(&host.name), slot);
         self.slots[index] = Some(Box::new(host));
@@ -143,6 +189,11 @@ impl Hosts {
             self.slots.pop();
         }
         Some(host)
+    }
+
+    /// Several worlds share the thread.
+    pub(super) fn are_several(&self) -> bool {
+        !self.places.is_empty()
     }
 
     /// The place of a world that a listener leads to.
@@ -170,5 +221,84 @@ impl Hosts {
     /// Places that may hold a shard.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         (0..self.slots.len() as u32).map(Slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use throng_gateway::data::Schemas;
+    use throng_gateway::{Config, Framing, Verdict};
+
+    use super::*;
+    use crate::config::{Class, Loader};
+    use crate::world::Judgement;
+    use crate::worlds::{WorldRequest, Worlds};
+
+    const IDLE: Duration = Duration::from_secs(7);
+
+    fn class() -> Class {
+        let text = "[[gateway.classes]]\nname = 'duel'\nopen = true\ncreate = true\nconnections_max = 2\n\
+                    world_idle_s = 7\nworlds_max = 2\n";
+        Loader::new().text("test", text).load().unwrap().settings.classes.remove(0)
+    }
+
+    fn main_parts(worlds: &Worlds) -> HostParts {
+        let config = Arc::new(Config::default());
+        let shard = Shard::new(config, Arc::new(Schemas::default()), ShardIndex::FIRST, 1, 7, 0);
+        let name = worlds.main().name;
+        HostParts {
+            world: World::MAIN,
+            name,
+            shard,
+            seed: 7,
+            workers: Arc::from([0]),
+            has_class: false,
+            idle: None,
+        }
+    }
+
+    /// In virtual time: each opens on request, has a player, loses it, and ends.
+    #[test]
+    fn ten_thousand_worlds_that_end_when_idle_leave_nothing_behind() {
+        let classes = vec![(class().keys, Config::default())];
+        let schemas = Arc::new(Schemas::default());
+        let worlds = Worlds::new("main", &Config::default(), classes, schemas, 1, 7, 0);
+        let mut now = Instant::from_millis(1);
+        let mut hosts = Hosts::new(main_parts(&worlds), now);
+        assert!(!hosts.are_several());
+        for round in 0..10_000_u32 {
+            let name = format!("duel-{round}");
+            // Addresses enough that none reaches its limit, and none is remembered for long.
+            let addr = IpAddr::from(round.to_be_bytes());
+            let asked = Some(WorldRequest { world: &name, addr, now });
+            let judged = Judgement::from(Verdict::Success);
+            let verdict = worlds.settle(World::MAIN, judged, asked, |_, parts| hosts.open(parts, now));
+            assert_eq!(verdict, Verdict::Elsewhere { world: round + 1 });
+            let world = World(round + 1);
+            let slot = hosts.slot_of(world).unwrap();
+            assert_eq!((slot, hosts.are_several()), (Slot(1), true), "places are used again");
+            let host = hosts.get_mut(slot).unwrap();
+            let accepted = host.shard.accept(now, ConnKind::Client, Framing::Stream, addr).unwrap();
+            host.count(now, &worlds.connections);
+            assert_eq!((host.closes_at(), worlds.connections.live()), (None, 1));
+            now += Duration::from_secs(1);
+            host.shard.handle_closed(now, accepted.conn, throng_gateway::Closed::EndOfStream);
+            host.count(now, &worlds.connections);
+            assert_eq!((host.closes_at(), worlds.connections.live()), (Some(now + IDLE), 0));
+            now += IDLE;
+            // Its first player had been sent to it, as another one might have been just now.
+            assert!(!worlds.close_idle(&name, world, &mut host.entrants_seen));
+            host.stay(now);
+            assert_eq!(host.closes_at(), Some(now + IDLE));
+            now += IDLE;
+            assert!(worlds.close_idle(&name, world, &mut host.entrants_seen));
+            assert!(hosts.close(slot).is_some());
+        }
+        assert_eq!((hosts.slots.len(), hosts.places.len(), hosts.names.len()), (1, 0, 0));
+        assert_eq!((worlds.list().len(), worlds.connections.live()), (1, 0));
+        assert!(worlds.remembered() < 10, "addresses: {}", worlds.remembered());
+        assert!(!hosts.are_several(), "the main world pays for no turns again");
     }
 }

@@ -12,6 +12,7 @@ mod host;
 mod load;
 mod memory;
 mod output;
+mod turn;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -257,7 +258,9 @@ impl Worker {
         if !self.event_loop.is_behind() {
             self.driver.run_due();
         }
+        self.driver.close_idle();
         self.driver.answer_logins();
+        self.driver.begin_turns(turn::Turn::begin_part);
         for _ in 0..WRITE_PASSES {
             self.write_dirty();
         }
@@ -294,6 +297,7 @@ impl Worker {
         for (key, moved) in std::mem::take(&mut self.driver.moves) {
             let world = World(moved.world());
             let Some(to) = self.driver.worlds.by_number(world) else {
+                self.driver.worlds.connections.replace(1, 0);
                 self.refuse(key, AcceptRefusal::WorldNotOpen);
                 continue;
             };
@@ -302,7 +306,10 @@ impl Worker {
                     let (moved, socket) = (Box::new(moved), Box::new(socket));
                     self.driver.outgoing.push(to.worker, Post::Arrive { world, moved, socket });
                 }
-                None => self.event_loop.close(key, CloseMode::Now),
+                None => {
+                    self.driver.worlds.connections.replace(1, 0);
+                    self.event_loop.close(key, CloseMode::Now);
+                }
             }
         }
     }
@@ -313,7 +320,10 @@ impl Worker {
         let slot = self.driver.hosts.slot_of(world);
         let entered = match slot {
             Some(slot) => self.driver.enter(slot, moved),
-            None => Err(AcceptRefusal::WorldNotOpen),
+            None => {
+                self.driver.worlds.connections.replace(1, 0);
+                Err(AcceptRefusal::WorldNotOpen)
+            }
         };
         match (slot, entered) {
             (Some(host), Ok(accepted)) => self.attach(Peer { host, conn: accepted.conn }, kind, socket),
@@ -382,12 +392,15 @@ impl Worker {
             }
             Post::Capture { world, record } => self.driver.capture(world, record),
             Post::Arrive { world, moved, socket } => self.arrive(world, *moved, *socket),
-            Post::Open(parts) => self.driver.hosts.open(*parts),
+            Post::Open(parts) => self.driver.hosts.open(*parts, self.driver.now),
             Post::Close(world) => self.driver.close_world(world),
             Post::Reconfigure(config) => self.driver.reconfigure(&config),
             Post::Shutdown => self.begin_shutdown(),
             #[cfg(test)]
-            Post::Fault(fault) => drop(self.driver.guard(Slot::MAIN, |host, _| host.faults.take(fault))),
+            Post::Fault(world, fault) => {
+                let slot = self.driver.hosts.slot_of(world).unwrap_or(Slot::MAIN);
+                self.driver.guard(slot, |host, _| host.faults.take(fault));
+            }
         }
     }
 

@@ -30,7 +30,14 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 impl Worker {
     pub(super) fn write_dirty(&mut self) {
         for peer in std::mem::take(&mut self.driver.dirty) {
+            let began = self.driver.step_begins();
+            let host = self.driver.hosts.get(peer.host);
+            if began.is_some() && host.is_some_and(|host| host.turn.is_over()) {
+                self.driver.dirty.push(peer);
+                continue;
+            }
             self.write(peer);
+            self.driver.step_ends(peer.host, began);
         }
         self.shared.clear();
     }

@@ -133,6 +133,7 @@ fn planted_secrets_show_up_nowhere() {
                     player_identifier_token: "anna".to_owned(),
                     login_token: token.to_owned(),
                     resume_token: Some(Vec::new()),
+                    ..Default::default()
                 };
                 if kind == "http" {
                     // Nobody judges: the gateway hangs up.

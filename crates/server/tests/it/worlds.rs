@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use prost::Message as _;
 use serde_json::Value;
 use throng_net::CloseCause;
-use throng_server::{Running, Service};
+use throng_server::config::Loader;
+use throng_server::{Running, Service, start};
 use throng_wire::channeldpb as pb;
 
 use crate::common::{Dial, Peer, call, clients, gateway, servers};
@@ -37,6 +38,24 @@ impl Files {
 
     fn path(&self, name: &str) -> String {
         self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A gateway with classes, and logins that need no proof.
+    fn classes(&self, classes: &str, keys: &[(&str, &str)]) -> Running {
+        let (admin, data) = (self.path("admin"), self.path("data"));
+        let mut loader = Loader::new().text("throng.toml", classes);
+        let base = [
+            ("server.data", &*data),
+            ("http.tokens_file", &*admin),
+            ("gateway.servers.addr", "127.0.0.1:0"),
+            ("gateway.clients.addr", "127.0.0.1:0"),
+            ("http.addr", "127.0.0.1:0"),
+            ("gateway.clients.kcp_profile", "game"),
+        ];
+        for (key, value) in base.iter().chain(keys) {
+            loader = loader.flag("test", *key, *value);
+        }
+        start(loader.load().unwrap_or_else(|problems| panic!("{problems}"))).unwrap()
     }
 
     /// A gateway with the worlds `hub` and `arena`, whose logins come from the file.
@@ -93,6 +112,229 @@ fn try_login(peer: &mut Peer, player: &str, token: &str) {
     };
     let head = throng_wire::MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
     peer.send(head, &auth.encode_to_vec());
+}
+
+/// A login that asks for a world.
+fn ask_for(peer: &mut Peer, player: &str, token: &str, world: &str) {
+    let auth = pb::AuthMessage {
+        player_identifier_token: player.into(),
+        login_token: token.into(),
+        world: Some(world.into()),
+        ..Default::default()
+    };
+    let head =
+        throng_wire::MessagePack { stub_id: 5, msg_type: pb::MessageType::Auth as u32, ..Default::default() };
+    peer.send(head, &auth.encode_to_vec());
+}
+
+/// The same, of one that gets in.
+fn enter(addr: SocketAddr, dial: &Dial, player: &str, world: &str) -> Peer {
+    let mut peer = Peer::connect(addr, dial);
+    ask_for(&mut peer, player, "", world);
+    let result = peer.receive(|message| message.stub == 5);
+    let result = pb::AuthResultMessage::decode(&result.body[..]).unwrap();
+    assert_eq!(result.result, 0, "{player}: {result:?}");
+    peer.id = result.conn_id;
+    peer
+}
+
+const CLASSES: &str = "\
+[[gateway.classes]]
+name = 'duel'
+open = true
+create = true
+connections_max = 3
+worlds_max = 4
+limits.channels_max = 2
+[[gateway.classes]]
+name = 'lobby'
+open = true
+[[gateway.classes]]
+name = 'closed'
+[gateway]
+worlds = ['hall:lobby', 'vault:closed', 'hub']
+";
+
+#[test]
+fn a_connection_enters_and_opens_worlds_of_open_classes_by_their_names() {
+    for (transport, dial) in
+        [("tcp", Dial::Tcp), ("kcp", Dial::Kcp), ("enet", Dial::Enet), ("ws", Dial::WebSocket)]
+    {
+        let files = Files::new();
+        let keys = [("server.shards", "2"), ("gateway.clients.transport", transport)];
+        let running = files.classes(CLASSES, &keys);
+        let mut server = enter(servers(&running), &Dial::Tcp, "server", "duel-1");
+        let mut player = enter(clients(&running), &dial, "player", "duel-1");
+        play(&mut server, &mut player);
+        let _in_the_hall = enter(clients(&running), &dial, "player", "hall");
+        let _in_main = enter(clients(&running), &dial, "player", "main");
+        assert_eq!(figures(&running, "duel-1")[0], 2, "{transport}");
+        assert_eq!([figures(&running, "hall")[0], figures(&running, "main")[0]], [1, 1], "{transport}");
+        let list = ask(&running, "/api/v1/worlds");
+        let duel = list["worlds"].as_array().unwrap().last().unwrap();
+        let row = |key: &str| duel[key].clone();
+        assert_eq!(
+            (row("name"), row("class"), row("lasting")),
+            ("duel-1".into(), "duel".into(), false.into())
+        );
+        let metrics = get(&running, "/metrics").1;
+        for line in [
+            "throng_class_worlds{class=\"duel\"} 1",
+            "throng_class_clients{class=\"duel\"} 1",
+            "throng_class_worlds{class=\"none\"} 1",
+            "throng_world_clients{world=\"hall\"} 1",
+        ] {
+            assert!(metrics.contains(line), "{line}: {metrics}");
+        }
+        assert!(!metrics.contains("duel-1"), "worlds on request have no series: {metrics}");
+    }
+}
+
+#[test]
+fn those_who_may_not_enter_hear_the_same_of_worlds_that_are_there_and_that_are_not() {
+    let files = Files::new();
+    let running = files.classes(CLASSES, &[("server.shards", "2"), ("gateway.clients.transport", "ws")]);
+    let codes =
+        ["vault", "hub", "nowhere", "closed-1", "lobby-1", "duel-", "Duel-1", "duel-\u{e4}"].map(|world| {
+            let mut peer = Peer::connect(clients(&running), &Dial::WebSocket);
+            ask_for(&mut peer, "player", "", world);
+            close_code(&mut peer)
+        });
+    assert_eq!(codes, [Some(4010); 8]);
+    // As many worlds as the class may have, and as many connections as one of them.
+    let _inside: Vec<_> = (0..6)
+        .map(|index| {
+            let world = format!("duel-{}", index % 4);
+            enter(clients(&running), &Dial::WebSocket, "player", &world)
+        })
+        .collect();
+    let mut late = Peer::connect(clients(&running), &Dial::WebSocket);
+    ask_for(&mut late, "player", "", "duel-4");
+    assert_eq!(close_code(&mut late), Some(1013), "worlds_max");
+    let _third = enter(clients(&running), &Dial::WebSocket, "player", "duel-0");
+    let mut fourth = Peer::connect(clients(&running), &Dial::WebSocket);
+    ask_for(&mut fourth, "player", "", "duel-0");
+    assert_eq!(close_code(&mut fourth), Some(1013), "connections_max");
+}
+
+#[test]
+fn the_path_of_a_websocket_names_a_world() {
+    let files = Files::new();
+    let running = files.classes(
+        CLASSES,
+        &[("gateway.clients.transport", "ws"), ("gateway.clients.extra", "ws://127.0.0.1:0/hub")],
+    );
+    let [main, hub] = listeners(&running, Service::Clients)[..] else { panic!("two listeners") };
+    let open = |addr, path: &str| Peer::connect_to(addr, &Dial::WebSocket, path);
+    let mut inside = Vec::new();
+    for (addr, path, world) in [
+        (main, "/w/duel-7", "duel-7"),
+        (main, "/w/hall", "hall"),
+        (main, "/", "main"),
+        (main, "/w", "main"),
+        (main, "/x/hall", "main"),
+        (hub, "/w/hub", "hub"),
+        (hub, "/", "hub"),
+    ] {
+        let before = figures(&running, "main")[0];
+        let mut peer = open(addr, path);
+        assert_eq!(peer.authenticate("p", "").result, 0, "{path}");
+        let own = u64::from(world == "main");
+        assert_eq!(figures(&running, "main")[0], before + own, "{path}");
+        inside.push(peer);
+    }
+    assert_eq!([figures(&running, "duel-7")[0], figures(&running, "hub")[0]], [1, 2]);
+    for (addr, path, code) in
+        [(main, "/w/vault", 4010), (main, "/w/a/b", 4010), (main, "/w/", 4010), (hub, "/w/hall", 4011)]
+    {
+        let mut peer = open(addr, path);
+        try_login(&mut peer, "p", "");
+        assert_eq!(close_code(&mut peer), Some(code), "{path}");
+    }
+    let mut peer = open(main, "/w/hall");
+    ask_for(&mut peer, "p", "", "duel-7");
+    assert_eq!(close_code(&mut peer), Some(4011), "path and login disagree");
+}
+
+#[test]
+fn a_credential_comes_before_a_request_and_contradicts_none() {
+    let files = Files::new();
+    let running = files.gateway(&[("server.shards", "2"), ("gateway.clients.transport", "ws")]);
+    for (player, token, world, expected) in [
+        ("hub-p", "for-hub", "hub", None),
+        ("hub-p", "for-hub", "arena", Some(4011)),
+        ("hub-p", "for-hub", "main", Some(4011)),
+        ("main-p", "for-main", "hub", Some(4011)),
+        // Without a credential for it, and without an open class.
+        ("p", "any", "hub", Some(4010)),
+        ("p", "any", "main", None),
+    ] {
+        let mut peer = Peer::connect(clients(&running), &Dial::WebSocket);
+        ask_for(&mut peer, player, token, world);
+        match expected {
+            Some(_) => assert_eq!(close_code(&mut peer), expected, "{player} {world}"),
+            None => assert_eq!(peer.receive(|message| message.stub == 5).kind, 1, "{player} {world}"),
+        }
+    }
+}
+
+/// Its clock is the real one: it says only that a world ends, and never when.
+#[test]
+fn worlds_on_request_end_when_they_are_empty_and_leave_nothing_behind() {
+    let files = Files::new();
+    let classes = CLASSES.replace("worlds_max = 4", "world_idle_s = 1");
+    let running = files.classes(&classes, &[("server.shards", "2"), ("gateway.recovery.clients", "false")]);
+    for round in 0..20 {
+        enter(clients(&running), &Dial::Tcp, "player", &format!("duel-{round}")).leave(1000);
+    }
+    let names = || {
+        let list = ask(&running, "/api/v1/worlds");
+        list["worlds"].as_array().unwrap().iter().map(|row| row["name"].to_string()).collect::<Vec<_>>()
+    };
+    let deadline = std::time::Instant::now() + crate::common::PATIENCE;
+    while names().len() > 4 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", names());
+        std::thread::yield_now();
+    }
+    assert_eq!(names(), ["\"main\"", "\"hall\"", "\"vault\"", "\"hub\""], "those of the file stay");
+    assert_eq!(ask(&running, "/api/v1/limits")["limits"][0]["used"], 0);
+    // The name is free for another life.
+    let _again = enter(clients(&running), &Dial::Tcp, "player", "duel-0");
+    assert_eq!(figures(&running, "duel-0"), [1, 1]);
+}
+
+#[test]
+fn all_worlds_together_have_one_limit_of_connections() {
+    let files = Files::new();
+    for shards in ["1", "3"] {
+        let keys = [
+            ("server.shards", shards),
+            ("gateway.clients.transport", "ws"),
+            ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+            ("gateway.limits.connections_max", "4"),
+        ];
+        let running = files.classes(CLASSES, &keys);
+        let [main, hub] = listeners(&running, Service::Clients)[..] else { panic!("two listeners") };
+        let mut inside = vec![
+            Peer::login(main, &Dial::WebSocket, "p", ""),
+            Peer::login(hub, &Dial::WebSocket, "p", ""),
+            enter(main, &Dial::WebSocket, "p", "duel-1"),
+            enter(main, &Dial::WebSocket, "p", "hall"),
+        ];
+        for door in [main, hub] {
+            assert_eq!(close_code(&mut Peer::connect(door, &Dial::WebSocket)), Some(1013), "{shards}");
+        }
+        assert_eq!(ask(&running, "/api/v1/limits")["limits"][0]["used"], 4);
+        // A place that becomes free anywhere is free everywhere, also with a world that closes.
+        inside.pop().unwrap().leave(1000);
+        inside.push(Peer::login(hub, &Dial::WebSocket, "p", ""));
+        assert_eq!(call(&running, "POST", "/api/v1/worlds/close", ADMIN_TOKEN, "{\"name\":\"hub\"}").0, 200);
+        assert_eq!(figures(&running, "main")[0], 1);
+        for _ in 0..2 {
+            inside.push(Peer::login(main, &Dial::WebSocket, "p", ""));
+        }
+        assert_eq!(close_code(&mut Peer::connect(main, &Dial::WebSocket)), Some(1013), "{shards}");
+    }
 }
 
 #[test]

@@ -623,7 +623,12 @@ impl Simulation {
                     Who::Client(index) if self.mix.resume => Some(self.clients[index].token.clone()),
                     _ => None,
                 };
-                let auth = AuthMessage { player_identifier_token, login_token: "t".into(), resume_token };
+                let auth = AuthMessage {
+                    player_identifier_token,
+                    login_token: "t".into(),
+                    resume_token,
+                    world: None,
+                };
                 self.send(who, 0, MessageType::Auth, &auth);
             }
             Note::Bytes(_, bytes) => {

@@ -44,6 +44,9 @@ pub struct AuthMessage {
     /// Throng: resumes an earlier session. Present but empty asks for a token to resume this one.
     #[prost(bytes = "vec", optional, tag = "100")]
     pub resume_token: ::core::option::Option<::prost::alloc::vec::Vec<u8>>,
+    /// Throng: name of the world to enter, on a listener that leads to several.
+    #[prost(string, optional, tag = "101")]
+    pub world: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// Answers AuthMessage.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

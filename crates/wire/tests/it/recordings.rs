@@ -86,7 +86,7 @@ fn own_recording() -> Vec<u8> {
         let body = channeldpb::AuthMessage {
             player_identifier_token: "ann".into(),
             login_token: "secret".into(),
-            resume_token: None,
+            ..Default::default()
         };
         write_message_entry(
             packet,

@@ -195,6 +195,7 @@ impl World {
             player_identifier_token: pit.into(),
             login_token: "lt".into(),
             resume_token: None,
+            ..Default::default()
         };
         self.send(id, [Send::new(MessageType::Auth, &body).stub(1)]);
     }

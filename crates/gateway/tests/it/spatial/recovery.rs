@@ -99,6 +99,7 @@ fn log_in(world: &mut World, token: &[u8]) -> (Id, Vec<u8>, Vec<(u32, u32)>) {
         player_identifier_token: "ann".into(),
         login_token: "lt".into(),
         resume_token: Some(token.to_vec()),
+        ..Default::default()
     };
     world.send(client, [Send::new(MessageType::Auth, &body)]);
     world.run_ms(1500);

@@ -94,6 +94,11 @@ pub struct Peer {
 
 impl Peer {
     pub fn connect(addr: SocketAddr, dial: &Dial) -> Peer {
+        Peer::connect_to(addr, dial, "/")
+    }
+
+    /// Connects to a path, over WebSocket.
+    pub fn connect_to(addr: SocketAddr, dial: &Dial, path: &str) -> Peer {
         let (transport, trusted) = match dial {
             Dial::Tcp => (Transport::Tcp, None),
             Dial::Kcp => (Transport::Kcp(throng_net::kcp::Profile::GAME), None),
@@ -103,6 +108,7 @@ impl Peer {
             Dial::Wss(pem) => (Transport::WebSocket, Some(pem)),
         };
         let mut spec = ConnectSpec::new(addr, transport);
+        spec.path = path.into();
         spec.tls = trusted.map(|pem| TlsConnector {
             config: throng_net::tls_client_config(pem).unwrap(),
             server_name: "localhost".try_into().unwrap(),
