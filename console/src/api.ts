@@ -63,6 +63,21 @@ export class Watched<T> {
 /** True if this browser has a session: it may see player data and make changes. */
 export const session = new Watched(false);
 
+/** The world that pages about connections, channels and the map show; empty for the default one. */
+export const chosenWorld = new Watched(sessionStorage.getItem("world") ?? "");
+
+export function chooseWorld(name: string) {
+  sessionStorage.setItem("world", name);
+  chosenWorld.set(name);
+}
+
+/** Adds the chosen world to a path that takes one. */
+export function inWorld(path: string): string {
+  const takesOne = /^(connections|closures|channels|world)(\/|\?|$)|^stream\?topic=world/.test(path);
+  if (chosenWorld.value === "" || !takesOne) return path;
+  return `${path}${path.includes("?") ? "&" : "?"}world=${encodeURIComponent(chosenWorld.value)}`;
+}
+
 export interface Polled {
   data: Json;
   error: ApiError | Error | null;
@@ -72,7 +87,9 @@ export interface Polled {
 }
 
 /** Polls while the page is visible. A failure keeps the latest answer and marks it stale. */
-export function usePoll(path: string | null, everyMs = 1000): Polled {
+export function usePoll(wanted: string | null, everyMs = 1000): Polled {
+  chosenWorld.use();
+  const path = wanted === null ? null : inWorld(wanted);
   const [state, set] = useState<{ data: Json; error: Error | null; path: string | null }>({
     data: null,
     error: null,
@@ -114,12 +131,14 @@ export function usePoll(path: string | null, everyMs = 1000): Polled {
 }
 
 /** Server-sent events; the browser reconnects by itself, and `stale` says that it is about to. */
-export function useStream(path: string | null): { data: Json; stale: boolean; problem: string | null } {
+export function useStream(wanted: string | null): { data: Json; stale: boolean; problem: string | null } {
   const [state, set] = useState<{ data: Json; stale: boolean; problem: string | null }>({
     data: null,
     stale: false,
     problem: null,
   });
+  chosenWorld.use();
+  const path = wanted === null ? null : inWorld(wanted);
   useEffect(() => {
     if (path === null) return;
     return listen(

@@ -2,7 +2,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
-import { call, get, session } from "./api.ts";
+import { call, chooseWorld, chosenWorld, get, session, usePoll, type Json } from "./api.ts";
 import { live, startLive } from "./live.ts";
 import { duration } from "./format.ts";
 import { Empty, flipTheme, theme } from "./ui.tsx";
@@ -121,6 +121,7 @@ function App() {
       <div class="body">
         <header class="top">
           <h1>{title}</h1>
+          <WorldChoice />
           <span class="grow" />
           <button class="find" onClick={() => setPalette(true)}>Go to… <kbd>Ctrl K</kbd></button>
           {!open && <a class="badge warn" href="#/about">no session</a>}
@@ -143,6 +144,25 @@ function App() {
       </div>
       {palette && <Palette close={() => setPalette(false)} />}
     </>
+  );
+}
+
+/** Which world the pages show, where there are several. */
+function WorldChoice() {
+  const worlds = usePoll("worlds", 2000);
+  const chosen = chosenWorld.use();
+  const rows: Json[] = worlds.data?.worlds ?? [];
+  const gone = rows.length > 0 && chosen !== "" && rows.every((row) => row.name !== chosen);
+  useEffect(() => {
+    if (gone) chooseWorld("");
+  }, [gone]);
+  if (rows.length < 2) return null;
+  return (
+    <select aria-label="World" value={chosen} onChange={(event) => chooseWorld((event.target as HTMLSelectElement).value)}>
+      {rows.map((row) => (
+        <option key={row.name} value={row.number === 0 ? "" : row.name}>{row.name}</option>
+      ))}
+    </select>
   );
 }
 

@@ -1,5 +1,5 @@
 import { useState } from "preact/hooks";
-import { post, session, usePoll, type Json } from "../api.ts";
+import { chosenWorld, post, session, usePoll, type Json } from "../api.ts";
 import { bytes, count, duration } from "../format.ts";
 import { Badge, Card, Facts, Stale, Table, Trouble, usePaging } from "../ui.tsx";
 import { tone } from "./overview.tsx";
@@ -86,7 +86,7 @@ export function Connection({ id, why }: { id: number; why: number | null }) {
   const data = one.data;
   const inspect = async () => {
     try {
-      await post("capture", { connection: id, seconds: 120 });
+      await post("capture", { connection: id, seconds: 120, world: chosenWorld.value });
       location.hash = "#/packets";
     } catch (error) {
       setProblem((error as Error).message);

@@ -2,7 +2,7 @@ import { last, live } from "../live.ts";
 import { Chart, Spark } from "../chart.tsx";
 import { Badge, Card, Empty, Stat, Table } from "../ui.tsx";
 import { bytes, count, duration, percent } from "../format.ts";
-import { usePoll, type Json } from "../api.ts";
+import { chooseWorld, usePoll, type Json } from "../api.ts";
 
 const perSecond = (value: number | null) => (value === null ? "–" : `${count(value)}/s`);
 
@@ -83,6 +83,7 @@ export function Overview() {
           />
         </Card>
       </div>
+      <Worlds />
       <div class="grid two">
         <Card title="Shards" side="last minute">
           <div class="heats">
@@ -107,6 +108,34 @@ export function Overview() {
         </Card>
       </div>
     </div>
+  );
+}
+
+/** The worlds of the process, where there are several; the fullest first. */
+function Worlds() {
+  const worlds = usePoll("worlds", 2000);
+  const rows: Json[] = [...(worlds.data?.worlds ?? [])].sort((one, other) => other.clients - one.clients);
+  if (rows.length < 2) return null;
+  const shown = rows.slice(0, 50);
+  return (
+    <Card title="Worlds" side={rows.length > shown.length ? `the ${shown.length} with the most players of ${count(rows.length)}` : count(rows.length)}>
+      <Table
+        caption="Worlds"
+        rows={shown}
+        id={(row: Json) => row.number}
+        empty="No worlds"
+        columns={[
+          { head: "World", cell: (row) => <a href="#/connections" onClick={() => chooseWorld(row.number === 0 ? "" : row.name)}>{row.name}</a> },
+          { head: "Class", cell: (row) => row.class ?? "–" },
+          { head: "Shard", num: true, cell: (row) => (row.number === 0 ? "all" : row.worker) },
+          { head: "Players", num: true, cell: (row) => count(row.clients) },
+          { head: "Game servers", num: true, cell: (row) => count(row.servers) },
+          { head: "Channels", num: true, cell: (row) => count(row.channels) },
+          { head: "In", num: true, cell: (row) => bytes(row.bytes_in) },
+          { head: "Out", num: true, cell: (row) => bytes(row.bytes_out) },
+        ]}
+      />
+    </Card>
   );
 }
 

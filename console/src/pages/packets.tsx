@@ -1,5 +1,5 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { del, get, post, type Json } from "../api.ts";
+import { chosenWorld, del, get, post, type Json } from "../api.ts";
 import { bytes, count, duration } from "../format.ts";
 import { Badge, Card, Empty, Fields, Guarded } from "../ui.tsx";
 
@@ -46,7 +46,7 @@ function PacketsInner() {
   const begin = async (event: Event) => {
     event.preventDefault();
     try {
-      await post("capture", { connection: Number(conn), seconds: 120 });
+      await post("capture", { connection: Number(conn), seconds: 120, world: chosenWorld.value });
       after.current = 0;
       setRows([]);
       setError(null);

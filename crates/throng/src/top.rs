@@ -22,6 +22,7 @@ use crate::output::{complain, print};
 Examples:
   throng top                              the process on this machine
   throng top --sort queue -n 40           who reads too slowly?
+  throng top --world duel-1               the connections of another world than the default one
   throng top --once | mail operator       one look, for a script")]
 pub(crate) struct TopArgs {
     /// Order of connections
@@ -30,6 +31,12 @@ pub(crate) struct TopArgs {
     /// Connections shown
     #[arg(long, short = 'n', value_name = "N", default_value_t = 15)]
     connections: usize,
+    /// World whose connections are shown; default `gateway.default_world`
+    #[arg(long, value_name = "NAME")]
+    world: Option<String>,
+    /// Worlds shown, those with the most clients first
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    worlds: usize,
     /// Refresh interval
     #[arg(long, value_name = "TIME", value_parser = duration::positive, default_value = "1s")]
     interval: Duration,
@@ -59,6 +66,7 @@ struct Look {
     overview: Value,
     connections: Vec<Value>,
     limits: Value,
+    worlds: Vec<Value>,
 }
 
 /// Connections in one request; above this, those with the lowest ids are shown.
@@ -74,7 +82,8 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
         complain(&format!("error: {why}"));
         ExitCode::FAILURE
     };
-    let mut before = match look(&args.admin) {
+    let look = || look(&args.admin, args.world.as_deref());
+    let mut before = match look() {
         Ok(look) => look,
         Err(why) => return fail(why),
     };
@@ -83,11 +92,11 @@ pub(crate) fn run(args: TopArgs) -> ExitCode {
     }
     loop {
         std::thread::sleep(args.interval);
-        let now = match look(&args.admin) {
+        let now = match look() {
             Ok(look) => look,
             Err(why) => return fail(why),
         };
-        let text = page(&before, &now, args.sort, args.connections);
+        let text = page(&before, &now, args.sort, [args.worlds, args.connections]);
         if once {
             print(&text);
             return ExitCode::SUCCESS;
@@ -107,13 +116,19 @@ fn cut(text: &str, width: usize) -> String {
         .collect()
 }
 
-fn look(admin: &AdminArgs) -> Result<Look, String> {
-    let mut connections = admin.get(&format!("connections?limit={CONNECTIONS_MAX}"))?;
-    let connections = match connections["connections"].take() {
+fn look(admin: &AdminArgs, world: Option<&str>) -> Result<Look, String> {
+    let rows = |mut answer: Value, list: &str| match answer[list].take() {
         Value::Array(rows) => rows,
         _ => Vec::new(),
     };
-    Ok(Look { overview: admin.get("overview")?, connections, limits: admin.get("limits")? })
+    let world = world.map(|world| format!("&world={world}")).unwrap_or_default();
+    let connections = admin.get(&format!("connections?limit={CONNECTIONS_MAX}{world}"))?;
+    Ok(Look {
+        overview: admin.get("overview")?,
+        connections: rows(connections, "connections"),
+        limits: admin.get("limits")?,
+        worlds: rows(admin.get("worlds")?, "worlds"),
+    })
 }
 
 fn figure(row: &Value, name: &str) -> f64 {
@@ -121,14 +136,53 @@ fn figure(row: &Value, name: &str) -> f64 {
 }
 
 /// Everything that is shown, from two looks.
-fn page(before: &Look, now: &Look, sort: Sort, count: usize) -> String {
+fn page(before: &Look, now: &Look, sort: Sort, [world_count, count]: [usize; 2]) -> String {
     let seconds = (figure(&now.overview, "uptime_ms") - figure(&before.overview, "uptime_ms")).max(1.0) / 1e3;
     let mut text = String::new();
     head(&mut text, before, now, seconds);
     shards(&mut text, before, now);
     limits(&mut text, now);
+    worlds(&mut text, before, now, seconds, world_count);
     connections(&mut text, before, now, seconds, sort, count);
     text
+}
+
+/// The worlds with the most clients, where there are several.
+fn worlds(text: &mut String, before: &Look, now: &Look, seconds: f64, count: usize) {
+    if now.worlds.len() < 2 {
+        return;
+    }
+    let old: HashMap<u64, &Value> =
+        before.worlds.iter().filter_map(|row| Some((row["number"].as_u64()?, row))).collect();
+    let mut shown: Vec<&Value> = now.worlds.iter().collect();
+    shown.sort_by(|one, other| figure(other, "clients").total_cmp(&figure(one, "clients")));
+    let _ = writeln!(
+        text,
+        "{:<33}{:<19}{:>6}{:>9}{:>9}{:>10}{:>13}{:>13}",
+        "world", "class", "shard", "servers", "clients", "channels", "in", "out"
+    );
+    for row in shown.iter().take(count) {
+        let known = row["number"].as_u64().and_then(|number| old.get(&number));
+        let rate =
+            |name: &str| known.map_or(0.0, |old| (figure(row, name) - figure(old, name)).max(0.0) / seconds);
+        // The default world has a shard on every thread.
+        let shard = if row["number"] == 0 { "all".to_owned() } else { row["worker"].to_string() };
+        let _ = writeln!(
+            text,
+            "{:<33}{:<19}{shard:>6}{:>9}{:>9}{:>10}{:>13}{:>13}",
+            row["name"].as_str().unwrap_or_default(),
+            row["class"].as_str().unwrap_or("-"),
+            figure(row, "servers"),
+            figure(row, "clients"),
+            figure(row, "channels"),
+            bytes(rate("bytes_in")) + "/s",
+            bytes(rate("bytes_out")) + "/s"
+        );
+    }
+    if shown.len() > count {
+        let _ = writeln!(text, "and {} more worlds", shown.len() - count);
+    }
+    text.push('\n');
 }
 
 fn head(text: &mut String, before: &Look, now: &Look, seconds: f64) {
@@ -293,6 +347,10 @@ mod tests {
             overview: json!({ "uptime_ms": uptime_ms, "ready": true, "servers": kind, "clients": kind,
                               "shards": [shard], "cpu_seconds": 0, "resident_bytes": 1 << 20 }),
             connections: vec![row(0), row(1)],
+            worlds: vec![
+                json!({ "name": "main", "number": 0, "class": null, "worker": 0, "clients": 1, "bytes_out": 0 }),
+                json!({ "name": "duel-1", "number": 7, "class": "duel", "worker": 1, "clients": 2, "bytes_out": bytes_out[0] }),
+            ],
             limits: json!({ "limits": [{ "key": "a.max", "used": 1, "limit": 4 }, { "key": "none", "used": 1, "limit": 0 }] }),
         }
     }
@@ -306,12 +364,12 @@ mod tests {
     #[test]
     fn rates_come_from_two_looks_and_the_busiest_come_first() {
         let (before, now) = (look(1_000, [0, 0], [9, 0]), look(3_000, [2_048, 20_480], [9, 0]));
-        let text = page(&before, &now, Sort::Out, 1);
+        let text = page(&before, &now, Sort::Out, [1, 1]);
         assert!(text.contains("players           2            1000"), "{text}");
         assert!(text.contains("0             25.0%               3               2"), "{text}");
         assert!(text.contains("a.max 25.0% (1 of 4)") && !text.contains("none"), "{text}");
         assert!(text.contains("10.0 KiB/s") && text.contains("and 1 more"), "{text}");
-        let by_queue = page(&before, &now, Sort::Queue, 1);
+        let by_queue = page(&before, &now, Sort::Queue, [1, 1]);
         assert!(by_queue.contains("1.0 KiB/s") && !by_queue.contains("10.0 KiB/s"), "{by_queue}");
     }
 }
