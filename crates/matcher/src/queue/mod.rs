@@ -321,8 +321,8 @@ impl Queues {
     /// Facts of a party, whose regions the queue learns.
     pub(crate) fn facts(&mut self, key: QueueKey, party: &[PlayerInput<'_>]) -> Result<Facts, String> {
         let queue = &mut self.list[key];
-        let facts = queue.rules().facts(party, &mut queue.regions);
-        facts
+        let rules = queue.rules();
+        rules.facts(party, &mut queue.regions)
     }
 
     /// The number of a region in a queue, which learns it if there is room.
