@@ -132,9 +132,15 @@ impl Access {
     /// or by pointing a name of its own at this machine (DNS rebinding). No page can do that with
     /// `localhost`, an IP address or a name of [`Access::hosts`]. With credentials, the page would
     /// need one.
-    pub(crate) fn admits(&self, host: Option<&str>, origin: Option<&str>) -> bool {
+    ///
+    /// `site` is what the browser says of the page: it names no origin where a page embeds what it
+    /// cannot read.
+    pub(crate) fn admits(&self, host: Option<&str>, origin: Option<&str>, site: Option<&str>) -> bool {
         if !self.identify.is_empty() {
             return true;
+        }
+        if origin.is_none() && site == Some("cross-site") {
+            return false;
         }
         let is_ours = |authority: &str| {
             let name = host_name(authority);

@@ -352,8 +352,8 @@ impl Service {
             }
             _ => {}
         }
-        let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-        if !self.rules().access.admits(text(header::HOST), text(header::ORIGIN)) {
+        let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        if !self.rules().access.admits(text("host"), text("origin"), text("sec-fetch-site")) {
             let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
             return Err(Problem::new(StatusCode::FORBIDDEN, title));
         }

@@ -16,7 +16,7 @@ use crate::change::Change;
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{self, Found, Reader, losses, read_range};
+use crate::log::{self, AppendError, Found, Reader, losses, read_range};
 use crate::marks::Marks;
 use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
@@ -343,6 +343,7 @@ impl Store {
                 // The moved records are durable, and no index on disk needs the old ones, before
                 // they go.
                 self.write_index()?;
+                self.note_removal(&ready)?;
                 for segment in &ready {
                     self.segments.remove(*segment)?;
                     done.segments += 1;
@@ -353,6 +354,19 @@ impl Store {
                 return self.remove_unfinished_uploads();
             }
         }
+    }
+
+    /// Makes durable that these segments are to go: they are not taken for lost then.
+    fn note_removal(&self, going: &[u64]) -> Result<(), StoreError> {
+        let mut log = lock(&self.log);
+        self.with_reserve(0, || {
+            log.list_segments(going).map_err(
+                |AppendError { source, broken }| {
+                    if broken { self.set_broken(source) } else { source.into() }
+                },
+            )
+        })?;
+        log.sync().map_err(|error| self.set_broken(error))
     }
 
     /// Bytes of records that may be written before segments are removed; `least` are in the segment
@@ -480,7 +494,7 @@ impl Reader for Deletes<'_> {
                 }
             }
             Kind::Loss => self.lost.extend(losses(&found.value)),
-            Kind::Put | Kind::Commit | Kind::Directory => {}
+            Kind::Put | Kind::Commit | Kind::Directory | Kind::Segments => {}
         }
         Ok(())
     }

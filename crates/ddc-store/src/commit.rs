@@ -294,7 +294,7 @@ impl Store {
                 }
                 // A delete that is written again is about older records than those in the index.
                 Kind::Delete => first.is_some().then_some((key, None)),
-                Kind::Commit | Kind::Loss | Kind::Directory => None,
+                Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments => None,
             }
         });
         self.index.apply(changes.chain(index_only));
@@ -348,7 +348,7 @@ impl Store {
         Ok(())
     }
 
-    fn set_broken(&self, error: io::Error) -> StoreError {
+    pub(crate) fn set_broken(&self, error: io::Error) -> StoreError {
         let error = Arc::new(error);
         *lock(&self.broken) = Some(Arc::clone(&error));
         self.is_broken.store(true, Ordering::Relaxed);

@@ -22,7 +22,8 @@
 //! state is served: damage in the last commit before a crash looks like a torn write; writes that
 //! the disk reported as synced and then lost leave no trace; and damage that destroys a record
 //! together with both fingerprints of its key, at the end of its commit and in the directory at the
-//! end of its segment, leaves nothing that names the key.
+//! end of its segment, leaves nothing that names the key. The last is always reported, also if it
+//! took a whole segment.
 //!
 //! A [`Tier`] is a bucket of an object storage that several nodes share; their folders then are
 //! caches of it.

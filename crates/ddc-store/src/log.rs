@@ -20,6 +20,8 @@ pub(crate) const ALL_SYNCED: u64 = u64::MAX;
 /// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
 /// by default.
 const OPEN_MAX: usize = 256;
+/// Ranges that one list of segments names: the newest, where there are more.
+const RANGES_MAX: usize = 4 << 10;
 /// Keys that one record of a directory names.
 const DIRECTORY_KEYS_MAX: usize = 32 << 10;
 
@@ -128,6 +130,31 @@ impl Segments {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let count = known.range(first..).count() as u64;
         known.last_key_value().is_some_and(|(last, _)| *last >= first && count == last - first + 1)
+    }
+
+    /// A list of the segments below `end` that have records, but for those of `without`.
+    fn list_below(&self, end: u64, without: &[u64]) -> Vec<u8> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (number, segment) in known.range(..end) {
+            if segment.bytes == 0 || without.contains(number) {
+                continue;
+            }
+            match ranges.last_mut() {
+                Some((_, last)) if *last + 1 == *number => *last = *number,
+                _ => ranges.push((*number, *number)),
+            }
+        }
+        let newest = &ranges[ranges.len().saturating_sub(RANGES_MAX)..];
+        newest.iter().flat_map(|(first, last)| write_range(*first, *last)).collect()
+    }
+
+    /// Segments that a list names and that are not there.
+    pub(crate) fn missing(&self, list: &[u8]) -> Vec<u64> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let (ranges, _) = list.as_chunks::<16>();
+        let ranges = ranges.iter().filter_map(|range| read_range(range));
+        ranges.flat_map(|(first, last)| first..=last).filter(|number| !known.contains_key(number)).collect()
     }
 
     /// Bytes of all segments.
@@ -319,6 +346,7 @@ impl Segments {
                     }
                     pending.clear();
                 }
+                Kind::Segments => reader.record(found)?,
                 Kind::Directory => {
                     for (at, key) in directory(&found.value) {
                         if gaps.iter().any(|gap| gap.contains(&at)) {
@@ -483,7 +511,7 @@ impl SegmentCursor<'_> {
                     let proven = match found.kind {
                         Kind::Commit => found.value.first_chunk().map_or(0, |at| u64::from_le_bytes(*at)),
                         Kind::Directory => offset,
-                        Kind::Put | Kind::Delete | Kind::Loss => 0,
+                        Kind::Put | Kind::Delete | Kind::Loss | Kind::Segments => 0,
                     };
                     synced = synced.max(proven);
                     Some(end)
@@ -644,6 +672,24 @@ impl Log {
     /// On an error nothing was appended, unless that cannot be arranged: then
     /// [`AppendError::broken`].
     pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Written>, AppendError> {
+        let list = if self.end == 0 { self.segments.list_below(self.segment, &[]) } else { Vec::new() };
+        if !list.is_empty() {
+            self.append_list(list)?;
+        }
+        self.append_commit(entries)
+    }
+
+    /// Appends the list of the segments that are there, but for those that are about to go.
+    pub(crate) fn list_segments(&mut self, without: &[u64]) -> Result<(), AppendError> {
+        self.append_list(self.segments.list_below(self.segment, without))
+    }
+
+    fn append_list(&mut self, value: Vec<u8>) -> Result<(), AppendError> {
+        let list = Entry { kind: Kind::Segments, key: Vec::new(), value, payload: None };
+        self.append_commit(&[list]).map(drop)
+    }
+
+    fn append_commit(&mut self, entries: &[Entry]) -> Result<Vec<Written>, AppendError> {
         self.heads.clear();
         let mut ends = Vec::with_capacity(entries.len());
         let mut commit = self.synced.to_le_bytes().to_vec();
@@ -767,7 +813,7 @@ fn name_keys(offset: u64, kind: Kind, key: &[u8], value: &[u8], directory: &mut 
     match kind {
         Kind::Put | Kind::Delete => directory.push((offset, fingerprint(key))),
         Kind::Loss => directory.extend(losses(value).map(|(key, ..)| (offset, key))),
-        Kind::Commit | Kind::Directory => {}
+        Kind::Commit | Kind::Directory | Kind::Segments => {}
     }
 }
 

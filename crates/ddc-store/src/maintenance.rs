@@ -12,7 +12,7 @@ use crate::error::StoreError;
 use crate::index::IndexEntry;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log;
+use crate::log::{self, Reader as _};
 use crate::open::Damage;
 use crate::store::Store;
 
@@ -184,6 +184,9 @@ impl Store {
         for segment in &numbers {
             let synced = if Some(segment) == numbers.last() { 0 } else { log::ALL_SYNCED };
             self.segments.read(*segment, 0, 0, synced, &mut damage)?;
+        }
+        for missing in self.segments.missing(&damage.listed) {
+            damage.gap(missing, 0, 0);
         }
         // An index that was built from the log when the store was opened does not have what gaps
         // held. What ended the log then lies before a new segment now, and is judged otherwise.

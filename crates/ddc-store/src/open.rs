@@ -90,6 +90,7 @@ impl Store {
             totals,
             lost: BTreeMap::new(),
             gaps: 0,
+            listed: Vec::new(),
             limit: options.checkpoint_bytes,
             flushes: is_rebuild,
             failure: None,
@@ -100,6 +101,9 @@ impl Store {
             return Err(error.into());
         }
         let log = opened?;
+        for missing in segments.missing(&replay.listed) {
+            replay.gap(missing, 0, 0);
+        }
         let lost = replay.forget_lost()?;
         let (gaps, totals) = (replay.gaps, replay.totals);
         if gaps > 0 {
@@ -209,6 +213,8 @@ struct Replay<'i> {
     /// current any more.
     lost: BTreeMap<u64, (u64, u64)>,
     gaps: u64,
+    /// The last list of segments.
+    listed: Vec<u8>,
     /// Bytes of entries that may be in memory.
     limit: usize,
     /// True if entries go to disk on the way.
@@ -222,6 +228,10 @@ impl Replay<'_> {
         let old = match kind {
             Kind::Put | Kind::Delete => self.index.entry(&key)?,
             Kind::Commit | Kind::Directory => None,
+            Kind::Segments => {
+                self.listed = value;
+                return Ok(());
+            }
             Kind::Loss => {
                 for (key, segment, offset) in losses(&value) {
                     self.lose(key, segment, offset);
@@ -245,7 +255,7 @@ impl Replay<'_> {
                     self.index.apply([(key.into(), None)]);
                 }
             }
-            Kind::Commit | Kind::Loss | Kind::Directory => {}
+            Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments => {}
         }
         if self.flushes && self.index.fresh_bytes() > self.limit {
             self.index.begin_checkpoint();
@@ -308,7 +318,7 @@ impl Reader for Replay<'_> {
 
     fn gap(&mut self, segment: u64, offset: u64, len: u64) {
         self.gaps += 1;
-        tracing::error!(segment, offset, len, "a part of the log is damaged");
+        tracing::error!(segment, offset, len, "a part of the log is damaged or missing");
     }
 }
 
@@ -318,11 +328,16 @@ pub(crate) struct Damage {
     pub(crate) records: u64,
     pub(crate) gaps: u64,
     pub(crate) lost: BTreeSet<u64>,
+    /// The last list of segments.
+    pub(crate) listed: Vec<u8>,
 }
 
 impl Reader for Damage {
-    fn record(&mut self, _found: Found) -> io::Result<()> {
+    fn record(&mut self, found: Found) -> io::Result<()> {
         self.records += 1;
+        if found.kind == Kind::Segments {
+            self.listed = found.value;
+        }
         Ok(())
     }
 
@@ -332,6 +347,6 @@ impl Reader for Damage {
 
     fn gap(&mut self, segment: u64, offset: u64, len: u64) {
         self.gaps += 1;
-        tracing::error!(segment, offset, len, "a part of the log is damaged");
+        tracing::error!(segment, offset, len, "a part of the log is damaged or missing");
     }
 }

@@ -4,7 +4,7 @@
 //! offset size
 //!      0    4  magic "TDC2"
 //!      4    4  CRC-32C of bytes 8..40, key and value
-//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss, 5 directory
+//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss, 5 directory, 6 segments
 //!      9    1  0
 //!     10    2  key length
 //!     12    4  value length
@@ -27,9 +27,14 @@
 //! | commit | none | up to where the segment was synced before(8), fingerprint(8) of the key of each record of the commit |
 //! | loss | none | for each key that damage took: fingerprint(8), segment(8) and offset(8) that its older records lie before |
 //! | directory | none | for each record of the segment that names a key: offset(8), fingerprint(8) |
+//! | segments | none | ranges of the segments before this one that are there: first(8) and last(8) of each |
 //!
 //! A segment that is closed ends with directories, so that damage which takes a record together
 //! with the commit that names its key is noticed.
+//!
+//! A segment that has records begins with the list of the segments before it, and a new list is
+//! durable before a collection removes a segment: one that the last list names and that is not
+//! there was lost.
 
 /// Size of what stands before the key.
 pub(crate) const HEADER_BYTES: usize = 40;
@@ -76,11 +81,13 @@ pub(crate) enum Kind {
     Loss,
     /// Keys of the records of a closed segment.
     Directory,
+    /// Segments that are there.
+    Segments,
 }
 
 impl Kind {
     fn read(byte: u8) -> Option<Kind> {
-        let kinds = [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss, Kind::Directory];
+        let kinds = [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss, Kind::Directory, Kind::Segments];
         kinds.into_iter().find(|kind| kind.byte() == byte)
     }
 
@@ -91,6 +98,7 @@ impl Kind {
             Kind::Commit => 3,
             Kind::Loss => 4,
             Kind::Directory => 5,
+            Kind::Segments => 6,
         }
     }
 }

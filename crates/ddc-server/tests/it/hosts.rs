@@ -50,6 +50,11 @@ async fn a_page_of_another_site_is_refused() {
             (&[host, "Origin: https://evil.example"], refused),
             (&[host, "Origin: http://192.0.2.7"], refused),
             (&[host, "Origin: null"], refused),
+            // As for an image, which a page embeds without reading it.
+            (&[host, "Sec-Fetch-Site: cross-site"], refused),
+            (&[host, "Sec-Fetch-Site: same-origin"], ok),
+            (&[host, "Sec-Fetch-Site: none"], ok),
+            (&[host, "Sec-Fetch-Site: cross-site", "Origin: http://localhost:3000"], ok),
         ],
     )
     .await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use throng_ddc::{IoHash, Namespace};
-use throng_ddc_store::{ChangeResult, Store, StoreError};
+use throng_ddc_store::{ChangeResult, CollectOptions, Store, StoreError};
 use throng_platform::{DiskState, Fs, SimulatedDisk};
 use throng_stdx::Rng;
 
@@ -431,6 +431,11 @@ fn a_verification_reports_a_damaged_index_and_what_it_hides() {
         let store = Store::open_read_only(Arc::new(SimulatedDisk::new(state)), options());
         store.expect("it opens").verify().expect("the disk works")
     };
+    // Both manifests are of a store in use.
+    let store = open(disk.clone());
+    put_blob(&store, &[99; 300]);
+    store.checkpoint().expect("the disk works");
+    drop(store);
     let sound = verify(disk.state());
     assert_eq!((sound.index_damaged, sound.log_gaps, sound.damaged), (false, 0, 0));
     for name in disk.list("index").expect("listed") {
@@ -462,5 +467,54 @@ fn a_verification_reports_a_damaged_index_and_what_it_hides() {
         assert!(found.index_damaged);
         let is_found = |report: &throng_ddc_store::VerifyReport| report.log_gaps + report.damaged > 0;
         assert_eq!(is_found(&found), is_found(&with_index), "seed {seed}: {found:?}, {with_index:?}");
+    }
+}
+
+#[test]
+fn a_lost_segment_is_reported_and_a_removed_one_is_not() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let mut blobs = Vec::new();
+    for n in 0..200_u64 {
+        blobs.push(put_blob(&store, &[n as u8; 600]));
+        put_ref(&store, n, &blobs[n as usize..], n);
+    }
+    // Segments between others become empty.
+    for n in (0..200).filter(|n| n / 40 % 2 == 1) {
+        done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(n), done));
+    }
+    let options_of_collection = CollectOptions {
+        now: at(600),
+        policy: &|_| throng_ddc::gc::RefPolicy::Keep,
+        last_access: &|_, _, _| None,
+        blob_age_min: std::time::Duration::ZERO,
+    };
+    assert!(store.collect(&options_of_collection).expect("the disk works").segments > 0);
+    let without_index = |disk: &SimulatedDisk, gone: Option<&str>| {
+        let copy = SimulatedDisk::new(disk.state());
+        for name in copy.list("index").expect("listed") {
+            copy.remove(&format!("index/{name}")).expect("it exists");
+        }
+        if let Some(gone) = gone {
+            copy.remove(&format!("segments/{gone}")).expect("it exists");
+            copy.sync_dir("segments").expect("writable");
+        }
+        copy.sync_dir("index").expect("writable");
+        copy
+    };
+    drop(store);
+    let mut names = disk.list("segments").expect("listed");
+    names.sort();
+    assert!(names.len() > 4, "{names:?}");
+    let verify = |disk: SimulatedDisk| {
+        let store = Store::open_read_only(Arc::new(disk), options()).expect("it opens");
+        store.verify().expect("the disk works").log_gaps
+    };
+    assert_eq!(verify(without_index(&disk, None)), 0, "what was removed is not missed");
+    // Nothing is behind the last.
+    for name in &names[..names.len() - 1] {
+        assert_eq!(verify(without_index(&disk, Some(name))), 1, "{name}");
+        let store = open(without_index(&disk, Some(name)));
+        assert_eq!((store.opening().log_gaps, store.stats().damaged), (1, 1), "{name}");
     }
 }
