@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
-use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
+use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready, check_call};
 use crate::bits::{BitReader, write_varint};
 use crate::class::{ClassId, Classes, Direction};
 use crate::handle::Handle;
@@ -387,7 +387,9 @@ impl Client {
                 let before = events.len();
                 let class = &replica.class;
                 let deliver = &mut |call: Attachment| {
-                    if class.takes(Direction::ToClients, call.method, call.reliable, &call.bytes) {
+                    if check_call(class, Direction::ToClients, call.method, &call.bytes, call.reliable)
+                        .is_ok()
+                    {
                         events.push_back(ClientEvent::Attachment(call));
                     }
                 };
@@ -751,8 +753,8 @@ impl Client {
     /// [`poll_packet`](Self::poll_packet).
     ///
     /// # Errors
-    /// When there is no such object or no right to call on it, the bytes are too many, or the queue
-    /// is full.
+    /// When there is no such object or no right to call on it, its class describes its calls and
+    /// this is none of them, the bytes are too many, or the queue is full.
     pub fn attach(
         &mut self,
         object: Handle,
@@ -764,6 +766,7 @@ impl Client {
         if !replica.owner && !replica.class.is_callable(method) {
             return Err(AttachError::NoRight);
         }
+        check_call(&replica.class, Direction::ToServer, method, bytes, reliable)?;
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
     }
 
