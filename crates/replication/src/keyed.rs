@@ -254,12 +254,14 @@ impl KeyedArray {
 
     /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max`
     /// bytes, and at most 255 operations; returns the place after it. The count of operations is
-    /// the first byte.
+    /// the first byte. `beside` is called for the fields (mask and words) of each operation that
+    /// may follow, and returns the bytes that all of them so far need elsewhere in the packet.
     pub(crate) fn write(
         &self,
         class: &KeyedClass,
         place: Option<Cursor>,
         bytes_max: usize,
+        beside: &mut dyn FnMut(u64, &[u64]) -> usize,
         out: &mut Vec<u8>,
     ) -> Cursor {
         // What was removed and forgotten while the receiver had it would stay for ever.
@@ -275,6 +277,7 @@ impl KeyedArray {
         let mut count = begins;
         for (number, key) in self.order.range(from + 1..) {
             let before = out.len();
+            let mut needed = 0;
             match self.elements.get(key) {
                 // Nobody who starts with nothing needs to hear of it.
                 None if begins != 0 => {}
@@ -283,6 +286,7 @@ impl KeyedArray {
                     put_op(out, *key, Op::Add, |writer| {
                         put_fields(writer, class, class.all(), &element.words)
                     });
+                    needed = beside(class.all(), &element.words);
                 }
                 Some(element) => {
                     let newer = element.fields.iter().enumerate().filter(|(_, number)| **number > complete);
@@ -291,10 +295,11 @@ impl KeyedArray {
                         writer.put(mask, class.fields.len() as u32);
                         put_fields(writer, class, mask, &element.words);
                     });
+                    needed = beside(mask, &element.words);
                 }
             }
             // One goes out however long it is.
-            if out.len() - start > bytes_max && count > begins {
+            if out.len() - start + needed > bytes_max && count > begins {
                 out.truncate(before);
                 break;
             }
@@ -510,7 +515,8 @@ mod tests {
                     }
                 }
                 let mut out = Vec::new();
-                let reached = array.write(&class, place, 20 + rng.below(60) as usize, &mut out);
+                let reached =
+                    array.write(&class, place, 20 + rng.below(60) as usize, &mut |_, _| 0, &mut out);
                 if rng.chance(0.7) {
                     read(&class, &out, &mut replica);
                     place = Some(reached);
@@ -518,7 +524,7 @@ mod tests {
             }
             for _ in 0..100 {
                 let mut out = Vec::new();
-                place = Some(array.write(&class, place, 60, &mut out));
+                place = Some(array.write(&class, place, 60, &mut |_, _| 0, &mut out));
                 read(&class, &out, &mut replica);
             }
             assert!(array.is_reached(place));
@@ -535,7 +541,7 @@ mod tests {
         let catch_up = |array: &KeyedArray, place: &mut Option<Cursor>, replica: &mut Elements| {
             for _ in 0..200 {
                 let mut out = Vec::new();
-                *place = Some(array.write(&class, *place, 1000, &mut out));
+                *place = Some(array.write(&class, *place, 1000, &mut |_, _| 0, &mut out));
                 read(&class, &out, replica);
             }
             assert!(array.is_reached(*place));
@@ -563,13 +569,14 @@ mod tests {
         assert_eq!(array.set(&class, 3, &values), Err(ElementError::TooMany(2)));
         assert!(matches!(array.set(&class, 1, &values[..1]), Err(ElementError::Value(_))));
         let mut out = Vec::new();
-        array.write(&class, None, 100, &mut out);
+        array.write(&class, None, 100, &mut |_, _| 0, &mut out);
         // The receiver counts as well: a third element is refused before anything is applied.
         let known = Elements::from([(9, Box::from([0, 0]))]);
         let mut tally = Tally::new(1);
         assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known, &mut tally), Ok(()));
         out.clear();
-        array.write(&class, Some(Cursor { since: 0, complete: 0, at: 0 }), 100, &mut out);
+        let place = Some(Cursor { since: 0, complete: 0, at: 0 });
+        array.write(&class, place, 100, &mut |_, _| 0, &mut out);
         let refused = check_ops(&class, &mut BitReader::new(&out), &known, &mut Tally::new(1));
         assert_eq!(refused, Err(DecodeError::TooLong));
     }

@@ -315,8 +315,9 @@ impl Client {
         self.assembly.take(&parts, body);
         if !inner.is_empty() {
             self.assembly.finish();
-            for wanted in [kind::TOKENS, kind::CREATE, kind::UPDATE, kind::SIZED_UPDATE, kind::DESTROY] {
-                self.apply_kinds(frame, &joined, &inner, &[wanted]);
+            let (state, elements) = ([kind::UPDATE, kind::SIZED_UPDATE], [kind::KEYED]);
+            for wanted in [&[kind::TOKENS][..], &[kind::CREATE], &state, &elements, &[kind::DESTROY]] {
+                self.apply_kinds(frame, &joined, &inner, wanted);
             }
         }
         (self.parts, self.inner) = (parts, inner);

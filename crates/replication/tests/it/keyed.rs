@@ -230,3 +230,49 @@ fn elements_arrive_in_packets_of_any_length() {
         assert_eq!(held, wanted, "packets of {packet_bytes_max} bytes");
     }
 }
+
+/// Every element needs a text that the receiver lacks. Long texts exceed a packet by themselves.
+#[test]
+fn elements_with_texts_arrive_in_packets_of_any_length() {
+    for (packet_bytes_max, length, count) in
+        [(1200, 9, 300), (1200, 250, 60), (200, 9, 300), (80, 9, 100), (64, 9, 100), (64, 100, 10)]
+    {
+        let mut classes = classes();
+        let mut labels = Keyed::new("labels", 300);
+        // More fields than a packet holds texts.
+        for field in 0..6 {
+            labels = labels.field(format!("label {field}"), Quantiser::Token(field));
+        }
+        let class = Class::builder("shelf").keyed(labels);
+        let class = classes.register(class.build().unwrap()).unwrap();
+        let mut net = Net::of(classes, ServerConfig { packet_bytes_max, ..ServerConfig::default() }, 1);
+        let shelf = net.server.create(class).unwrap();
+        seen(&mut net, shelf);
+        net.settle(3);
+        for key in 0..count {
+            let text = |field: u32| format!("{:0>length$}", key * 6 + field);
+            let fields = if key % 10 == 0 { 6 } else { 1 };
+            let values = (0..6).map(|field| match field < fields {
+                true => Value::Token(net.server.intern(field as u8, &text(field)).unwrap()),
+                false => Value::Token(0),
+            });
+            let values: Vec<Value> = values.collect();
+            net.server.set_element(shelf, 0, key, &values).unwrap();
+        }
+        let what = format!("packets of {packet_bytes_max} bytes, texts of {length}");
+        net.settle(150);
+        assert_eq!(on_client(&net, 0, shelf, 0), on_server(&net, shelf, 0), "{what}");
+        // A client that joins later lacks everything at once.
+        net.join();
+        net.settle(150);
+        for peer in 0..2 {
+            let held = on_client(&net, peer, shelf, 0);
+            assert_eq!(held, on_server(&net, shelf, 0), "{what}, peer {peer}");
+            for (field, value) in held.values().flat_map(|values| values.iter().enumerate()) {
+                let Value::Token(id) = value else { panic!("{value:?}") };
+                let text = net.peers[peer].client.token(field as u8, *id);
+                assert!(*id == 0 || text.is_some_and(|text| text.len() == length), "{what}, peer {peer}");
+            }
+        }
+    }
+}
