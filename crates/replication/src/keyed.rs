@@ -150,7 +150,7 @@ struct Element {
 }
 
 /// Progress of a receiver in an array. Earlier places are less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.
     since: u64,
@@ -173,12 +173,19 @@ pub(crate) struct KeyedArray {
     newest: u64,
     /// Removals up to this number are forgotten.
     forgotten: u64,
+    /// Changes up to this number are sent although the object is dormant.
+    shown: u64,
 }
 
 impl KeyedArray {
     pub(crate) fn new() -> Self {
         let (elements, order, removed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { elements, order, removed, newest: 0, forgotten: 0 }
+        Self { elements, order, removed, newest: 0, forgotten: 0, shown: 0 }
+    }
+
+    /// The object falls asleep, or is flushed in its sleep: what changed so far is still sent.
+    pub(crate) fn show(&mut self) {
+        self.shown = self.newest;
     }
 
     pub(crate) fn words(&self, key: u32) -> Option<&[u64]> {
@@ -250,6 +257,12 @@ impl KeyedArray {
     /// A receiver at this place lacks nothing.
     pub(crate) fn is_reached(&self, place: Option<Cursor>) -> bool {
         self.newest == place.map_or(0, |place| place.at)
+    }
+
+    /// A receiver at this place lacks nothing that is sent of a dormant object. One that does gets
+    /// everything: what changed since then may be all that is left of what it lacks.
+    pub(crate) fn is_shown(&self, place: Option<Cursor>) -> bool {
+        place.is_some_and(|place| place.complete >= place.since.max(self.shown))
     }
 
     /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max`

@@ -81,7 +81,7 @@ impl Stage<'_> {
             }
             let creating = self.conn.pairs.get(object) == Some(&Pair::Creating);
             let known = self.conn.live.get(*object) || creating;
-            if known && !sh.objects.dormant.get(*object) && self.write_arrays_of(*object) {
+            if known && self.write_arrays_of(*object) {
                 self.conn.behind.clear(*object);
             }
         }
@@ -95,14 +95,22 @@ impl Stage<'_> {
         let Some(arrays) = sh.keyed.get(&object) else { return true };
         let bytes_max = ITEM_BYTES_MAX.min(sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + AROUND));
         let room = sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + 2);
+        let dormant = sh.objects.dormant.get(object);
         for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
             loop {
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
                 if scratch.out.ends().len() >= BURST_PACKETS {
                     return false;
                 }
-                let Some(place) = conn.cursors.get(&object).map(|cursors| cursors[at]) else { return true };
-                if array.is_reached(place) || !conn.gets_array(sh, object, keyed.condition) {
+                let Some(cursors) = conn.cursors.get_mut(&object) else { return true };
+                let place = cursors[at];
+                if array.is_reached(place) {
+                    // It has all of an array that was never changed, too.
+                    cursors[at].get_or_insert_default();
+                    break;
+                }
+                let sleeps = dormant && array.is_shown(place);
+                if sleeps || !conn.gets_array(sh, object, keyed.condition) {
                     break;
                 }
                 scratch.delta.clear();

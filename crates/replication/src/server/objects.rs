@@ -394,7 +394,8 @@ impl Server {
     }
 
     /// Puts the object to sleep or wakes it. Changes from before are still sent; changes
-    /// while asleep are kept, and sent on waking.
+    /// while asleep are kept, and sent on waking. A receiver that still lacks a property or elements
+    /// of a keyed array from before gets their present values.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -405,10 +406,14 @@ impl Server {
             objects.flushing.remove(&index);
         } else if !objects.dormant.get(index) {
             objects.flushing.insert(index, objects.dirty_mask[index as usize]);
+            self.shared.keyed.get_mut(&index).into_iter().flatten().for_each(KeyedArray::show);
         }
-        objects.dormant.assign(index, dormant);
+        self.shared.objects.dormant.assign(index, dormant);
         if !dormant {
             self.wake(index);
+            if self.shared.keyed.contains_key(&index) {
+                self.shared.keyed_changed.set(index);
+            }
         }
         Ok(())
     }

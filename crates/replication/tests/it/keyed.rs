@@ -276,3 +276,49 @@ fn elements_with_texts_arrive_in_packets_of_any_length() {
         }
     }
 }
+
+/// What was set before an object fell asleep is sent, whatever is lost; what is set in its sleep
+/// waits for a flush, or for its waking.
+#[test]
+fn elements_from_before_the_sleep_and_flushed_ones_arrive() {
+    let cases = [(true, false), (true, true), (false, false), (false, true)];
+    for (same_frame, lost) in cases {
+        let what = format!("asleep in the same frame: {same_frame}, lost: {lost}");
+        let (mut net, class) = with_bag(ServerConfig::default(), 1);
+        let chest = net.server.create(class).unwrap();
+        seen(&mut net, chest);
+        net.settle(5);
+        for key in 0..3 {
+            net.server.set_element(chest, 0, key, &values(9, 1)).unwrap();
+        }
+        if same_frame {
+            net.server.set_dormant(chest, true).unwrap();
+        }
+        net.link.loss = if lost { 1.0 } else { 0.0 };
+        net.step();
+        net.server.set_dormant(chest, true).unwrap();
+        net.settle(60);
+        let keys = |net: &Net| on_client(net, 0, chest, 0).into_keys().collect::<Vec<u32>>();
+        assert_eq!(keys(&net), [0, 1, 2], "{what}");
+        // A sleeper's changes wait, for a client that joins just as well.
+        net.server.set_element(chest, 0, 3, &values(9, 1)).unwrap();
+        net.settle(10);
+        assert_eq!(keys(&net), [0, 1, 2], "{what}");
+        let late = net.join();
+        net.settle(10);
+        assert_eq!(on_client(&net, late, chest, 0), on_server(&net, chest, 0), "{what}: who joins");
+        // A flush sends them, those of its frame too, also after a loss.
+        net.server.flush_dormant(chest).unwrap();
+        net.server.set_element(chest, 0, 4, &values(9, 1)).unwrap();
+        net.link.loss = if lost { 1.0 } else { 0.0 };
+        net.step();
+        net.server.set_element(chest, 0, 5, &values(9, 1)).unwrap();
+        net.settle(60);
+        assert!(keys(&net).starts_with(&[0, 1, 2, 3, 4]), "{what}: flushed: {:?}", keys(&net));
+        // Only a client that had to catch up may have what came after the flush.
+        assert!(lost || keys(&net).len() == 5, "{what}: {:?}", keys(&net));
+        net.server.set_dormant(chest, false).unwrap();
+        net.settle(10);
+        assert_eq!(keys(&net), [0, 1, 2, 3, 4, 5], "{what}: woken");
+    }
+}
