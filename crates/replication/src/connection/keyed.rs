@@ -150,6 +150,38 @@ impl Stage<'_> {
         true
     }
 
+    /// Items of what the receiver of an object that ends may lack of its arrays, what is under way
+    /// included; adds the texts that they need.
+    pub(super) fn last_elements(&mut self, object: u32) -> Vec<Vec<u8>> {
+        let (conn, sh) = (&*self.conn, self.sh);
+        let mut items = Vec::new();
+        let (Some(cursors), Some(arrays)) = (conn.cursors.get(&object), sh.keyed.get(&object)) else {
+            return items;
+        };
+        let mut places = cursors.clone();
+        for item in conn.log.items() {
+            if let Item::Keyed { object: sent, array, from } = item
+                && *sent == object
+                && let Some(place) = places.get_mut(usize::from(*array))
+            {
+                *place = (*place).min(*from);
+            }
+        }
+        let class = &sh.store(object).class;
+        for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
+            while !array.is_reached(places[at]) && conn.gets_array(sh, object, keyed.condition) {
+                let mut operations = Vec::new();
+                let reached = array.write(keyed, places[at], ITEM_BYTES_MAX, &mut |_, _| 0, &mut operations);
+                places[at] = Some(reached);
+                self.scratch.exports.need_of_ops(&conn.known_tokens, sh, keyed, &operations);
+                let mut item = Vec::new();
+                put_item(&mut item, object, at, &operations);
+                items.push(item);
+            }
+        }
+        items
+    }
+
     /// Begins to send an element in parts, because no packet holds it with the texts that it needs.
     fn write_element_in_parts(&mut self, object: u32, array: usize, (from, to): (Option<Cursor>, Cursor)) {
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);

@@ -118,7 +118,7 @@ impl Server {
             }
         }
         let objects = &mut self.shared.objects;
-        let stores = &mut self.shared.stores;
+        let (stores, keyed) = (&mut self.shared.stores, &mut self.shared.keyed);
         self.dying.retain(|index| {
             let at = *index as usize;
             if objects.refs[at] > 0 || objects.known[at] > 0 {
@@ -127,6 +127,7 @@ impl Server {
             stores[usize::from(objects.class[at])].release(objects.slot[at]);
             objects.generation[at] = objects.generation[at].wrapping_add(1);
             objects.flush.clear(*index);
+            keyed.remove(index);
             objects.give_back(*index);
             false
         });

@@ -169,7 +169,7 @@ pub enum DestroyReason {
     Destroyed = 0,
     /// The receiver may no longer see it.
     OutOfScope = 1,
-    /// The replica lives on without replication; its last state was sent before.
+    /// The replica lives on without replication, with the last state, which its end carries.
     TornOff = 2,
     /// The level that replaced it has its own.
     Streamed = 3,

@@ -4,7 +4,7 @@
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{HEADER_BYTES, kind};
-use throng_replication::{AttachError, ClientEvent, DestroyReason, Event, Handle, ServerConfig};
+use throng_replication::{AttachError, ClientEvent, DestroyReason, Event, Handle, ServerConfig, Value};
 
 fn one_thing(net: &mut Net) -> Handle {
     let handle = net.server.create(THING).unwrap();
@@ -247,6 +247,25 @@ fn what_is_torn_off_keeps_its_last_state() {
         })
         .collect();
     assert_eq!(reasons, [DestroyReason::TornOff]);
+}
+
+/// A replica that lives on is right, flushed or not.
+#[test]
+fn what_is_torn_off_has_its_last_properties_without_a_flush() {
+    for lost in 0..4 {
+        let mut net = Net::new(1);
+        let thing = one_thing(&mut net);
+        net.server.set(thing, HEALTH, 77_u32).unwrap();
+        net.server.destroy(thing, DestroyReason::TornOff, false).unwrap();
+        net.link.loss = 1.0;
+        net.steps(lost);
+        net.settle(60);
+        let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+            ClientEvent::Destroyed { last, .. } => last.value(HEALTH),
+            _ => None,
+        });
+        assert_eq!(lasts.collect::<Vec<_>>(), [Value::UInt(77)], "{lost} frames lost");
+    }
 }
 
 fn calls(net: &Net, reliable: bool) -> Vec<u64> {

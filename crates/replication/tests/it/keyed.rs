@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use harness::*;
 use throng_replication::{
-    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, ElementError, Handle, Keyed, Quantiser,
-    ServerConfig, Value, View,
+    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Handle, Keyed,
+    Quantiser, Replica, ServerConfig, Value, View,
 };
 use throng_stdx::Rng;
 
@@ -320,5 +320,48 @@ fn elements_from_before_the_sleep_and_flushed_ones_arrive() {
         net.server.set_dormant(chest, false).unwrap();
         net.settle(10);
         assert_eq!(keys(&net), [0, 1, 2, 3, 4, 5], "{what}: woken");
+    }
+}
+
+/// Elements of array 0 in the last state.
+fn last_elements(last: &Replica) -> Image {
+    last.element_keys(0).map(|key| (key, last.element(0, key).unwrap())).collect()
+}
+
+/// The end of an object that is flushed carries its elements, whatever is lost; one that is torn off
+/// is always flushed.
+#[test]
+fn the_end_carries_the_last_elements() {
+    let ends =
+        [(DestroyReason::Destroyed, true), (DestroyReason::TornOff, true), (DestroyReason::TornOff, false)];
+    for ((reason, flush), many) in ends.into_iter().flat_map(|end| [(end, 3), (end, 900)]) {
+        for (lost, dormant) in (0..4).flat_map(|lost| [(lost, false), (lost, true)]) {
+            let what = format!("{reason:?}, flush {flush}, {many} elements, {lost} frames lost, {dormant}");
+            let (mut net, class) = with_bag(ServerConfig::default(), 1);
+            let chest = net.server.create(class).unwrap();
+            seen(&mut net, chest);
+            for key in 0..many {
+                net.server.set_element(chest, 0, key, &values(1, 1)).unwrap();
+            }
+            net.settle(8);
+            // Changes under way when the end comes, and changes of its frame.
+            net.link.loss = 1.0;
+            net.server.set_element(chest, 0, 1, &values(7, 7)).unwrap();
+            net.step();
+            net.server.set_dormant(chest, dormant).unwrap();
+            net.server.remove_element(chest, 0, 2).unwrap();
+            for key in 2000..2000 + many {
+                net.server.set_element(chest, 0, key, &values(2, 2)).unwrap();
+            }
+            let wanted = on_server(&net, chest, 0);
+            net.server.destroy(chest, reason, flush).unwrap();
+            net.steps(lost);
+            net.settle(90);
+            let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+                ClientEvent::Destroyed { handle, last, .. } if *handle == chest => Some(last_elements(last)),
+                _ => None,
+            });
+            assert_eq!(lasts.collect::<Vec<_>>(), [wanted], "{what}");
+        }
     }
 }
