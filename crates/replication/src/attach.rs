@@ -350,8 +350,9 @@ impl Attachments {
         self.waiting -= queue.unreliable.len();
         self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
         self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
-        let whole = |part: &&Part| part.is_last() && part.state != State::Delivered;
-        queue.reliable.iter().filter(whole).count()
+        // The first part of the queue has not been confirmed, and calls come in order: what was
+        // confirmed behind it may still wait for it on the receiver.
+        queue.reliable.iter().filter(|part| part.is_last()).count()
     }
 
     /// Takes an item for the object of this generation; complete attachments go to `deliver`. One

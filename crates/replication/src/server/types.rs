@@ -208,7 +208,8 @@ pub enum Event {
     },
     /// A client's input, at most once, in order.
     Input(ConnId, Vec<u8>),
-    /// Reliable attachments will never arrive: their object is gone.
+    /// Reliable attachments were not confirmed before their object ended. Those that were on their
+    /// way may have arrived with or before the end, the others never will.
     AttachmentsDropped {
         /// Receiver of the calls.
         connection: ConnId,
