@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::bits::{BitReader, write_varint};
+use crate::class::{Class, Direction};
 use crate::handle::Handle;
 use crate::wire::{DecodeError, HEADER_BYTES};
 
@@ -68,9 +69,37 @@ pub enum AttachError {
     /// An argument does not fit.
     #[error("argument: {0}")]
     Argument(crate::quantise::ValueMismatch),
+    /// The class declares the call reliable, or unreliable, and it was to be sent otherwise.
+    #[error("the object's class declares the call with the other reliability")]
+    Reliability,
+    /// The bytes are not the arguments that the class declares: a zero bit, then the fields.
+    #[error("the bytes are not the arguments that the object's class declares for the call")]
+    Arguments,
     /// No such connection.
     #[error("the connection does not exist")]
     UnknownConnection,
+}
+
+/// Checks a call against its class: one that describes none takes any. The bytes must be the
+/// arguments and nothing else.
+pub(crate) fn check_call(
+    class: &Class,
+    direction: Direction,
+    method: u64,
+    bytes: &[u8],
+    reliable: bool,
+) -> Result<(), AttachError> {
+    if class.calls.is_empty() {
+        return Ok(());
+    }
+    let call = usize::try_from(method).ok().and_then(|method| class.calls.get(method));
+    let call = call.filter(|call| call.direction == direction).ok_or(AttachError::Direction)?;
+    if call.reliable != reliable {
+        return Err(AttachError::Reliability);
+    }
+    let mut copy = Vec::new();
+    let whole = call.codec.copy_heap(&mut BitReader::new(bytes), &mut copy);
+    if whole.is_ok() && copy == bytes { Ok(()) } else { Err(AttachError::Arguments) }
 }
 
 /// An attachment that arrived.
@@ -321,8 +350,9 @@ impl Attachments {
         self.waiting -= queue.unreliable.len();
         self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
         self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
-        let whole = |part: &&Part| part.is_last() && part.state != State::Delivered;
-        queue.reliable.iter().filter(whole).count()
+        // The first part of the queue has not been confirmed, and calls come in order: what was
+        // confirmed behind it may still wait for it on the receiver.
+        queue.reliable.iter().filter(|part| part.is_last()).count()
     }
 
     /// Takes an item for the object of this generation; complete attachments go to `deliver`. One

@@ -4,7 +4,6 @@ use core::any::TypeId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::bits::BitReader;
 use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
 use crate::quantise::{Codec, Motion, Quantiser, QuantiserError, Value, ValueMismatch, WORDS_MAX};
 use crate::wire::PROTOCOL_VERSION;
@@ -664,20 +663,6 @@ impl Class {
         moved.copy_from_slice(words);
         motion.advance((&prop.codec, moved), (&velocity.codec, velocity.words(base)), age);
         moved
-    }
-
-    /// True when a call that arrived is one of the class': a class that describes none takes any.
-    /// The bytes must be the arguments and nothing else.
-    pub(crate) fn takes(&self, direction: Direction, method: u64, reliable: bool, bytes: &[u8]) -> bool {
-        if self.calls.is_empty() {
-            return true;
-        }
-        let call = usize::try_from(method).ok().and_then(|method| self.calls.get(method));
-        call.is_some_and(|call| {
-            let mut copy = Vec::new();
-            let whole = call.codec.copy_heap(&mut BitReader::new(bytes), &mut copy);
-            (call.direction, call.reliable) == (direction, reliable) && whole.is_ok() && copy == bytes
-        })
     }
 
     /// Every client that has an object of the class may send this call.

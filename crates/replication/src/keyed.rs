@@ -150,7 +150,7 @@ struct Element {
 }
 
 /// Progress of a receiver in an array. Earlier places are less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.
     since: u64,
@@ -173,12 +173,19 @@ pub(crate) struct KeyedArray {
     newest: u64,
     /// Removals up to this number are forgotten.
     forgotten: u64,
+    /// Changes up to this number are sent although the object is dormant.
+    shown: u64,
 }
 
 impl KeyedArray {
     pub(crate) fn new() -> Self {
         let (elements, order, removed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { elements, order, removed, newest: 0, forgotten: 0 }
+        Self { elements, order, removed, newest: 0, forgotten: 0, shown: 0 }
+    }
+
+    /// The object falls asleep, or is flushed in its sleep: what changed so far is still sent.
+    pub(crate) fn show(&mut self) {
+        self.shown = self.newest;
     }
 
     pub(crate) fn words(&self, key: u32) -> Option<&[u64]> {
@@ -252,14 +259,22 @@ impl KeyedArray {
         self.newest == place.map_or(0, |place| place.at)
     }
 
+    /// A receiver at this place lacks nothing that is sent of a dormant object. One that does gets
+    /// everything: what changed since then may be all that is left of what it lacks.
+    pub(crate) fn is_shown(&self, place: Option<Cursor>) -> bool {
+        place.is_some_and(|place| place.complete >= place.since.max(self.shown))
+    }
+
     /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max`
     /// bytes, and at most 255 operations; returns the place after it. The count of operations is
-    /// the first byte.
+    /// the first byte. `beside` is called for the fields (mask and words) of each operation that
+    /// may follow, and returns the bytes that all of them so far need elsewhere in the packet.
     pub(crate) fn write(
         &self,
         class: &KeyedClass,
         place: Option<Cursor>,
         bytes_max: usize,
+        beside: &mut dyn FnMut(u64, &[u64]) -> usize,
         out: &mut Vec<u8>,
     ) -> Cursor {
         // What was removed and forgotten while the receiver had it would stay for ever.
@@ -275,6 +290,7 @@ impl KeyedArray {
         let mut count = begins;
         for (number, key) in self.order.range(from + 1..) {
             let before = out.len();
+            let mut needed = 0;
             match self.elements.get(key) {
                 // Nobody who starts with nothing needs to hear of it.
                 None if begins != 0 => {}
@@ -283,6 +299,7 @@ impl KeyedArray {
                     put_op(out, *key, Op::Add, |writer| {
                         put_fields(writer, class, class.all(), &element.words)
                     });
+                    needed = beside(class.all(), &element.words);
                 }
                 Some(element) => {
                     let newer = element.fields.iter().enumerate().filter(|(_, number)| **number > complete);
@@ -291,10 +308,11 @@ impl KeyedArray {
                         writer.put(mask, class.fields.len() as u32);
                         put_fields(writer, class, mask, &element.words);
                     });
+                    needed = beside(mask, &element.words);
                 }
             }
             // One goes out however long it is.
-            if out.len() - start > bytes_max && count > begins {
+            if out.len() - start + needed > bytes_max && count > begins {
                 out.truncate(before);
                 break;
             }
@@ -510,7 +528,8 @@ mod tests {
                     }
                 }
                 let mut out = Vec::new();
-                let reached = array.write(&class, place, 20 + rng.below(60) as usize, &mut out);
+                let reached =
+                    array.write(&class, place, 20 + rng.below(60) as usize, &mut |_, _| 0, &mut out);
                 if rng.chance(0.7) {
                     read(&class, &out, &mut replica);
                     place = Some(reached);
@@ -518,7 +537,7 @@ mod tests {
             }
             for _ in 0..100 {
                 let mut out = Vec::new();
-                place = Some(array.write(&class, place, 60, &mut out));
+                place = Some(array.write(&class, place, 60, &mut |_, _| 0, &mut out));
                 read(&class, &out, &mut replica);
             }
             assert!(array.is_reached(place));
@@ -535,7 +554,7 @@ mod tests {
         let catch_up = |array: &KeyedArray, place: &mut Option<Cursor>, replica: &mut Elements| {
             for _ in 0..200 {
                 let mut out = Vec::new();
-                *place = Some(array.write(&class, *place, 1000, &mut out));
+                *place = Some(array.write(&class, *place, 1000, &mut |_, _| 0, &mut out));
                 read(&class, &out, replica);
             }
             assert!(array.is_reached(*place));
@@ -563,13 +582,14 @@ mod tests {
         assert_eq!(array.set(&class, 3, &values), Err(ElementError::TooMany(2)));
         assert!(matches!(array.set(&class, 1, &values[..1]), Err(ElementError::Value(_))));
         let mut out = Vec::new();
-        array.write(&class, None, 100, &mut out);
+        array.write(&class, None, 100, &mut |_, _| 0, &mut out);
         // The receiver counts as well: a third element is refused before anything is applied.
         let known = Elements::from([(9, Box::from([0, 0]))]);
         let mut tally = Tally::new(1);
         assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known, &mut tally), Ok(()));
         out.clear();
-        array.write(&class, Some(Cursor { since: 0, complete: 0, at: 0 }), 100, &mut out);
+        let place = Some(Cursor { since: 0, complete: 0, at: 0 });
+        array.write(&class, place, 100, &mut |_, _| 0, &mut out);
         let refused = check_ops(&class, &mut BitReader::new(&out), &known, &mut Tally::new(1));
         assert_eq!(refused, Err(DecodeError::TooLong));
     }

@@ -322,11 +322,12 @@ impl Client {
     }
 }
 
-/// Parts make one creation, update or end, or a few, and the texts that these use.
+/// Parts make one creation, update or end, or a few, operations on keyed arrays, and the texts that
+/// these use.
 fn check_inner(section: u8, count: u64, before: usize) -> Result<(), DecodeError> {
     match section {
         _ if before >= INNER_MAX => Err(DecodeError::TooLong),
-        kind::TOKENS => Ok(()),
+        kind::TOKENS | kind::KEYED => Ok(()),
         kind::UPDATE | kind::CREATE | kind::DESTROY | kind::SIZED_UPDATE if count == 1 => Ok(()),
         _ => Err(DecodeError::Section),
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use throng_stdx::Instant;
 
-use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready};
+use crate::attach::{AttachError, Attachment, Attachments, ItemView, Outgoing, Ready, check_call};
 use crate::bits::{BitReader, write_varint};
 use crate::class::{ClassId, Classes, Direction};
 use crate::handle::Handle;
@@ -316,8 +316,9 @@ impl Client {
         self.assembly.take(&parts, body);
         if !inner.is_empty() {
             self.assembly.finish();
-            for wanted in [kind::TOKENS, kind::CREATE, kind::UPDATE, kind::SIZED_UPDATE, kind::DESTROY] {
-                self.apply_kinds(frame, &joined, &inner, &[wanted]);
+            let (state, elements) = ([kind::UPDATE, kind::SIZED_UPDATE], [kind::KEYED]);
+            for wanted in [&[kind::TOKENS][..], &[kind::CREATE], &state, &elements, &[kind::DESTROY]] {
+                self.apply_kinds(frame, &joined, &inner, wanted);
             }
         }
         (self.parts, self.inner) = (parts, inner);
@@ -388,7 +389,9 @@ impl Client {
                 let before = events.len();
                 let class = &replica.class;
                 let deliver = &mut |call: Attachment| {
-                    if class.takes(Direction::ToClients, call.method, call.reliable, &call.bytes) {
+                    if check_call(class, Direction::ToClients, call.method, &call.bytes, call.reliable)
+                        .is_ok()
+                    {
                         events.push_back(ClientEvent::Attachment(call));
                     }
                 };
@@ -748,8 +751,8 @@ impl Client {
     /// [`poll_packet`](Self::poll_packet).
     ///
     /// # Errors
-    /// When there is no such object or no right to call on it, the bytes are too many, or the queue
-    /// is full.
+    /// When there is no such object or no right to call on it, its class describes its calls and
+    /// this is none of them, the bytes are too many, or the queue is full.
     pub fn attach(
         &mut self,
         object: Handle,
@@ -761,6 +764,7 @@ impl Client {
         if !replica.owner && !replica.class.is_callable(method) {
             return Err(AttachError::NoRight);
         }
+        check_call(&replica.class, Direction::ToServer, method, bytes, reliable)?;
         self.attachments.push(object, method, &Arc::from(bytes), reliable)
     }
 

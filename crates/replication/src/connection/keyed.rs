@@ -1,5 +1,6 @@
 //! Progress of a connection in keyed arrays, and writing the rest.
 
+use super::transfer::Purpose;
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
 use crate::class::Condition;
@@ -80,7 +81,7 @@ impl Stage<'_> {
             }
             let creating = self.conn.pairs.get(object) == Some(&Pair::Creating);
             let known = self.conn.live.get(*object) || creating;
-            if known && !sh.objects.dormant.get(*object) && self.write_arrays_of(*object) {
+            if known && self.write_arrays_of(*object) {
                 self.conn.behind.clear(*object);
             }
         }
@@ -93,27 +94,44 @@ impl Stage<'_> {
         let class = &sh.store(object).class;
         let Some(arrays) = sh.keyed.get(&object) else { return true };
         let bytes_max = ITEM_BYTES_MAX.min(sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + AROUND));
+        let room = sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + 2);
+        let dormant = sh.objects.dormant.get(object);
         for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
             loop {
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
                 if scratch.out.ends().len() >= BURST_PACKETS {
                     return false;
                 }
-                let Some(place) = conn.cursors.get(&object).map(|cursors| cursors[at]) else { return true };
-                if array.is_reached(place) || !conn.gets_array(sh, object, keyed.condition) {
+                let Some(cursors) = conn.cursors.get_mut(&object) else { return true };
+                let place = cursors[at];
+                if array.is_reached(place) {
+                    // It has all of an array that was never changed, too.
+                    cursors[at].get_or_insert_default();
+                    break;
+                }
+                let sleeps = dormant && array.is_shown(place);
+                if sleeps || !conn.gets_array(sh, object, keyed.condition) {
                     break;
                 }
                 scratch.delta.clear();
-                let reached = array.write(keyed, place, bytes_max, &mut scratch.delta);
+                let (known, exports) = (&conn.known_tokens, &mut scratch.exports);
+                exports.clear();
+                let mut texts = |mask: u64, words: &[u64]| {
+                    exports.need_of_fields(known, sh, keyed, (mask, words));
+                    exports.len()
+                };
+                let reached = array.write(keyed, place, bytes_max, &mut texts, &mut scratch.delta);
+                // Without those of the operation that found no room.
+                exports.clear();
+                exports.need_of_ops(known, sh, keyed, &scratch.delta);
                 let record = &mut scratch.record;
                 record.clear();
-                write_varint(record, u64::from(object));
-                record.push(at as u8);
-                record.extend_from_slice(&(scratch.delta.len() as u16).to_le_bytes());
-                record.extend_from_slice(&scratch.delta);
-                scratch.exports.clear();
-                scratch.exports.need_of_ops(&conn.known_tokens, sh, keyed, &scratch.delta);
+                put_item(record, object, at, &scratch.delta);
                 let len = record.len();
+                if exports.len() + len > room {
+                    self.write_element_in_parts(object, at, (place, reached));
+                    return false;
+                }
                 if !self.write_exports(len + 2) {
                     return false;
                 }
@@ -131,4 +149,66 @@ impl Stage<'_> {
         }
         true
     }
+
+    /// Items of what the receiver of an object that ends may lack of its arrays, what is under way
+    /// included; adds the texts that they need.
+    pub(super) fn last_elements(&mut self, object: u32) -> Vec<Vec<u8>> {
+        let (conn, sh) = (&*self.conn, self.sh);
+        let mut items = Vec::new();
+        let (Some(cursors), Some(arrays)) = (conn.cursors.get(&object), sh.keyed.get(&object)) else {
+            return items;
+        };
+        let mut places = cursors.clone();
+        for item in conn.log.items() {
+            if let Item::Keyed { object: sent, array, from } = item
+                && *sent == object
+                && let Some(place) = places.get_mut(usize::from(*array))
+            {
+                *place = (*place).min(*from);
+            }
+        }
+        let class = &sh.store(object).class;
+        for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
+            while !array.is_reached(places[at]) && conn.gets_array(sh, object, keyed.condition) {
+                let mut operations = Vec::new();
+                let reached = array.write(keyed, places[at], ITEM_BYTES_MAX, &mut |_, _| 0, &mut operations);
+                places[at] = Some(reached);
+                self.scratch.exports.need_of_ops(&conn.known_tokens, sh, keyed, &operations);
+                let mut item = Vec::new();
+                put_item(&mut item, object, at, &operations);
+                items.push(item);
+            }
+        }
+        items
+    }
+
+    /// Begins to send an element in parts, because no packet holds it with the texts that it needs.
+    fn write_element_in_parts(&mut self, object: u32, array: usize, (from, to): (Option<Cursor>, Cursor)) {
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+        // As with other transfers, the receiver must have the object.
+        if !conn.live.get(object) {
+            return;
+        }
+        let mut body = Vec::new();
+        scratch.exports.write_section(&mut body);
+        body.extend_from_slice(&[kind::KEYED, 1]);
+        body.extend_from_slice(&scratch.record);
+        let operations = u64::from(scratch.delta[0]);
+        if self.begin_transfer(object, Purpose::Elements { array: array as u8, from }, body) {
+            // Properties of this frame, which were found to be ready, do not wait for elements.
+            self.conn.held.clear(object);
+            self.conn.stats.elements_sent += operations;
+            if let Some(cursors) = self.conn.cursors.get_mut(&object) {
+                cursors[array] = Some(to);
+            }
+        }
+    }
+}
+
+/// Appends an item of operations on an array.
+fn put_item(out: &mut Vec<u8>, object: u32, array: usize, operations: &[u8]) {
+    write_varint(out, u64::from(object));
+    out.push(array as u8);
+    out.extend_from_slice(&(operations.len() as u16).to_le_bytes());
+    out.extend_from_slice(operations);
 }

@@ -2,7 +2,7 @@
 
 use super::transfer::Purpose;
 use super::write::hide;
-use super::{BURST_PACKETS, Count, Pair, Stage};
+use super::{BURST_PACKETS, Count, Pair, Scratch, Stage};
 use crate::attach::{Outgoing, Ready};
 use crate::bits::write_varint;
 use crate::priority::View;
@@ -22,63 +22,43 @@ enum CreateResult {
 
 impl Stage<'_> {
     pub(super) fn write_destroys(&mut self) {
-        let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.destroys.is_empty() {
+        let sh = self.sh;
+        if self.conn.destroys.is_empty() {
             return;
         }
-        let mut queued = core::mem::take(&mut conn.destroys);
+        let mut queued = core::mem::take(&mut self.conn.destroys);
         // An object that came back and left again is listed twice.
         queued.sort_unstable();
         queued.dedup();
         let mut kept = Vec::new();
         for object in queued {
-            let conn = &mut *self.conn;
-            let Some(Pair::DestroyQueued(reason)) = conn.pairs.get(&object).copied() else { continue };
+            let Some(Pair::DestroyQueued(reason)) = self.conn.pairs.get(&object).copied() else { continue };
+            // The whole last state travels in the same packet, so that it arrives if the end does.
+            let flushed = sh.objects.flush.get(object);
+            let items = if flushed { self.make_last(object) } else { Vec::new() };
             let scratch = &mut *self.scratch;
-            scratch.delta.clear();
-            if sh.objects.flush.get(object) {
-                // The whole last state travels in the same packet, so that it arrives if the end
-                // does.
-                let store = sh.store(object);
-                let (class, slot) = (&store.class, sh.objects.slot[object as usize]);
-                let mask = conn.mask_for(sh, object, false);
-                scratch.delta.extend_from_slice(&[0; 2]);
-                write_record(&mut scratch.delta, object, class, mask, store.quant(slot), store.heap(slot));
-                match u16::try_from(scratch.delta.len() - 2) {
-                    Ok(len) => scratch.delta[..2].copy_from_slice(&len.to_le_bytes()),
-                    // Longer than an update may be: the end goes without the last changes.
-                    Err(_) => {
-                        scratch.delta.clear();
-                        conn.stats.oversized += 1;
-                    }
-                }
-            }
             scratch.record.clear();
             write_varint(&mut scratch.record, u64::from(object));
             scratch.record.push(reason);
-            let together = scratch.delta.len() + scratch.record.len() + 4;
-            if together > sh.config.packet_bytes_max - HEADER_BYTES {
-                // The last state does not fit a packet: both go in parts, the end behind the state.
-                let mut body = vec![kind::SIZED_UPDATE, 1];
-                body.extend_from_slice(&scratch.delta);
-                body.extend_from_slice(&[kind::DESTROY, 1]);
-                body.extend_from_slice(&scratch.record);
-                if self.begin_transfer(object, Purpose::Destroy, body) {
-                    self.conn.pairs.insert(object, Pair::Destroying(reason));
-                    self.conn.stats.destroys += 1;
-                } else {
-                    kept.push(object);
-                }
-                continue;
-            }
-            scratch.out.keep_together(&mut conn.log, together);
-            if !scratch.delta.is_empty() {
-                if !scratch.out.reserve(&mut conn.log, kind::SIZED_UPDATE, scratch.delta.len()) {
-                    kept.push(object);
+            if flushed && self.last_bytes(&items) > sh.config.packet_bytes_max - HEADER_BYTES {
+                // No packet holds the last state: both go in parts, the end behind the state.
+                let body = self.last_body(&items);
+                if body.len() <= sh.config.transfer_bytes_max {
+                    if self.begin_transfer(object, Purpose::Destroy, body) {
+                        self.conn.pairs.insert(object, Pair::Destroying(reason));
+                        self.conn.stats.destroys += 1;
+                    } else {
+                        kept.push(object);
+                    }
                     continue;
                 }
-                scratch.out.put(&scratch.delta);
+                // No transfer does: the end goes without it.
+                self.conn.stats.oversized += 1;
+            } else if flushed && !self.write_last(&items) {
+                kept.push(object);
+                continue;
             }
+            let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
             if !scratch.out.reserve(&mut conn.log, kind::DESTROY, scratch.record.len()) {
                 kept.push(object);
                 continue;
@@ -89,6 +69,85 @@ impl Stage<'_> {
             conn.stats.destroys += 1;
         }
         self.conn.destroys = kept;
+    }
+
+    /// Makes the last state of an object: the record of all properties in `delta` (with its length),
+    /// the texts that the receiver lacks, and the returned items of its keyed arrays.
+    fn make_last(&mut self, object: u32) -> Vec<Vec<u8>> {
+        let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        let store = sh.store(object);
+        let heap = store.heap(sh.objects.slot[object as usize]);
+        let mask = conn.mask_for(sh, object, false);
+        let words = hide(conn, sh, object, mask, &mut scratch.block);
+        let record = &mut scratch.delta;
+        record.clear();
+        record.extend_from_slice(&[0; 2]);
+        write_record(record, object, &store.class, mask, words, heap);
+        scratch.exports.clear();
+        match u16::try_from(record.len() - 2) {
+            Ok(len) => {
+                record[..2].copy_from_slice(&len.to_le_bytes());
+                scratch.exports.need_of(&conn.known_tokens, sh, (&store.class, mask), words, heap);
+            }
+            // Longer than an update may be: the end goes without the last properties.
+            Err(_) => {
+                record.clear();
+                conn.stats.oversized += 1;
+            }
+        }
+        self.last_elements(object)
+    }
+
+    /// Bytes of sections with the last state that was made, and its end, at most.
+    fn last_bytes(&self, items: &[Vec<u8>]) -> usize {
+        let Scratch { delta, exports, record, .. } = &*self.scratch;
+        let sections = 2 * (3 + items.len() / 100);
+        exports.len() + delta.len() + items.iter().map(Vec::len).sum::<usize>() + record.len() + sections
+    }
+
+    /// The sections of the last state that was made, and of its end, for a transfer.
+    fn last_body(&self, items: &[Vec<u8>]) -> Vec<u8> {
+        let Scratch { delta, exports, record, .. } = &*self.scratch;
+        let mut body = Vec::new();
+        exports.write_section(&mut body);
+        if !delta.is_empty() {
+            body.extend_from_slice(&[kind::SIZED_UPDATE, 1]);
+            body.extend_from_slice(delta);
+        }
+        if !items.is_empty() {
+            body.push(kind::KEYED);
+            write_varint(&mut body, items.len() as u64);
+            items.iter().for_each(|item| body.extend_from_slice(item));
+        }
+        body.extend_from_slice(&[kind::DESTROY, 1]);
+        body.extend_from_slice(record);
+        body
+    }
+
+    /// Writes the last state that was made into a packet that has room for its end as well; false
+    /// when there is none in this frame.
+    fn write_last(&mut self, items: &[Vec<u8>]) -> bool {
+        let together = self.last_bytes(items);
+        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
+        scratch.out.keep_together(&mut conn.log, together);
+        if !scratch.out.has_room(together) || !self.write_exports(together - self.scratch.exports.len()) {
+            return false;
+        }
+        let (log, scratch) = (&mut self.conn.log, &mut *self.scratch);
+        let out = &mut scratch.out;
+        if !scratch.delta.is_empty() {
+            if !out.reserve(log, kind::SIZED_UPDATE, scratch.delta.len()) {
+                return false;
+            }
+            out.put(&scratch.delta);
+        }
+        for item in items {
+            if !out.reserve(log, kind::KEYED, item.len()) {
+                return false;
+            }
+            out.put(item);
+        }
+        true
     }
 
     /// Notifies the receiver of the objects that it owns now, or no longer.

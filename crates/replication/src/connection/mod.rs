@@ -461,6 +461,7 @@ impl Connection {
     fn destroyed(&mut self, object: u32) {
         if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
             self.pairs.remove(&object);
+            self.end_arrays(object);
             self.counts.push(Count::Forget(object));
             if self.scope.get(object) {
                 self.pairs.insert(object, Pair::CreateQueued { known: false });

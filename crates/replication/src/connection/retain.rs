@@ -62,10 +62,12 @@ impl Connection {
         }
     }
 
-    /// The object is no more: a receiver that kept it is told.
-    pub(crate) fn end_retained(&mut self, object: u32, reason: u8) {
+    /// The object is no more: a receiver that kept it is told. With `flush` it gets the last state.
+    pub(crate) fn end_retained(&mut self, object: u32, reason: u8, flush: bool) {
         if self.retained.remove(&object).is_some() {
-            self.end_arrays(object);
+            if !flush {
+                self.end_arrays(object);
+            }
             self.pairs.insert(object, Pair::DestroyQueued(reason));
             self.destroys.push(object);
         }

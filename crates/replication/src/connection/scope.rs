@@ -226,7 +226,10 @@ impl Stage<'_> {
             if conn.retain(sh, object) {
                 continue;
             }
-            conn.end_arrays(object);
+            // Its end carries what the receiver lacks of them.
+            if !sh.objects.flush.get(object) {
+                conn.end_arrays(object);
+            }
             let reason =
                 if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
             match conn.pairs.get(&object) {

@@ -28,6 +28,11 @@ impl Exports {
         self.items.is_empty()
     }
 
+    /// Tokens of the exports.
+    pub(super) fn keys(&self) -> impl Iterator<Item = u32> {
+        self.items.iter().map(|(key, _)| *key)
+    }
+
     /// Bytes of the exports with their sections.
     pub(super) fn len(&self) -> usize {
         if self.items.is_empty() { 0 } else { self.bytes.len() + 2 * (self.items.len() / 100 + 1) }
@@ -61,6 +66,24 @@ impl Exports {
                 prop.codec.each_word(&heap[prop.heap].0, &mut |id| self.need(known, sh, table, id as u32));
             } else {
                 self.need(known, sh, table, prop.words(words)[0] as u32);
+            }
+        }
+    }
+
+    /// Adds what fields of an element use.
+    pub(super) fn need_of_fields(
+        &mut self,
+        known: &Map<()>,
+        sh: &Shared,
+        class: &KeyedClass,
+        (mask, words): (u64, &[u64]),
+    ) {
+        if sh.tokens.is_empty() || !class.has_tokens {
+            return;
+        }
+        for field in bits_of(mask).map(|at| &class.fields[at]) {
+            if let Some(table) = field.codec.token_table() {
+                self.need(known, sh, table, words[field.word] as u32);
             }
         }
     }

@@ -1,10 +1,11 @@
-//! Objects and updates that fit no packet go in parts: one transfer at a time on a
+//! Objects, updates and elements that fit no packet go in parts: one transfer at a time on a
 //! connection, each part sent until it is acknowledged, the whole applied when the last part has
 //! arrived. Other objects go on meanwhile; what changes of this one waits, so that nothing newer is
 //! overtaken.
 
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
+use crate::keyed::Cursor;
 use crate::sent::Item;
 use crate::wire::{HEADER_BYTES, kind};
 
@@ -19,6 +20,11 @@ pub(super) enum Purpose {
     Create,
     Update {
         mask: u64,
+    },
+    /// Operations on a keyed array, after this place.
+    Elements {
+        array: u8,
+        from: Option<Cursor>,
     },
     /// The last state, and the end.
     Destroy,
@@ -38,6 +44,8 @@ pub(super) struct Transfer {
     pub(super) object: u32,
     purpose: Purpose,
     bytes: Vec<u8>,
+    /// Tokens whose texts it brings.
+    tokens: Vec<u32>,
     chunk: usize,
     parts: Vec<State>,
     queued: usize,
@@ -58,13 +66,17 @@ impl Connection {
         let (object, purpose) = (transfer.object, transfer.purpose);
         let holds = match purpose {
             Purpose::Create => self.pairs.get(&object) == Some(&Pair::Creating),
-            Purpose::Update { .. } => self.live.get(object) && self.scope.get(object),
+            Purpose::Update { .. } | Purpose::Elements { .. } => {
+                self.live.get(object) && self.scope.get(object)
+            }
             Purpose::Destroy => matches!(self.pairs.get(&object), Some(Pair::Destroying(_))),
         };
         if !holds {
             self.transfer = None;
-            if let Purpose::Update { mask } = purpose {
-                self.reveal_retained(object, mask);
+            match purpose {
+                Purpose::Update { mask } => self.reveal_retained(object, mask),
+                Purpose::Elements { array, from } => self.set_back(object, array, from),
+                Purpose::Create | Purpose::Destroy => {}
             }
         }
     }
@@ -90,6 +102,7 @@ impl Connection {
             return;
         }
         let (object, purpose) = (transfer.object, transfer.purpose);
+        self.known_tokens.extend(transfer.tokens.drain(..).map(|token| (token, ())));
         self.transfer = None;
         self.stats.transfers += 1;
         match purpose {
@@ -101,13 +114,14 @@ impl Connection {
             }
             // The next whole record is the next state that differences may build on.
             Purpose::Update { .. } => self.bases.reset(object),
+            Purpose::Elements { .. } => {}
             Purpose::Destroy => self.destroyed(object),
         }
     }
 }
 
 impl Stage<'_> {
-    /// Begins to send `body`, which is sections, in parts. False when another transfer is under way
+    /// Begins to send `body`, which is sections, in parts; the first are the present exports. False when another transfer is under way
     /// or the body is longer than transfers may be.
     pub(super) fn begin_transfer(&mut self, object: u32, purpose: Purpose, body: Vec<u8>) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
@@ -129,6 +143,7 @@ impl Stage<'_> {
             object,
             purpose,
             bytes: body,
+            tokens: self.scratch.exports.keys().collect(),
             chunk,
             parts: vec![State::Queued; count],
             queued: count,

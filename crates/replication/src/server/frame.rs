@@ -8,6 +8,7 @@ use throng_stdx::Instant;
 
 use super::{ClassStats, ConnId, Event, Filter, FollowerKind, Server, ServerStats, Shared};
 use crate::connection::{Connection, Count, Scratch, Stage};
+use crate::keyed::KeyedArray;
 use crate::objects::{NOBODY, Objects};
 use crate::wire::{bits_of, write_record};
 
@@ -39,6 +40,12 @@ impl Server {
         }
         for gathering in &mut shared.gatherings {
             gathering.grow(count);
+        }
+        for (object, _) in shared.objects.flushing.iter().filter(|(_, mask)| **mask == u64::MAX) {
+            if let Some(arrays) = shared.keyed.get_mut(object) {
+                arrays.iter_mut().for_each(KeyedArray::show);
+                shared.keyed_changed.set(*object);
+            }
         }
         shared.any_slow = false;
         let among = |count: usize| (shared.config.creates_per_frame as usize / count.max(1)).max(CREATES_MIN);
@@ -111,7 +118,7 @@ impl Server {
             }
         }
         let objects = &mut self.shared.objects;
-        let stores = &mut self.shared.stores;
+        let (stores, keyed) = (&mut self.shared.stores, &mut self.shared.keyed);
         self.dying.retain(|index| {
             let at = *index as usize;
             if objects.refs[at] > 0 || objects.known[at] > 0 {
@@ -120,6 +127,7 @@ impl Server {
             stores[usize::from(objects.class[at])].release(objects.slot[at]);
             objects.generation[at] = objects.generation[at].wrapping_add(1);
             objects.flush.clear(*index);
+            keyed.remove(index);
             objects.give_back(*index);
             false
         });

@@ -112,12 +112,17 @@ impl Server {
         Ok(Handle::from_parts(index, generation))
     }
 
-    /// Destroys an object. With `flush` its last changes are sent before its end.
+    /// Destroys an object. With `flush` its last changes are sent with its end: properties, and
+    /// elements of keyed arrays, also those that are under way or were kept while it slept. For
+    /// [`TornOff`](DestroyReason::TornOff) they always are. A last state that is longer than
+    /// [`ServerConfig::transfer_bytes_max`](crate::ServerConfig::transfer_bytes_max) is left out and
+    /// counted (`oversized`).
     ///
     /// # Errors
     /// When the handle names nothing.
     pub fn destroy(&mut self, handle: Handle, reason: DestroyReason, flush: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
+        let flush = flush || reason == DestroyReason::TornOff;
         self.end_relations(index, reason, flush);
         self.end_name(index, reason as u8);
         let owner = self.shared.objects.owner[index as usize];
@@ -134,9 +139,9 @@ impl Server {
         } else {
             objects.dirty.clear(index);
             objects.dirty_mask[index as usize] = 0;
+            self.shared.keyed.remove(&index);
         }
         self.shared.grid.remove(index);
-        self.shared.keyed.remove(&index);
         self.shared.keyed_changed.clear(index);
         self.leave_filter(index);
         self.polled.remove(index);
@@ -153,7 +158,7 @@ impl Server {
         for conn in self.connections.iter_mut().flatten() {
             conn.forced_in.clear(index);
             conn.forced_out.clear(index);
-            conn.end_retained(index, reason as u8);
+            conn.end_retained(index, reason as u8, flush);
             // Connections that have the object in scope report their dropped calls when it leaves.
             if !conn.scope.get(index)
                 && let count @ 1.. = conn.attachments.target_gone(index)
@@ -395,7 +400,8 @@ impl Server {
     }
 
     /// Puts the object to sleep or wakes it. Changes from before are still sent; changes
-    /// while asleep are kept, and sent on waking.
+    /// while asleep are kept, and sent on waking. A receiver that still lacks a property or elements
+    /// of a keyed array from before gets their present values.
     ///
     /// # Errors
     /// When the object does not exist.
@@ -406,10 +412,14 @@ impl Server {
             objects.flushing.remove(&index);
         } else if !objects.dormant.get(index) {
             objects.flushing.insert(index, objects.dirty_mask[index as usize]);
+            self.shared.keyed.get_mut(&index).into_iter().flatten().for_each(KeyedArray::show);
         }
-        objects.dormant.assign(index, dormant);
+        self.shared.objects.dormant.assign(index, dormant);
         if !dormant {
             self.wake(index);
+            if self.shared.keyed.contains_key(&index) {
+                self.shared.keyed_changed.set(index);
+            }
         }
         Ok(())
     }

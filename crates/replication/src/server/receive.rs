@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{ConnId, Event, Server, Shared};
-use crate::attach::{AttachError, Attachment, ItemView};
+use crate::attach::{AttachError, Attachment, ItemView, check_call};
 use crate::bits::BitReader;
 use crate::class::Direction;
 use crate::connection::Connection;
@@ -49,9 +49,12 @@ impl Server {
     ///
     /// Calls on different objects have no mutual order.
     ///
+    /// A class that describes its calls takes no others: `method` is then the number of the call,
+    /// and `bytes` are a zero bit and the encoded arguments, as [`call`](Self::call) writes them.
+    ///
     /// # Errors
-    /// When object or connection do not exist, the bytes are too many, or the queue of reliable
-    /// attachments is full.
+    /// When object or connection do not exist, the object's class describes its calls and this is
+    /// none of them, the bytes are too many, or the queue of reliable attachments is full.
     pub fn attach(
         &mut self,
         id: ConnId,
@@ -60,7 +63,8 @@ impl Server {
         bytes: &[u8],
         reliable: bool,
     ) -> Result<(), AttachError> {
-        self.index(handle).ok_or(AttachError::UnknownObject)?;
+        let index = self.index(handle).ok_or(AttachError::UnknownObject)?;
+        check_call(&self.shared.store(index).class, Direction::ToClients, method, bytes, reliable)?;
         let conn = self.conn(id).ok_or(AttachError::UnknownConnection)?;
         conn.attachments.push(handle, method, &Arc::from(bytes), reliable)
     }
@@ -69,7 +73,8 @@ impl Server {
     /// Connections whose queue is full do not get it; they are returned and should be closed.
     ///
     /// # Errors
-    /// When the object does not exist or the bytes are too many.
+    /// When the object does not exist, its class describes its calls and this is none of them, or
+    /// the bytes are too many.
     pub fn attach_all(
         &mut self,
         handle: Handle,
@@ -78,6 +83,7 @@ impl Server {
         reliable: bool,
     ) -> Result<Vec<ConnId>, AttachError> {
         let index = self.index(handle).ok_or(AttachError::UnknownObject)?;
+        check_call(&self.shared.store(index).class, Direction::ToClients, method, bytes, reliable)?;
         let bytes: Arc<[u8]> = Arc::from(bytes);
         let mut full = Vec::new();
         for conn in self.connections.iter_mut().flatten().filter(|conn| conn.scope.get(index)) {
@@ -161,7 +167,7 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
             let class = &shared.store(item.object).class;
             let (events, refused) = (&mut conn.events, &mut conn.stats.calls_refused);
             let deliver = &mut |call: Attachment| {
-                if class.takes(Direction::ToServer, call.method, call.reliable, &call.bytes) {
+                if check_call(class, Direction::ToServer, call.method, &call.bytes, call.reliable).is_ok() {
                     events.push_back(Event::Attachment(id, call));
                 } else {
                     *refused += 1;

@@ -171,7 +171,7 @@ pub enum DestroyReason {
     Destroyed = 0,
     /// The receiver may no longer see it.
     OutOfScope = 1,
-    /// The replica lives on without replication; its last state was sent before.
+    /// The replica lives on without replication, with the last state, which its end carries.
     TornOff = 2,
     /// The level that replaced it has its own.
     Streamed = 3,
@@ -210,7 +210,8 @@ pub enum Event {
     },
     /// A client's input, at most once, in order.
     Input(ConnId, Vec<u8>),
-    /// Reliable attachments will never arrive: their object is gone.
+    /// Reliable attachments were not confirmed before their object ended. Those that were on their
+    /// way may have arrived with or before the end, the others never will.
     AttachmentsDropped {
         /// Receiver of the calls.
         connection: ConnId,

@@ -4,7 +4,9 @@
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{HEADER_BYTES, kind};
-use throng_replication::{AttachError, ClientEvent, DestroyReason, Event, Handle, ServerConfig};
+use throng_replication::{
+    AttachError, ClientEvent, DestroyReason, Event, Filter, Handle, ServerConfig, Value,
+};
 
 fn one_thing(net: &mut Net) -> Handle {
     let handle = net.server.create(THING).unwrap();
@@ -247,6 +249,62 @@ fn what_is_torn_off_keeps_its_last_state() {
         })
         .collect();
     assert_eq!(reasons, [DestroyReason::TornOff]);
+}
+
+/// A replica that lives on is right, flushed or not.
+#[test]
+fn what_is_torn_off_has_its_last_properties_without_a_flush() {
+    for lost in 0..4 {
+        let mut net = Net::new(1);
+        let thing = one_thing(&mut net);
+        net.server.set(thing, HEALTH, 77_u32).unwrap();
+        net.server.destroy(thing, DestroyReason::TornOff, false).unwrap();
+        net.link.loss = 1.0;
+        net.steps(lost);
+        net.settle(60);
+        let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+            ClientEvent::Destroyed { last, .. } => last.value(HEALTH),
+            _ => None,
+        });
+        assert_eq!(lasts.collect::<Vec<_>>(), [Value::UInt(77)], "{lost} frames lost");
+    }
+}
+
+/// Every reliable call arrives or is reported as dropped, whatever is lost of calls and of the end,
+/// in scope and out of scope.
+#[test]
+fn calls_on_an_object_that_ends_arrive_or_are_reported() {
+    // Bit i: the packets of frame i are lost.
+    for (fate, leaves) in (0..64_u32).flat_map(|fate| [(fate, false), (fate, true)]) {
+        let mut net = Net::new(1);
+        let thing = one_thing(&mut net);
+        let id = net.peers[0].id;
+        let mut dropped = 0;
+        for frame in 0..40_u32 {
+            // A call of one part, one of three, and one of one part again.
+            if let Some(bytes) = [10, 1200, 20].get(frame as usize) {
+                net.server.attach(id, thing, u64::from(frame), &vec![1; *bytes], true).unwrap();
+            }
+            if leaves && frame == 3 {
+                net.server.set_filter(thing, Filter::Never).unwrap();
+            }
+            if frame == 4 {
+                net.server.destroy(thing, DestroyReason::Destroyed, false).unwrap();
+            }
+            net.link.loss = if fate >> frame.min(31) & 1 != 0 { 1.0 } else { 0.0 };
+            net.step();
+            while let Some(event) = net.server.poll_event() {
+                if let Event::AttachmentsDropped { connection, object, count } = event {
+                    assert_eq!((connection, object), (id, thing));
+                    dropped += count;
+                }
+            }
+        }
+        let came = calls(&net, true);
+        let in_order = came.iter().copied().eq(0..came.len() as u64);
+        assert!(in_order && came.len() + dropped >= 3, "{fate:06b}, {leaves}: {came:?}, {dropped} dropped");
+        assert!(fate != 0 || came.len() == 3, "nothing was lost: {came:?}");
+    }
 }
 
 fn calls(net: &Net, reliable: bool) -> Vec<u64> {

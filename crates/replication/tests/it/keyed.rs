@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use harness::*;
 use throng_replication::{
-    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, ElementError, Handle, Keyed, Quantiser,
-    ServerConfig, Value, View,
+    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Handle, Keyed,
+    Quantiser, Replica, ServerConfig, Value, View,
 };
 use throng_stdx::Rng;
 
@@ -228,5 +228,140 @@ fn elements_arrive_in_packets_of_any_length() {
         net.settle(40);
         let (held, wanted) = (on_client(&net, 0, chest, 0), on_server(&net, chest, 0));
         assert_eq!(held, wanted, "packets of {packet_bytes_max} bytes");
+    }
+}
+
+/// Every element needs a text that the receiver lacks. Long texts exceed a packet by themselves.
+#[test]
+fn elements_with_texts_arrive_in_packets_of_any_length() {
+    for (packet_bytes_max, length, count) in
+        [(1200, 9, 300), (1200, 250, 60), (200, 9, 300), (80, 9, 100), (64, 9, 100), (64, 100, 10)]
+    {
+        let mut classes = classes();
+        let mut labels = Keyed::new("labels", 300);
+        // More fields than a packet holds texts.
+        for field in 0..6 {
+            labels = labels.field(format!("label {field}"), Quantiser::Token(field));
+        }
+        let class = Class::builder("shelf").keyed(labels);
+        let class = classes.register(class.build().unwrap()).unwrap();
+        let mut net = Net::of(classes, ServerConfig { packet_bytes_max, ..ServerConfig::default() }, 1);
+        let shelf = net.server.create(class).unwrap();
+        seen(&mut net, shelf);
+        net.settle(3);
+        for key in 0..count {
+            let text = |field: u32| format!("{:0>length$}", key * 6 + field);
+            let fields = if key % 10 == 0 { 6 } else { 1 };
+            let values = (0..6).map(|field| match field < fields {
+                true => Value::Token(net.server.intern(field as u8, &text(field)).unwrap()),
+                false => Value::Token(0),
+            });
+            let values: Vec<Value> = values.collect();
+            net.server.set_element(shelf, 0, key, &values).unwrap();
+        }
+        let what = format!("packets of {packet_bytes_max} bytes, texts of {length}");
+        net.settle(150);
+        assert_eq!(on_client(&net, 0, shelf, 0), on_server(&net, shelf, 0), "{what}");
+        // A client that joins later lacks everything at once.
+        net.join();
+        net.settle(150);
+        for peer in 0..2 {
+            let held = on_client(&net, peer, shelf, 0);
+            assert_eq!(held, on_server(&net, shelf, 0), "{what}, peer {peer}");
+            for (field, value) in held.values().flat_map(|values| values.iter().enumerate()) {
+                let Value::Token(id) = value else { panic!("{value:?}") };
+                let text = net.peers[peer].client.token(field as u8, *id);
+                assert!(*id == 0 || text.is_some_and(|text| text.len() == length), "{what}, peer {peer}");
+            }
+        }
+    }
+}
+
+/// What was set before an object fell asleep is sent, whatever is lost; what is set in its sleep
+/// waits for a flush, or for its waking.
+#[test]
+fn elements_from_before_the_sleep_and_flushed_ones_arrive() {
+    let cases = [(true, false), (true, true), (false, false), (false, true)];
+    for (same_frame, lost) in cases {
+        let what = format!("asleep in the same frame: {same_frame}, lost: {lost}");
+        let (mut net, class) = with_bag(ServerConfig::default(), 1);
+        let chest = net.server.create(class).unwrap();
+        seen(&mut net, chest);
+        net.settle(5);
+        for key in 0..3 {
+            net.server.set_element(chest, 0, key, &values(9, 1)).unwrap();
+        }
+        if same_frame {
+            net.server.set_dormant(chest, true).unwrap();
+        }
+        net.link.loss = if lost { 1.0 } else { 0.0 };
+        net.step();
+        net.server.set_dormant(chest, true).unwrap();
+        net.settle(60);
+        let keys = |net: &Net| on_client(net, 0, chest, 0).into_keys().collect::<Vec<u32>>();
+        assert_eq!(keys(&net), [0, 1, 2], "{what}");
+        // A sleeper's changes wait, for a client that joins just as well.
+        net.server.set_element(chest, 0, 3, &values(9, 1)).unwrap();
+        net.settle(10);
+        assert_eq!(keys(&net), [0, 1, 2], "{what}");
+        let late = net.join();
+        net.settle(10);
+        assert_eq!(on_client(&net, late, chest, 0), on_server(&net, chest, 0), "{what}: who joins");
+        // A flush sends them, those of its frame too, also after a loss.
+        net.server.flush_dormant(chest).unwrap();
+        net.server.set_element(chest, 0, 4, &values(9, 1)).unwrap();
+        net.link.loss = if lost { 1.0 } else { 0.0 };
+        net.step();
+        net.server.set_element(chest, 0, 5, &values(9, 1)).unwrap();
+        net.settle(60);
+        assert!(keys(&net).starts_with(&[0, 1, 2, 3, 4]), "{what}: flushed: {:?}", keys(&net));
+        // Only a client that had to catch up may have what came after the flush.
+        assert!(lost || keys(&net).len() == 5, "{what}: {:?}", keys(&net));
+        net.server.set_dormant(chest, false).unwrap();
+        net.settle(10);
+        assert_eq!(keys(&net), [0, 1, 2, 3, 4, 5], "{what}: woken");
+    }
+}
+
+/// Elements of array 0 in the last state.
+fn last_elements(last: &Replica) -> Image {
+    last.element_keys(0).map(|key| (key, last.element(0, key).unwrap())).collect()
+}
+
+/// The end of an object that is flushed carries its elements, whatever is lost; one that is torn off
+/// is always flushed.
+#[test]
+fn the_end_carries_the_last_elements() {
+    let ends =
+        [(DestroyReason::Destroyed, true), (DestroyReason::TornOff, true), (DestroyReason::TornOff, false)];
+    for ((reason, flush), many) in ends.into_iter().flat_map(|end| [(end, 3), (end, 900)]) {
+        for (lost, dormant) in (0..4).flat_map(|lost| [(lost, false), (lost, true)]) {
+            let what = format!("{reason:?}, flush {flush}, {many} elements, {lost} frames lost, {dormant}");
+            let (mut net, class) = with_bag(ServerConfig::default(), 1);
+            let chest = net.server.create(class).unwrap();
+            seen(&mut net, chest);
+            for key in 0..many {
+                net.server.set_element(chest, 0, key, &values(1, 1)).unwrap();
+            }
+            net.settle(8);
+            // Changes under way when the end comes, and changes of its frame.
+            net.link.loss = 1.0;
+            net.server.set_element(chest, 0, 1, &values(7, 7)).unwrap();
+            net.step();
+            net.server.set_dormant(chest, dormant).unwrap();
+            net.server.remove_element(chest, 0, 2).unwrap();
+            for key in 2000..2000 + many {
+                net.server.set_element(chest, 0, key, &values(2, 2)).unwrap();
+            }
+            let wanted = on_server(&net, chest, 0);
+            net.server.destroy(chest, reason, flush).unwrap();
+            net.steps(lost);
+            net.settle(90);
+            let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+                ClientEvent::Destroyed { handle, last, .. } if *handle == chest => Some(last_elements(last)),
+                _ => None,
+            });
+            assert_eq!(lasts.collect::<Vec<_>>(), [wanted], "{what}");
+        }
     }
 }

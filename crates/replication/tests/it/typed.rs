@@ -73,6 +73,24 @@ struct Door {
     target: Ref<Player>,
 }
 
+/// A player to a receiver, without descriptions of calls.
+#[derive(Clone, Debug, Default, PartialEq, Replicate)]
+#[replicate(name = "player", cull_distance = 100.0, retain)]
+struct Careless {
+    #[replicate(Quantiser::Vec3([Axis::new(-1024.0, 0.125, 14); 3]), position)]
+    position: [f32; 3],
+    #[replicate(velocity)]
+    velocity: [f32; 3],
+    stance: Stance,
+    #[replicate(max = 16)]
+    name: String,
+    #[replicate(max = 4)]
+    marks: Vec<Option<u8>>,
+    friend: Option<Ref<Player>>,
+    #[replicate(condition = Condition::OwnerOnly)]
+    gold: i32,
+}
+
 struct Pair {
     server: Server,
     client: Client,
@@ -389,6 +407,10 @@ fn calls_have_a_direction_a_class_and_arguments() {
 #[test]
 fn calls_that_no_class_describes_are_dropped_and_counted() {
     let mut pair = Pair::new();
+    // Its program lets it send what the server's class does not describe.
+    let mut classes = Classes::new();
+    classes.add::<Careless>().unwrap();
+    pair.client = Client::new(ClientConfig::default(), &classes);
     let hero = pair.server.create(&Player::default()).unwrap();
     pair.server.set_owner(hero.untyped(), Some(pair.id)).unwrap();
     pair.steps(4);
@@ -404,6 +426,45 @@ fn calls_that_no_class_describes_are_dropped_and_counted() {
     let calls: Vec<_> = std::iter::from_fn(|| pair.server.poll_event()).collect();
     assert_eq!(calls.len(), 1, "{calls:?}");
     assert_eq!(pair.server.connection_stats(pair.id).unwrap().calls_refused, 5);
+}
+
+/// Untyped calls of described ones have to fit, so that none vanishes on the way.
+#[test]
+fn a_call_that_does_not_fit_its_description_is_refused() {
+    let mut pair = Pair::new();
+    let hero = pair.server.create(&Player::default()).unwrap().untyped();
+    pair.server.set_owner(hero, Some(pair.id)).unwrap();
+    pair.steps(4);
+    // A zero bit, then the fields.
+    let hurt = (700_u32 << 1).to_le_bytes();
+    let cases = [
+        ((1, &hurt[..2], false), AttachError::Arguments),
+        ((1, &hurt[..], false), AttachError::Arguments),
+        ((1, &[0xff, 0xff, 0xff][..], false), AttachError::Arguments),
+        ((1, &hurt[..3], true), AttachError::Reliability),
+        ((2, &[0][..], true), AttachError::Direction),
+        ((9, &[][..], true), AttachError::Direction),
+    ];
+    for ((method, bytes, reliable), error) in cases {
+        let refused = pair.server.attach(pair.id, hero, method, bytes, reliable);
+        assert_eq!(refused, Err(error), "{method}, {bytes:?}, {reliable}");
+        let refused = pair.server.attach_all(hero, method, bytes, reliable);
+        assert_eq!(refused, Err(error), "{method}, {bytes:?}, {reliable}");
+    }
+    for ((method, bytes, reliable), error) in [
+        ((1, &hurt[..3], false), AttachError::Direction),
+        ((2, &[0][..], false), AttachError::Reliability),
+        ((2, &[0, 0][..], true), AttachError::Arguments),
+    ] {
+        assert_eq!(pair.client.attach(hero, method, bytes, reliable), Err(error), "{method}, {bytes:?}");
+    }
+    pair.server.attach(pair.id, hero, 1, &hurt[..3], false).unwrap();
+    pair.server.attach_all(hero, 1, &hurt[..3], false).unwrap();
+    while pair.client.poll_event().is_some() {}
+    pair.steps(3);
+    let calls = std::iter::from_fn(|| pair.client.poll_event());
+    let calls = calls.filter(|event| matches!(event, ClientEvent::Attachment(_)));
+    assert_eq!(calls.count(), 2);
 }
 
 #[test]
