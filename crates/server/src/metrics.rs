@@ -36,6 +36,8 @@ pub(crate) struct MetricSources<'a> {
     pub(crate) worlds: Vec<(World, Arc<str>)>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
+    /// Of the node of a cluster.
+    pub(crate) cluster: Vec<Family>,
 }
 
 /// Above every bound of the round trips but the last, which has none.
@@ -79,6 +81,7 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
         families.extend(size_families(&figures.cache_sizes));
     }
     families.extend(figures.matcher.map(matcher_families).into_iter().flatten());
+    families.extend(figures.cluster.iter().cloned());
     families.extend(process_families(figures));
     families
 }
@@ -138,19 +141,24 @@ fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
     ]
 }
 
-fn family(name: &'static str, help: &'static str, kind: FamilyKind, samples: Vec<Sample>) -> Family {
+pub(crate) fn family(
+    name: &'static str,
+    help: &'static str,
+    kind: FamilyKind,
+    samples: Vec<Sample>,
+) -> Family {
     Family { name, help, kind, samples }
 }
 
-fn gauge(name: &'static str, help: &'static str, number: f64) -> Family {
+pub(crate) fn gauge(name: &'static str, help: &'static str, number: f64) -> Family {
     family(name, help, FamilyKind::Gauge, vec![plain(number)])
 }
 
-fn plain(number: f64) -> Sample {
+pub(crate) fn plain(number: f64) -> Sample {
     Sample { labels: Vec::new(), value: SampleValue::Number(number) }
 }
 
-fn labelled(name: &'static str, value: impl Into<Cow<'static, str>>, number: f64) -> Sample {
+pub(crate) fn labelled(name: &'static str, value: impl Into<Cow<'static, str>>, number: f64) -> Sample {
     Sample { labels: vec![(name, value.into())], value: SampleValue::Number(number) }
 }
 
@@ -263,6 +271,7 @@ mod tests {
             cache_sizes: vec![("game".to_owned(), throng_ddc_store::Usage::default())],
             matcher: Some(&matcher),
             worlds: vec![(World::MAIN, "main".into())],
+            cluster: crate::cluster::families_for_reference(),
         };
         (families(&figures), reference_families(&figures))
     }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use throng_gateway::{Shard, Verdict};
 
+use crate::fence::Fence;
+
 /// Lives of a world that have ended in this process. Whatever was meant for another life than the
 /// present one is void.
 pub(crate) type Life = u32;
@@ -33,6 +35,8 @@ pub(crate) struct HostParts {
     pub(crate) seed: u64,
     /// The workers that its world's shards are on.
     pub(crate) workers: Arc<[u16]>,
+    /// Of a world of a cluster: it is served while this is open.
+    pub(crate) fence: Option<Arc<Fence>>,
 }
 
 /// Answer of a provider about a login.

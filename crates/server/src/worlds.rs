@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use throng_gateway::data::Schemas;
 use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict};
 
+use crate::fence::Fence;
 use crate::world::{HostParts, Judgement, World};
 
 /// Characters of a world's name.
@@ -87,6 +88,19 @@ impl Worlds {
     /// # Errors
     /// It is open, or its name is none.
     pub(crate) fn open(&self, name: &str, give: impl FnOnce(u16, HostParts)) -> Result<OpenWorld, String> {
+        self.open_behind(None, name, give)
+    }
+
+    /// As [`Worlds::open`]; the world is served while its fence is open.
+    ///
+    /// # Errors
+    /// It is open, or its name is none.
+    pub(crate) fn open_behind(
+        &self,
+        fence: Option<Arc<Fence>>,
+        name: &str,
+        give: impl FnOnce(u16, HostParts),
+    ) -> Result<OpenWorld, String> {
         check_name(name)?;
         let mut table = self.lock();
         if table.open.contains_key(name) {
@@ -105,7 +119,7 @@ impl Worlds {
         let core = Arc::new(throng_gateway::Config { world: world.0, ..(*table.core).clone() });
         let schemas = Arc::clone(&self.schemas);
         let shard = Shard::new(core, schemas, ShardIndex::FIRST, 1, seed, self.unix_start_ns);
-        let parts = HostParts { world, name, shard, seed, workers: Arc::from([worker]) };
+        let parts = HostParts { world, name, shard, seed, workers: Arc::from([worker]), fence };
         give(worker, parts);
         Ok(open)
     }
@@ -122,9 +136,14 @@ impl Worlds {
         true
     }
 
-    /// A world that listeners lead to stays on the worker that has them.
-    pub(crate) fn bind(&self, name: &str, worker: u16) {
-        self.lock().bound.insert(name.into(), worker);
+    /// A world that listeners lead to stays on the worker that has them, open or not: this one.
+    pub(crate) fn bind(&self, name: &str) -> u16 {
+        let mut table = self.lock();
+        let bound = table.bound.get(name).copied();
+        let worker = bound.or_else(|| table.open.get(name).map(|open| open.worker));
+        let worker = worker.unwrap_or_else(|| table.emptiest(self.workers));
+        table.bound.insert(name.into(), worker);
+        worker
     }
 
     pub(crate) fn main(&self) -> OpenWorld {
@@ -231,8 +250,9 @@ mod tests {
         assert_eq!(["b", "b", "main"].map(&mut close), [true, false, false]);
         assert_eq!(told, [(1, World(2))]);
         assert!(worlds.find("b").is_none() && worlds.find("main").is_some());
-        worlds.bind("b", 0);
-        assert_eq!(open("b"), Ok((5, 0)), "where its listeners are");
+        assert_eq!((worlds.bind("b"), worlds.bind("c")), (1, 0), "the emptiest one, and its own");
+        assert_eq!(worlds.bind("b"), 1, "as before");
+        assert_eq!(open("b"), Ok((5, 1)), "where its listeners are");
         assert_eq!(worlds.list().len(), 5);
     }
 

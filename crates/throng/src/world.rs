@@ -54,9 +54,12 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
         WorldCommand::List { json, admin } => {
             admin.get("worlds").map(|answer| if json { format!("{answer:#}\n") } else { table(&answer) })
         }
-        WorldCommand::Open { name, admin } => admin
-            .post("worlds", &json!({ "name": name }))
-            .map(|answer| format!("{name} is open, on shard {}\n", answer["worker"])),
+        WorldCommand::Open { name, admin } => {
+            admin.post("worlds", &json!({ "name": name })).map(|answer| match answer["cluster"] == true {
+                true => format!("{name} is requested; `throng cluster where {name}` shows its home\n"),
+                false => format!("{name} is open, on shard {}\n", answer["worker"]),
+            })
+        }
         WorldCommand::Close { name, admin } => {
             admin.post("worlds/close", &json!({ "name": name })).map(|_| format!("{name} is closed\n"))
         }

@@ -134,11 +134,12 @@ impl Driver {
     /// Takes what is the driver's, and gives back the loop.
     pub(super) fn new(parts: WorkerParts) -> (EventLoop, Driver) {
         let mut hosts = Hosts::new(parts.main);
-        parts.others.into_iter().for_each(|other| hosts.open(other));
+        let now = parts.clock.now();
+        parts.others.into_iter().for_each(|other| hosts.open(now, other));
         let driver = Driver {
             index: parts.index,
             clock: parts.clock,
-            now: parts.clock.now(),
+            now,
             hosts,
             listeners: parts.listeners,
             by_key: Vec::new(),
@@ -275,8 +276,11 @@ impl Driver {
         }
     }
 
-    fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
+    pub(super) fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
         let conn = self.forget(peer);
+        // A world that stands still says nothing, not to those who leave it either.
+        let is_silent = self.hosts.get(peer.host).is_some_and(Host::stands_still);
+        let flush = if is_silent { Vec::new() } else { flush };
         self.closing.push(Closing { peer, conn, reason, flush });
     }
 
@@ -305,6 +309,7 @@ impl Driver {
             // Input from here on belongs to a world that is about to end.
             return false;
         }
+        let now = host.time(now);
         let calm = catch_unwind(AssertUnwindSafe(|| input(host, now))).is_ok();
         if !calm && !self.heal(slot) {
             return false;
@@ -368,7 +373,7 @@ impl Driver {
     }
 
     /// Closes all connections of a shard, and forgets what it has said and is to hear.
-    fn empty(&mut self, slot: Slot, reason: CloseReason) {
+    pub(super) fn empty(&mut self, slot: Slot, reason: CloseReason) {
         let Some(host) = self.hosts.get(slot) else { return };
         let world = host.epoch.world;
         let conns: Vec<_> = host.conns.keys().copied().collect();
@@ -407,8 +412,13 @@ impl Driver {
         self.guard(slot, |host, now| host.shard.close_world(now));
         self.empty(slot, CloseReason::WorldClosed);
         if let Some(host) = self.hosts.close(slot) {
-            self.retired.retire(host.shard.stats());
+            self.retire(&host);
         }
+    }
+
+    /// Keeps the counters of a world that has ended.
+    pub(super) fn retire(&mut self, host: &Host) {
+        self.retired.retire(host.shard.stats());
     }
 
     /// As [`Driver::guard`], for an input that comes from one connection: a panic ends that
@@ -553,7 +563,12 @@ impl Driver {
         if lists {
             connections.extend(host.shard.connections().map(|view| {
                 let bytes_out = host.conns.get(&view.handle).map_or(0, |conn| conn.bytes_out);
-                ConnReport { shard: self.index, bytes_out, open: self.now.since(view.accepted), view }
+                ConnReport {
+                    shard: self.index,
+                    bytes_out,
+                    open: host.time(self.now).since(view.accepted),
+                    view,
+                }
             }));
             channels.extend(host.shard.channels().map(|view| ChannelReport { shard: self.index, view }));
         }

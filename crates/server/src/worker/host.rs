@@ -8,6 +8,7 @@ use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
+use super::standstill::Standstill;
 use crate::world::{HostParts, World, WorldEpoch};
 
 /// Place of a shard in [`Hosts`]. The place of a closed world is used again.
@@ -41,6 +42,8 @@ pub(super) struct Host {
     pub(super) broken: bool,
     /// No timers before this, after a panic in them.
     pub(super) timers_from: Instant,
+    /// Of a world of a cluster.
+    pub(super) standstill: Option<Standstill>,
     #[cfg(test)]
     pub(super) faults: crate::faults::Armed,
 }
@@ -66,7 +69,7 @@ pub(super) struct Closing {
 }
 
 impl Host {
-    fn new(parts: HostParts) -> Host {
+    fn new(parts: HostParts, now: Instant) -> Host {
         Host {
             epoch: WorldEpoch { world: parts.world, life: 0 },
             name: parts.name,
@@ -77,6 +80,7 @@ impl Host {
             closed_early: HashSet::new(),
             broken: false,
             timers_from: Instant::ZERO,
+            standstill: parts.fence.map(|fence| Standstill::new(fence, now)),
             #[cfg(test)]
             faults: crate::faults::Armed::default(),
         }
@@ -84,7 +88,17 @@ impl Host {
 
     /// Time at which its timers run next.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
-        self.shard.next_timeout().map(|at| at.max(self.timers_from))
+        let at = self.shard.next_timeout()?;
+        let due = match &self.standstill {
+            Some(standstill) => standstill.due(at)?,
+            None => at,
+        };
+        Some(due.max(self.timers_from))
+    }
+
+    /// The world's clock.
+    pub(super) fn time(&self, now: Instant) -> Instant {
+        self.standstill.as_ref().map_or(now, |standstill| standstill.time(now))
     }
 
     /// The worker that a shard of the same world is on.
@@ -109,20 +123,24 @@ pub(super) struct Hosts {
     /// The places of all worlds but the main one, by number and by name.
     places: HashMap<World, Slot>,
     names: HashMap<Arc<str>, Slot>,
+    /// Number of worlds with a fence.
+    fences: usize,
 }
 
 impl Hosts {
     pub(super) fn new(main: HostParts) -> Hosts {
-        Hosts { slots: vec![Some(Box::new(Host::new(main)))], places: HashMap::new(), names: HashMap::new() }
+        let main = Box::new(Host::new(main, Instant::ZERO));
+        Hosts { slots: vec![Some(main)], places: HashMap::new(), names: HashMap::new(), fences: 0 }
     }
 
     /// Adds the shard of a world that opens.
-    pub(super) fn open(&mut self, parts: HostParts) {
+    pub(super) fn open(&mut self, now: Instant, parts: HostParts) {
         let index = self.slots.iter().position(Option::is_none).unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
-        let (slot, host) = (Slot(index as u32), Host::new(parts));
+        let (slot, host) = (Slot(index as u32), Host::new(parts, now));
+        self.fences += usize::from(host.standstill.is_some());
         self.places.insert(host.epoch.world, slot);
         self.names.insert(Arc::clone(&host.name), slot);
         self.slots[index] = Some(Box::new(host));
@@ -135,6 +153,7 @@ impl Hosts {
         }
         let host = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.places.remove(&host.epoch.world);
+        self.fences -= usize::from(host.standstill.is_some());
         // A world of the same name may have opened since.
         if self.names.get(&host.name) == Some(&slot) {
             self.names.remove(&host.name);
@@ -143,6 +162,11 @@ impl Hosts {
             self.slots.pop();
         }
         Some(host)
+    }
+
+    /// Returns whether any world here is one of a cluster.
+    pub(super) fn has_fences(&self) -> bool {
+        self.fences > 0
     }
 
     /// The place of a world that a listener leads to.

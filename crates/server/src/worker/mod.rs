@@ -12,6 +12,7 @@ mod host;
 mod load;
 mod memory;
 mod output;
+mod standstill;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -382,8 +383,14 @@ impl Worker {
             }
             Post::Capture { world, record } => self.driver.capture(world, record),
             Post::Arrive { world, moved, socket } => self.arrive(world, *moved, *socket),
-            Post::Open(parts) => self.driver.hosts.open(*parts),
+            Post::Open(parts) => self.driver.hosts.open(self.driver.now, *parts),
             Post::Close(world) => self.driver.close_world(world),
+            Post::Freeze { world, done } => {
+                self.driver.freeze_world(world);
+                done();
+            }
+            Post::Evict(world) => self.driver.evict(world),
+            Post::End { world, reason } => self.driver.end_world(world, reason),
             Post::Reconfigure(config) => self.driver.reconfigure(&config),
             Post::Shutdown => self.begin_shutdown(),
             #[cfg(test)]
