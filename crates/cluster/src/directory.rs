@@ -1,5 +1,5 @@
-//! Requests to the directory; and one key of it, as a node sees it: the newest record, and the write
-//! that is to replace it.
+//! Requests to the directory; and one key of it, as a node sees it: the newest record, and the
+//! write that is to replace it.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::times::AGAIN;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Request to the directory. The driver answers each once, by [`Node::handle_result`](crate::Node::handle_result), after 2 s
-/// at most.
+/// Request to the directory. The driver answers each once, by
+/// [`Node::handle_result`](crate::Node::handle_result), after 2 s at most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirectoryRequest {
     /// Number of the request.

@@ -91,8 +91,8 @@ pub enum EndReason {
     Left,
 }
 
-/// Change that the driver must act on. A world belongs to the incarnation in which it was opened: it
-/// is served under the lease of that incarnation and of no later one.
+/// Change that the driver must act on. A world belongs to the incarnation in which it was opened:
+/// it is served under the lease of that incarnation and of no later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The node holds its name now.

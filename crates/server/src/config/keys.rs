@@ -737,8 +737,8 @@ section! {
 section! {
     /// The cluster that this process is a node of.
     Cluster {
-        /// Name of the cluster; empty: the process is no node of one. Lower-case letters, digits and
-        /// `-`, at most 32, as for all names in a cluster.
+        /// Name of the cluster; empty: the process is no node of one. Lower-case letters, digits
+        /// and `-`, at most 32, as for all names in a cluster.
         name: String = "", Kind::Text;
         /// NATS servers with JetStream that keep the cluster's directory, `nats://HOST:PORT` or
         /// `tls://HOST:PORT`, separated by commas; `USER:PASSWORD@` may stand before the host.
@@ -767,8 +767,8 @@ section! {
         /// Replicas of the directory, which `throng cluster init` makes and every node checks. With
         /// 1, the loss of one NATS server's disk is the loss of the directory.
         replicas: usize = 3, int(1, 5), "replicas";
-        /// Longest time that a login waits for the home of its world, and that connections of worlds
-        /// stay open that stand still because the node has lost the directory.
+        /// Longest time that a login waits for the home of its world, and that connections of
+        /// worlds stay open that stand still because the node has lost the directory.
         patience_ms: u64 = 30_000, int(1_000, 600_000), "ms";
         /// Logins that wait for the home of their world at a time; further ones are refused.
         arrivals_max: usize = 10_000, int(1, 1_000_000), "logins";
