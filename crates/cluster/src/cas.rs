@@ -19,6 +19,15 @@ pub(crate) enum Known<R> {
 }
 
 impl<R> Known<R> {
+    /// The content of a key with this value. A value that cannot be read is foreign.
+    pub(crate) fn parse(value: Option<&[u8]>, parse: fn(&[u8]) -> Result<R, String>) -> Known<R> {
+        match value.map(parse) {
+            None => Known::Absent,
+            Some(Ok(record)) => Known::Record(record),
+            Some(Err(_)) => Known::Foreign,
+        }
+    }
+
     pub(crate) fn record(&self) -> Option<&R> {
         match self {
             Known::Record(record) => Some(record),

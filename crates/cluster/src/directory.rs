@@ -1,12 +1,69 @@
-//! One key of the directory, as a node sees it: the newest record, and the write that is to replace
-//! it.
+//! Requests to the directory; and one key of it, as a node sees it: the newest record, and the
+//! write that is to replace it.
 
 use std::time::Duration;
 
 use throng_stdx::Instant;
 
 use crate::cas::{Known, Noted, Pending, Verdict};
+use crate::name::Key;
 use crate::times::AGAIN;
+
+/// Number of a request to the directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Request to the directory. The driver answers each once, by
+/// [`Node::handle_result`](crate::Node::handle_result), after 2 s at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryRequest {
+    /// Number of the request.
+    pub id: RequestId,
+    /// Key that it is about.
+    pub key: Key,
+    /// The request.
+    pub action: Action,
+}
+
+/// Kind of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Read the record through the leader.
+    Read,
+    /// Write this value if the key is at revision `expected`; 0: if there is no record and no mark
+    /// of a deletion.
+    Write {
+        /// Revision that is replaced.
+        expected: u64,
+        /// The new value.
+        value: Vec<u8>,
+    },
+    /// Delete the record if the key is at revision `expected`, leaving a mark for an hour.
+    Delete {
+        /// Revision that is replaced.
+        expected: u64,
+    },
+}
+
+/// Result of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryResult {
+    /// The write or deletion was applied, at this revision.
+    Applied(u64),
+    /// The key is at another revision, so the write was not applied.
+    Refused,
+    /// The answer to a read: the revision of the key and its value. A deleted key has the revision
+    /// of its mark and no value, a key without record and mark has revision 0.
+    Found {
+        /// Revision of the record or of the mark.
+        revision: u64,
+        /// The value, if there is one.
+        value: Option<Vec<u8>>,
+    },
+    /// No answer, or one that says nothing about the outcome (time-out, no responders, error 10164
+    /// of JetStream). A write may still be applied.
+    Unknown,
+}
 
 /// Request that a key is waiting for.
 pub(crate) enum Op {
@@ -20,17 +77,24 @@ pub(crate) trait Entry: Noted + Clone {
     /// Epoch or incarnation. It is unique only if it is behind the deletion of the record before.
     fn ordinal(&self) -> u64;
     fn bytes(&self) -> Vec<u8>;
+    fn parse(bytes: &[u8]) -> Result<Self, String>;
+    fn set_nonce(&mut self, nonce: u64);
 }
 
-/// DirectoryResult of a request about a key.
-pub(crate) enum Reply<R> {
-    Applied(u64),
-    Refused,
-    Found(u64, Known<R>),
-    Unknown,
+/// Meaning of a write without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Silence {
+    /// It may have been applied, or may be applied later.
+    Open,
+    /// A defect: it was not applied.
+    Failure,
+    /// A defect: it was applied.
+    Success,
+    /// A defect: it is sent again with this nonce.
+    Renumber(u64),
 }
 
-/// Consequence of a reply or a record for the write in flight.
+/// Consequence of a result or a record for the write in flight.
 #[derive(Debug)]
 pub(crate) enum Decided<R, P> {
     /// Nothing is decided.
@@ -156,37 +220,41 @@ impl<R: Entry, P: Copy> Slot<R, P> {
         Decided::Nothing
     }
 
-    /// Takes the reply to the request in flight. `nonce` is that of the request's write.
-    pub(crate) fn reply(
+    /// Takes the result of the request in flight. `nonce` is that of the request's write, if it was
+    /// one.
+    pub(crate) fn handle_result(
         &mut self,
         now: Instant,
         reading: Duration,
         nonce: Option<u64>,
-        reply: Reply<R>,
+        result: DirectoryResult,
+        silence: Silence,
         is_renewal: bool,
     ) -> Decided<R, P> {
         self.flight = None;
-        let is_current =
-            |pending: &Pending<R, P>| nonce == Some(pending.value.as_ref().map_or(0, |value| value.nonce()));
-        match reply {
-            Reply::Applied(revision) => {
-                let Some(pending) = self.pending.take_if(|pending| is_current(pending)) else {
-                    // A write that was superseded before its reply came: the watch shows by what.
-                    return Decided::Nothing;
-                };
-                let known = pending.value.clone().map_or(Known::Absent, Known::Record);
-                self.learn(now, reading, revision, known);
-                Decided::Applied(pending)
-            }
-            Reply::Refused => {
+        match result {
+            DirectoryResult::Applied(revision) => self.applied(now, reading, nonce, revision),
+            DirectoryResult::Refused => {
                 self.wants_read |= self.pending.is_some();
                 Decided::Nothing
             }
-            Reply::Unknown => {
+            DirectoryResult::Unknown => {
                 self.retry_at = Some(now + AGAIN);
+                match silence {
+                    Silence::Failure if nonce.is_some() => self.pending = None,
+                    Silence::Success if nonce.is_some() => {
+                        return self.applied(now, reading, nonce, self.revision);
+                    }
+                    Silence::Renumber(nonce) => {
+                        let value = self.pending.as_mut().and_then(|pending| pending.value.as_mut());
+                        value.into_iter().for_each(|value| value.set_nonce(nonce));
+                    }
+                    Silence::Open | Silence::Failure | Silence::Success => {}
+                }
                 Decided::Nothing
             }
-            Reply::Found(revision, known) => {
+            DirectoryResult::Found { revision, value } => {
+                let known = Known::parse(value.as_deref(), R::parse);
                 self.wants_read = false;
                 self.retry_at = Some(now + AGAIN);
                 let decided = self.weigh(revision, &known, is_renewal);
@@ -194,5 +262,24 @@ impl<R: Entry, P: Copy> Slot<R, P> {
                 decided
             }
         }
+    }
+
+    /// A write with this nonce was applied.
+    fn applied(
+        &mut self,
+        now: Instant,
+        reading: Duration,
+        nonce: Option<u64>,
+        revision: u64,
+    ) -> Decided<R, P> {
+        let is_current =
+            |pending: &Pending<R, P>| nonce == Some(pending.value.as_ref().map_or(0, |value| value.nonce()));
+        let Some(pending) = self.pending.take_if(|pending| is_current(pending)) else {
+            // A write that was superseded before its result came: the watch shows by what.
+            return Decided::Nothing;
+        };
+        let known = pending.value.clone().map_or(Known::Absent, Known::Record);
+        self.learn(now, reading, revision, known);
+        Decided::Applied(pending)
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! # Driving a node
 //!
-//! After each input, drain [`Node::poll_event`] and [`Node::poll_request`] until `None`, and only
-//! then publish [`Node::serves_until`] to other threads.
+//! After each input, drain [`Node::poll_event`] and [`Node::poll_request`] until `None`, and
+//! publish [`Node::incarnation`] and [`Node::serves_until`] to other threads.
 //!
 //! - [`Node::handle_record`]: a record from the watch, in the order of the watch.
 //!   [`Node::handle_gap`], [`Node::handle_synced`], [`Node::handle_rewound`]: the state of the
@@ -30,7 +30,8 @@
 //!
 //! `now` includes suspended time (`CLOCK_BOOTTIME`) and never goes back. A thread that serves
 //! worlds compares [`Node::serves_until`] with its clock before every round, so a process that
-//! stood still freezes before it sends anything.
+//! stood still freezes before it sends anything. It serves only worlds of the published
+//! incarnation.
 //!
 //! # Times
 //!
@@ -75,12 +76,10 @@ mod times;
 
 #[doc(hidden)]
 pub use defect::Defect;
+pub use directory::{Action, DirectoryRequest, DirectoryResult, RequestId};
 pub use lease::{Event as LeaseEvent, Lease, Request, Written};
 pub use name::{Key, Name};
-pub use node::{
-    Action, Answer, ArrivalId, Class, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Node,
-    Refusal, RequestId, Setup, Stats,
-};
+pub use node::{Answer, ArrivalId, Class, EndReason, Event, Failure, Node, Refusal, Setup, Stats};
 pub use record::{
     Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,
     State, Takeover, WorldRecord, WorldState,

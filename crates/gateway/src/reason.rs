@@ -76,12 +76,16 @@ catalogue! {
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";
-        Restarted = "restarted", "An internal error affected several channels, and the world was restarted empty.";
+        Restarted = "restarted", "The world was restarted empty: an internal error affected several channels, or its node lost it.";
         Moved = "moved", "The connection belongs to another world of the process and continues there.";
         UnknownWorld = "unknown_world", "The connection names a world that is not open, or that it may not enter.";
         WorldMismatch = "world_mismatch", "The login is for another world than the listener leads to or the connection asks for.";
         WorldClosed = "world_closed", "The world of the connection was closed.";
         WorldsMax = "worlds_max", "The connection asks for a world that would have to open, and its class or its address has opened as many as it may.";
+        WorldElsewhere = "world_elsewhere", "Another node of the cluster serves the world.";
+        WorldMoving = "world_moving", "The node drains, and another one serves the world now.";
+        WorldUnavailable = "world_unavailable", "The world is not served now: its home was not known in time, or has lost the cluster's directory.";
+        NoRoom = "no_room", "No node of the cluster has room for the world.";
         GaveWay = "gave_way", "Few file descriptors were left, and this was the oldest client without a login.";
         Internal = "internal", "An invariant of the gateway broke; the connection was closed to protect the others.";
     }
@@ -122,7 +126,7 @@ impl CloseReason {
 }
 
 /// Numbers that tell a WebSocket or ENet peer why its connection ends, and with that whether to
-/// come back. TCP and KCP have no words for it. 4013 to 4019 are reserved for clusters.
+/// come back. TCP and KCP have no words for it. 4016 to 4019 are reserved for clusters.
 pub mod close_code {
     /// The peer left.
     pub const NORMAL: u16 = 1000;
@@ -154,6 +158,12 @@ pub mod close_code {
     pub const WORLD_MISMATCH: u16 = 4011;
     /// The world was closed; do not reconnect to it.
     pub const WORLD_CLOSED: u16 = 4012;
+    /// Another node serves the world.
+    pub const WORLD_ELSEWHERE: u16 = 4013;
+    /// The world has moved to another node.
+    pub const WORLD_MOVING: u16 = 4014;
+    /// The world is not served now; reconnect later.
+    pub const WORLD_UNAVAILABLE: u16 = 4015;
 }
 
 impl CloseReason {
@@ -191,6 +201,9 @@ impl CloseReason {
             Self::WorldMismatch => close_code::WORLD_MISMATCH,
             Self::WorldClosed => close_code::WORLD_CLOSED,
             Self::WorldsMax => close_code::FULL,
+            Self::WorldElsewhere => close_code::WORLD_ELSEWHERE,
+            Self::WorldMoving => close_code::WORLD_MOVING,
+            Self::WorldUnavailable | Self::NoRoom => close_code::WORLD_UNAVAILABLE,
             Self::Shutdown => close_code::GOING_AWAY,
             Self::Restarted => close_code::RESTARTED,
             Self::Internal => close_code::INTERNAL,

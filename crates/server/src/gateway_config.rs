@@ -8,6 +8,7 @@ use throng_gateway::{ChannelSettings, Permissions, StateMachine};
 
 use throng_gateway::data::Schemas;
 
+use crate::auth::Lobby;
 use crate::config::{Class, ClassKeys, Gateway, Settings, nearest};
 use crate::presets;
 
@@ -285,6 +286,19 @@ pub(crate) fn ranges(key: &str, texts: &[String]) -> Result<Vec<core::AddressRan
 /// 0 means "no limit" in the settings.
 pub(crate) fn millis(ms: u64) -> Option<Duration> {
     (ms > 0).then(|| Duration::from_millis(ms))
+}
+
+/// The configuration of a node's lobby: every login is judged, for it leads to another world.
+pub(crate) fn of_lobby(core: core::Config) -> core::Config {
+    core::Config { auth_provider: true, servers_bypass_auth: false, development: false, ..core }
+}
+
+/// The verdicts about logins in a lobby that need no provider.
+pub(crate) fn lobby(settings: &Settings) -> Lobby {
+    Lobby {
+        servers_bypass: settings.auth.servers_bypass,
+        is_closed: settings.auth.kind == "refuse" && !settings.gateway.dev,
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@
 mod audit;
 pub mod auth;
 mod capture;
+pub mod cluster;
 pub mod config;
 mod ddc;
 mod ddc_policies;
@@ -33,6 +34,7 @@ pub mod doctor;
 mod enet_gate;
 #[cfg(test)]
 mod faults;
+mod fence;
 mod gateway_config;
 mod inspect;
 mod listen;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, ConnHandle, ConnKind, Mail, Moved, Shard, Verdict};
+use throng_gateway::{AuthTicket, CloseReason, ConnHandle, ConnKind, Mail, Moved, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
@@ -44,6 +44,12 @@ pub(crate) enum Post {
     Open(Box<HostParts>),
     /// A world is closed: say goodbye to everyone in it, and forget it.
     Close(World),
+    /// Stop serving a world whose fence is closed, and call when nothing of it is sent any more.
+    Freeze { world: World, done: Box<dyn FnOnce() + Send> },
+    /// A world has stood still for too long: close its connections.
+    Evict(World),
+    /// This node gives a world up: close its connections for this reason, and forget it.
+    End { world: World, reason: CloseReason },
     /// Use this configuration from now on.
     Reconfigure(Arc<throng_gateway::Config>),
     /// Say goodbye to everyone and end.

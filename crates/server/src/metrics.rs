@@ -40,6 +40,8 @@ pub(crate) struct MetricSources<'a> {
     pub(crate) classes: Vec<Arc<str>>,
     /// Of the matcher, where one runs.
     pub(crate) matcher: Option<&'a throng_matcher_server::Report>,
+    /// Of the node of a cluster.
+    pub(crate) cluster: Vec<Family>,
 }
 
 /// Above every bound of the round trips but the last, which has none.
@@ -83,6 +85,7 @@ pub(crate) fn families(figures: &MetricSources<'_>) -> Vec<Family> {
         families.extend(size_families(&figures.cache_sizes));
     }
     families.extend(figures.matcher.map(matcher_families).into_iter().flatten());
+    families.extend(figures.cluster.iter().cloned());
     families.extend(process_families(figures));
     families
 }
@@ -178,19 +181,24 @@ fn process_families(figures: &MetricSources<'_>) -> Vec<Family> {
     ]
 }
 
-fn family(name: &'static str, help: &'static str, kind: FamilyKind, samples: Vec<Sample>) -> Family {
+pub(crate) fn family(
+    name: &'static str,
+    help: &'static str,
+    kind: FamilyKind,
+    samples: Vec<Sample>,
+) -> Family {
     Family { name, help, kind, samples }
 }
 
-fn gauge(name: &'static str, help: &'static str, number: f64) -> Family {
+pub(crate) fn gauge(name: &'static str, help: &'static str, number: f64) -> Family {
     family(name, help, FamilyKind::Gauge, vec![plain(number)])
 }
 
-fn plain(number: f64) -> Sample {
+pub(crate) fn plain(number: f64) -> Sample {
     Sample { labels: Vec::new(), value: SampleValue::Number(number) }
 }
 
-fn labelled(name: &'static str, value: impl Into<Cow<'static, str>>, number: f64) -> Sample {
+pub(crate) fn labelled(name: &'static str, value: impl Into<Cow<'static, str>>, number: f64) -> Sample {
     Sample { labels: vec![(name, value.into())], value: SampleValue::Number(number) }
 }
 
@@ -311,6 +319,7 @@ mod tests {
                 lasting: true,
             }],
             classes: vec!["duel".into()],
+            cluster: crate::cluster::families_for_reference(),
         };
         (families(&figures), reference_families(&figures))
     }

@@ -16,6 +16,7 @@ use throng_net::Clock;
 use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
+use crate::cluster::Cluster;
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post, giving};
@@ -45,6 +46,8 @@ pub(crate) struct Watch {
     pub(crate) runs: Runs,
     pub(crate) worlds: Arc<Worlds>,
     matcher: Option<throng_matcher_server::Handle>,
+    /// The node of a cluster, once it has its name.
+    pub(crate) cluster: OnceLock<Arc<Cluster>>,
     /// Audit log of the admin listener.
     audit: AuditLog,
     ready: AtomicBool,
@@ -83,6 +86,7 @@ impl Watch {
             runs: Runs::default(),
             worlds,
             matcher,
+            cluster: OnceLock::new(),
             audit: AuditLog::new(Path::new(&config.settings.server.data)),
             ready: AtomicBool::new(false),
             settings: RwLock::new(config.settings.clone()),
@@ -186,6 +190,11 @@ impl Watch {
     }
 
     fn world_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        if let Some(cluster) = self.cluster.get() {
+            let name = name_of(request)?;
+            cluster.open(name).map_err(|why| Problem::new(409, why))?;
+            return Ok(json!({ "name": name, "cluster": true }));
+        }
         let class = request.body.get("class").and_then(Value::as_str).filter(|class| !class.is_empty());
         let opened = self.worlds.open(name_of(request)?, class, giving(&self.mailboxes));
         let opened = opened.map_err(|why| Problem::new(409, why))?;
@@ -197,6 +206,10 @@ impl Watch {
 
     fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let name = name_of(request)?;
+        if let Some(cluster) = self.cluster.get() {
+            cluster.close(name).map_err(|why| Problem::new(409, why))?;
+            return Ok(json!({ "closed": name, "cluster": true }));
+        }
         if *self.worlds.main().name == *name {
             return Err(Problem::new(409, "the default world ends with the process"));
         }
@@ -471,6 +484,7 @@ impl Monitor for Watch {
             let detail = if is_full { "the disk is full: writes are refused" } else { "serving" };
             parts.push(Part { name: "cache".to_owned(), ok: true, detail: detail.to_owned() });
         }
+        parts.extend(self.cluster.get().map(|cluster| cluster.health()).into_iter().flatten());
         let serving = self.ready.load(Ordering::Acquire);
         let detail = if serving { "open" } else { "starting or stopping" };
         parts.push(Part { name: "listeners".to_owned(), ok: serving, detail: detail.to_owned() });
@@ -491,6 +505,7 @@ impl Monitor for Watch {
                 cache.sizes().into_iter().map(|(name, usage)| (name.to_string(), usage)).collect()
             }),
             matcher: matcher.as_ref(),
+            cluster: self.cluster.get().map(|cluster| cluster.families()).unwrap_or_default(),
             worlds: self.worlds.list(),
             classes: self.worlds.classes(),
         };

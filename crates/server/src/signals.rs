@@ -8,9 +8,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::log::LogGuard;
 use crate::start::Running;
 
-/// Why a process stops whose matcher ended on its own.
-const MATCHER_FAILED: &str = "the matcher failed";
-
 /// Way in which a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -54,14 +51,16 @@ impl Signals {
         log: Option<&LogGuard>,
     ) -> End {
         let Some(runtime) = running.runtime().cloned() else { return End::Clean };
-        let reason = runtime.block_on(self.wait(&running, run_for, log));
+        let (reason, failed) = runtime.block_on(self.wait(&running, run_for, log));
         tracing::info!(reason, "stopping");
-        let failed = reason == MATCHER_FAILED;
         // The next stop signal must work while this thread waits for the shutdown.
         let flush = log.map(LogGuard::flusher);
+        let hurry = running.hurry();
         runtime.spawn(async move {
             let name = self.stop().await;
             tracing::warn!(reason = name, "stopping without waiting");
+            // It waits on a thread of its own, for seconds at most.
+            let _ = tokio::task::spawn_blocking(hurry).await;
             if let Some(flush) = flush {
                 flush();
             }
@@ -81,7 +80,7 @@ impl Signals {
         running: &Running,
         run_for: Option<Duration>,
         log: Option<&LogGuard>,
-    ) -> &'static str {
+    ) -> (&'static str, bool) {
         let time_up = async {
             match run_for {
                 Some(time) => tokio::time::sleep(time).await,
@@ -94,10 +93,10 @@ impl Signals {
                 // A reload that came first is done first.
                 biased;
                 _ = self.hangup.recv() => reload(running, log),
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                () = &mut time_up => return "the end of --for",
-                () = running.failed() => return MATCHER_FAILED,
+                _ = self.terminate.recv() => return ("SIGTERM", false),
+                _ = self.interrupt.recv() => return ("SIGINT", false),
+                () = &mut time_up => return ("the end of --for", false),
+                ended = running.ended() => return ended,
             }
         }
     }

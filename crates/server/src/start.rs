@@ -25,7 +25,7 @@ use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
 use crate::world::{HostParts, World};
 use crate::worlds::{Worlds, name_and_class};
-use crate::{ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
+use crate::{cluster, ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
 /// adds.
@@ -207,7 +207,9 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         .build()
         .map_err(system("cannot start the side runtime"))?;
     let provider = auth::provider(&settings.auth, runtime.handle()).map_err(StartError::File)?;
-    let logins = Arc::new(Logins::new(provider, runtime.handle().clone(), settings.auth.pending_max));
+    let is_node = !settings.cluster.name.is_empty();
+    let lobby = is_node.then(|| gateway_config::lobby(settings));
+    let logins = Arc::new(Logins::new(provider, runtime.handle().clone(), settings.auth.pending_max, lobby));
     let (recorder, recorder_thread) = start_recorder(settings)?;
 
     let count = shard_count(settings.server.shards);
@@ -218,17 +220,19 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let mut addresses = Vec::new();
     let mut acceptors = Vec::new();
     let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
-    let main = &settings.gateway.default_world;
+    let main = if is_node { cluster::LOBBY } else { &settings.gateway.default_world };
     let schemas_of = Arc::clone(&schemas);
     let classes = gateway_config::classes(settings, secret).map_err(StartError::File)?;
     let worlds = Worlds::new(main, &core, classes, schemas_of, count, seed, clock.unix_start_ns());
     let worlds = Arc::new(worlds);
     let mut others: Vec<Vec<HostParts>> = (0..count).map(|_| Vec::new()).collect();
-    for entry in &settings.gateway.worlds {
+    // The worlds of a node are opened by its cluster.
+    for entry in settings.gateway.worlds.iter().filter(|_| !is_node) {
         let (name, class) = name_and_class(entry);
         let give = |worker, parts| others[usize::from(worker)].push(parts);
         worlds.open_configured(name, class, give).map_err(StartError::File)?;
     }
+    let core = if is_node { gateway_config::of_lobby(core) } else { core };
     let mut roles: Vec<Roles> = (0..count).map(|_| Roles::new()).collect();
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
@@ -314,6 +318,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         matcher,
         config: Mutex::new(config),
     };
+    running.join_cluster()?;
     running.serve_admin(admin);
     if let (Some(cache), Some((_, addr))) = (&running.cache, pages_at) {
         let monitor: Arc<dyn throng_admin::Monitor> =
@@ -383,7 +388,8 @@ impl Running {
         match built.and_then(|(core, _)| Ok((core, classes?))) {
             Ok((core, classes)) => {
                 self.worlds.reconfigure(&core, classes);
-                let core = Arc::new(core);
+                let is_node = !settings.cluster.name.is_empty();
+                let core = Arc::new(if is_node { gateway_config::of_lobby(core) } else { core });
                 for mailbox in self.mailboxes.iter() {
                     mailbox.post(Post::Reconfigure(Arc::clone(&core)));
                 }
@@ -436,12 +442,15 @@ impl Running {
     }
 
     /// Stops in order: not ready any more, no new connections, everyone told, output flushed,
-    /// threads ended. Takes at most `server.shutdown_timeout_ms`. Returns whether everything was
-    /// flushed in time.
+    /// threads ended. Takes at most `server.shutdown_timeout_ms`, after a node of a cluster has moved
+    /// its worlds away. Returns whether everything was flushed in time.
     pub fn shutdown(mut self) -> bool {
         let timeout = Duration::from_millis(self.settings().server.shutdown_timeout_ms);
-        let until = Instant::now() + timeout;
         self.watch.set_ready(false);
+        if let Some(cluster) = self.watch.cluster.get() {
+            cluster.leave();
+        }
+        let until = Instant::now() + timeout;
         for mailbox in self.mailboxes.iter() {
             mailbox.post(Post::Shutdown);
         }
@@ -461,16 +470,72 @@ impl Running {
         complete
     }
 
-    /// Completes when a matcher that is the only service ended on its own: it cannot write its
-    /// journal, or another one serves its area. Beside other services its end is a part of
-    /// `/health/ready` and nothing more: they outlive a full disk.
-    pub(crate) async fn failed(&self) {
-        match &self.matcher {
-            Some(matcher) if services::is_alone(&self.settings().server.only, services::MATCHER) => {
-                matcher.handle().ended().await;
+    /// Completes when the process has nothing to serve any more, with the reason, and whether that
+    /// is a failure.
+    ///
+    /// A matcher that is the only service ended on its own: it cannot write its journal, or another
+    /// one serves its area. Beside other services its end is a part of `/health/ready` and nothing
+    /// more: they outlive a full disk. A node has left its cluster, or cannot be in it.
+    pub(crate) async fn ended(&self) -> (&'static str, bool) {
+        let matcher = async {
+            match &self.matcher {
+                Some(matcher) if services::is_alone(&self.settings().server.only, services::MATCHER) => {
+                    matcher.handle().ended().await;
+                }
+                _ => std::future::pending().await,
             }
-            _ => std::future::pending().await,
+        };
+        let cluster = async {
+            match self.watch.cluster.get() {
+                Some(cluster) => cluster.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = matcher => ("the matcher failed", true),
+            end = cluster => match end {
+                cluster::End::Left => ("the node has left its cluster", false),
+                cluster::End::Failed(why) => {
+                    tracing::error!(why, "the node ends");
+                    ("the node failed", true)
+                }
+            },
         }
+    }
+
+    /// Has a node leave its cluster at once, without moving its worlds away.
+    pub(crate) fn hurry(&self) -> impl FnOnce() + Send + 'static {
+        let cluster = self.watch.cluster.get().cloned();
+        move || cluster.iter().for_each(|cluster| cluster.stop())
+    }
+
+    /// Makes the process a node, if it is to be one.
+    fn join_cluster(&self) -> Result<(), StartError> {
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        if config.settings.cluster.name.is_empty() {
+            return Ok(());
+        }
+        let listeners = self.addresses.iter().filter_map(|address| {
+            let kind = match address.service {
+                Service::Clients => "client",
+                Service::Servers => "server",
+                _ => return None,
+            };
+            Some(cluster::plan::Listener { kind, scheme: address.scheme, addr: address.addr })
+        });
+        let listeners: Vec<_> = listeners.collect();
+        let around = cluster::Around {
+            clock: self.watch.clock,
+            worlds: &self.worlds,
+            mailboxes: &self.mailboxes,
+            listeners: &listeners,
+        };
+        let cluster = cluster::start(&config, &around)
+            .map_err(|why| StartError::File(format!("the cluster: {why}")))?;
+        self.logins.join(Arc::clone(&cluster));
+        let first = self.watch.cluster.set(cluster).is_ok();
+        debug_assert!(first, "joined once");
+        Ok(())
     }
 
     fn serve_admin(&self, admin: Option<(tokio::net::TcpListener, SocketAddr)>) {
@@ -610,8 +675,8 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             plan.clock.unix_start_ns(),
         );
         let (name, workers) = (Arc::clone(&main.name), Arc::clone(&workers));
-        let (has_class, idle) = (false, None);
-        let main = HostParts { world: World::MAIN, name, shard, seed, workers, has_class, idle };
+        let (has_class, idle, fence) = (false, None, None);
+        let main = HostParts { world: World::MAIN, name, shard, seed, workers, has_class, idle, fence };
         let (listeners, others) = listeners.next().unwrap_or_default();
         let worker = Worker::new(WorkerParts {
             index: index as u16,
@@ -676,14 +741,18 @@ impl Opening<'_> {
                 spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
                 spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
             }
-            let world = self.worlds.find(&plan.world).filter(|open| open.world != World::MAIN);
+            let is_node = !self.settings.cluster.name.is_empty();
+            let is_named = match is_node {
+                true => !plan.world.is_empty(),
+                false => self.worlds.find(&plan.world).is_some_and(|open| open.world != World::MAIN),
+            };
             // The first loop accepts for all shards of the main world; the connections of another
             // world come straight to the worker that it is on.
+            let world: Option<Arc<str>> = is_named.then(|| plan.world.as_str().into());
             let (first, loops) = match &world {
                 None => (0, &mut *self.loops),
-                Some(open) => {
-                    let worker = usize::from(open.worker);
-                    self.worlds.bind(&open.name, open.worker);
+                Some(name) => {
+                    let worker = usize::from(self.worlds.bind(name));
                     (worker, &mut self.loops[worker..=worker])
                 }
             };
@@ -700,7 +769,6 @@ impl Opening<'_> {
             let unproven = plan.transport == Transport::Kcp;
             let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
             let may_give_way = stream && section == Section::Clients;
-            let world = world.map(|open| open.name);
             let role = ListenerRole { kind: section.kind(), framing, unproven, may_give_way, world };
             self.roles[first].insert(key, role);
             let service = if section == Section::Servers { Service::Servers } else { Service::Clients };

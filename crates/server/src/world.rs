@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use throng_gateway::{Shard, Verdict};
 
+use crate::fence::Fence;
+
 /// Lives of a world that have ended in this process. Whatever was meant for another life than the
 /// present one is void.
 pub(crate) type Life = u32;
@@ -38,6 +40,8 @@ pub(crate) struct HostParts {
     pub(crate) has_class: bool,
     /// Time without connections after which it closes.
     pub(crate) idle: Option<Duration>,
+    /// Of a world of a cluster: it is served while this is open.
+    pub(crate) fence: Option<Arc<Fence>>,
 }
 
 /// Answer of a provider about a login.

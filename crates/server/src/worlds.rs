@@ -14,6 +14,7 @@ use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict, address_group};
 use throng_stdx::Instant;
 
 use crate::config::{ClassKeys, nearest};
+use crate::fence::Fence;
 use crate::world::{HostParts, Judgement, World};
 
 /// Characters of a world's name.
@@ -148,6 +149,15 @@ struct Entry {
 /// Classes with the configuration of their worlds.
 pub(crate) type Classes = Vec<(ClassKeys, throng_gateway::Config)>;
 
+/// A world that opens.
+struct NewWorld<'a> {
+    name: &'a str,
+    class: Option<Arc<str>>,
+    /// It stays open without connections.
+    lasting: bool,
+    fence: Option<Arc<Fence>>,
+}
+
 impl Worlds {
     /// Only the main world, called `main`.
     pub(crate) fn new(
@@ -220,17 +230,30 @@ impl Worlds {
                 "{max} worlds of the class `{class}` are open, which is its limit (`worlds_max`); close one"
             ));
         }
-        Ok(self.make(&mut table, name, class, lasting, give))
+        Ok(self.make(&mut table, NewWorld { name, class, lasting, fence: None }, give))
     }
 
-    fn make(
+    /// Opens a world of a cluster, which is served while its fence is open.
+    ///
+    /// # Errors
+    /// It is open, or its name is none.
+    pub(crate) fn open_behind(
         &self,
-        table: &mut Table,
+        fence: Arc<Fence>,
         name: &str,
-        class: Option<Arc<str>>,
-        lasting: bool,
         give: impl FnOnce(u16, HostParts),
-    ) -> OpenWorld {
+    ) -> Result<OpenWorld, String> {
+        check_name(name)?;
+        let mut table = self.lock();
+        if table.open.contains_key(name) {
+            return Err(format!("the world `{name}` is open"));
+        }
+        let new = NewWorld { name, class: None, lasting: true, fence: Some(fence) };
+        Ok(self.make(&mut table, new, give))
+    }
+
+    fn make(&self, table: &mut Table, new: NewWorld<'_>, give: impl FnOnce(u16, HostParts)) -> OpenWorld {
+        let NewWorld { name, class, lasting, fence } = new;
         let worker = match table.bound.get(name) {
             Some(worker) => *worker,
             None => table.emptiest(self.workers),
@@ -253,6 +276,7 @@ impl Worlds {
             workers: Arc::from([worker]),
             has_class: class.is_some(),
             idle: idle.filter(|idle| !lasting && !idle.is_zero()),
+            fence,
         };
         let open = OpenWorld { name: Arc::clone(&name), world, worker, class, lasting };
         table.open.insert(name, Entry { world: open.clone(), entrants: 0 });
@@ -287,9 +311,14 @@ impl Worlds {
         is_calm
     }
 
-    /// A world that listeners lead to stays on the worker that has them.
-    pub(crate) fn bind(&self, name: &str, worker: u16) {
-        self.lock().bound.insert(name.into(), worker);
+    /// A world that listeners lead to stays on the worker that has them, open or not: this one.
+    pub(crate) fn bind(&self, name: &str) -> u16 {
+        let mut table = self.lock();
+        let bound = table.bound.get(name).copied();
+        let worker = bound.or_else(|| table.open.get(name).map(|open| open.world.worker));
+        let worker = worker.unwrap_or_else(|| table.emptiest(self.workers));
+        table.bound.insert(name.into(), worker);
+        worker
     }
 
     pub(crate) fn main(&self) -> OpenWorld {
@@ -348,7 +377,8 @@ impl Worlds {
         if table.is_full(&class) || !table.may_create(&class, asked) {
             return Verdict::Refused(CloseReason::WorldsMax);
         }
-        let open = self.make(&mut table, name, Some(class), false, give);
+        let new = NewWorld { name, class: Some(class), lasting: false, fence: None };
+        let open = self.make(&mut table, new, give);
         if let Some(entry) = table.open.get_mut(name) {
             entry.entrants += 1;
         }
@@ -539,8 +569,9 @@ mod tests {
         assert_eq!(["b", "b", "main"].map(&mut close), [true, false, false]);
         assert_eq!(told, [(1, World(2))]);
         assert!(worlds.find("b").is_none() && worlds.find("main").is_some());
-        worlds.bind("b", 0);
-        assert_eq!(open("b"), Ok((5, 0)), "where its listeners are");
+        assert_eq!((worlds.bind("b"), worlds.bind("c")), (1, 0), "the emptiest one, and its own");
+        assert_eq!(worlds.bind("b"), 1, "as before");
+        assert_eq!(open("b"), Ok((5, 1)), "where its listeners are");
         assert_eq!(worlds.list().len(), 5);
     }
 

@@ -24,7 +24,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Configure", &["config", "doctor", "migrate"]),
     ("Watch", &["top", "why", "explain", "health"]),
     ("Measure", &["bench", "swarm", "replay", "report", "compare"]),
-    ("Maintain", &["world", "ddc", "matcher"]),
+    ("Maintain", &["world", "cluster", "ddc", "matcher"]),
     ("Program", &["help", "version", "completions", "man"]),
 ];
 
@@ -190,6 +190,7 @@ pub(crate) fn command() -> Command {
             WorldArgs::augment_args(Command::new("world"))
                 .about("List, open and close the worlds of a running process"),
         )
+        .subcommand(crate::cluster::command())
         .subcommand(
             Command::new("explain")
                 .about("Explain an error code or a reason")

@@ -7,6 +7,7 @@ mod bench;
 mod bench_ddc;
 mod channeld;
 mod cli;
+mod cluster;
 mod config;
 mod ddc;
 mod doctor;
@@ -120,6 +121,7 @@ fn main() -> ExitCode {
         Some(("top", matches)) => with(matches, top::run),
         Some(("why", matches)) => with(matches, why::run),
         Some(("world", matches)) => with(matches, world::run),
+        Some(("cluster", matches)) => cluster::run(matches),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
         Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),

@@ -6,10 +6,10 @@ use throng_stdx::Instant;
 
 use crate::cas::{Known, Noted};
 use crate::defect::Defect;
-use crate::directory::{Decided, Entry, Reply, Slot};
+use crate::directory::{Decided, DirectoryResult, Entry, Slot};
 use crate::name::Name;
 use crate::node::worlds::Stage;
-use crate::node::{DirectoryResult, EndReason, Event, Failure, Flight, Node, known};
+use crate::node::{EndReason, Event, Failure, Flight, Node};
 use crate::record::{NodeRecord, NodeState};
 use crate::times::{FREEZE, LOSS, RENEWAL};
 
@@ -71,19 +71,28 @@ impl Entry for NodeRecord {
     fn bytes(&self) -> Vec<u8> {
         self.to_bytes()
     }
+
+    fn parse(bytes: &[u8]) -> Result<NodeRecord, String> {
+        NodeRecord::parse(bytes)
+    }
+
+    fn set_nonce(&mut self, nonce: u64) {
+        self.nonce = nonce;
+    }
 }
 
 impl Node {
     /// Time until which this node may serve without another renewal; `None` without its name. The
-    /// driver publishes it to other threads behind all earlier events: a thread that still has a
-    /// world of an incarnation that has ended must not take the next one's lease for its own.
+    /// driver publishes it to other threads along with [`Node::incarnation`]: it is the lease of that
+    /// incarnation's worlds, and a thread may still have worlds of an earlier one.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         self.lease.as_ref().filter(|lease| !lease.has_lapsed).map(|lease| lease.renewed + FREEZE)
     }
 
-    /// Returns whether the lease holds at `now`, so that worlds may be served. A thread that does
-    /// not own the node compares [`Node::serves_until`] with its clock, before every round.
+    /// Returns whether the lease holds at `now`, so that the worlds of this incarnation may be
+    /// served. A thread that does not own the node compares [`Node::serves_until`] with its clock,
+    /// before every round.
     #[must_use]
     pub fn may_serve(&self, now: Instant) -> bool {
         self.serves_until().is_some_and(|end| now <= end || self.has(Defect::BlindAfterStandstill))
@@ -102,7 +111,7 @@ impl Node {
         if !lease.has_lapsed && now > end {
             lease.has_lapsed = true;
             self.stats.lapses += 1;
-            self.events.push_back(Event::Lapsed);
+            self.events.push_back(Event::Lapsed { incarnation: lease.incarnation });
             for held in self.held.values_mut() {
                 held.is_unread = true;
                 if matches!(held.stage, Stage::Serving | Stage::Frozen { .. }) {
@@ -262,12 +271,14 @@ impl Node {
     /// All worlds end: the lease is another's.
     fn depose(&mut self, now: Instant) {
         self.stats.deposed += 1;
-        self.lease = None;
+        let ended = self.lease.take();
         if let Some(own) = self.nodes.get_mut(&self.setup.node) {
             own.pending = None;
         }
         self.end_all(EndReason::Deposed);
-        self.events.push_back(Event::Deposed);
+        if let Some(Lease { incarnation, .. }) = ended {
+            self.events.push_back(Event::Deposed { incarnation });
+        }
         if self.drain.is_active() {
             self.phase = Phase::Over;
             self.events.push_back(Event::Left);
@@ -281,7 +292,7 @@ impl Node {
     pub(super) fn end_all(&mut self, why: EndReason) {
         while let Some((world, held)) = self.held.pop_first() {
             self.dirty_worlds.insert(world.clone());
-            self.events.push_back(Event::End { world, epoch: held.record.epoch, why: why.clone() });
+            self.events.push_back(held.end(world, why.clone()));
         }
     }
 
@@ -314,46 +325,24 @@ impl Node {
         self.after_node(now, name, before, decided);
     }
 
-    pub(super) fn on_node_outcome(
+    pub(super) fn on_node_result(
         &mut self,
         now: Instant,
         name: &Name,
         flight: &Flight,
-        outcome: DirectoryResult,
+        result: DirectoryResult,
     ) {
         let is_renewal = self.is_renewal(name);
-        let reading = self.stopwatch.reading();
-        let (is_failure, is_success, is_fresh) = (
-            self.has(Defect::TimeoutIsFailure),
-            self.has(Defect::TimeoutIsSuccess),
-            self.has(Defect::FreshNonce),
-        );
-        let fresh = if is_fresh && outcome == DirectoryResult::Unknown { self.nonce() } else { 0 };
+        let (reading, silence) = (self.stopwatch.reading(), self.silence());
+        if *name == self.setup.node
+            && matches!(self.phase, Phase::Joining(_))
+            && matches!(result, DirectoryResult::Found { .. })
+        {
+            self.stopwatch.answered(flight.sent);
+        }
         let Some(slot) = self.nodes.get_mut(name) else { return };
         let before = slot.known.record().map(|record| (record.incarnation, record.state));
-        let reply = match outcome {
-            DirectoryResult::Applied(revision) => Reply::Applied(revision),
-            DirectoryResult::Refused => Reply::Refused,
-            DirectoryResult::Found { revision, value } => {
-                if *name == self.setup.node && matches!(self.phase, Phase::Joining(_)) {
-                    self.stopwatch.answered(flight.sent);
-                }
-                Reply::Found(revision, known(value.as_deref(), NodeRecord::parse))
-            }
-            DirectoryResult::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
-            DirectoryResult::Unknown => {
-                if is_failure && flight.nonce.is_some() {
-                    slot.pending = None;
-                }
-                if let Some(value) = slot.pending.as_mut().and_then(|pending| pending.value.as_mut())
-                    && is_fresh
-                {
-                    value.nonce = fresh;
-                }
-                Reply::Unknown
-            }
-        };
-        let decided = slot.reply(now, reading, flight.nonce, reply, is_renewal);
+        let decided = slot.handle_result(now, reading, flight.nonce, result, silence, is_renewal);
         self.after_node(now, name, before, decided);
     }
 

@@ -13,7 +13,7 @@ use throng_stdx::{Instant, Rng};
 
 use crate::cas::{Known, Stopwatch};
 use crate::defect::Defect;
-use crate::directory::{Op, Slot};
+use crate::directory::{Action, DirectoryRequest, DirectoryResult, Op, RequestId, Silence, Slot};
 use crate::name::{Key, Name};
 use crate::record::{ClusterRecord, DrainRecord, Home, NodeRecord, Record, WorldRecord};
 
@@ -59,62 +59,6 @@ pub struct Setup {
     pub origin_unix_ms: u64,
 }
 
-/// Number of a request to the directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// Request to the directory. The driver answers each once, by [`Node::handle_result`], after 2 s
-/// at most.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirectoryRequest {
-    /// Number of the request.
-    pub id: RequestId,
-    /// Key that it is about.
-    pub key: Key,
-    /// The request.
-    pub action: Action,
-}
-
-/// Kind of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Read the record through the leader.
-    Read,
-    /// Write this value if the key is at revision `expected`; 0: if there is no record and no mark
-    /// of a deletion.
-    Write {
-        /// Revision that is replaced.
-        expected: u64,
-        /// The new value.
-        value: Vec<u8>,
-    },
-    /// Delete the record if the key is at revision `expected`, leaving a mark for an hour.
-    Delete {
-        /// Revision that is replaced.
-        expected: u64,
-    },
-}
-
-/// DirectoryResult of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DirectoryResult {
-    /// The write or deletion was applied, at this revision.
-    Applied(u64),
-    /// The key is at another revision, so the write was not applied.
-    Refused,
-    /// The answer to a read: the revision of the key and its value. A deleted key has the revision
-    /// of its mark and no value, a key without record and mark has revision 0.
-    Found {
-        /// Revision of the record or of the mark.
-        revision: u64,
-        /// The value, if there is one.
-        value: Option<Vec<u8>>,
-    },
-    /// No answer, or one that says nothing about the outcome (time-out, no responders, error 10164
-    /// of JetStream). A write may still be applied.
-    Unknown,
-}
-
 /// Reason why a node cannot run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
@@ -147,7 +91,8 @@ pub enum EndReason {
     Left,
 }
 
-/// Change that the driver must act on.
+/// Change that the driver must act on. A world belongs to the incarnation in which it was opened:
+/// it is served under the lease of that incarnation and of no later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The node holds its name now.
@@ -156,9 +101,11 @@ pub enum Event {
         incarnation: u64,
     },
     /// Another node has marked this one as lost, or another process has taken its name. All worlds
-    /// have ended; the node takes its name again if no other process holds it. The driver publishes
-    /// the next lease only after its threads have taken every event up to this one.
-    Deposed,
+    /// have ended; the node takes its name again if no other process holds it.
+    Deposed {
+        /// The incarnation that ended.
+        incarnation: u64,
+    },
     /// The node cannot run and does nothing any more. The process exits with an error.
     Failed(Failure),
     /// The node has left and does nothing any more. The process exits.
@@ -169,6 +116,8 @@ pub enum Event {
         world: Name,
         /// Its epoch.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
         /// Its class.
         class: Name,
     },
@@ -178,6 +127,8 @@ pub enum Event {
         world: Name,
         /// Its epoch.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
     },
     /// Stop serving the world, keep its sockets, answer with [`Node::handle_frozen`].
     Freeze {
@@ -185,6 +136,8 @@ pub enum Event {
         world: Name,
         /// Its epoch.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
     },
     /// Continue with a world that was frozen, by [`Event::Freeze`] or [`Event::Lapsed`].
     Thaw {
@@ -192,6 +145,8 @@ pub enum Event {
         world: Name,
         /// Its epoch.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
     },
     /// The directory had lost the record of the world, and this node has written it again.
     Renumbered {
@@ -201,6 +156,8 @@ pub enum Event {
         from: u64,
         /// Epoch from now on.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
     },
     /// Delete the world and close its sockets.
     End {
@@ -208,11 +165,16 @@ pub enum Event {
         world: Name,
         /// Its epoch.
         epoch: u64,
+        /// Incarnation of this node that it belongs to.
+        incarnation: u64,
         /// Reason.
         why: EndReason,
     },
     /// The lease has run out, so all worlds are frozen, each until its [`Event::Thaw`].
-    Lapsed,
+    Lapsed {
+        /// Incarnation whose lease it is.
+        incarnation: u64,
+    },
     /// Worlds have been frozen for longer than [`Setup::patience`]: their sockets close with
     /// `world_unavailable`. The worlds stay.
     PatienceOver,
@@ -492,18 +454,18 @@ impl Node {
         self.step(now);
     }
 
-    /// Takes the outcome of a request.
-    pub fn handle_result(&mut self, now: Instant, id: RequestId, outcome: DirectoryResult) {
+    /// Takes the result of a request.
+    pub fn handle_result(&mut self, now: Instant, id: RequestId, result: DirectoryResult) {
         self.observe(now);
         let Some(flight) = self.flights.remove(&id.0) else { return };
-        self.stats.unknown += u64::from(outcome == DirectoryResult::Unknown);
-        self.stats.refused += u64::from(outcome == DirectoryResult::Refused);
-        if let DirectoryResult::Applied(revision) | DirectoryResult::Found { revision, .. } = &outcome {
+        self.stats.unknown += u64::from(result == DirectoryResult::Unknown);
+        self.stats.refused += u64::from(result == DirectoryResult::Refused);
+        if let DirectoryResult::Applied(revision) | DirectoryResult::Found { revision, .. } = &result {
             self.revision_max = self.revision_max.max(*revision);
         }
         match flight.key.clone() {
-            Key::Node(name) => self.on_node_outcome(now, &name, &flight, outcome),
-            Key::World(name) => self.on_world_outcome(now, &name, &flight, outcome),
+            Key::Node(name) => self.on_node_result(now, &name, &flight, result),
+            Key::World(name) => self.on_world_result(now, &name, &flight, result),
             Key::Cluster | Key::Matcher(_) | Key::Drain(_) => {}
         }
         self.step(now);
@@ -644,30 +606,49 @@ impl Node {
     /// Takes a record, unless it is older than one seen.
     fn learn(&mut self, now: Instant, key: &Key, revision: u64, value: Option<&[u8]>) {
         match key {
-            Key::Cluster => self.cluster = known(value, ClusterRecord::parse),
+            Key::Cluster => self.cluster = Known::parse(value, ClusterRecord::parse),
             Key::Node(name) => {
                 if self.nodes.len() + self.worlds.len() >= RECORDS_MAX && !self.nodes.contains_key(name) {
                     self.stats.ignored += 1;
                     return;
                 }
-                self.learn_node(now, name, revision, known(value, NodeRecord::parse));
+                self.learn_node(now, name, revision, Known::parse(value, NodeRecord::parse));
             }
             Key::World(name) => {
                 if self.nodes.len() + self.worlds.len() >= RECORDS_MAX && !self.worlds.contains_key(name) {
                     self.stats.ignored += 1;
                     return;
                 }
-                self.learn_world(now, name, revision, known(value, WorldRecord::parse));
+                self.learn_world(now, name, revision, Known::parse(value, WorldRecord::parse));
             }
             Key::Matcher(name) => {
-                keep(&mut self.matchers, name, revision, known(value, Record::parse), &mut self.stats);
+                keep(&mut self.matchers, name, revision, Known::parse(value, Record::parse), &mut self.stats);
             }
             Key::Drain(name) => {
-                keep(&mut self.drains, name, revision, known(value, DrainRecord::parse), &mut self.stats);
+                keep(
+                    &mut self.drains,
+                    name,
+                    revision,
+                    Known::parse(value, DrainRecord::parse),
+                    &mut self.stats,
+                );
                 if *name == self.setup.node {
                     self.on_drain_record(now);
                 }
             }
+        }
+    }
+
+    /// Meaning of a request without an answer, which a defect may change.
+    fn silence(&mut self) -> Silence {
+        if self.has(Defect::TimeoutIsFailure) {
+            Silence::Failure
+        } else if self.has(Defect::TimeoutIsSuccess) {
+            Silence::Success
+        } else if self.has(Defect::FreshNonce) {
+            Silence::Renumber(self.nonce())
+        } else {
+            Silence::Open
         }
     }
 
@@ -744,15 +725,6 @@ impl Node {
             }
             self.wakes.insert((at, Wake::World(name.clone())));
         }
-    }
-}
-
-/// Parses a value; a value that cannot be read is foreign.
-fn known<R>(value: Option<&[u8]>, parse: fn(&[u8]) -> Result<R, String>) -> Known<R> {
-    match value.map(parse) {
-        None => Known::Absent,
-        Some(Ok(record)) => Known::Record(record),
-        Some(Err(_)) => Known::Foreign,
     }
 }
 

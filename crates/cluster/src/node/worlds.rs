@@ -6,10 +6,10 @@ use throng_stdx::Instant;
 
 use crate::cas::{Known, Noted};
 use crate::defect::Defect;
-use crate::directory::{Decided, Entry, Reply, Slot};
+use crate::directory::{Decided, DirectoryResult, Entry, Silence, Slot};
 use crate::name::Name;
 use crate::node::choice::NoHome;
-use crate::node::{DirectoryResult, EndReason, Event, Flight, Node, Wake, known};
+use crate::node::{EndReason, Event, Flight, Node, Wake};
 use crate::record::{Home, WorldRecord, WorldState};
 use crate::times::{LOSS, RENEWAL};
 
@@ -44,6 +44,17 @@ pub(super) struct Held {
     freezing: u64,
     /// Number of connections, as the driver reports it.
     pub(super) players: u32,
+}
+
+impl Held {
+    /// Incarnation of this node that the world belongs to.
+    fn incarnation(&self) -> u64 {
+        self.record.home.incarnation
+    }
+
+    pub(super) fn end(&self, world: Name, why: EndReason) -> Event {
+        Event::End { world, epoch: self.record.epoch, incarnation: self.incarnation(), why }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +105,14 @@ impl Entry for WorldRecord {
 
     fn bytes(&self) -> Vec<u8> {
         self.to_bytes()
+    }
+
+    fn parse(bytes: &[u8]) -> Result<WorldRecord, String> {
+        WorldRecord::parse(bytes)
+    }
+
+    fn set_nonce(&mut self, nonce: u64) {
+        self.nonce = nonce;
     }
 }
 
@@ -225,54 +244,28 @@ impl Node {
         self.after_world(now, name, decided);
     }
 
-    pub(super) fn on_world_outcome(
+    pub(super) fn on_world_result(
         &mut self,
         now: Instant,
         name: &Name,
         flight: &Flight,
-        outcome: DirectoryResult,
+        result: DirectoryResult,
     ) {
-        let reading = self.stopwatch.reading();
-        let (is_failure, is_success, is_fresh) = (
-            self.has(Defect::TimeoutIsFailure),
-            self.has(Defect::TimeoutIsSuccess),
-            self.has(Defect::FreshNonce),
-        );
-        let fresh = if is_fresh && outcome == DirectoryResult::Unknown { self.nonce() } else { 0 };
+        let (reading, silence) = (self.stopwatch.reading(), self.silence());
         let Some(slot) = self.worlds.get_mut(name) else { return };
-        let is_answer = matches!(outcome, DirectoryResult::Found { .. });
-        let reply = match outcome {
-            DirectoryResult::Applied(revision) => Reply::Applied(revision),
-            DirectoryResult::Refused => Reply::Refused,
-            DirectoryResult::Found { revision, value } => {
-                Reply::Found(revision, known(value.as_deref(), WorldRecord::parse))
-            }
-            DirectoryResult::Unknown if is_success && flight.nonce.is_some() => Reply::Applied(slot.revision),
-            DirectoryResult::Unknown => {
-                if is_failure && flight.nonce.is_some() {
-                    slot.pending = None;
-                }
-                if let Some(value) = slot.pending.as_mut().and_then(|pending| pending.value.as_mut())
-                    && is_fresh
-                {
-                    value.nonce = fresh;
-                }
-                Reply::Unknown
-            }
+        let is_given_up = silence == Silence::Failure && result == DirectoryResult::Unknown;
+        let found = match &result {
+            DirectoryResult::Found { revision, .. } => Some(*revision),
+            _ => None,
         };
-        let found = match &reply {
-            Reply::Found(revision, _) => *revision,
-            _ => 0,
-        };
-        let is_given_up = is_failure && matches!(reply, Reply::Unknown);
-        let decided = slot.reply(now, reading, flight.nonce, reply, false);
+        let decided = slot.handle_result(now, reading, flight.nonce, result, silence, false);
         if is_given_up {
             self.resume(name);
         }
         let Some(slot) = self.worlds.get(name) else { return };
-        let is_current = is_answer && found >= slot.revision;
+        let is_current = found.is_some_and(|found| found >= slot.revision);
         self.after_world(now, name, decided);
-        if is_answer {
+        if found.is_some() {
             self.try_thaw(name, is_current);
         }
     }
@@ -294,9 +287,10 @@ impl Node {
                         && held.record.epoch == from
                         && let Some(record) = pending.value
                     {
-                        let epoch = record.epoch;
                         held.record = record;
-                        self.events.push_back(Event::Renumbered { world: name.clone(), from, epoch });
+                        let (world, epoch, incarnation) =
+                            (name.clone(), held.record.epoch, held.incarnation());
+                        self.events.push_back(Event::Renumbered { world, from, epoch, incarnation });
                     }
                 }
                 WorldWrite::Close | WorldWrite::Delete => {}
@@ -317,12 +311,13 @@ impl Node {
         }
         held.record.state = WorldState::Serving;
         held.stage = Stage::Serving;
-        self.events.push_back(Event::Serve { world: world.clone(), epoch });
+        let incarnation = held.incarnation();
+        self.events.push_back(Event::Serve { world: world.clone(), epoch, incarnation });
     }
 
     pub(super) fn end(&mut self, world: &Name, why: EndReason) {
         if let Some(held) = self.held.remove(world) {
-            self.events.push_back(Event::End { world: world.clone(), epoch: held.record.epoch, why });
+            self.events.push_back(held.end(world.clone(), why));
         }
     }
 
@@ -367,8 +362,8 @@ impl Node {
         if is_current && !has_lapsed {
             held.is_unread = false;
             held.stage = Stage::Serving;
-            let epoch = held.record.epoch;
-            self.events.push_back(Event::Thaw { world: name.clone(), epoch });
+            let (epoch, incarnation) = (held.record.epoch, held.incarnation());
+            self.events.push_back(Event::Thaw { world: name.clone(), epoch, incarnation });
         } else {
             held.stage = Stage::Frozen { is_reading: false };
         }
@@ -385,8 +380,8 @@ impl Node {
             held.stage = Stage::Frozen { is_reading: false };
         } else {
             held.stage = Stage::Serving;
-            let epoch = held.record.epoch;
-            self.events.push_back(Event::Thaw { world: name.clone(), epoch });
+            let (epoch, incarnation) = (held.record.epoch, held.incarnation());
+            self.events.push_back(Event::Thaw { world: name.clone(), epoch, incarnation });
         }
         self.dirty_worlds.insert(name.clone());
     }
@@ -401,9 +396,9 @@ impl Node {
                 return;
             }
             held.stage = Stage::Freezing;
-            let epoch = held.record.epoch;
+            let (epoch, incarnation) = (held.record.epoch, held.incarnation());
             held.freezing = epoch;
-            self.events.push_back(Event::Freeze { world: name.clone(), epoch });
+            self.events.push_back(Event::Freeze { world: name.clone(), epoch, incarnation });
         }
     }
 
@@ -550,11 +545,12 @@ impl Node {
                     let own = self.setup.node.clone();
                     self.pass_on(now, name, record, &own);
                 } else {
-                    let (epoch, class) = (record.epoch, record.class.clone());
+                    let (epoch, incarnation) = (record.epoch, record.home.incarnation);
+                    let class = record.class.clone();
                     let held =
                         Held { record, stage: Stage::Opening, is_unread: false, freezing: 0, players: 0 };
                     self.held.insert(name.clone(), held);
-                    self.events.push_back(Event::Open { world: name.clone(), epoch, class });
+                    self.events.push_back(Event::Open { world: name.clone(), epoch, incarnation, class });
                 }
             }
             (WorldState::Assigned, Some(Stage::Opening | Stage::Opened)) if drains => {
@@ -565,7 +561,8 @@ impl Node {
             (WorldState::Assigned, Some(Stage::Opened)) => {
                 let epoch = record.epoch;
                 if self.has(Defect::ServeEarly) {
-                    self.events.push_back(Event::Serve { world: name.clone(), epoch });
+                    let incarnation = record.home.incarnation;
+                    self.events.push_back(Event::Serve { world: name.clone(), epoch, incarnation });
                 }
                 self.write_world(now, name, record, WorldState::Serving, WorldWrite::Serve { epoch });
             }

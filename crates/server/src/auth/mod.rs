@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use throng_gateway::{AuthTicket, ConnKind, Redacted, Verdict};
+use throng_gateway::{AuthTicket, CloseReason, ConnKind, Redacted, Verdict};
 use throng_stdx::Instant;
 
 pub use callout::Callout;
@@ -33,10 +33,11 @@ pub(crate) use fetch::check_url;
 pub use jwt::Jwt;
 pub use tokens::Tokens;
 
+use crate::cluster::Cluster;
 use crate::config::Auth;
 use crate::mailbox::{Mailbox, Post, giving};
 pub use crate::world::Judgement;
-use crate::world::WorldEpoch;
+use crate::world::{World, WorldEpoch};
 use crate::worlds::{WorldRequest, Worlds};
 
 /// Bytes of a player identifier or a token beyond which no provider is asked. Signed tokens with
@@ -104,6 +105,29 @@ pub(crate) struct Logins {
     process: OnceLock<(Arc<[Mailbox]>, Arc<Worlds>)>,
     pending: Arc<AtomicUsize>,
     pending_max: usize,
+    lobby: Option<Lobby>,
+    cluster: OnceLock<Arc<Cluster>>,
+}
+
+/// The world of a node in which every login is judged, by these settings.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lobby {
+    /// Game servers need no verdict of a provider.
+    pub(crate) servers_bypass: bool,
+    /// Without a provider, logins are refused.
+    pub(crate) is_closed: bool,
+}
+
+impl Lobby {
+    /// The verdict that needs no provider.
+    fn judge(self, kind: ConnKind, has_provider: bool) -> Option<Verdict> {
+        match (kind, has_provider) {
+            (ConnKind::Server, _) if self.servers_bypass => Some(Verdict::Success),
+            (_, true) => None,
+            (_, false) if self.is_closed => Some(Verdict::InvalidLt),
+            (_, false) => Some(Verdict::Success),
+        }
+    }
 }
 
 impl Logins {
@@ -111,8 +135,16 @@ impl Logins {
         provider: Option<Arc<dyn Authenticator>>,
         runtime: tokio::runtime::Handle,
         pending_max: usize,
+        lobby: Option<Lobby>,
     ) -> Logins {
-        Logins { provider, runtime, process: OnceLock::new(), pending: Arc::default(), pending_max }
+        let (process, cluster) = (OnceLock::new(), OnceLock::new());
+        Logins { provider, runtime, process, pending: Arc::default(), pending_max, lobby, cluster }
+    }
+
+    /// Says by which node logins find their worlds.
+    pub(crate) fn join(&self, cluster: Arc<Cluster>) {
+        let first = self.cluster.set(cluster).is_ok();
+        debug_assert!(first, "joined once");
     }
 
     /// Says where verdicts go and where worlds are; before the first login.
@@ -141,15 +173,17 @@ impl Logins {
         asked: Option<Box<str>>,
         now: Instant,
     ) -> Option<Verdict> {
-        let addr = login.addr;
+        let (addr, requested) = (login.addr, asked.clone());
         let settle = move |mailboxes: &[Mailbox], worlds: &Worlds, judged: Judgement| {
             let asked = asked.as_deref().map(|world| WorldRequest { world, addr, now });
             worlds.settle(to.world, judged, asked, giving(mailboxes))
         };
-        let Some(provider) = &self.provider else {
+        let lobby = self.lobby.filter(|_| to.world == World::MAIN);
+        let judged = lobby.and_then(|lobby| lobby.judge(login.kind, self.provider.is_some()));
+        if judged.is_none() && self.provider.is_none() {
             let (mailboxes, worlds) = self.process.get()?;
             return Some(settle(mailboxes, worlds, Verdict::Success.into()));
-        };
+        }
         if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
             return Some(Verdict::InvalidLt);
         }
@@ -160,15 +194,27 @@ impl Logins {
         let Some((mailboxes, worlds)) = self.process.get().cloned() else {
             return Some(Verdict::Error("the gateway is starting".to_owned()));
         };
-        let (provider, pending) = (Arc::clone(provider), Pending(Arc::clone(&self.pending)));
+        let (provider, pending) = (self.provider.clone(), Pending(Arc::clone(&self.pending)));
+        let cluster = self.cluster.get().cloned();
         self.runtime.spawn(async move {
-            // A provider that panics must not leave the peer waiting for ever.
-            let judged = tokio::spawn(async move { provider.judge(&login).await });
-            let judged = judged
-                .await
-                .unwrap_or_else(|error| Verdict::Error(format!("the provider failed: {error}")).into());
+            let judged = match (judged, provider) {
+                (Some(verdict), _) => verdict.into(),
+                (None, None) => Verdict::Success.into(),
+                (None, Some(provider)) => {
+                    // A provider that panics must not leave the peer waiting for ever.
+                    let judged = tokio::spawn(async move { provider.judge(&login).await }).await;
+                    judged.unwrap_or_else(|error| {
+                        Verdict::Error(format!("the provider failed: {error}")).into()
+                    })
+                }
+            };
             drop(pending);
-            let verdict = settle(&mailboxes, &worlds, judged);
+            let verdict = match (lobby, cluster) {
+                (None, _) => settle(&mailboxes, &worlds, judged),
+                (Some(_), Some(cluster)) => cluster.settle(&worlds, judged, requested.as_deref()).await,
+                // The node starts.
+                (Some(_), None) => Verdict::Refused(CloseReason::WorldUnavailable),
+            };
             mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
         });
         None

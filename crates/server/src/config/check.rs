@@ -8,6 +8,7 @@ use super::Config;
 use super::keys::{Class, Listener};
 use super::problem::{Origin, Problem, ProblemKind};
 use super::value::{nearest, resolve_addr};
+use crate::cluster::plan;
 use crate::listen::{self, ListenerPlan, Transport};
 use crate::{services, worlds};
 
@@ -31,6 +32,7 @@ pub(super) fn check(config: &Config) -> Vec<Problem> {
     check_http(config, &mut problems);
     check_ddc(config, &mut problems);
     check_matcher(config, &mut problems);
+    check_cluster(config, &mut problems);
     check_matchmaking(config, &mut problems);
     check_auth(config, &mut problems);
     check_gateway(config, &mut problems);
@@ -93,6 +95,7 @@ fn check_features(config: &Config, is_built: impl Fn(&str) -> bool, problems: &m
         ("ddc.jwt_jwks_url", !settings.ddc.jwt_jwks_url.is_empty(), "jwt"),
         ("ddc.tier.url", !settings.ddc_tier.url.is_empty(), "object-storage"),
         ("matcher.nats_url", !settings.matcher.nats_url.is_empty(), "nats"),
+        ("cluster.name", !settings.cluster.name.is_empty(), "nats"),
     ] {
         if is_set && !is_built(feature) {
             let message =
@@ -372,6 +375,83 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
             );
         }
     }
+}
+
+fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {
+    let cluster = &config.settings.cluster;
+    for name in
+        ["nats_credentials_file", "nats_token_file", "nats_ca_file", "nats_cert", "nats_key", "secret_file"]
+    {
+        check_file(config, &format!("cluster.{name}"), problems);
+    }
+    let conflict = |key: &str, message: String| at(config, ProblemKind::Conflict, key, message);
+    let wrong = cluster.advertise.iter().filter_map(|each| plan::parse_address(each).err());
+    problems.extend(wrong.map(|why| at(config, ProblemKind::BadValue, "cluster.advertise", why)));
+    if cluster.name.is_empty() {
+        let keys = [("cluster.nats_url", &cluster.nats_url), ("cluster.secret_file", &cluster.secret_file)];
+        for (key, _) in keys.iter().filter(|(_, value)| !value.is_empty()) {
+            problems.push(conflict(key, format!("`{key}` does nothing without `cluster.name`")));
+        }
+        return;
+    }
+    for (key, name) in [("cluster.name", &cluster.name), ("cluster.node", &cluster.node)] {
+        let wrong = worlds::check_name(name).err().filter(|_| !name.is_empty());
+        problems.extend(wrong.map(|why| bad_value(config, key, &why)));
+    }
+    if cluster.node.is_empty()
+        && let Err(why) = plan::node_name(&config.settings)
+    {
+        problems.push(at(config, ProblemKind::BadValue, "cluster.node", why));
+    }
+    for (key, value, way) in [
+        ("cluster.nats_url", &cluster.nats_url, "name the NATS servers, as in nats://127.0.0.1:4222"),
+        ("cluster.secret_file", &cluster.secret_file, "`openssl rand -hex 32` makes a secret, for all nodes"),
+    ] {
+        if value.is_empty() {
+            problems.push(conflict(key, format!("`cluster.name` needs `{key}`")).note(way));
+        }
+    }
+    if cluster.nats_cert.is_empty() != cluster.nats_key.is_empty() {
+        let message = "`cluster.nats_cert` and `cluster.nats_key` must be set together";
+        problems.push(conflict("cluster.nats_cert", message.to_owned()));
+    }
+    let ways = [&cluster.nats_credentials_file, &cluster.nats_token_file, &cluster.nats_cert];
+    if ways.iter().filter(|way| !way.is_empty()).count() > 1 {
+        let message = "`cluster.nats_credentials_file`, `cluster.nats_token_file` and `cluster.nats_cert` are alternatives";
+        problems.push(conflict("cluster.nats_url", message.to_owned()));
+    }
+    if !config.settings.classes.is_empty() {
+        let message = "`gateway.classes` has no effect on the worlds of a cluster".to_owned();
+        problems.push(conflict("gateway.classes", message).note("remove the classes, or `cluster.name`"));
+    }
+    let open = cluster.nats_url.split(',').map(str::trim).find(|url| !url.is_empty() && !is_safe_bus(url));
+    if let Some(url) = open.filter(|_| !cluster.unsafe_bus) {
+        let message =
+            format!("`cluster.nats_url`: {url} is not encrypted, and who reads it can control the cluster");
+        problems.push(
+            at(config, ProblemKind::UnsafeBind, "cluster.nats_url", message)
+                .note("write tls://HOST:PORT and let the NATS servers use TLS")
+                .note("or, on a private network, set `cluster.unsafe_bus = true`"),
+        );
+    }
+    if !config.settings.matchmaking.matcher.is_empty() {
+        let message = "`gateway.matchmaking.matcher` serves the players of a process's own world, which a node of a \
+                       cluster does not have";
+        problems.push(conflict("gateway.matchmaking.matcher", message.to_owned()));
+    }
+    if !services::is_selected(&config.settings.server.only, services::GATEWAY) {
+        let message = "`cluster.name` makes the gateway a node, and `server.only` does not start it";
+        problems.push(conflict("cluster.name", message.to_owned()));
+    }
+}
+
+/// Returns whether a connection to this NATS server is encrypted or stays on this machine.
+fn is_safe_bus(url: &str) -> bool {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("nats", url));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
+    matches!(scheme, "tls" | "wss") || host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
 }
 
 fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
@@ -714,6 +794,10 @@ mod tests {
             ("ddc.tier.url", "s3://bucket"),
             ("matcher.nats_url", "nats://127.0.0.1"),
             ("matcher.area", "1"),
+            ("cluster.name", "prod"),
+            ("cluster.node", "n1"),
+            ("cluster.nats_url", "nats://127.0.0.1"),
+            ("cluster.secret_file", keys.path().to_str().unwrap()),
         ] {
             loader = loader.flag("a flag", key, value);
         }
@@ -728,6 +812,7 @@ mod tests {
             ("ddc.jwt_keys_file", "jwt"),
             ("ddc.tier.url", "object-storage"),
             ("matcher.nats_url", "nats"),
+            ("cluster.name", "nats"),
         ];
         assert_eq!(found.len(), wanted.len(), "{found:?}");
         for (message, (key, feature)) in found.iter().zip(wanted) {

@@ -835,6 +835,55 @@ section! {
 }
 
 section! {
+    /// The cluster that this process is a node of.
+    Cluster {
+        /// Name of the cluster; empty: the process is no node of one. Lower-case letters, digits
+        /// and `-`, at most 32, as for all names in a cluster.
+        name: String = "", Kind::Text;
+        /// NATS servers with JetStream that keep the cluster's directory, `nats://HOST:PORT` or
+        /// `tls://HOST:PORT`, separated by commas; `USER:PASSWORD@` may stand before the host.
+        nats_url: String = "", Kind::Text;
+        /// File with NATS credentials (a JWT and its key). Credentials, a token or a client
+        /// certificate are alternatives.
+        nats_credentials_file: String = "", Kind::Path;
+        /// File with the token for the NATS servers.
+        nats_token_file: String = "", Kind::Path;
+        /// Trusted certificates of the NATS servers, PEM; empty = those of the system.
+        nats_ca_file: String = "", Kind::Path;
+        /// Client certificate for the NATS servers, PEM.
+        nats_cert: String = "", Kind::Path;
+        /// Private key of `nats_cert`, PEM.
+        nats_key: String = "", Kind::Path;
+        /// Name of this node, the same after every restart. Empty: the first part of the machine's
+        /// name.
+        node: String = "", Kind::Text;
+        /// File with the secret of the cluster, 64 hex digits, the same on all nodes. A node with
+        /// another secret does not start. `openssl rand -hex 32` makes one.
+        secret_file: String = "", Kind::Path;
+        /// Addresses at which players and game servers reach this node, as in
+        /// `client=wss://HOST:PORT` and `server=tcp://HOST:PORT`. Empty: those of the listeners,
+        /// which other machines must reach then.
+        advertise: Vec<String> = [], Kind::List;
+        /// Replicas of the directory, which `throng cluster init` makes and every node checks. With
+        /// 1, the loss of one NATS server's disk is the loss of the directory.
+        replicas: usize = 3, int(1, 5), "replicas";
+        /// Longest time that a login waits for the home of its world, and that connections of
+        /// worlds stay open that stand still because the node has lost the directory.
+        patience_ms: u64 = 30_000, int(1_000, 600_000), "ms";
+        /// Logins that wait for the home of their world at a time; further ones are refused.
+        arrivals_max: usize = 10_000, int(1, 1_000_000), "logins";
+        /// Worlds on this node at a time.
+        worlds_max: u32 = 256, int(1, 10_000), "worlds";
+        /// Moves the worlds to other nodes when the process is stopped. They start empty there.
+        drain_on_stop: bool = true, Kind::Bool;
+        /// Time for which a stop lets worlds with connections go on before it moves them.
+        drain_wait_s: u32 = 0, int(0, 86_400), "s";
+        /// Allows NATS without TLS on other machines.
+        unsafe_bus: bool = false, Kind::Bool;
+    }
+}
+
+section! {
     /// The listener for health, metrics, monitoring and profiles.
     Http {
         /// Address of the listener; empty opens none.
@@ -912,6 +961,8 @@ pub struct Settings {
     pub ddc_upstream: DdcUpstream,
     /// `[matcher]`
     pub matcher: Matcher,
+    /// `[cluster]`
+    pub cluster: Cluster,
     /// `[http]`
     pub http: Http,
     /// `[metrics]`
@@ -946,6 +997,7 @@ impl Settings {
             ddc_tier: DdcTier::read(values, "ddc.tier"),
             ddc_upstream: DdcUpstream::read(values, "ddc.upstream"),
             matcher: Matcher::read(values, "matcher"),
+            cluster: Cluster::read(values, "cluster"),
             http: Http::read(values, "http"),
             metrics: Metrics::read(values, "metrics"),
             log: Log::read(values, "log"),
@@ -989,6 +1041,11 @@ pub const SECTIONS: &[Section] = &[
         heading: "Derived-data cache (upstream)",
     },
     Section { path: "matcher", doc: "The matcher: teams, rooms and tickets.", heading: "Matcher" },
+    Section {
+        path: "cluster",
+        doc: "The cluster that this process is a node of: many worlds on many machines, over NATS.",
+        heading: "Cluster",
+    },
     Section { path: "http", doc: "Health, metrics, monitoring and profiles.", heading: "Admin HTTP" },
     Section { path: "metrics", doc: "The metrics page.", heading: "Metrics" },
     Section { path: "log", doc: "Logs.", heading: "Logging" },
@@ -1011,6 +1068,7 @@ pub static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
     keys.extend(DdcTier::keys("ddc.tier"));
     keys.extend(DdcUpstream::keys("ddc.upstream"));
     keys.extend(Matcher::keys("matcher"));
+    keys.extend(Cluster::keys("cluster"));
     keys.extend(Http::keys("http"));
     keys.extend(Metrics::keys("metrics"));
     keys.extend(Log::keys("log"));

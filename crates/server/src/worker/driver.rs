@@ -315,8 +315,11 @@ impl Driver {
         }
     }
 
-    fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
+    pub(super) fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
         let conn = self.forget(peer);
+        // A world that stands still says nothing, not to those who leave it either.
+        let is_silent = self.hosts.get(peer.host).is_some_and(Host::stands_still);
+        let flush = if is_silent { Vec::new() } else { flush };
         self.closing.push(Closing { peer, conn, reason, flush });
     }
 
@@ -345,6 +348,7 @@ impl Driver {
             // Input from here on belongs to a world that is about to end.
             return false;
         }
+        let now = host.time(now);
         let calm = catch_unwind(AssertUnwindSafe(|| input(host, now))).is_ok();
         if !calm && !self.heal(slot) {
             return false;
@@ -409,7 +413,7 @@ impl Driver {
     }
 
     /// Closes all connections of a shard, and forgets what it has said and is to hear.
-    fn empty(&mut self, slot: Slot, reason: CloseReason) {
+    pub(super) fn empty(&mut self, slot: Slot, reason: CloseReason) {
         let Some(host) = self.hosts.get(slot) else { return };
         let world = host.epoch.world;
         let conns: Vec<_> = host.conns.keys().copied().collect();
@@ -453,8 +457,13 @@ impl Driver {
         self.empty(slot, CloseReason::WorldClosed);
         if let Some(host) = self.hosts.close(slot) {
             self.worlds.connections.replace(host.counted, 0);
-            self.retired.retire(host.shard.stats());
+            self.retire(&host);
         }
+    }
+
+    /// Keeps the counters of a world that has ended.
+    pub(super) fn retire(&mut self, host: &Host) {
+        self.retired.retire(host.shard.stats());
     }
 
     /// Closes worlds that have been without connections for their idle time.
@@ -629,7 +638,12 @@ impl Driver {
         if lists {
             connections.extend(host.shard.connections().map(|view| {
                 let bytes_out = host.conns.get(&view.handle).map_or(0, |conn| conn.bytes_out);
-                ConnReport { shard: self.index, bytes_out, open: self.now.since(view.accepted), view }
+                ConnReport {
+                    shard: self.index,
+                    bytes_out,
+                    open: host.time(self.now).since(view.accepted),
+                    view,
+                }
             }));
             channels.extend(host.shard.channels().map(|view| ChannelReport { shard: self.index, view }));
         }

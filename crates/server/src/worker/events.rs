@@ -8,7 +8,7 @@ use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey, TimedO
 use throng_stdx::Instant;
 
 use super::driver::{Driver, HandOff};
-use super::host::{Peer, Slot};
+use super::host::{Host, Peer, Slot};
 use super::turn::Turn;
 
 /// The answer to a connection that the gateway cannot judge.
@@ -19,6 +19,7 @@ impl Handler for Driver {
         self.now = now;
         self.heartbeat.begin(now);
         self.begin_turns(Turn::begin);
+        self.compare_fences(now);
     }
 
     fn paused(&mut self, gap: Duration) {
@@ -63,6 +64,7 @@ impl Handler for Driver {
             None => Some(Slot::MAIN),
             Some(name) => self.hosts.slot_of_name(name),
         };
+        let slot = slot.filter(|slot| self.hosts.get(*slot).is_some_and(Host::takes_connections));
         let Some(slot) = slot else {
             let refusal = AcceptRefusal::WorldNotOpen;
             self.guard(Slot::MAIN, |host, _| host.shard.count_refused(refusal));
@@ -137,6 +139,9 @@ impl Handler for Driver {
 
     fn data(&mut self, key: ConnKey, bytes: &[u8]) -> Flow {
         let Some(peer) = self.conn_of(key) else { return Flow::Continue };
+        if self.hold_back(peer, key, bytes) {
+            return Flow::Pause;
+        }
         if self.tap.is_some() {
             self.tap_arrived(peer, bytes);
         }

@@ -9,6 +9,7 @@ use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
+use super::standstill::Standstill;
 use super::turn::{Share, Turn};
 use crate::world::{HostParts, World, WorldEpoch};
 use crate::worlds::Connections;
@@ -55,6 +56,8 @@ pub(super) struct Host {
     pub(super) entrants_seen: u64,
     /// Its account of the present round.
     pub(super) turn: Turn,
+    /// Of a world of a cluster.
+    pub(super) standstill: Option<Standstill>,
     #[cfg(test)]
     pub(super) faults: crate::faults::Armed,
 }
@@ -99,6 +102,7 @@ impl Host {
             deserted_from: Some(now),
             entrants_seen: 0,
             turn: Turn::new(),
+            standstill: parts.fence.map(|fence| Standstill::new(fence, now)),
             #[cfg(test)]
             faults: crate::faults::Armed::default(),
         }
@@ -106,7 +110,17 @@ impl Host {
 
     /// Time at which its timers run next.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
-        self.shard.next_timeout().map(|at| at.max(self.timers_from))
+        let at = self.shard.next_timeout()?;
+        let due = match &self.standstill {
+            Some(standstill) => standstill.due(at)?,
+            None => at,
+        };
+        Some(due.max(self.timers_from))
+    }
+
+    /// The world's clock.
+    pub(super) fn time(&self, now: Instant) -> Instant {
+        self.standstill.as_ref().map_or(now, |standstill| standstill.time(now))
     }
 
     /// Time at which it closes if no connection comes.
@@ -154,12 +168,14 @@ pub(super) struct Hosts {
     /// The places of all worlds but the main one, by number and by name.
     places: HashMap<World, Slot>,
     names: HashMap<Arc<str>, Slot>,
+    /// Number of worlds with a fence.
+    fences: usize,
 }
 
 impl Hosts {
     pub(super) fn new(main: HostParts, now: Instant) -> Hosts {
         let main = Some(Box::new(Host::new(main, now)));
-        Hosts { slots: vec![main], places: HashMap::new(), names: HashMap::new() }
+        Hosts { slots: vec![main], places: HashMap::new(), names: HashMap::new(), fences: 0 }
     }
 
     /// Adds the shard of a world that opens.
@@ -169,6 +185,7 @@ impl Hosts {
             self.slots.len() - 1
         });
         let (slot, host) = (Slot(index as u32), Host::new(parts, now));
+        self.fences += usize::from(host.standstill.is_some());
         self.places.insert(host.epoch.world, slot);
         self.names.insert(Arc::clone(&host.name), slot);
         self.slots[index] = Some(Box::new(host));
@@ -181,6 +198,7 @@ impl Hosts {
         }
         let host = self.slots.get_mut(slot.0 as usize)?.take()?;
         self.places.remove(&host.epoch.world);
+        self.fences -= usize::from(host.standstill.is_some());
         // A world of the same name may have opened since.
         if self.names.get(&host.name) == Some(&slot) {
             self.names.remove(&host.name);
@@ -194,6 +212,11 @@ impl Hosts {
     /// Several worlds share the thread.
     pub(super) fn are_several(&self) -> bool {
         !self.places.is_empty()
+    }
+
+    /// Returns whether any world here is one of a cluster.
+    pub(super) fn has_fences(&self) -> bool {
+        self.fences > 0
     }
 
     /// The place of a world that a listener leads to.
@@ -256,6 +279,7 @@ mod tests {
             workers: Arc::from([0]),
             has_class: false,
             idle: None,
+            fence: None,
         }
     }
 

@@ -12,6 +12,7 @@ mod host;
 mod load;
 mod memory;
 mod output;
+mod standstill;
 mod turn;
 
 use std::collections::VecDeque;
@@ -394,6 +395,12 @@ impl Worker {
             Post::Arrive { world, moved, socket } => self.arrive(world, *moved, *socket),
             Post::Open(parts) => self.driver.hosts.open(*parts, self.driver.now),
             Post::Close(world) => self.driver.close_world(world),
+            Post::Freeze { world, done } => {
+                self.driver.freeze_world(world);
+                done();
+            }
+            Post::Evict(world) => self.driver.evict(world),
+            Post::End { world, reason } => self.driver.end_world(world, reason),
             Post::Reconfigure(config) => self.driver.reconfigure(&config),
             Post::Shutdown => self.begin_shutdown(),
             #[cfg(test)]

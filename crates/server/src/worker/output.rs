@@ -29,6 +29,7 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl Worker {
     pub(super) fn write_dirty(&mut self) {
+        self.spare_standing();
         for peer in std::mem::take(&mut self.driver.dirty) {
             let began = self.driver.step_begins();
             let host = self.driver.hosts.get(peer.host);

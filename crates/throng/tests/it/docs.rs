@@ -28,6 +28,7 @@ const PAGES: &[(&str, Duration)] = &[
     ("how-to/gather-players-in-rooms.md", Duration::from_secs(60)),
     ("how-to/rank-players-five-against-five.md", Duration::from_secs(60)),
     ("how-to/look-inside.md", Duration::from_secs(60)),
+    ("how-to/many-nodes.md", Duration::from_secs(60)),
     ("how-to/many-worlds.md", Duration::from_secs(60)),
     ("how-to/measure-and-compare.md", Duration::from_secs(120)),
     ("how-to/migrate-from-channeld.md", Duration::from_secs(300)),

@@ -59,6 +59,7 @@ const WORKSPACE_TABLE: &[(&str, &[&str], &[&str])] = &[
         &[
             "throng-ddc-server",
             "throng-client",
+            "throng-cluster",
             "throng-ddc",
             "throng-gateway",
             "throng-admin",

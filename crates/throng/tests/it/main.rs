@@ -6,6 +6,7 @@ mod bus;
 mod cache;
 mod cache_pages;
 mod cli;
+mod cluster;
 mod deploy;
 mod docs;
 mod hygiene;

@@ -56,7 +56,7 @@ enum Item {
     /// The outcome of a request reaches the node.
     Answered(RequestId, DirectoryResult),
     /// The driver has made a world.
-    Opened(Name, u64),
+    Opened(Name, u64, u64),
     /// A worker takes an event.
     Worker(Event),
     Start,
@@ -115,16 +115,21 @@ pub(crate) struct Machine {
     posted: u64,
     /// Inputs of the time in which the process stood still.
     missed: Vec<Item>,
-    /// Worlds on its workers: epoch, and whether they are served.
-    pub(crate) workers: BTreeMap<Name, (u64, bool)>,
-    /// Incarnation whose lease the workers compare with their clock. They take it behind all
-    /// earlier events, so that the worlds of an earlier incarnation have ended by then.
-    published: Option<u64>,
+    /// Worlds on its workers.
+    pub(crate) workers: BTreeMap<Name, OnWorker>,
     pub(crate) is_up: bool,
     pub(crate) failure: Option<Failure>,
     /// The supervisor starts the process again when it ends.
     pub(crate) is_supervised: bool,
     pub(crate) answers: BTreeMap<u64, Answer>,
+}
+
+/// A world on a worker.
+pub(crate) struct OnWorker {
+    /// The incarnation whose lease the worker compares with its clock.
+    incarnation: u64,
+    epoch: u64,
+    is_served: bool,
 }
 
 /// Counts of events, for assertions.
@@ -214,7 +219,6 @@ impl Run {
                 posted: 0,
                 missed: Vec::new(),
                 workers: BTreeMap::new(),
-                published: None,
                 is_up: false,
                 failure: None,
                 is_supervised: true,
@@ -322,7 +326,6 @@ impl Run {
         (self.configure)(node, &mut setup);
         machine.core = Some(Node::new(setup, seed, clock).with_defect(defect));
         machine.workers.clear();
-        machine.published = None;
         machine.answers.clear();
         (machine.is_up, machine.failure, machine.tick_at) = (false, None, u64::MAX);
         (machine.has_gap, machine.position) = (false, 0);
@@ -351,7 +354,6 @@ impl Run {
         machine.stands_until = 0;
         machine.missed.clear();
         machine.workers.clear();
-        machine.published = None;
         machine.is_up = false;
     }
 
@@ -436,18 +438,15 @@ impl Run {
         let slow = if self.now < self.machines[node].slow_until { 500 * MS } else { 5 * MS };
         let delay = self.rng.below(slow);
         match &event {
-            Event::Up { .. } => {
-                self.machines[node].is_up = true;
-                self.post(node, delay, event);
-            }
-            Event::Lapsed => {
+            Event::Up { .. } => self.machines[node].is_up = true,
+            Event::Lapsed { .. } => {
                 // The workers see it by the time that is published for them.
                 self.tally.lapses += 1;
                 for worker in self.machines[node].workers.values_mut() {
-                    worker.1 = false;
+                    worker.is_served = false;
                 }
             }
-            Event::Deposed => {
+            Event::Deposed { .. } => {
                 self.tally.deposed += 1;
                 self.machines[node].is_up = false;
             }
@@ -456,8 +455,8 @@ impl Run {
                 self.exit(node);
             }
             Event::Left => self.exit(node),
-            Event::Open { world, epoch, .. } => {
-                self.schedule(self.now + delay, node, Item::Opened(world.clone(), *epoch));
+            Event::Open { world, epoch, incarnation, .. } => {
+                self.schedule(self.now + delay, node, Item::Opened(world.clone(), *epoch, *incarnation));
             }
             Event::End { why, .. } => {
                 self.tally.moves += u64::from(matches!(why, EndReason::Moved { .. }));
@@ -555,10 +554,12 @@ impl Run {
             Item::Answered(id, outcome) => {
                 self.handle(node, |core, now| core.handle_result(now, id, outcome));
             }
-            Item::Opened(world, epoch) => {
+            Item::Opened(world, epoch, incarnation) => {
                 let is_made = !self.cannot_open.contains(&node);
                 if is_made {
-                    self.machines[node].workers.insert(world.clone(), (epoch, false));
+                    self.machines[node]
+                        .workers
+                        .insert(world.clone(), OnWorker { incarnation, epoch, is_served: false });
                 }
                 self.handle(node, |core, now| core.handle_opened(now, &world, epoch, is_made));
             }
@@ -569,31 +570,29 @@ impl Run {
 
     /// A worker thread takes an event.
     fn worker(&mut self, node: usize, event: Event) {
-        let machine = &mut self.machines[node];
-        let workers = &mut machine.workers;
+        let workers = &mut self.machines[node].workers;
         match event {
-            Event::Up { incarnation } => machine.published = Some(incarnation),
-            Event::Serve { world, epoch } => {
-                workers.insert(world, (epoch, true));
+            Event::Serve { world, epoch, incarnation } => {
+                workers.insert(world, OnWorker { incarnation, epoch, is_served: true });
             }
-            Event::Thaw { world, epoch } => {
-                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.0 == epoch) {
-                    worker.1 = true;
+            Event::Thaw { world, epoch, .. } => {
+                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.epoch == epoch) {
+                    worker.is_served = true;
                 }
             }
-            Event::Freeze { world, epoch } => {
-                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.0 == epoch) {
-                    worker.1 = false;
+            Event::Freeze { world, epoch, .. } => {
+                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.epoch == epoch) {
+                    worker.is_served = false;
                 }
                 return self.handle(node, |core, now| core.handle_frozen(now, &world, epoch));
             }
-            Event::Renumbered { world, from, epoch } => {
-                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.0 == from) {
-                    worker.0 = epoch;
+            Event::Renumbered { world, from, epoch, .. } => {
+                if let Some(worker) = workers.get_mut(&world).filter(|worker| worker.epoch == from) {
+                    worker.epoch = epoch;
                 }
             }
             Event::End { world, epoch, .. }
-                if workers.get(&world).is_some_and(|worker| worker.0 == epoch) =>
+                if workers.get(&world).is_some_and(|worker| worker.epoch == epoch) =>
             {
                 workers.remove(&world);
             }
@@ -806,9 +805,9 @@ impl Run {
     pub(crate) fn speaks(&self, node: usize, world: &Name) -> bool {
         let machine = &self.machines[node];
         let Some(core) = &machine.core else { return false };
+        let served = machine.workers.get(world).filter(|worker| worker.is_served);
         machine.stands_until <= self.now
-            && machine.workers.get(world).is_some_and(|(_, is_served)| *is_served)
-            && core.incarnation() == machine.published
+            && served.is_some_and(|worker| core.incarnation() == Some(worker.incarnation))
             && core.may_serve(self.clock(node))
     }
 

@@ -27,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const ANSWER: Duration = Duration::from_secs(5);
 
 const PROGRAM: &str = "nats-server-2.11.12";
+/// File with its configuration, in its folder.
+const CONFIG: &str = "nats.conf";
 
 pub(crate) struct Bus {
     pub(crate) url: String,
@@ -63,10 +65,16 @@ impl Bus {
 fn spawn(program: &Path, data: &Path, port: &str) -> Child {
     let mut command = Command::new(program);
     command.args(["--addr", "127.0.0.1", "--port", port, "--jetstream", "--store_dir"]).arg(data);
+    command.arg("--config").arg(data.join(CONFIG));
     command.arg("--ports_file_dir").arg(data.join("ports")).stderr(Stdio::null()).spawn().unwrap()
 }
 
 pub(crate) fn bus() -> Option<Bus> {
+    bus_with("")
+}
+
+/// A bus with further configuration.
+pub(crate) fn bus_with(config: &str) -> Option<Bus> {
     let Some(program) = peers::kept(PROGRAM) else {
         peers::skip("nats-server");
         return None;
@@ -74,13 +82,16 @@ pub(crate) fn bus() -> Option<Bus> {
     let data = tempfile::tempdir().unwrap();
     let ports = data.path().join("ports");
     std::fs::create_dir(&ports).unwrap();
+    std::fs::write(data.path().join(CONFIG), config).unwrap();
     // It chooses a free port and tells in a file.
     let process = spawn(&program, data.path(), "-1");
     let mut bus = Bus { url: String::new(), process, data };
     let told = ports.join(format!("{PROGRAM}_{}.ports", bus.process.id()));
     let patience = Instant::now() + PATIENCE;
     while bus.url.is_empty() {
-        assert!(Instant::now() < patience, "the bus does not start: {:?}", bus.process.try_wait());
+        let ended = bus.process.try_wait();
+        let is_starting = Instant::now() < patience && matches!(ended, Ok(None));
+        assert!(is_starting, "the bus does not start: {ended:?}");
         std::thread::yield_now();
         let text = std::fs::read_to_string(&told).unwrap_or_default();
         // Up to the quote after it: the file may not be whole yet.

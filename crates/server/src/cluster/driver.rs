@@ -1,0 +1,530 @@
+//! The thread of a node: it runs the core of the cluster over NATS and the real clock.
+//!
+//! The thread has a runtime of its own, so that nothing else of the process delays a renewal.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use throng_cluster::{
+    Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
+    Node, NodeState, Refusal, RequestId, WorldState,
+};
+use throng_gateway::{CloseReason, Verdict};
+use throng_net::Clock;
+use throng_stdx::Instant;
+use tokio::sync::{mpsc, oneshot};
+
+use super::bus::{Bus, Directory, News, TIMEOUT};
+use super::plan::{CLASS, loopback};
+use super::{Command, End, Shared};
+use crate::fence::Fence;
+use crate::mailbox::{Mailbox, Post};
+use crate::process::{ProcessFigures, memory_limit};
+use crate::world::World;
+use crate::worlds::Worlds;
+
+/// Requests to the directory that are in flight at a time.
+const REQUESTS_MAX: usize = 256;
+/// Time between two measurements of the load, which counts them with this weight.
+const LOAD_INTERVAL: Duration = Duration::from_secs(1);
+const LOAD_WEIGHT: f64 = 0.1;
+
+/// Parts of a node.
+pub(super) struct Parts {
+    pub(super) core: Node,
+    pub(super) node: Name,
+    pub(super) clock: Clock,
+    pub(super) bus: Bus,
+    pub(super) directory: Directory,
+    pub(super) worlds: Arc<Worlds>,
+    pub(super) mailboxes: Arc<[Mailbox]>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    /// Boot id of this kernel.
+    pub(super) boot: String,
+    /// Addresses in the node's record.
+    pub(super) addresses: Vec<Address>,
+    pub(super) worlds_max: u32,
+    pub(super) connections_max: usize,
+    /// Worlds that are to be open, by the settings.
+    pub(super) wanted: Vec<Name>,
+}
+
+/// A world of this node.
+struct Here {
+    fence: Arc<Fence>,
+    world: World,
+    worker: u16,
+    epoch: u64,
+    is_served: bool,
+    players: u32,
+}
+
+type Flight =
+    Pin<Box<dyn Future<Output = (RequestId, Key, Result<DirectoryResult, String>, Duration)> + Send>>;
+
+pub(super) struct Driver {
+    parts: Parts,
+    here: BTreeMap<Name, Here>,
+    flights: FuturesUnordered<Flight>,
+    /// Requests that wait for one of those in flight, each with the time by which it is answered.
+    unsent: VecDeque<(DirectoryRequest, Instant)>,
+    /// Workers that have stopped serving a world.
+    frozen: mpsc::UnboundedReceiver<(Name, u64)>,
+    freezes: mpsc::UnboundedSender<(Name, u64)>,
+    arrivals: BTreeMap<u64, oneshot::Sender<Verdict>>,
+    next_arrival: u64,
+    /// Keys with a value, and those that were read since the gap.
+    known: BTreeSet<String>,
+    read: BTreeSet<String>,
+    /// Worlds that are wanted here and that no node serves, each since when.
+    wanted_since: BTreeMap<Name, Instant>,
+    load: f64,
+    load_at: Instant,
+    cpu_seconds: f64,
+    frozen_since: Option<Instant>,
+}
+
+impl Driver {
+    pub(super) fn new(parts: Parts) -> Driver {
+        let (freezes, frozen) = mpsc::unbounded_channel();
+        let load_at = parts.clock.now();
+        Driver {
+            parts,
+            here: BTreeMap::new(),
+            flights: FuturesUnordered::new(),
+            unsent: VecDeque::new(),
+            frozen,
+            freezes,
+            arrivals: BTreeMap::new(),
+            next_arrival: 0,
+            known: BTreeSet::new(),
+            read: BTreeSet::new(),
+            wanted_since: BTreeMap::new(),
+            load: 0.0,
+            load_at,
+            cpu_seconds: ProcessFigures::read().cpu_seconds,
+            frozen_since: None,
+        }
+    }
+
+    /// Runs until the node has left or failed.
+    pub(super) async fn run(mut self) {
+        let mut news = self.parts.directory.watch();
+        let now = self.parts.clock.now();
+        for world in std::mem::take(&mut self.parts.wanted) {
+            self.open(now, world);
+        }
+        loop {
+            if let Some(end) = self.act() {
+                self.parts.shared.end(end);
+                return;
+            }
+            self.publish();
+            let now = self.parts.clock.now();
+            let next = self.parts.core.next_timeout().map_or(self.load_at, |at| at.min(self.load_at));
+            tokio::select! {
+                Some((id, key, result, took)) = self.flights.next() => self.result(id, &key, result, took),
+                Some(news) = news.recv() => {
+                    if let Some(why) = self.news(news) {
+                        self.parts.shared.end(End::Failed(why));
+                        return;
+                    }
+                }
+                Some((world, epoch)) = self.frozen.recv() => {
+                    let now = self.parts.clock.now();
+                    self.parts.core.handle_frozen(now, &world, epoch);
+                }
+                Some(command) = self.parts.commands.recv() => self.command(command),
+                () = tokio::time::sleep(next.since(now)) => {
+                    let now = self.parts.clock.now();
+                    self.parts.core.handle_timeout(now);
+                    if now >= self.load_at {
+                        self.measure(now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, now: Instant, world: Name) {
+        let is_served =
+            self.parts.core.world(&world).is_some_and(|record| record.state == WorldState::Serving);
+        if !is_served {
+            self.wanted_since.entry(world.clone()).or_insert(now);
+        }
+        // The name of the one class is a name.
+        if let Ok(class) = Name::new(CLASS) {
+            self.parts.core.handle_open(now, world, class, false);
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let now = self.parts.clock.now();
+        match command {
+            Command::Arrive { world, reply } => {
+                self.next_arrival += 1;
+                self.arrivals.insert(self.next_arrival, reply);
+                self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, None);
+            }
+            Command::Open(world) => self.open(now, world),
+            Command::Close(world) => self.parts.core.handle_close(now, &world),
+            Command::Drain(wait) => self.parts.core.handle_drain(now, Some(wait)),
+            Command::Stop => self.parts.core.handle_stop(now),
+        }
+    }
+
+    /// Takes news of the watch. Returns why the node cannot begin, if that is in it.
+    fn news(&mut self, news: News) -> Option<String> {
+        let now = self.parts.clock.now();
+        match news {
+            News::Gap => {
+                self.read.clear();
+                self.parts.shared.change(|status| status.synced_since = None);
+                self.parts.core.handle_gap(now);
+            }
+            News::Rewound => self.parts.core.handle_rewound(now),
+            News::Entry { key, revision, value } => {
+                self.parts.core.handle_record(now, &key, revision, value.as_deref());
+                self.note_served(now, &key);
+                match value {
+                    Some(_) => self.known.insert(key.clone()),
+                    None => self.known.remove(&key),
+                };
+                self.read.insert(key);
+            }
+            News::Synced { revision } => {
+                let gone = self.known.difference(&self.read).cloned().collect::<Vec<_>>();
+                for key in gone {
+                    self.known.remove(&key);
+                    self.parts.core.handle_record(now, &key, revision, None);
+                }
+                self.read.clear();
+                if !self.parts.shared.is_up()
+                    && let Some(why) = self.unreachable()
+                {
+                    return Some(why);
+                }
+                self.parts.shared.change(|status| status.synced_since = Some(now));
+                self.parts.core.handle_synced(now);
+            }
+            News::Replicas { missing, wanted } => {
+                self.parts.shared.change(|status| status.replicas = (missing, wanted));
+            }
+        }
+        None
+    }
+
+    /// Describes an address in this node's record that other machines cannot reach.
+    fn unreachable(&self) -> Option<String> {
+        let address = loopback(&self.parts.addresses)?;
+        let is_other = |name: &Name| *name != self.parts.node;
+        let mut nodes = self.parts.core.nodes().filter(|(name, record)| is_other(name) && record.is_live());
+        let (other, _) = nodes.find(|(_, record)| record.boot != self.parts.boot)?;
+        Some(format!(
+            "{}://{} is an address that only this machine reaches, and the node `{other}` is on another machine: name \
+             one that all reach in `cluster.advertise`",
+            address.transport, address.address
+        ))
+    }
+
+    /// Measures the time until a world that was wanted is served.
+    fn note_served(&mut self, now: Instant, key: &str) {
+        if self.wanted_since.is_empty() {
+            return;
+        }
+        let Some(Key::World(world)) = Key::parse(key) else { return };
+        let is_open = self.parts.core.world(&world).is_some_and(|record| record.state == WorldState::Serving);
+        if let Some(since) = is_open.then(|| self.wanted_since.remove(&world)).flatten() {
+            self.parts.shared.change(|status| status.assigned.record(now.since(since)));
+        }
+    }
+
+    fn result(&mut self, id: RequestId, key: &Key, result: Result<DirectoryResult, String>, took: Duration) {
+        let now = self.parts.clock.now();
+        self.parts.shared.change(|status| match &result {
+            Ok(DirectoryResult::Applied(_)) => {
+                status.writes.record(took);
+                status.problem = None;
+            }
+            Err(why) => status.problem = Some(why.clone()),
+            Ok(_) => {}
+        });
+        let is_lease = *key == Key::Node(self.parts.node.clone());
+        if is_lease && result.is_err() && took >= TIMEOUT && self.parts.bus.is_connected() {
+            // The server may hang without having closed the connection.
+            let client = self.parts.bus.client.clone();
+            tokio::spawn(async move { client.force_reconnect().await });
+        }
+        self.parts.core.handle_result(now, id, result.unwrap_or(DirectoryResult::Unknown));
+    }
+
+    /// Does what the core wants. Returns how the node has ended, if it has.
+    fn act(&mut self) -> Option<End> {
+        let mut end = None;
+        while let Some(event) = self.parts.core.poll_event() {
+            end = self.event(event).or(end);
+        }
+        let until = self.parts.core.serves_until();
+        for here in self.here.values() {
+            match until.filter(|_| here.is_served) {
+                Some(until) => here.fence.open_until(until),
+                None => here.fence.close(),
+            }
+        }
+        let now = self.parts.clock.now();
+        while let Some(request) = self.parts.core.poll_request() {
+            let request = (request, now + TIMEOUT);
+            // The lease does not wait behind the worlds.
+            match request.0.key == Key::Node(self.parts.node.clone()) {
+                true => self.unsent.push_front(request),
+                false => self.unsent.push_back(request),
+            }
+        }
+        while self.flights.len() < REQUESTS_MAX
+            && let Some((request, until)) = self.unsent.pop_front()
+        {
+            self.send(request, until, now);
+        }
+        end
+    }
+
+    fn send(&mut self, request: DirectoryRequest, until: Instant, now: Instant) {
+        let (directory, clock) = (self.parts.directory.clone(), self.parts.clock);
+        let DirectoryRequest { id, key, action } = request;
+        self.flights.push(Box::pin(async move {
+            let left = until.since(now);
+            let done = tokio::time::timeout(left, directory.execute(&key, action)).await;
+            let done = done.unwrap_or_else(|_| Err("NATS did not answer within 2 s".to_owned()));
+            (id, key, done, clock.now().since(now))
+        }));
+    }
+
+    fn event(&mut self, event: Event) -> Option<End> {
+        match event {
+            Event::Up { incarnation } => {
+                tracing::info!(node = %self.parts.node, incarnation, "the node is in its cluster");
+                self.parts.shared.up();
+            }
+            Event::Deposed { incarnation } => {
+                tracing::error!(
+                    incarnation,
+                    "another node has marked this one as lost; its worlds have ended here"
+                );
+            }
+            Event::Failed(failure) => return Some(End::Failed(self.explain(&failure))),
+            Event::Left => return Some(End::Left),
+            Event::Open { world, epoch, .. } => self.make(world, epoch),
+            Event::Serve { world, epoch, .. } => {
+                tracing::info!(%world, epoch, "this node serves the world");
+                self.serve(&world, epoch);
+            }
+            Event::Thaw { world, epoch, .. } => self.serve(&world, epoch),
+            Event::Freeze { world, epoch, .. } => self.freeze(world, epoch),
+            Event::Renumbered { world, from, epoch, .. } => {
+                if let Some(here) = self.here.get_mut(&world).filter(|here| here.epoch == from) {
+                    here.epoch = epoch;
+                }
+            }
+            Event::End { world, epoch, why, .. } => self.end_world(&world, epoch, &why),
+            Event::Lapsed { .. } => {
+                tracing::error!("the lease has run out: the worlds of this node stand still");
+                for here in self.here.values_mut() {
+                    here.is_served = false;
+                    here.fence.close();
+                }
+            }
+            Event::PatienceOver => {
+                tracing::error!("the worlds have stood still for too long: their connections are closed");
+                for here in self.here.values() {
+                    self.parts.mailboxes[usize::from(here.worker)].post(Post::Evict(here.world));
+                }
+            }
+            Event::Arrived { arrival, answer } => {
+                let verdict = match answer {
+                    Answer::Here { .. } => Verdict::Success,
+                    Answer::Elsewhere { .. } => Verdict::Refused(CloseReason::WorldElsewhere),
+                    Answer::Refused(Refusal::Unavailable) => Verdict::Refused(CloseReason::WorldUnavailable),
+                    Answer::Refused(Refusal::NoRoom) => Verdict::Refused(CloseReason::NoRoom),
+                    Answer::Refused(Refusal::UnknownWorld) => Verdict::Refused(CloseReason::UnknownWorld),
+                };
+                if let Some(reply) = self.arrivals.remove(&arrival.0) {
+                    // Its connection may be gone.
+                    let _ = reply.send(verdict);
+                }
+            }
+        }
+        None
+    }
+
+    /// Makes a world that was assigned to this node. Its fence is closed until it is served.
+    fn make(&mut self, world: Name, epoch: u64) {
+        let now = self.parts.clock.now();
+        let fence = Arc::new(Fence::default());
+        let mailboxes = &self.parts.mailboxes;
+        let give = |worker, parts| mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)));
+        let opened = self.parts.worlds.open_behind(Arc::clone(&fence), world.as_str(), give);
+        let is_made = opened.is_ok();
+        match opened {
+            Ok(open) => {
+                let (number, worker) = (open.world, open.worker);
+                let here = Here { fence, world: number, worker, epoch, is_served: false, players: 0 };
+                self.here.insert(world.clone(), here);
+            }
+            Err(why) => tracing::error!(%world, why, "the world cannot be opened here"),
+        }
+        self.parts.core.handle_opened(now, &world, epoch, is_made);
+    }
+
+    fn serve(&mut self, world: &Name, epoch: u64) {
+        let until = self.parts.core.serves_until();
+        if let Some(here) = self.here.get_mut(world).filter(|here| here.epoch == epoch)
+            && let Some(until) = until
+        {
+            here.is_served = true;
+            here.fence.open_until(until);
+            self.parts.mailboxes[usize::from(here.worker)].wake();
+        }
+    }
+
+    fn freeze(&mut self, world: Name, epoch: u64) {
+        let Some(here) = self.here.get_mut(&world).filter(|here| here.epoch == epoch) else { return };
+        here.is_served = false;
+        here.fence.close();
+        let freezes = self.freezes.clone();
+        // Without the driver there is nothing that waits for it.
+        let done = Box::new(move || drop(freezes.send((world, epoch))));
+        self.parts.mailboxes[usize::from(here.worker)].post(Post::Freeze { world: here.world, done });
+    }
+
+    fn end_world(&mut self, world: &Name, epoch: u64, why: &EndReason) {
+        let Some(here) = self.here.remove(world) else { return };
+        here.fence.close();
+        tracing::info!(%world, epoch, ?why, "the world ends on this node");
+        let reason = match why {
+            EndReason::Closed => CloseReason::WorldClosed,
+            EndReason::Moved { .. } => CloseReason::WorldMoving,
+            EndReason::Deposed | EndReason::GivenUp | EndReason::Left => CloseReason::Restarted,
+        };
+        let mailboxes = &self.parts.mailboxes;
+        self.parts.worlds.close(world.as_str(), |worker, world| {
+            mailboxes[usize::from(worker)].post(Post::End { world, reason });
+        });
+    }
+
+    /// Publishes the state of the node for health and metrics.
+    fn publish(&mut self) {
+        let now = self.parts.clock.now();
+        let core = &self.parts.core;
+        let is_frozen = core.incarnation().is_some() && !core.may_serve(now);
+        if !is_frozen && let Some(since) = self.frozen_since.take() {
+            self.parts.shared.change(|status| status.frozen += now.since(since));
+        }
+        if is_frozen && self.frozen_since.is_none() {
+            self.frozen_since = Some(now);
+        }
+        let is_connected = self.parts.bus.is_connected();
+        let lease_until = core.serves_until();
+        let (stats, arrivals) = (core.stats(), core.arrivals_waiting());
+        let frozen_since = self.frozen_since;
+        self.parts.shared.change(|status| {
+            if is_connected != status.is_connected {
+                let is_first = status.connection_since == Instant::ZERO;
+                status.reconnects += u64::from(is_connected && !is_first);
+                (status.is_connected, status.connection_since) = (is_connected, now);
+            }
+            (status.stats, status.arrivals) = (stats, arrivals);
+            (status.lease_until, status.frozen_since) = (lease_until, frozen_since);
+        });
+    }
+
+    /// Measures the load, once a second; counts what the directory says; reports players.
+    fn measure(&mut self, now: Instant) {
+        self.load_at = now + LOAD_INTERVAL;
+        let mut players = Vec::new();
+        for (world, here) in &mut self.here {
+            let count = here.fence.players();
+            if std::mem::replace(&mut here.players, count) != count {
+                players.push((world.clone(), count));
+            }
+        }
+        let connections: usize = self.here.values().map(|here| here.players as usize).sum();
+        for (world, count) in players {
+            self.parts.core.handle_players(now, &world, count);
+        }
+        let figures = ProcessFigures::read();
+        let cpu = figures.cpu_seconds - std::mem::replace(&mut self.cpu_seconds, figures.cpu_seconds);
+        let share = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 };
+        let greatest = [
+            share(cpu, self.parts.mailboxes.len() as f64 * LOAD_INTERVAL.as_secs_f64()),
+            share(figures.resident_bytes as f64, memory_limit() as f64),
+            share(connections as f64, self.parts.connections_max as f64),
+            share(self.here.len() as f64, f64::from(self.parts.worlds_max)),
+        ];
+        let greatest = greatest.into_iter().fold(0.0, f64::max);
+        self.load += (greatest - self.load) * LOAD_WEIGHT;
+        let held = u32::try_from(self.here.len()).unwrap_or(u32::MAX);
+        let free = self.parts.worlds_max.saturating_sub(held);
+        self.parts.core.handle_load(now, (self.load * 1_000.0) as u16, free);
+        self.count();
+    }
+
+    /// Counts nodes and worlds by state, and looks for what another machine makes an error.
+    fn count(&mut self) {
+        let core = &self.parts.core;
+        let (mut nodes, mut worlds) = ([0_usize; 4], [0_usize; 4]);
+        let (mut is_draining, mut has_others) = (false, false);
+        for (name, record) in core.nodes() {
+            nodes[record.state as usize] += 1;
+            if *name == self.parts.node {
+                is_draining = record.state == NodeState::Draining;
+            } else {
+                has_others |= record.state == NodeState::Up;
+            }
+        }
+        for (_, record) in core.worlds() {
+            worlds[record.state as usize] += 1;
+        }
+        let served = self.here.values().filter(|here| here.is_served).count();
+        let here = self.here.len();
+        let unreachable = self.unreachable();
+        self.parts.shared.change(|status| {
+            if let Some(why) = unreachable.as_ref().filter(|_| status.unreachable.is_none()) {
+                tracing::error!("{why}");
+            }
+            (status.nodes, status.worlds) = (nodes, worlds);
+            (status.is_draining, status.has_others) = (is_draining, has_others);
+            status.unreachable = unreachable;
+            (status.served, status.here) = (served, here);
+        });
+    }
+
+    /// Says why the node cannot run, with the way out.
+    fn explain(&self, failure: &Failure) -> String {
+        let want = self.parts.shared.cluster();
+        match failure {
+            Failure::NoCluster => super::bus::no_record(&super::plan::bucket(&want.name)),
+            Failure::OtherCluster(is) => {
+                super::bus::difference(is, want).unwrap_or_else(|| "other settings".to_owned())
+            }
+            Failure::NameHeld(record) => {
+                let addresses =
+                    record.addresses.iter().map(|each| format!("{}://{}", each.transport, each.address));
+                format!(
+                    "another process is the node `{}`: {}; stop it, or give this one another `cluster.node`",
+                    self.parts.node,
+                    addresses.collect::<Vec<_>>().join(", ")
+                )
+            }
+            Failure::NameUnreadable => format!(
+                "the record of the node `{}` was written by a later release; use that one, or another `cluster.node`",
+                self.parts.node
+            ),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! A node of a cluster: many worlds on many processes, by records in a bucket of NATS.
+//!
+//! The rules are those of [`throng_cluster`]. This module gives them the bucket, the clock and the
+//! worlds of the process.
+//!
+//! ```text
+//!  workers ──logins──▶ Cluster ──commands──▶ Driver (a thread) ◀──▶ Directory (NATS)
+//!     ▲                                        │
+//!     └────── fences, posts to mailboxes ◀─────┘
+//! ```
+//!
+//! A world is served behind a [`Fence`](crate::fence::Fence), which the driver keeps open as long
+//! as the node's lease lasts. The process's own world, where connections are before they have
+//! logged in, is the *lobby*: no connection stays in it.
+
+#[cfg(feature = "nats")]
+mod bus;
+#[cfg(feature = "nats")]
+mod driver;
+pub(crate) mod plan;
+mod status;
+#[cfg(feature = "nats")]
+pub mod tool;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use throng_admin::{Family, Part};
+use throng_cluster::Name;
+use throng_gateway::{CloseReason, Verdict};
+use throng_net::Clock;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::mailbox::Mailbox;
+use crate::world::Judgement;
+use crate::worlds::Worlds;
+use status::Status;
+
+/// Name of the process's own world in a cluster. No world of the cluster can have it.
+pub(crate) const LOBBY: &str = "_lobby";
+/// Commands that wait for the driver. Beyond, logins are refused.
+const COMMANDS_MAX: usize = 4_096;
+/// Time for the name of the node: another process may hold it for a lease of 15 s.
+const START: Duration = Duration::from_secs(40);
+/// Time for the last record after the worlds have stopped.
+const LEAVE: Duration = Duration::from_secs(3);
+/// Time for moving worlds away, beside `cluster.drain_wait_s`.
+const MOVE: Duration = Duration::from_secs(10);
+
+/// Request to the driver.
+enum Command {
+    /// A login wants into a world. The answer is success if the world is here.
+    Arrive { world: Name, reply: oneshot::Sender<Verdict> },
+    /// Open a world, on any node.
+    Open(Name),
+    /// Close a world, on any node.
+    Close(Name),
+    /// Move all worlds away, after this time those with players too.
+    Drain(Duration),
+    /// Stop serving and leave.
+    Stop,
+}
+
+/// Way in which a node has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It has given all worlds away.
+    Left,
+    /// It cannot run.
+    Failed(String),
+}
+
+/// State that the driver shares with the rest of the process.
+struct Shared {
+    clock: Clock,
+    cluster: throng_cluster::ClusterRecord,
+    status: Mutex<Status>,
+    /// The node has its name; it has ended.
+    stage: watch::Sender<(bool, Option<End>)>,
+}
+
+impl Shared {
+    fn cluster(&self) -> &throng_cluster::ClusterRecord {
+        &self.cluster
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Status)) {
+        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn up(&self) {
+        self.stage.send_modify(|stage| stage.0 = true);
+    }
+
+    fn is_up(&self) -> bool {
+        self.stage.borrow().0
+    }
+
+    fn end(&self, end: End) {
+        self.stage.send_modify(|stage| stage.1 = Some(end));
+    }
+}
+
+/// A running node. Dropping it leaves its thread behind, which stops with the process.
+pub(crate) struct Cluster {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+    default_world: Name,
+    /// Time for empty worlds before a stop moves the others; `None`: a stop moves none.
+    drain: Option<Duration>,
+    patience: Duration,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Parts of the process that a node works with.
+pub(crate) struct Around<'a> {
+    pub(crate) clock: Clock,
+    pub(crate) worlds: &'a Arc<Worlds>,
+    pub(crate) mailboxes: &'a Arc<[Mailbox]>,
+    /// Open listeners.
+    pub(crate) listeners: &'a [plan::Listener],
+}
+
+/// Starts a node, and waits until it has its name.
+///
+/// # Errors
+/// The defect of the settings, of NATS or of the bucket, with the way out.
+#[cfg(feature = "nats")]
+pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Result<Arc<Cluster>, String> {
+    use throng_cluster::{NodeRecord, NodeState, Setup};
+
+    let settings = &config.settings;
+    let ground = plan::Ground::open(settings)?;
+    let cluster = plan::cluster_record(settings)?;
+    let node = plan::node_name(settings)?;
+    let addresses = plan::advertised(settings, around.listeners)?;
+    let default_world = Name::new(&settings.gateway.default_world)?;
+    let mut wanted = vec![default_world.clone()];
+    for name in &settings.gateway.worlds {
+        wanted.push(Name::new(name)?);
+    }
+    let keys = &settings.cluster;
+    let patience = Duration::from_millis(keys.patience_ms);
+    let setup = Setup {
+        cluster: cluster.clone(),
+        record: NodeRecord {
+            incarnation: 0,
+            nonce: 0,
+            state: NodeState::Up,
+            addresses: addresses.clone(),
+            release: env!("CARGO_PKG_VERSION").to_owned(),
+            folder: ground.folder.clone(),
+            boot: ground.boot.clone(),
+            labels: Default::default(),
+            classes: Default::default(),
+            load_permille: 0,
+            worlds: 0,
+            worlds_max: keys.worlds_max,
+            free_worlds: keys.worlds_max,
+            rest: Default::default(),
+        },
+        node: node.clone(),
+        has_lock: ground.has_lock,
+        classes: plan::classes(config)?,
+        patience,
+        arrivals_max: keys.arrivals_max,
+        origin_unix_ms: around.clock.unix_start_ns() / 1_000_000,
+    };
+    let core = throng_cluster::Node::new(setup, plan::random(), around.clock.now());
+    let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+    let stage = watch::Sender::new((false, None));
+    let status = Mutex::new(Status::default());
+    let shared = Arc::new(Shared { clock: around.clock, cluster: cluster.clone(), status, stage });
+    let (settings, worlds, mailboxes) =
+        (settings.clone(), Arc::clone(around.worlds), Arc::clone(around.mailboxes));
+    let (clock, driver_shared) = (around.clock, Arc::clone(&shared));
+    let drain = keys.drain_on_stop.then(|| Duration::from_secs(keys.drain_wait_s.into()));
+    let thread = move || {
+        let shared = Arc::clone(&driver_shared);
+        let drive = async move {
+            let bus = bus::Bus::connect(&settings, &node).await?;
+            let directory = bus.open(&settings).await?;
+            directory.check_cluster(&cluster).await?;
+            let parts = driver::Parts {
+                core,
+                node,
+                clock,
+                bus,
+                directory,
+                worlds,
+                mailboxes,
+                shared: driver_shared,
+                commands: receiver,
+                boot: ground.boot.clone(),
+                addresses,
+                worlds_max: settings.cluster.worlds_max,
+                connections_max: settings.limits.connections_max,
+                wanted,
+            };
+            driver::Driver::new(parts).run().await;
+            // The folder stays locked until here.
+            drop(ground);
+            Ok::<(), String>(())
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let ran = runtime.map(|runtime| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(drive)))
+        });
+        match ran {
+            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Err(why))) => shared.end(End::Failed(why)),
+            // Its worlds stand still when the lease runs out.
+            Ok(Err(_)) => shared.end(End::Failed("a panic in the thread of the node".to_owned())),
+            Err(error) => shared.end(End::Failed(format!("cannot start the runtime of the node: {error}"))),
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("cluster".to_owned())
+        .spawn(thread)
+        .map_err(|error| format!("cannot start the thread of the node: {error}"))?;
+    let thread = Mutex::new(Some(thread));
+    let cluster = Arc::new(Cluster { commands, shared, default_world, drain, patience, thread });
+    cluster.wait_for_name()?;
+    Ok(cluster)
+}
+
+/// Without the feature no configuration with a cluster passes its checks.
+#[cfg(not(feature = "nats"))]
+pub(crate) fn start(_: &crate::config::Config, _: &Around<'_>) -> Result<Arc<Cluster>, String> {
+    Err("`cluster.name` needs the feature `nats`".to_owned())
+}
+
+impl Cluster {
+    #[cfg(feature = "nats")]
+    fn wait_for_name(&self) -> Result<(), String> {
+        let mut stage = self.shared.stage.subscribe();
+        let waiting = async {
+            let done = stage.wait_for(|(is_up, end)| *is_up || end.is_some());
+            tokio::time::timeout(START, done).await.map(|stage| stage.map(|stage| stage.1.clone()))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        match runtime.map_err(|error| error.to_string())?.block_on(waiting) {
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some(End::Failed(why)))) => Err(why),
+            Ok(Ok(Some(End::Left)) | Err(_)) => Err("the node has ended".to_owned()),
+            Err(_) => {
+                let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+                let problem = status.problem.as_deref().unwrap_or("the directory was not read");
+                Err(format!(
+                    "the node did not get its name within {} s: {problem}; if NATS has no room left, raise \
+                     `max_file_store` or the account's limit of disk storage",
+                    START.as_secs()
+                ))
+            }
+        }
+    }
+
+    fn tell(&self, command: Command) -> Result<(), String> {
+        self.commands.try_send(command).map_err(|_| "the node is busy, or has ended".to_owned())
+    }
+
+    /// The verdict about a login in the lobby: the world that it names, or the default one, if that
+    /// is here. A connection that asks for another one is refused.
+    pub(crate) async fn settle(&self, worlds: &Worlds, judged: Judgement, asked: Option<&str>) -> Verdict {
+        if judged.verdict != Verdict::Success {
+            return judged.verdict;
+        }
+        let entered = judged.world.as_deref().unwrap_or(self.default_world.as_str());
+        if asked.is_some_and(|asked| asked != entered) {
+            let without = judged.world.is_none();
+            let reason = if without { CloseReason::UnknownWorld } else { CloseReason::WorldMismatch };
+            return Verdict::Refused(reason);
+        }
+        let named = judged.world.map_or_else(|| Ok(self.default_world.clone()), |world| Name::new(&world));
+        let Ok(world) = named else { return Verdict::Refused(CloseReason::UnknownWorld) };
+        let (reply, answer) = oneshot::channel();
+        if self.tell(Command::Arrive { world: world.clone(), reply }).is_err() {
+            return Verdict::Refused(CloseReason::WorldUnavailable);
+        }
+        match answer.await {
+            Ok(Verdict::Success) => match worlds.find(world.as_str()) {
+                Some(open) => Verdict::Elsewhere { world: open.world.0 },
+                None => Verdict::Refused(CloseReason::WorldUnavailable),
+            },
+            Ok(other) => other,
+            // The node has ended.
+            Err(_) => Verdict::Refused(CloseReason::WorldUnavailable),
+        }
+    }
+
+    /// Has a world opened, on any node.
+    ///
+    /// # Errors
+    /// No name; the node is busy.
+    pub(crate) fn open(&self, world: &str) -> Result<(), String> {
+        self.tell(Command::Open(Name::new(world)?))
+    }
+
+    /// Has a world closed, on any node.
+    ///
+    /// # Errors
+    /// No name; the node is busy.
+    pub(crate) fn close(&self, world: &str) -> Result<(), String> {
+        self.tell(Command::Close(Name::new(world)?))
+    }
+
+    /// Moves the worlds to other nodes as configured, and leaves. Waits for it.
+    pub(crate) fn leave(&self) {
+        let has_others = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).has_others;
+        if let Some(wait) = self.drain.filter(|_| has_others)
+            && self.tell(Command::Drain(wait)).is_ok()
+            && self.wait_for_end(wait + MOVE)
+        {
+            return;
+        }
+        self.stop();
+    }
+
+    /// Stops serving and leaves, without moving anything. Waits for it, for a short time.
+    pub(crate) fn stop(&self) {
+        if self.shared.stage.borrow().1.is_some() {
+            return;
+        }
+        if self.tell(Command::Stop).is_err() || !self.wait_for_end(LEAVE) {
+            tracing::warn!(
+                "the node could not leave its cluster in time; others wait until its lease has run out"
+            );
+        }
+    }
+
+    fn wait_for_end(&self, limit: Duration) -> bool {
+        let mut stage = self.shared.stage.subscribe();
+        let waiting = async move {
+            let done = stage.wait_for(|(_, end)| end.is_some());
+            tokio::time::timeout(limit, done).await.is_ok()
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let has_ended = runtime.is_ok_and(|runtime| runtime.block_on(waiting));
+        if has_ended {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            // A panic in it is reported as its end.
+            drop(thread.map(JoinHandle::join));
+        }
+        has_ended
+    }
+
+    /// Completes when the node has left or failed.
+    pub(crate) async fn ended(&self) -> End {
+        let mut stage = self.shared.stage.subscribe();
+        let end = stage.wait_for(|(_, end)| end.is_some()).await.ok().and_then(|stage| stage.1.clone());
+        end.unwrap_or(End::Left)
+    }
+
+    /// Parts of `/health/ready`.
+    pub(crate) fn health(&self) -> Vec<Part> {
+        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.health(self.shared.clock.now(), self.patience)
+    }
+
+    /// Metrics of the node.
+    pub(crate) fn families(&self) -> Vec<Family> {
+        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.families(self.shared.clock.now())
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn families_for_reference() -> Vec<Family> {
+    Status::default().families(throng_stdx::Instant::ZERO)
+}

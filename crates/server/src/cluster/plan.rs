@@ -1,0 +1,302 @@
+//! A node by its settings and its machine, checked before anything is connected.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+
+use throng_cluster::{Address as Told, ClusterRecord, Name};
+use throng_platform::Folder;
+
+use crate::config::{Config, Settings};
+
+/// An open listener.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listener {
+    /// `client` or `server`.
+    pub(crate) kind: &'static str,
+    pub(crate) scheme: &'static str,
+    pub(crate) addr: SocketAddr,
+}
+
+/// A number that no other process has.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Format of the directory that this release reads and writes.
+pub(crate) const FORMAT: u32 = 1;
+/// The class of all worlds: the settings of the gateway.
+pub(crate) const CLASS: &str = "default";
+/// Folder below the data folder.
+const FOLDER: &str = "cluster";
+/// File systems on which a lock may lapse under a living process: NFS, SMB, CIFS, FUSE, Ceph, AFS.
+const REMOTE_SYSTEMS: [i64; 7] =
+    [0x6969, 0x517B, 0xFF53_4D42, 0xFE53_4D42, 0x6573_5546, 0x00C3_6400, 0x5346_414F];
+
+/// Name of the bucket of a cluster.
+pub(crate) fn bucket(cluster: &Name) -> String {
+    format!("throng-{cluster}-dir")
+}
+
+/// Name of this node: `cluster.node`, or the first part of the machine's name.
+///
+/// # Errors
+/// Neither is a name.
+pub(crate) fn node_name(settings: &Settings) -> Result<Name, String> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim().split('.').next().unwrap_or_default().to_ascii_lowercase();
+    match settings.cluster.node.as_str() {
+        "" => Name::new(&host).map_err(|why| format!("the machine's name: {why}; set `cluster.node`")),
+        node => Name::new(node).map_err(|why| format!("bad value for `cluster.node`: {why}")),
+    }
+}
+
+/// The record that all nodes agree on, by this node's settings.
+///
+/// # Errors
+/// A secret that cannot be read or is none.
+pub(crate) fn cluster_record(settings: &Settings) -> Result<ClusterRecord, String> {
+    let cluster = &settings.cluster;
+    let name = Name::new(&cluster.name).map_err(|why| format!("bad value for `cluster.name`: {why}"))?;
+    let key_id = key_id(&cluster.secret_file)?;
+    Ok(ClusterRecord { format: FORMAT, name, key_id, rest: Default::default() })
+}
+
+/// Id of the secret key in a file.
+fn key_id(path: &str) -> Result<String, String> {
+    let wrong = |why: &str| {
+        Err(format!("`cluster.secret_file`: `{path}` {why}; `openssl rand -hex 32` makes one, for all nodes"))
+    };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => return wrong(&format!("cannot be read ({error})")),
+    };
+    let digits = text.trim();
+    if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return wrong("does not hold 64 hex digits");
+    }
+    let secret = digits.to_ascii_lowercase();
+    let id = blake3::derive_key("throng 2026 cluster key id", secret.as_bytes());
+    Ok(id[..8].iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Hash of the settings that the worlds of this node are made with. Keys at their default do not
+/// count, so that releases with other keys agree.
+pub(crate) fn class_hash(config: &Config) -> String {
+    const PARTS: [&str; 4] = ["gateway", "gateway.spatial", "gateway.limits", "gateway.recovery"];
+    const OF_THE_PROCESS: [&str; 3] = ["gateway.worlds", "gateway.default_world", "gateway.trusted_proxies"];
+    let mut hasher = blake3::Hasher::new();
+    for (key, value, _) in config.entries() {
+        let section = key.path.rsplit_once('.').map_or("", |(section, _)| section);
+        let counts = PARTS.contains(&section) && !OF_THE_PROCESS.contains(&key.path.as_str());
+        if counts && *value != key.default {
+            hasher.update(format!("{}={}\n", key.path, value.to_toml()).as_bytes());
+        }
+    }
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// The addresses that players and game servers are sent to: `cluster.advertise`, or those of the
+/// listeners.
+///
+/// # Errors
+/// An address that others cannot reach, or that is none.
+pub(crate) fn advertised(settings: &Settings, listeners: &[Listener]) -> Result<Vec<Told>, String> {
+    let own = listeners.iter().map(|each| told(each.kind, each.scheme, &each.addr.to_string()));
+    let told: Vec<Told> = match settings.cluster.advertise.as_slice() {
+        [] => own.collect(),
+        listed => listed.iter().map(|each| parse_address(each)).collect::<Result<_, _>>()?,
+    };
+    for each in &told {
+        if host_of(&each.address).is_some_and(|ip| ip.is_unspecified()) {
+            return Err(format!(
+                "`cluster.advertise`: {}://{} is every address of this machine, which others cannot connect to; \
+                 name the one that they reach, as in `{}={}://HOST:PORT`",
+                each.transport, each.address, each.kind, each.transport
+            ));
+        }
+    }
+    Ok(told)
+}
+
+fn told(kind: &str, transport: &str, address: &str) -> Told {
+    Told { kind: kind.to_owned(), transport: transport.to_owned(), address: address.to_owned() }
+}
+
+/// Reads `client=wss://HOST:PORT`.
+pub(crate) fn parse_address(text: &str) -> Result<Told, String> {
+    let parsed = text.split_once('=').and_then(|(kind, url)| {
+        let (transport, address) = url.split_once("://")?;
+        let (host, port) = address.rsplit_once(':')?;
+        let is_known = ["tcp", "tls", "ws", "wss", "kcp", "enet"].contains(&transport);
+        let fits = ["client", "server"].contains(&kind)
+            && is_known
+            && !host.is_empty()
+            && port.parse::<u16>().is_ok_and(|port| port > 0);
+        fits.then(|| told(kind, transport, address))
+    });
+    parsed.ok_or_else(|| {
+        format!(
+            "bad value for `cluster.advertise`: `{text}`; write client=TRANSPORT://HOST:PORT or \
+             server=TRANSPORT://HOST:PORT, with tcp, tls, ws, wss, kcp or enet"
+        )
+    })
+}
+
+fn host_of(address: &str) -> Option<IpAddr> {
+    let host = address.rsplit_once(':')?.0;
+    host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+}
+
+/// The first address that only this machine reaches.
+pub(crate) fn loopback(addresses: &[Told]) -> Option<&Told> {
+    let is_local = |each: &&Told| {
+        host_of(&each.address).is_some_and(|ip| ip.is_loopback()) || each.address.starts_with("localhost:")
+    };
+    addresses.iter().find(is_local)
+}
+
+/// The folder of a node on this machine.
+pub(crate) struct Ground {
+    /// Id of the folder, made with it.
+    pub(crate) folder: String,
+    /// Boot id of the kernel.
+    pub(crate) boot: String,
+    /// True if no other process can be using the folder.
+    pub(crate) has_lock: bool,
+    /// Locked while this exists.
+    _lock: Folder,
+}
+
+impl Ground {
+    /// Opens the folder below the data folder, or makes it.
+    ///
+    /// # Errors
+    /// As the system says; another process of this machine uses it.
+    pub(crate) fn open(settings: &Settings) -> Result<Ground, String> {
+        let folder = Path::new(&settings.server.data).join(FOLDER);
+        let failed = |error: std::io::Error| {
+            let shown = folder.display();
+            format!(
+                "`server.data`: cannot open the node's folder `{shown}`: {error}; name another with --server.data"
+            )
+        };
+        let lock = Folder::new(&folder).map_err(failed)?;
+        let path = folder.join("id");
+        let id = match std::fs::read_to_string(&path) {
+            Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
+            Ok(_) => fresh_id(&path).map_err(failed)?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => fresh_id(&path).map_err(failed)?,
+            Err(error) => return Err(failed(error)),
+        };
+        let system = File::open(&folder).and_then(|file| Ok(rustix::fs::fstatfs(&file)?)).map_err(failed)?;
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = boot.trim().to_owned();
+        // Without a boot id the lock proves nothing: the folder may be a copy.
+        let has_lock = !boot.is_empty() && !REMOTE_SYSTEMS.contains(&(system.f_type as i64));
+        Ok(Ground { folder: id, boot, has_lock, _lock: lock })
+    }
+}
+
+fn fresh_id(path: &Path) -> std::io::Result<String> {
+    let id = format!("{:016x}{:016x}", random(), random());
+    let draft = path.with_extension("new");
+    std::fs::write(&draft, &id)?;
+    File::open(&draft)?.sync_all()?;
+    std::fs::rename(&draft, path)?;
+    Ok(id)
+}
+
+/// Classes of this node by name, with their hashes.
+pub(crate) fn classes(config: &Config) -> Result<BTreeMap<Name, throng_cluster::Class>, String> {
+    let class = throng_cluster::Class { hash: class_hash(config), labels: BTreeMap::new() };
+    Ok([(Name::new(CLASS)?, class)].into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loader;
+
+    #[test]
+    fn addresses_that_others_cannot_reach_are_refused() {
+        let settings = |advertise: &str| {
+            Loader::new().flag("a flag", "cluster.advertise", advertise).load().unwrap().settings
+        };
+        let listener = |addr: &str| Listener { kind: "client", scheme: "ws", addr: addr.parse().unwrap() };
+        let own = advertised(&settings(""), &[listener("10.0.0.7:12108")]).unwrap();
+        assert_eq!(own, [told("client", "ws", "10.0.0.7:12108")]);
+        for (advertise, addr) in
+            [("", "0.0.0.0:1"), ("", "[::]:1"), ("client=tcp://0.0.0.0:12108", "10.0.0.7:1")]
+        {
+            let why = advertised(&settings(advertise), &[listener(addr)]).unwrap_err();
+            assert!(why.contains("`cluster.advertise`") && why.contains("HOST:PORT"), "{why}");
+        }
+        let listed =
+            advertised(&settings("server=tcp://s:1,client=wss://play.example.com:443"), &[]).unwrap();
+        assert_eq!(listed[1], told("client", "wss", "play.example.com:443"));
+        for wrong in [
+            "ws://a:1",
+            "client=ftp://a:1",
+            "client=ws://a",
+            "client=ws://:1",
+            "client=ws://a:0",
+            "x=ws://a:1",
+        ] {
+            assert!(parse_address(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(loopback(&own), None);
+        assert!(loopback(&[told("client", "ws", "[::1]:7")]).is_some());
+        assert!(loopback(&[told("client", "ws", "localhost:7")]).is_some());
+    }
+
+    #[test]
+    fn the_hash_of_a_class_is_that_of_its_settings_beside_the_defaults() {
+        let hash =
+            |key: &str, value: &str| class_hash(&Loader::new().flag("a flag", key, value).load().unwrap());
+        let default = class_hash(&Loader::new().load().unwrap());
+        for other in ["gateway.worlds", "gateway.clients.addr", "cluster.node"] {
+            assert_eq!(
+                hash(other, if other.ends_with("addr") { "127.0.0.1:7" } else { "x" }),
+                default,
+                "{other}"
+            );
+        }
+        assert_ne!(hash("gateway.limits.connections_max", "7"), default);
+        assert_eq!(hash("gateway.limits.connections_max", "7"), hash("gateway.limits.connections_max", "7"));
+    }
+
+    #[test]
+    fn the_id_of_a_key_is_not_the_key_and_does_not_depend_on_its_spelling() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let id = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            key_id(file.path().to_str().unwrap())
+        };
+        let key = "aB".repeat(32);
+        let first = id(&key).unwrap();
+        assert_eq!(id(&format!("{}\n", key.to_lowercase())).unwrap(), first);
+        assert!(!key.to_lowercase().contains(&first) && first.len() == 16);
+        assert_ne!(id(&"ac".repeat(32)).unwrap(), first);
+        for wrong in ["", "abc", &"zz".repeat(32)] {
+            assert!(id(wrong).unwrap_err().contains("openssl rand -hex 32"), "{wrong}");
+        }
+        assert!(key_id("/nowhere/key").unwrap_err().contains("cannot be read"));
+    }
+
+    #[test]
+    fn a_folder_keeps_its_id_and_serves_one_process() {
+        let data = tempfile::tempdir().unwrap();
+        let config =
+            Loader::new().flag("a flag", "server.data", data.path().to_str().unwrap()).load().unwrap();
+        let first = Ground::open(&config.settings).unwrap();
+        assert!(Ground::open(&config.settings).is_err(), "another process has it");
+        let (id, boot) = (first.folder.clone(), first.boot.clone());
+        drop(first);
+        let second = Ground::open(&config.settings).unwrap();
+        assert_eq!((second.folder, second.boot), (id, boot));
+    }
+}

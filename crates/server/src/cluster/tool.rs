@@ -1,0 +1,250 @@
+//! Acts of operators on a cluster, over its bus: no node needs to run for them.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use throng_cluster::{Action, DirectoryResult, DrainRecord, Key, Name, NodeRecord, WorldRecord, WorldState};
+
+use super::bus::{Bus, Directory, replicas};
+use super::plan;
+use crate::config::Settings;
+
+/// Times that an act is tried again when another writer came first.
+const TRIES: usize = 20;
+
+fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(work)
+}
+
+fn check_settings(settings: &Settings) -> Result<(), String> {
+    match settings.cluster.name.is_empty() {
+        true => Err("`cluster.name` is not set: name the configuration of a node with --config".to_owned()),
+        false => Ok(()),
+    }
+}
+
+async fn connect(settings: &Settings) -> Result<Bus, String> {
+    check_settings(settings)?;
+    Bus::connect(settings, &plan::node_name(settings)?).await
+}
+
+async fn directory(settings: &Settings) -> Result<Directory, String> {
+    let record = plan::cluster_record(settings)?;
+    let directory = connect(settings).await?.open(settings).await?;
+    directory.check_cluster(&record).await?;
+    Ok(directory)
+}
+
+/// Makes the bucket of a cluster and its first record; does nothing if they are there.
+///
+/// # Errors
+/// Why not, with the way out.
+pub fn init(settings: &Settings) -> Result<String, String> {
+    check_settings(settings)?;
+    let record = plan::cluster_record(settings)?;
+    block_on(async {
+        connect(settings).await?.init(settings, &record).await?;
+        Ok(format!(
+            "the bucket {} is there, with {} replicas\n",
+            plan::bucket(&record.name),
+            settings.cluster.replicas
+        ))
+    })
+}
+
+/// The permissions that a node needs on NATS, as a part of the configuration of nats-server.
+///
+/// # Errors
+/// The settings are not those of a node.
+pub fn permissions(settings: &Settings) -> Result<String, String> {
+    check_settings(settings)?;
+    let cluster = Name::new(&settings.cluster.name)?;
+    let (node, bucket) = (plan::node_name(settings)?, plan::bucket(&cluster));
+    let stream = format!("KV_{bucket}");
+    let publish = [
+        format!("$KV.{bucket}.>"),
+        "$JS.API.INFO".to_owned(),
+        format!("$JS.API.STREAM.INFO.{stream}"),
+        format!("$JS.API.STREAM.MSG.GET.{stream}"),
+        format!("$JS.API.CONSUMER.CREATE.{stream}.>"),
+        format!("$JS.API.CONSUMER.DELETE.{stream}.>"),
+        "$JS.FC.>".to_owned(),
+    ];
+    let lines: String = publish.iter().fold(String::new(), |mut lines, subject| {
+        let _ = writeln!(lines, "    \"{subject}\"");
+        lines
+    });
+    Ok(format!(
+        "permissions: {{\n  publish: [\n{lines}  ]\n  subscribe: [\n    \"_INBOX.throng.{node}.>\"\n  ]\n}}\n"
+    ))
+}
+
+/// Connects as configured, and tries what a node does. Each line is one result.
+///
+/// # Errors
+/// The first thing that does not work, with the way out.
+pub fn check(settings: &Settings) -> Result<String, String> {
+    let record = plan::cluster_record(settings)?;
+    let node = plan::node_name(settings)?;
+    block_on(async {
+        let began = Instant::now();
+        let bus = connect(settings).await?;
+        let mut text = format!("connected to {} as {node}\n", bus.url());
+        let directory = bus.open(settings).await?;
+        directory.check_cluster(&record).await?;
+        let info = directory.info().await?;
+        let (missing, wanted) = replicas(&info);
+        let _ = writeln!(
+            text,
+            "the bucket {} has {} of {wanted} replicas",
+            plan::bucket(&record.name),
+            wanted - missing
+        );
+        let records = directory.read_all().await?.len();
+        let _ = writeln!(text, "{records} records read");
+        // A write that cannot apply: the record of the cluster is not at revision 0.
+        let asked = Instant::now();
+        let refused =
+            directory.execute(&Key::Cluster, Action::Write { expected: 0, value: record.to_bytes() }).await?;
+        if refused != DirectoryResult::Refused {
+            return Err("a write that compares with a wrong revision was not refused".to_owned());
+        }
+        let _ = writeln!(text, "a write takes {:.1} ms", asked.elapsed().as_secs_f64() * 1e3);
+        let _ = writeln!(text, "all checks passed in {:.1} s", began.elapsed().as_secs_f64());
+        match missing {
+            0 => Ok(text),
+            _ => Err(format!("{text}{missing} replicas are missing: are all NATS servers running?")),
+        }
+    })
+}
+
+/// Nodes, worlds and the state of the bucket.
+///
+/// # Errors
+/// The bus or the bucket cannot be used.
+pub fn read(settings: &Settings) -> Result<Value, String> {
+    block_on(async {
+        let directory = directory(settings).await?;
+        let info = directory.info().await?;
+        let (missing, wanted) = replicas(&info);
+        let (mut nodes, mut worlds, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
+        let now_ms = unix_ms();
+        for entry in directory.read_all().await? {
+            let parsed = match Key::parse(&entry.key) {
+                Some(Key::Node(name)) => NodeRecord::parse(&entry.value).map(|record| {
+                    nodes.push(json!({
+                        "name": name, "state": record.state, "incarnation": record.incarnation,
+                        "age_ms": now_ms.saturating_sub(entry.written_ms), "release": record.release,
+                        "load_permille": record.load_permille, "worlds": record.worlds,
+                        "worlds_max": record.worlds_max, "addresses": record.addresses,
+                        "classes": record.classes,
+                    }));
+                }),
+                Some(Key::World(name)) => WorldRecord::parse(&entry.value).map(|record| {
+                    worlds.push(json!({
+                        "name": name, "state": record.state, "epoch": record.epoch, "home": record.home.node,
+                        "incarnation": record.home.incarnation, "class": record.class, "why": record.why,
+                    }));
+                }),
+                Some(Key::Cluster | Key::Matcher(_) | Key::Drain(_)) => Ok(()),
+                None => Err(String::new()),
+            };
+            if parsed.is_err() {
+                unreadable.push(entry.key);
+            }
+        }
+        Ok(json!({
+            "cluster": settings.cluster.name, "replicas": { "missing": missing, "wanted": wanted },
+            "nodes": nodes, "worlds": worlds, "unreadable": unreadable,
+        }))
+    })
+}
+
+/// Has a node move its worlds away and leave.
+///
+/// # Errors
+/// No such node; the bus or the bucket cannot be used.
+pub fn drain(settings: &Settings, node: &str) -> Result<String, String> {
+    let name = Name::new(node)?;
+    block_on(async {
+        let directory = directory(settings).await?;
+        let DirectoryResult::Found { value: Some(value), .. } =
+            directory.execute(&Key::Node(name.clone()), Action::Read).await?
+        else {
+            return Err(format!("there is no node `{name}` in the cluster"));
+        };
+        let incarnation = NodeRecord::parse(&value)?.incarnation;
+        let by = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+        let record = DrainRecord { incarnation, by, at_ms: unix_ms(), rest: Default::default() };
+        replace(&directory, &Key::Drain(name.clone()), |_| Ok(Some(record.to_bytes()))).await?;
+        Ok(format!("{name} moves its worlds away and leaves when it has none\n"))
+    })
+}
+
+/// Takes a drain back.
+///
+/// # Errors
+/// The bus or the bucket cannot be used.
+pub fn undrain(settings: &Settings, node: &str) -> Result<String, String> {
+    let name = Name::new(node)?;
+    block_on(async {
+        let directory = directory(settings).await?;
+        replace(&directory, &Key::Drain(name.clone()), |_| Ok(None)).await?;
+        Ok(format!("{name} keeps its worlds\n"))
+    })
+}
+
+/// Has the home of a world close it.
+///
+/// # Errors
+/// The world is not open; the bus or the bucket cannot be used.
+pub fn close(settings: &Settings, world: &str) -> Result<String, String> {
+    let name = Name::new(world)?;
+    let missing = || Err(format!("the world `{name}` is not open"));
+    block_on(async {
+        let directory = directory(settings).await?;
+        let closing = |value: Option<&[u8]>| {
+            let Some(value) = value else { return missing() };
+            let mut record = WorldRecord::parse(value)?;
+            if record.state == WorldState::Closed {
+                return missing();
+            }
+            (record.state, record.nonce) = (WorldState::Closing, plan::random());
+            "closed by an operator".clone_into(&mut record.why);
+            Ok(Some(record.to_bytes()))
+        };
+        replace(&directory, &Key::World(name.clone()), closing).await?;
+        Ok(format!("{name} is being closed\n"))
+    })
+}
+
+/// Replaces a value, or deletes it, again while other writers come first.
+async fn replace(
+    directory: &Directory,
+    key: &Key,
+    change: impl Fn(Option<&[u8]>) -> Result<Option<Vec<u8>>, String>,
+) -> Result<(), String> {
+    for _ in 0..TRIES {
+        let DirectoryResult::Found { revision, value } = directory.execute(key, Action::Read).await? else {
+            continue;
+        };
+        let action = match change(value.as_deref())? {
+            Some(value) => Action::Write { expected: revision, value },
+            None if value.is_none() => return Ok(()),
+            None => Action::Delete { expected: revision },
+        };
+        if let DirectoryResult::Applied(_) = directory.execute(key, action).await? {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Err(format!("the record `{key}` changes all the time; try again"))
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

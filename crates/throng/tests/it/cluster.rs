@@ -1,0 +1,501 @@
+//! Nodes as processes of their own on a real bus: they share worlds, give them away, and never
+//! serve one at the same time.
+//!
+//! `THRONG_CLUSTER_FAULTS=long` (`scripts/cluster-faults`) plays faults of full length and prints
+//! the times without a home.
+#![cfg(feature = "nats")]
+#![allow(clippy::print_stdout, reason = "the times are results of a long run")]
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use throng_client::{Backoff, Client, SessionConfig};
+
+use crate::bus::{Bus, bus, bus_with};
+use crate::nats::signal;
+use crate::process::{Process, fetch, up};
+
+/// Far beyond what a step needs, on a machine that does a lot else.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Limits of the time without a home: after a restart with the folder, and for good.
+const RESTARTED: Duration = Duration::from_secs(3);
+const LOST: Duration = Duration::from_secs(20);
+/// Worlds of every cluster, the default one first.
+const WORLDS: [&str; 4] = ["main", "hub", "arena", "duel"];
+/// A request without an answer is given up after this time.
+const ANSWER: Duration = Duration::from_millis(500);
+
+/// Time during which a node served the default world to one connection: from the first answer to
+/// the sending of the last request that was answered.
+#[derive(Clone, Debug)]
+struct Tenure {
+    node: String,
+    first: Instant,
+    last: Instant,
+}
+
+/// Observations of players in the default world.
+#[derive(Default)]
+struct History(Mutex<Vec<Tenure>>);
+
+impl History {
+    /// Notes an answer to a request. `tenure` is that of the connection, if it had an answer.
+    fn note(&self, node: &str, tenure: &mut Option<usize>, sent: Instant, answered: Instant) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match tenure {
+            Some(index) => all[*index].last = sent,
+            None => {
+                *tenure = Some(all.len());
+                all.push(Tenure { node: node.to_owned(), first: answered, last: sent });
+            }
+        }
+    }
+
+    fn all(&self) -> Vec<Tenure> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The time of the first answer of any node, other than `without`, after a time.
+    fn served_after(&self, after: Instant, without: Option<&str>) -> Instant {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let all = self.all();
+            let later = all.iter().filter(|tenure| Some(&*tenure.node) != without && tenure.last > after);
+            if let Some(at) = later.map(|tenure| tenure.first.max(after)).min() {
+                return at;
+            }
+            assert!(Instant::now() < until, "no node serves the world: {all:?}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The node that serves the world now.
+    fn node(&self) -> String {
+        let now = Instant::now();
+        self.served_after(now, None);
+        let all = self.all();
+        all.iter().max_by_key(|tenure| tenure.last).map(|tenure| tenure.node.clone()).expect("a tenure")
+    }
+
+    /// No two nodes served the world at the same time.
+    fn check(&self) {
+        let all = self.all();
+        for (index, one) in all.iter().enumerate() {
+            for other in all[index + 1..].iter().filter(|other| other.node != one.node) {
+                assert!(
+                    one.last <= other.first || other.last <= one.first,
+                    "two homes: {one:?} and {other:?}"
+                );
+            }
+        }
+    }
+}
+
+/// A player at a node, who tries to be in the default world and asks for its channels all the time.
+struct Player {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Player {
+    fn start(node: &str, address: &str, history: &Arc<History>) -> Player {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (node, address) = (node.to_owned(), address.to_owned());
+        let (history, stopped) = (Arc::clone(history), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                while !stopped.load(Ordering::Relaxed) {
+                    play(&node, &address, &history, &stopped).await;
+                    tokio::task::yield_now().await;
+                }
+            });
+        });
+        Player { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()), "a player failed");
+    }
+}
+
+async fn play(node: &str, address: &str, history: &History, stopped: &AtomicBool) {
+    let endpoint = format!("tcp://{address}").parse().expect("an address");
+    let connecting = Client::connect_with(endpoint, SessionConfig::server("s", "s"), Backoff::never());
+    let Ok(Ok((client, mut events))) = tokio::time::timeout(4 * ANSWER, connecting).await else {
+        return;
+    };
+    let mut tenure = None;
+    while !stopped.load(Ordering::Relaxed) {
+        let sent = Instant::now();
+        match tokio::time::timeout(ANSWER, client.list_channels(None, Vec::new())).await {
+            Ok(Ok(_)) => history.note(node, &mut tenure, sent, Instant::now()),
+            // It stands still.
+            Err(_) => {}
+            Ok(Err(_)) => return,
+        }
+        while events.try_next().is_some() {}
+    }
+}
+
+/// A folder with the configuration of nodes.
+struct Cluster {
+    folder: tempfile::TempDir,
+}
+
+struct Node {
+    name: String,
+    process: Process,
+    servers: String,
+    admin: String,
+}
+
+impl Cluster {
+    fn new(bus: &Bus) -> Cluster {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::write(folder.path().join("secret"), "5a".repeat(32)).expect("written");
+        let cluster = Cluster { folder };
+        for name in ["n1", "n2", "n3"] {
+            cluster.configure(name, &bus.url, &format!("node = \"{name}\""));
+        }
+        cluster
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a configuration with further lines in its section of the cluster.
+    fn configure(&self, name: &str, url: &str, lines: &str) {
+        let mut text = format!("[gateway]\nworlds = {:?}\n", &WORLDS[1..]);
+        text.push_str("[gateway.auth]\nkind = \"none\"\n[gateway.clients]\naddr = \"127.0.0.1:0\"\n");
+        text.push_str("[gateway.servers]\naddr = \"127.0.0.1:0\"\n");
+        let _ = writeln!(text, "[cluster]\nname = \"test\"\nnats_url = {url:?}\nreplicas = 1");
+        let _ = writeln!(text, "secret_file = {:?}\n{lines}", self.path("secret").display().to_string());
+        std::fs::write(self.path(&format!("{name}.toml")), text).expect("written");
+    }
+
+    /// `throng cluster ...` with the configuration of a node.
+    fn act(&self, node: &str, words: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+        command.arg("cluster").args(words).arg("-c").arg(self.path(&format!("{node}.toml")));
+        let done = command.output().expect("the program runs");
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        if done.status.success() { Ok(text(done.stdout)) } else { Err(text(done.stderr)) }
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = up(self.folder.path(), "gateway", name);
+        command.arg("-c").arg(self.path(&format!("{name}.toml")));
+        command
+    }
+
+    fn start(&self, name: &str) -> Node {
+        let (process, said) = Process::ready(&mut self.command(name));
+        let of = |service: &str, scheme: &str| {
+            let line = said.iter().find_map(|line| line.trim_start().strip_prefix(service)).expect("a line");
+            let address = line.split_whitespace().find_map(|each| each.strip_prefix(scheme));
+            address.expect("an address").to_owned()
+        };
+        let (servers, admin) = (of("game servers", "tcp://"), of("admin", "http://"));
+        Node { name: name.to_owned(), process, servers, admin }
+    }
+
+    /// Starts a node that must not start. Returns what it says.
+    fn refused(&self, name: &str) -> String {
+        let done = self.command(name).output().expect("the program runs");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success(), "{said}");
+        assert!(!String::from_utf8_lossy(&done.stdout).contains("is ready"), "{said}");
+        said
+    }
+
+    /// Waits until every world has a home, and returns them.
+    fn homes(&self) -> Vec<String> {
+        self.homes_that(|_| true)
+    }
+
+    fn homes_that(&self, fits: impl Fn(&str) -> bool) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let found = WORLDS.map(|world| self.act("n1", &["where", world]));
+            let home = |found: &Result<String, String>| {
+                let text = found.as_ref().ok().filter(|text| !text.contains("lost"))?;
+                let mut words = text.split_whitespace().skip(1);
+                (words.next()? == "serving").then(|| words.next()).flatten().map(str::to_owned)
+            };
+            let homes: Option<Vec<String>> = found.iter().map(home).collect();
+            if let Some(homes) = homes.filter(|homes| homes.iter().all(|home| fits(home))) {
+                return homes;
+            }
+            assert!(Instant::now() < until, "{found:?}");
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    fetch(&node.admin, "/health/ready").is_some()
+}
+
+#[test]
+fn nodes_share_worlds_and_give_them_away() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    let said = cluster.refused("n1");
+    assert!(
+        said.contains("there is no bucket `throng-test-dir`") && said.contains("throng cluster init"),
+        "{said}"
+    );
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    cluster.act("n1", &["init"]).expect("it is there");
+    let checked = cluster.act("n1", &["check"]).expect("all is well");
+    assert!(checked.contains("all checks passed") && checked.contains("1 of 1 replicas"), "{checked}");
+
+    let history = Arc::new(History::default());
+    let n1 = cluster.start("n1");
+    let _first = Player::start("n1", &n1.servers, &history);
+    assert_eq!(cluster.homes(), ["n1"; 4]);
+    assert_eq!(history.node(), "n1");
+    let n2 = cluster.start("n2");
+    let _second = Player::start("n2", &n2.servers, &history);
+    assert!(is_ready(&n1) && is_ready(&n2));
+
+    // The home stops and gives its worlds away, and leaves.
+    let stopped = Instant::now();
+    signal(n1.process.0.id(), "-TERM");
+    assert_eq!(cluster.homes_that(|home| home == "n2"), ["n2"; 4]);
+    println!(
+        "drained: served elsewhere after {} ms",
+        (history.served_after(stopped, Some("n1")) - stopped).as_millis()
+    );
+    let mut n1 = n1;
+    assert!(n1.process.0.wait().expect("it ends").success());
+    let status = cluster.act("n2", &["status"]).expect("it answers");
+    assert!(status.contains("left") && status.contains("4 serving"), "{status}");
+
+    // The home is killed and started again in its folder.
+    let mut n2 = n2;
+    n2.process.kill();
+    let killed = Instant::now();
+    drop(_second);
+    let n2 = cluster.start("n2");
+    let _second = Player::start("n2", &n2.servers, &history);
+    let back = history.served_after(killed, None) - killed;
+    println!("killed and started again: served after {} ms", back.as_millis());
+
+    // A second process of the name, a world that closes, another secret.
+    let said = cluster.refused("n2");
+    assert!(said.contains("another process") || said.contains("node's folder"), "{said}");
+    assert!(cluster.act("n2", &["close", "duel"]).is_ok());
+    let until = Instant::now() + PATIENCE;
+    while cluster.act("n2", &["where", "duel"]).is_ok() {
+        assert!(Instant::now() < until, "it closes");
+    }
+    assert!(cluster.act("n2", &["close", "nowhere"]).is_err());
+    std::fs::write(cluster.path("secret"), "5b".repeat(32)).expect("written");
+    let said = cluster.refused("n3");
+    assert!(said.contains("cluster.secret_file") && said.contains("another key"), "{said}");
+    history.check();
+}
+
+/// Lengths of the faults.
+struct Plan {
+    /// Times for which the home stands still.
+    stops: &'static [u64],
+    /// Times for which the bus is away.
+    away: &'static [u64],
+    /// Homes that are killed and stay away until their worlds are served elsewhere.
+    kills: u32,
+    /// Times are compared with their limits.
+    is_timed: bool,
+}
+
+#[allow(clippy::disallowed_methods, reason = "settings of a test run")]
+fn plan() -> Plan {
+    match std::env::var("THRONG_CLUSTER_FAULTS").as_deref() {
+        Ok("long") => Plan { stops: &[8, 13, 40], away: &[5, 20], kills: 3, is_timed: true },
+        _ => Plan { stops: &[1], away: &[1], kills: 0, is_timed: false },
+    }
+}
+
+/// Three nodes with a player at each.
+struct Nodes<'a> {
+    cluster: &'a Cluster,
+    history: Arc<History>,
+    nodes: Vec<(Node, Player)>,
+}
+
+impl Nodes<'_> {
+    fn start(&mut self, name: &str) {
+        let node = self.cluster.start(name);
+        let player = Player::start(name, &node.servers, &self.history);
+        self.nodes.push((node, player));
+    }
+
+    /// The home of the default world.
+    fn home(&mut self) -> &mut Node {
+        let name = self.history.node();
+        let found = self.nodes.iter_mut().find(|(node, _)| node.name == name);
+        &mut found.expect("one of the nodes").0
+    }
+
+    /// Kills the home. Returns its name.
+    fn kill_home(&mut self) -> String {
+        let home = self.home();
+        home.process.kill();
+        let name = home.name.clone();
+        self.nodes.retain(|(node, _)| node.name != name);
+        name
+    }
+}
+
+fn pass(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn back(plan: &Plan, what: &str, took: Duration, limit: Duration) {
+    println!("{what}: served after {} ms", took.as_millis());
+    assert!(!plan.is_timed || took <= limit, "{what}: {took:?}");
+}
+
+#[test]
+fn no_two_nodes_serve_a_world_while_nodes_and_the_bus_fail() {
+    let Some(mut bus) = bus() else { return };
+    let (cluster, plan) = (Cluster::new(&bus), plan());
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let mut nodes = Nodes { cluster: &cluster, history: Arc::default(), nodes: Vec::new() };
+    for name in ["n1", "n2", "n3"] {
+        nodes.start(name);
+    }
+    let history = Arc::clone(&nodes.history);
+    history.node();
+
+    for seconds in plan.stops {
+        let (home, id) = (history.node(), nodes.home().process.0.id());
+        let stopped = Instant::now();
+        signal(id, "-STOP");
+        if Duration::from_secs(*seconds) > LOST {
+            let elsewhere = history.served_after(stopped, Some(&home)) - stopped;
+            back(&plan, &format!("stopped for {seconds} s, served elsewhere"), elsewhere, LOST);
+        }
+        pass((stopped + Duration::from_secs(*seconds)).saturating_duration_since(Instant::now()));
+        let woken = Instant::now();
+        signal(id, "-CONT");
+        back(
+            &plan,
+            &format!("stopped for {seconds} s"),
+            history.served_after(woken, None) - woken,
+            RESTARTED,
+        );
+        let now = history.node();
+        assert!(*seconds > 11 || now == home, "it goes on: {home}, now {now}");
+        history.check();
+    }
+
+    for seconds in plan.away {
+        let home = history.node();
+        bus.kill();
+        pass(Duration::from_secs(*seconds));
+        bus.start_again();
+        let returned = Instant::now();
+        back(
+            &plan,
+            &format!("the bus away for {seconds} s"),
+            history.served_after(returned, None) - returned,
+            RESTARTED,
+        );
+        assert_eq!(history.node(), home, "no world is restarted");
+        history.check();
+    }
+
+    for _ in 0..plan.kills {
+        history.node();
+        let killed = Instant::now();
+        let name = nodes.kill_home();
+        let took = history.served_after(killed, Some(&name)) - killed;
+        back(&plan, "killed for good", took, LOST);
+        nodes.start(&name);
+        history.check();
+    }
+
+    let homes = cluster.homes();
+    println!("worlds at {}", homes.join(", "));
+    drop(nodes);
+    history.check();
+    println!("{} tenures, none of which overlaps another's", history.all().len());
+}
+
+/// A bus with users: `n1` and `n2` have the permissions that the program prints, `admin` has all,
+/// `other` has no JetStream, and `small` no room.
+#[test]
+fn nodes_need_the_printed_permissions_and_no_others() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let draft = Cluster { folder };
+    std::fs::write(draft.path("secret"), "5a".repeat(32)).expect("written");
+    let mut users = String::new();
+    for name in ["n1", "n2"] {
+        draft.configure(name, "nats://127.0.0.1:1", &format!("node = \"{name}\""));
+        let permissions = draft.act(name, &["init", "--print-permissions"]).expect("it prints them");
+        let _ = writeln!(users, "{{ user: {name}, password: p\n{permissions} }}");
+    }
+    let config = format!(
+        "accounts {{\n  A {{ jetstream: enabled, users: [ {{ user: admin, password: p }}\n{users} ] }}\n  \
+         B {{ users: [ {{ user: other, password: p }} ] }}\n  \
+         C {{ jetstream: {{ max_file: 10 }}, users: [ {{ user: small, password: p }} ] }}\n}}\n"
+    );
+    let Some(bus) = bus_with(&config) else { return };
+    let cluster = Cluster::new(&bus);
+    let address = bus.url.trim_start_matches("nats://").to_owned();
+    let url = |user: &str| format!("nats://{user}:p@{address}");
+    for name in ["n1", "n2"] {
+        cluster.configure(name, &url(name), &format!("node = \"{name}\""));
+    }
+    for (user, part) in
+        [("other", "JetStream"), ("small", "max_file_store"), ("stranger", "nats_credentials_file")]
+    {
+        cluster.configure("n3", &url(user), "node = \"n3\"");
+        let why = cluster.act("n3", &["init"]).expect_err("it cannot");
+        assert!(why.contains(part), "{user}: {why}");
+    }
+    cluster.configure("n3", &url("admin"), "node = \"n3\"");
+    cluster.act("n1", &["init"]).expect_err("only a node's permissions");
+    cluster.act("n3", &["init"]).expect("it may");
+    cluster.act("n1", &["check"]).expect("all is well");
+    let history = Arc::new(History::default());
+    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    let _players = [&n1, &n2].map(|node| Player::start(&node.name, &node.servers, &history));
+    history.node();
+    assert!(is_ready(&n1) && is_ready(&n2));
+    cluster.act("n1", &["drain", "n2"]).expect("it is there");
+    cluster.act("n2", &["undrain", "n2"]).expect("it is there");
+    cluster.act("n1", &["drain", "n9"]).expect_err("no such node");
+}
+
+#[test]
+fn a_bus_with_too_few_servers_and_a_bucket_of_others_are_refused() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    let text = std::fs::read_to_string(cluster.path("n1.toml")).expect("it is there");
+    std::fs::write(cluster.path("n3.toml"), text.replace("replicas = 1", "replicas = 3")).expect("written");
+    let why = cluster.act("n3", &["init"]).expect_err("one server");
+    assert!(why.contains("cluster.replicas = 1"), "{why}");
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let why = cluster.refused("n3");
+    assert!(why.contains("1 replicas") && why.contains("`cluster.replicas` is 3"), "{why}");
+    cluster.configure("n2", &bus.url, "node = \"n2\"\nadvertise = [\"client=tcp://0.0.0.0:12108\"]");
+    let why = cluster.refused("n2");
+    assert!(why.contains("`cluster.advertise`") && why.contains("HOST:PORT"), "{why}");
+}
