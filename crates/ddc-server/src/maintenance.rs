@@ -91,8 +91,11 @@ impl Service {
     /// # Errors
     /// As the store says.
     pub fn scrub(&self, bytes_per_s: u64) -> Result<ScrubReport, StoreError> {
+        let mut pace = Pace::new(bytes_per_s, self.clock.elapsed());
         let scrubbed = self.store.scrub(&mut |bytes| {
-            self.clock.sleep(Duration::from_secs_f64(bytes as f64 / bytes_per_s.max(1) as f64));
+            if let Some(wait) = pace.wait(bytes, self.clock.elapsed()) {
+                self.clock.sleep(wait);
+            }
         })?;
         self.counters.add_scrubbed(&scrubbed);
         self.store.note_scrub(self.now());
@@ -234,6 +237,31 @@ impl Service {
     }
 }
 
+/// Speed of a scrub. Blobs are small: what they take to read counts, and one wait for many of them
+/// wakes the thread less often beside requests.
+struct Pace {
+    bytes_per_s: f64,
+    /// Time by which everything so far should have been read, and no sooner.
+    due: Duration,
+}
+
+impl Pace {
+    /// Time that a wait takes at least.
+    const WAIT_MIN: Duration = Duration::from_millis(5);
+
+    fn new(bytes_per_s: u64, now: Duration) -> Pace {
+        Pace { bytes_per_s: bytes_per_s.max(1) as f64, due: now }
+    }
+
+    /// Counts bytes that were read until `now`. Returns the time to wait, if it is time for that.
+    /// What was read too slowly is not made up for.
+    fn wait(&mut self, bytes: u64, now: Duration) -> Option<Duration> {
+        self.due += Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
+        self.due = self.due.max(now);
+        Some(self.due - now).filter(|ahead| *ahead >= Self::WAIT_MIN)
+    }
+}
+
 /// Something that is done again and again.
 struct Task<'c> {
     every: Option<Duration>,
@@ -252,5 +280,33 @@ impl<'c> Task<'c> {
             (self.work)(service);
             self.due = self.every.map(|every| Instant::now() + every);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scrub_reads_as_fast_as_it_should_whatever_reading_takes() {
+        let (mut now, mut waits) = (Duration::ZERO, 0);
+        let mut pace = Pace::new(1_000_000, now);
+        for _ in 0..1_000 {
+            now += Duration::from_micros(400);
+            if let Some(wait) = pace.wait(1_000, now) {
+                assert!(wait >= Duration::from_millis(5), "{wait:?}");
+                (now, waits) = (now + wait, waits + 1);
+            }
+        }
+        assert!((990..=1_000).contains(&now.as_millis()), "a million bytes in a second: {now:?}");
+        assert!((50..=200).contains(&waits), "{waits}");
+    }
+
+    #[test]
+    fn a_scrub_that_was_slow_does_not_make_up_for_it() {
+        let mut pace = Pace::new(1_000_000, Duration::ZERO);
+        assert_eq!(pace.wait(1_000, Duration::from_secs(60)), None);
+        let wait = pace.wait(20_000, Duration::from_secs(60));
+        assert_eq!(wait, Some(Duration::from_millis(20)));
     }
 }

@@ -60,7 +60,11 @@ impl Node {
         node.maintenance.push((end, upkeep));
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
-        let scrubs = thread("cache scrub", Box::new(move || service.run_scrubs(maintenance, &ended)))?;
+        let scrub = move || {
+            give_way();
+            service.run_scrubs(maintenance, &ended);
+        };
+        let scrubs = thread("cache scrub", Box::new(scrub))?;
         node.maintenance.push((end, scrubs));
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
@@ -73,6 +77,15 @@ impl Node {
     #[must_use]
     pub fn service(&self) -> &Arc<Service> {
         &self.service
+    }
+}
+
+/// Lowers the priority of the calling thread, to a tenth of the processor where others want all of
+/// it. For a thread that holds nothing which requests wait for while it works.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, 10) {
+        tracing::debug!(%error, "a thread keeps its priority");
     }
 }
 

@@ -22,8 +22,9 @@ use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
 use crate::store::Store;
 
-/// Bytes of blobs that are moved before the moves are committed.
-const MOVE_BYTES: u64 = 8 << 20;
+/// Bytes of blobs that are moved before the moves are committed. Uploads that arrive
+/// meanwhile share the flush, and wait for all of it.
+const MOVE_BYTES: u64 = 2 << 20;
 /// Keys that one record of losses names.
 const LOSS_KEYS_MAX: usize = 4096;
 /// A segment is emptied when less than this part of it is in use.

@@ -1,10 +1,10 @@
 //! Recovery after a panic in the middle of an input: the damaged state, and its repair.
 //!
 //! A channel is made whole from what stands outside of its fan-out: its subscribers, its owner and
-//! its data. Everybody is notified of the subscription again and gets a full state then, so that
-//! "exactly once" holds for each life of a channel's fan-out. Those who are no subscribers any
-//! more are notified of that. What lies across channels cannot be guessed: where that is broken, the driver
-//! starts the world anew ([`Shard::restarted`]).
+//! its data. All subscribers are notified of their subscriptions again and get a full state then,
+//! so that "exactly once" holds for each life of a channel's fan-out; former subscribers are
+//! notified of the end of theirs. What lies across channels cannot be guessed: where that is
+//! broken, the driver starts the world again, empty ([`Shard::restarted`]).
 
 use std::sync::Arc;
 

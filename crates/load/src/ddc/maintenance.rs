@@ -24,8 +24,8 @@ const BLOBS: u64 = 200_000;
 const BLOB_BYTES: u64 = 8 << 10;
 /// The same for a run that only shows that everything works.
 const SMOKE_BLOBS: u64 = 2_000;
-/// Pace of the scrub, of which reading takes a part: 20 MiB/s are left.
-const SCRUB_BYTES_PER_S: u64 = 40 << 20;
+/// Pace of the scrub, with a margin above what is asked for.
+const SCRUB_BYTES_PER_S: u64 = 24 << 20;
 const SCRUB_MIB_PER_S_MIN: f64 = 20.0;
 /// Part of the folder's limit that it holds when the second server starts; 95 % begin an eviction.
 const HELD_PERCENT: u64 = 97;

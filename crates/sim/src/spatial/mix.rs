@@ -233,8 +233,7 @@ impl Simulation {
         }
     }
 
-    /// What a panic interrupted is not asked for again by anybody else: clients look whether they
-    /// are subscribed to what they see.
+    /// Clients ask again for subscriptions to what they see: a panic may have taken a request along.
     pub(super) fn ask_again(&mut self) {
         for index in 0..if self.world.struck() > 0 { self.clients.len() } else { 0 } {
             let client = &self.clients[index];
@@ -246,7 +245,7 @@ impl Simulation {
         }
     }
 
-    /// The world has begun anew: everybody who was in it comes again, and nothing of it counts.
+    /// The world has begun again, empty: all its peers return, and nothing of it counts.
     pub(super) fn hear_of_restart(&mut self) {
         if self.restarts == self.world.restarts() {
             return;

@@ -137,7 +137,7 @@ impl Simulation {
                     } else if message.channel >= SPATIAL {
                         server.cells.insert(message.channel);
                     } else if let Some(count) = self.rooms.get_mut(&message.channel) {
-                        // What was on its way was lost with the connection.
+                        // Updates on their way were lost with the connection.
                         let value = recovered.channel_data.as_ref().map(|data| &data.value[..]);
                         *count = place_of(value).ok_or("a recovered room without its count")?.count;
                     }

@@ -35,7 +35,7 @@ impl World {
         self.panics.struck
     }
 
-    /// Number of times that the world has begun anew, empty.
+    /// Number of times that the world has begun again, empty.
     #[must_use]
     pub fn restarts(&self) -> u64 {
         self.panics.restarts

@@ -334,7 +334,8 @@ fn a_panic_in_a_handover_leaves_no_entity_with_an_owner_that_does_not_know() {
     let mut halves = 0;
     for place in 1..300 {
         let (mut world, a, b) = border(config(2, 2));
-        (world.take(a), world.take(b));
+        world.take(a);
+        world.take(b);
         assert!(failpoint::arm(place), "built with debug assertions");
         let moved = catch_unwind(AssertUnwindSafe(|| move_to(&mut world, a, E + 1, 15.0)));
         failpoint::disarm();
