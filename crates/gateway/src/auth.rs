@@ -149,10 +149,7 @@ impl Shard {
             }
             Verdict::NoWorld => {
                 self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
-                let (kind, pending) = (ConnKind::Client, PendingAuth { token: None, ..pending });
-                if let Err(refusal) = self.log_in(pending, kind, false) {
-                    self.board.refuse(refusal);
-                }
+                self.log_in_after_all(&pending);
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
         }

@@ -230,13 +230,26 @@ impl Shard {
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
         entry.pending = false;
-        // Kept places are bounded: what it wanted to resume may have given way already. It may log
-        // in.
-        let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else { return };
+        // Kept places are bounded: what it wanted to resume may have given way already.
+        let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else {
+            self.log_in_after_all(pending);
+            return;
+        };
         entry.authenticated = true;
         entry.pit = pit;
         self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;
         self.recover(pending.conn, old, pending.head, true);
+    }
+
+    /// A client cannot resume what it wanted to: its login is an ordinary one.
+    pub(crate) fn log_in_after_all(&mut self, pending: &PendingAuth) {
+        let Some(global) = &mut self.global else { return };
+        let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
+        entry.pending = false;
+        let login = PendingAuth { token: None, ..pending.clone() };
+        if let Err(refusal) = self.log_in(login, ConnKind::Client, false) {
+            self.board.refuse(refusal);
+        }
     }
 
     /// Shard 0: the authenticated connection `fresh` takes the place of `old`.

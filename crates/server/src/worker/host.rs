@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
+use throng_gateway::{CloseReason, ConnHandle, ConnKind, Moved, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
@@ -63,6 +63,14 @@ pub(super) struct Closing {
     pub(super) conn: Option<Conn>,
     pub(super) reason: CloseReason,
     pub(super) flush: Vec<u8>,
+}
+
+/// A connection that leaves for another world.
+pub(super) struct Leaving {
+    pub(super) peer: Peer,
+    /// `None` while its socket is still on its way here.
+    pub(super) key: Option<ConnKey>,
+    pub(super) moved: Moved,
 }
 
 impl Host {
