@@ -70,20 +70,15 @@ impl Shard {
         judged: bool,
     ) -> Result<(), Refusal> {
         let config = Arc::clone(&self.board.config);
-        let now = self.board.now;
         let conn = pending.conn;
-        let Some(global) = &mut self.global else { return Err(Refusal::NotGlobal) };
+        let Some(global) = &self.global else { return Err(Refusal::NotGlobal) };
         let entry = global.entries.get(&conn).ok_or(Refusal::ClosingConnection)?;
         let (addr, moved) = (entry.addr, entry.moved);
-        if kind == ConnKind::Client {
-            let banned = global.bans.is_banned(now, &Subject::player(&pending.pit));
-            let locked = global.bans.is_banned(now, &Subject::login(addr, &pending.pit));
-            if banned || locked {
-                let reason = if banned { CloseReason::BannedPlayer } else { CloseReason::AuthFailures };
-                self.security(conn, &pending.pit, SecurityEventKind::BannedReturned);
-                self.board.close(conn, reason);
-                return Ok(());
-            }
+        if kind == ConnKind::Client
+            && (self.turns_away(conn, &pending.pit, &Subject::player(&pending.pit))
+                || self.turns_away(conn, &pending.pit, &Subject::login(addr, &pending.pit)))
+        {
+            return Ok(());
         }
         if let Some(token) = &pending.token {
             let world = world_of_token(token);
@@ -137,6 +132,21 @@ impl Shard {
         }
     }
 
+    /// Closes a connection whose login is under a ban.
+    pub(crate) fn turns_away(&mut self, conn: ConnId, pit: &str, subject: &Subject) -> bool {
+        let now = self.board.now;
+        if !self.global.as_mut().is_some_and(|global| global.bans.is_banned(now, subject)) {
+            return false;
+        }
+        let reason = match subject {
+            Subject::Player(_) => CloseReason::BannedPlayer,
+            Subject::Address(_) | Subject::Login(..) => CloseReason::AuthFailures,
+        };
+        self.security(conn, pit, SecurityEventKind::BannedReturned);
+        self.board.close(conn, reason);
+        true
+    }
+
     /// The connection waits for an answer of the driver.
     fn ask(&mut self, pending: PendingAuth) -> Option<AuthTicket> {
         let global = self.global.as_mut()?;
@@ -171,7 +181,7 @@ impl Shard {
             }
             Verdict::NoWorld => {
                 self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
-                self.log_in_again(PendingAuth { token: None, ..pending });
+                self.log_in_after_all(&pending);
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
         }
@@ -186,11 +196,19 @@ impl Shard {
 
     fn authenticated(&mut self, pending: PendingAuth) {
         let PendingAuth { conn, head, ref pit, wants_token, .. } = pending;
+        let Some(kind) = self.global.as_ref().and_then(|global| global.entries.get(&conn)).map(|e| e.kind)
+        else {
+            return;
+        };
+        // The ban may have come while the provider thought about it.
+        if kind == ConnKind::Client && self.turns_away(conn, pit, &Subject::player(pit)) {
+            return;
+        }
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get_mut(&conn) else { return };
         entry.authenticated = true;
         entry.pit = pit.clone();
-        let (kind, addr) = (entry.kind, entry.addr);
+        let addr = entry.addr;
         // What an address has tried before stays on its account: a valid login of its own would
         // clear it.
         global.bans.succeed(&Subject::login(addr, pit));
@@ -321,6 +339,7 @@ impl Shard {
             CloseReason::AuthTimeout => SecurityEventKind::AuthTimedOut,
             CloseReason::StateMachineRefusals if kind == ConnKind::Client && !pit.is_empty() => {
                 global.bans.ban(now, Subject::player(&pit));
+                self.end_sessions(conn, &pit);
                 SecurityEventKind::PlayerBanned
             }
             _ => return,
@@ -329,6 +348,28 @@ impl Shard {
             self.board.stats.bans += 1;
         }
         self.security(conn, &pit, event);
+    }
+
+    /// Ends whatever else a banned player has in this world: connections, and places that are kept.
+    /// Without a provider a name proves nothing, and others who use it are not to pay for one.
+    fn end_sessions(&mut self, banned: ConnId, pit: &str) {
+        if !self.board.config.auth_provider {
+            return;
+        }
+        let Some(global) = &self.global else { return };
+        let of_player = |kind: ConnKind, name: &str| kind == ConnKind::Client && name == pit;
+        let live = global.entries.iter().filter(|(conn, entry)| {
+            **conn != banned && entry.authenticated && of_player(entry.kind, &entry.pit)
+        });
+        let live: Vec<ConnId> = live.map(|(conn, _)| *conn).collect();
+        let lost = global.lost.iter().filter(|(_, lost)| of_player(lost.kind, &lost.pit));
+        let lost: Vec<ConnId> = lost.map(|(conn, _)| *conn).collect();
+        for conn in live {
+            self.board.close(conn, CloseReason::BannedPlayer);
+        }
+        for conn in lost {
+            self.expire_lost(conn);
+        }
     }
 
     pub(crate) fn security(&mut self, conn: ConnId, pit: &str, what: SecurityEventKind) {

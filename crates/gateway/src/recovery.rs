@@ -26,6 +26,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::unrealpb::ChannelRecoveryData;
 
+use crate::ban::Subject;
 use crate::channel::{Channel, LostPlace};
 use crate::data::split;
 use crate::failpoint::failpoint;
@@ -205,10 +206,11 @@ impl Shard {
         self.global.as_ref()?.lost_servers.get(pit)?.front().copied()
     }
 
-    /// A client shows a resume token. False when it is good for nothing.
+    /// A client shows a resume token, which stands for the login token of its player. False when
+    /// it is good for nothing.
     pub(crate) fn resume(&mut self, token: &[u8], pending: &PendingAuth) -> bool {
         let Some(global) = &mut self.global else { return false };
-        let Some(old) = global.redeem_token(token) else { return false };
+        let Some(old) = global.redeem_token(token, &pending.pit) else { return false };
         if let Some(lost) = global.lost.get_mut(&old) {
             lost.token = None;
             self.resume_as(old, pending);
@@ -230,13 +232,34 @@ impl Shard {
         let Some(global) = &mut self.global else { return };
         let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
         entry.pending = false;
-        // Kept places are bounded: what it wanted to resume may have given way already. It may log
-        // in.
-        let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else { return };
+        // Kept places are bounded: what it wanted to resume may have given way already.
+        let Some(pit) = global.lost.get(&old).map(|lost| lost.pit.clone()) else {
+            self.log_in_after_all(pending);
+            return;
+        };
+        // The ban may have come while the older connection was closed.
+        if self.turns_away(pending.conn, &pit, &Subject::player(&pit)) {
+            return;
+        }
+        let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&pending.conn))
+        else {
+            return;
+        };
         entry.authenticated = true;
         entry.pit = pit;
         self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;
         self.recover(pending.conn, old, pending.head, true);
+    }
+
+    /// A client cannot resume what it wanted to: its login is an ordinary one.
+    pub(crate) fn log_in_after_all(&mut self, pending: &PendingAuth) {
+        let Some(global) = &mut self.global else { return };
+        let Some(entry) = global.entries.get_mut(&pending.conn) else { return };
+        entry.pending = false;
+        let login = PendingAuth { token: None, ..pending.clone() };
+        if let Err(refusal) = self.log_in(login, ConnKind::Client, false) {
+            self.board.refuse(refusal);
+        }
     }
 
     /// Shard 0: the authenticated connection `fresh` takes the place of `old`.

@@ -249,8 +249,9 @@ impl Registry {
         [&first.to_le_bytes()[..], &second, &self.token_tag].concat()
     }
 
-    /// Whose token this is. It is void from now on.
-    pub(crate) fn redeem_token(&mut self, token: &[u8]) -> Option<ConnId> {
+    /// Whose token this is, if that is a session of this player. It is void from then on. The bans
+    /// and locks that the login has passed are those of its name, which must be the session's.
+    pub(crate) fn redeem_token(&mut self, token: &[u8], pit: &str) -> Option<ConnId> {
         let token = token.strip_suffix(&*self.token_tag)?;
         let (first, proof) = token.split_first_chunk::<8>()?;
         let first = u64::from_le_bytes(*first);
@@ -262,6 +263,10 @@ impl Registry {
             return None;
         }
         let conn = *conn;
+        let live = self.entries.get(&conn).map(|entry| &entry.pit);
+        if **live.or_else(|| self.lost.get(&conn).map(|lost| &lost.pit))? != *pit {
+            return None;
+        }
         self.tokens.remove(&first);
         Some(conn)
     }
@@ -298,18 +303,20 @@ mod tests {
         let mut registry = registry();
         let addr = "10.0.0.1".parse().expect("an address");
         registry.register(ConnId(5), ConnKind::Client, addr, ShardIndex(0));
+        registry.entries.get_mut(&ConnId(5)).expect("registered").pit = "ann".into();
         let first = registry.issue_token(ConnId(5));
         assert_eq!(first.len(), 24);
         for cut in 0..first.len() {
-            assert_eq!(registry.redeem_token(&first[..cut]), None);
+            assert_eq!(registry.redeem_token(&first[..cut], "ann"), None);
             let mut wrong = first.clone();
             wrong[cut] ^= 1;
-            assert_eq!(registry.redeem_token(&wrong), None);
+            assert_eq!(registry.redeem_token(&wrong, "ann"), None);
         }
         let second = registry.issue_token(ConnId(5));
-        assert_eq!(registry.redeem_token(&first), None, "replaced");
-        assert_eq!(registry.redeem_token(&second), Some(ConnId(5)));
-        assert_eq!(registry.redeem_token(&second), None, "used");
+        assert_eq!(registry.redeem_token(&first, "ann"), None, "replaced");
+        assert_eq!(registry.redeem_token(&second, "bob"), None, "another's");
+        assert_eq!(registry.redeem_token(&second, "ann"), Some(ConnId(5)));
+        assert_eq!(registry.redeem_token(&second, "ann"), None, "used");
         assert!(registry.tokens.is_empty());
     }
 

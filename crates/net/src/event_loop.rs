@@ -75,6 +75,11 @@ impl DetachedConn {
             Detached::Enet(conn) => conn.peer(),
         }
     }
+
+    /// True for a connection over TCP, which holds a descriptor of its own.
+    pub fn is_stream(&self) -> bool {
+        matches!(self.0, Detached::Stream(_))
+    }
 }
 
 impl std::fmt::Debug for DetachedConn {

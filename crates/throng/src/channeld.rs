@@ -376,6 +376,7 @@ fn configure(parsed: &Parsed) -> Result<Config, throng_server::config::Problems>
         ("gateway.limits.channels_per_client_max", Value::Int(1 << 20)),
         ("gateway.limits.subscriptions_per_client_max", Value::Int(1 << 20)),
         ("gateway.limits.metadata_bytes_max", Value::Int(60_000)),
+        ("gateway.recordings.dir", text("replays")),
         ("http.addr", text(":8080")),
         ("http.required", Value::Bool(false)),
         ("metrics.open", Value::Bool(true)),
@@ -496,10 +497,6 @@ mod tests {
                 Does::Key(key) | Does::Translated(key, _) => key,
                 Does::Profile | Does::ProfileDir | Does::Ignored => continue,
             };
-            // Not set is not the same as set to the reference's word for the default folder.
-            if matches!(flag.name, "rspd") {
-                continue;
-            }
             let joined = format!("-{}={}", flag.name, flag.default);
             let with = configure(&parse(&[joined.as_str()]).unwrap()).unwrap();
             let stock = |value: Option<&Value>| match value {

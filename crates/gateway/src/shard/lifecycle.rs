@@ -226,14 +226,11 @@ impl Shard {
                 global.tokens.remove(&token);
             }
             global.ids.release(conn);
-            if let Some(pending) = superseded_by
-                && let Some(waiting) = global.entries.get_mut(&pending.conn)
-            {
-                // What it wanted to resume is gone for good; it may log in.
-                waiting.pending = false;
-            }
             if entry.asked_link {
                 self.tell_link_of_end(conn, &entry.pit);
+            }
+            if let Some(pending) = superseded_by {
+                self.log_in_after_all(&pending);
             }
         }
     }

@@ -109,11 +109,16 @@ impl Shard {
         fresh.reader = connection.reader;
         fresh.outbox = connection.outbox;
         fresh.recorder = connection.recorder.filter(|_| board.config.recording);
+        // A move begins nothing again: not the time to log in, and not what it may send.
+        fresh.accepted = connection.accepted;
+        fresh.budget = connection.budget;
+        fresh.refusals = connection.refusals;
         fresh.count_backlog(&mut board.backlog);
         if !fresh.outbox.is_empty() {
             fresh.writable = true;
             board.writable_again(slot);
         }
+        board.arm_connection(slot);
         let Departure { head, pit, lt, token, wants_token, asked, judged, proven, .. } = departure;
         let pending = PendingAuth { conn, head, pit, lt, token, wants_token, asked };
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use prost::Message;
 use throng_gateway::{
-    AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing, Mail,
-    Recovery, Shard, ShardIndex, StateMachine, Verdict,
+    Abuse, AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing,
+    Mail, Recovery, Shard, ShardIndex, StateMachine, Verdict,
 };
 use throng_stdx::Instant;
+use throng_wire::channeldpb::auth_result_message::AuthResult;
 use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, ListChannelMessage, MessageType};
 use throng_wire::{FrameReader, FrameWriter, MessagePack};
 
@@ -22,6 +23,7 @@ const HUB: u32 = 7;
 struct World {
     shards: Vec<Shard>,
     effects: VecDeque<(usize, Effect)>,
+    now: Instant,
 }
 
 /// A connection of a world.
@@ -29,10 +31,6 @@ struct World {
 struct Peer {
     conn: ConnHandle,
     shard: usize,
-}
-
-fn now() -> Instant {
-    Instant::from_millis(5)
 }
 
 impl World {
@@ -51,7 +49,11 @@ impl World {
             let seed = u64::from(world) + 1;
             Shard::new(Arc::clone(&config), schemas(), ShardIndex(index), count, seed, UNIX_START_NS)
         };
-        World { shards: (0..count).map(shard).collect(), effects: VecDeque::new() }
+        World {
+            shards: (0..count).map(shard).collect(),
+            effects: VecDeque::new(),
+            now: Instant::from_millis(5),
+        }
     }
 
     fn settle(&mut self) {
@@ -65,25 +67,25 @@ impl World {
                 return;
             }
             for (to, mail) in mail {
-                self.shards[usize::from(to.0)].handle_mail(now(), mail);
+                self.shards[usize::from(to.0)].handle_mail(self.now, mail);
             }
         }
     }
 
     fn accept(&mut self) -> Peer {
         let addr = "10.0.0.1".parse().unwrap();
-        let accepted = self.shards[0].accept(now(), ConnKind::Client, Framing::Stream, addr).unwrap();
+        let accepted = self.shards[0].accept(self.now, ConnKind::Client, Framing::Stream, addr).unwrap();
         self.settle();
         Peer { conn: accepted.conn, shard: usize::from(accepted.shard.0) }
     }
 
     fn send(&mut self, peer: Peer, bytes: &[u8]) {
-        self.shards[peer.shard].handle_bytes(now(), peer.conn, bytes);
+        self.shards[peer.shard].handle_bytes(self.now, peer.conn, bytes);
         self.settle();
     }
 
     fn answer(&mut self, ticket: AuthTicket, verdict: Verdict) {
-        self.shards[0].handle_verdict(now(), ticket, verdict);
+        self.shards[0].handle_verdict(self.now, ticket, verdict);
         self.settle();
     }
 
@@ -110,7 +112,7 @@ impl World {
         let moved = self.shards[shard].take_moved(conn).expect("the connection");
         assert!(self.shards[shard].take_moved(conn).is_none());
         assert_eq!(moved.kind(), ConnKind::Client);
-        let entered = to.shards[0].enter(now(), moved);
+        let entered = to.shards[0].enter(to.now, moved);
         to.settle();
         entered.map(|accepted| Peer { conn: accepted.conn, shard: usize::from(accepted.shard.0) })
     }
@@ -123,7 +125,7 @@ impl World {
         let mut slices = Vec::new();
         outbox.gather(&mut slices);
         let bytes = slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
-        shard.handle_written(now(), peer.conn, bytes.len());
+        shard.handle_written(self.now, peer.conn, bytes.len());
         let fed = FrameReader::default().feed(&bytes, &mut |packet| {
             messages.extend(packet.messages().map(|message| (message.msg_type, message.body.to_vec())));
             ControlFlow::Continue(())
@@ -227,7 +229,7 @@ fn a_world_that_is_full_takes_no_more_and_one_that_ends_closes_all() {
     main.answer(ticket, Verdict::Elsewhere { world: HUB });
     assert_eq!(main.moves(&mut hub).err(), Some(AcceptRefusal::ConnectionsMax));
     assert_eq!((main.connections(), hub.connections()), (0, 1));
-    hub.shards[0].close_world(now());
+    hub.shards[0].close_world(hub.now);
     hub.settle();
     assert!(matches!(hub.effect().1, Effect::Close { reason: CloseReason::WorldClosed, .. }));
     assert_eq!(hub.connections(), 0);
@@ -239,7 +241,7 @@ fn a_resume_token_leads_to_its_world() {
     let mut hub = World::new(HUB, 1, |_| {});
     let (lost, first) = come(&mut main, &mut hub, "p");
     assert_eq!(first.resume_token.len(), 28);
-    hub.shards[0].handle_closed(now(), lost.conn, Closed::Error);
+    hub.shards[0].handle_closed(hub.now, lost.conn, Closed::Error);
     hub.settle();
     for token in [first.resume_token.clone(), first.resume_token] {
         let peer = main.accept();
@@ -262,6 +264,55 @@ fn a_resume_token_leads_to_its_world() {
         return;
     }
     panic!("a token is good for one return");
+}
+
+#[test]
+fn the_time_to_log_in_does_not_begin_again_in_another_world() {
+    let at = |ms: u64| Instant::from_millis(5 + ms);
+    for shards in [1, 3] {
+        let mut main = World::new(0, shards, |config| config.abuse = Abuse::default());
+        let mut hub = World::new(HUB, 1, |_| {});
+        let peer = main.accept();
+        (main.now, hub.now) = (at(3_000), at(3_000));
+        let token = [&[1; 24][..], &HUB.to_le_bytes()].concat();
+        main.send(peer, &auth("p", Some(token)));
+        let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+        main.answer(ticket, Verdict::Elsewhere { world: HUB });
+        let there = main.moves(&mut hub).unwrap();
+        let home = hub.moves(&mut main).unwrap();
+        assert!(hub.take(there).is_empty());
+        let ticket = main.ticket();
+        main.answer(ticket, Verdict::InvalidLt);
+        assert_eq!(result(&main.take(home)).result, AuthResult::InvalidLt as i32);
+        for (now, connections) in [(at(4_999), 1), (at(5_000), 0)] {
+            while main.shards[home.shard].handle_due(now).is_some() {}
+            main.settle();
+            assert_eq!(main.connections(), connections);
+        }
+        assert_eq!(main.closed(CloseReason::AuthTimeout), 1);
+    }
+}
+
+#[test]
+fn a_session_that_gives_no_place_up_leaves_its_newcomer_to_an_ordinary_login() {
+    let mut main = World::new(0, 1, |_| {});
+    let mut hub = World::new(HUB, 1, |config| config.recovery.lost_max = 0);
+    let (stale, first) = come(&mut main, &mut hub, "p");
+    let peer = main.accept();
+    main.send(peer, &auth("p", Some(first.resume_token)));
+    let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    let (_, Effect::Move { conn }) = main.effect() else { panic!("a connection that moves") };
+    let moved = main.shards[peer.shard].take_moved(conn).unwrap();
+    let _entered = hub.shards[0].enter(hub.now, moved).unwrap();
+    hub.settle();
+    let close = Effect::Close { conn: stale.conn, reason: CloseReason::Superseded, flush: Vec::new() };
+    assert_eq!(hub.effect().1, close);
+    let home = hub.moves(&mut main).unwrap();
+    let ticket = main.ticket();
+    main.answer(ticket, Verdict::Success);
+    assert_eq!(result(&main.take(home)).result, 0);
+    assert_eq!((main.connections(), hub.connections()), (1, 0));
 }
 
 #[test]
@@ -297,7 +348,7 @@ fn a_connection_that_is_gone_before_its_verdict_moves_nowhere() {
     let peer = main.accept();
     main.send(peer, &auth("p", None));
     let ticket = main.ticket();
-    main.shards[peer.shard].handle_closed(now(), peer.conn, Closed::EndOfStream);
+    main.shards[peer.shard].handle_closed(main.now, peer.conn, Closed::EndOfStream);
     main.settle();
     main.answer(ticket, Verdict::Elsewhere { world: HUB });
     assert!(main.effects.is_empty(), "{:?}", main.effects);

@@ -434,17 +434,15 @@ fn lost_connections_are_bounded() {
 }
 
 #[test]
-fn a_client_that_finds_no_room_to_resume_may_log_in() {
+fn a_client_that_finds_no_room_to_resume_is_logged_in() {
     let recovery = Recovery { lost_max: 0, ..config().recovery };
     let mut world = World::new(Config { recovery, ..config() });
     let stale = world.connect(ConnKind::Client);
     let token = auth_with(&mut world, stale, b"").0.resume_token;
     let back = world.connect(ConnKind::Client);
-    let auth = AuthMessage { resume_token: Some(token), ..Default::default() };
-    world.send(back, [Send::new(MessageType::Auth, &auth)]);
+    let (result, _) = auth_with(&mut world, back, &token);
     assert_eq!(world.closed(stale), Some(throng_gateway::CloseReason::Superseded));
-    assert!(world.take(back).is_empty());
-    assert!(!auth_with(&mut world, back, b"").0.should_recover);
+    assert!(!result.should_recover && !result.resume_token.is_empty(), "{result:?}");
 }
 
 #[test]
@@ -556,4 +554,112 @@ fn a_returning_server_owns_what_it_owned_unless_another_owns_it_now() {
         assert_eq!(world.take_types(rival), [1]);
         assert!(world.take_types(back).is_empty());
     }
+}
+
+/// Authenticates under a name with a resume token (empty: asks for one), with the consent of the
+/// provider where it is asked. `None` without a result.
+fn auth_as(world: &mut World, id: Id, pit: &str, token: &[u8]) -> Option<AuthResultMessage> {
+    let body = AuthMessage {
+        player_identifier_token: pit.into(),
+        login_token: "lt".into(),
+        resume_token: Some(token.to_vec()),
+        world: None,
+    };
+    world.send(id, [Send::new(MessageType::Auth, &body).stub(1)]);
+    consent(world);
+    world.take(id).iter().find(|message| message.msg_type == 1).map(Received::decode)
+}
+
+/// The provider says yes to every login that waits for it.
+fn consent(world: &mut World) {
+    let effects = std::mem::take(&mut world.effects);
+    for effect in effects {
+        if let throng_gateway::Effect::Authenticate { ticket, .. } = effect {
+            world.shards[0].handle_verdict(world.now, ticket, throng_gateway::Verdict::Success);
+        }
+    }
+    world.settle();
+}
+
+#[test]
+fn a_token_resumes_under_the_name_of_its_session_only() {
+    for (shards, lost) in [(1, false), (1, true), (2, false), (2, true)] {
+        let mut world = World::sharded(config(), shards);
+        let ann = world.connect(ConnKind::Client);
+        let first = auth_as(&mut world, ann, "ann", b"").unwrap();
+        if lost {
+            world.close(ann);
+        }
+        for name in ["bob", "", "Ann"] {
+            let other = world.connect(ConnKind::Client);
+            let result = auth_as(&mut world, other, name, &first.resume_token).unwrap();
+            assert!(!result.should_recover && result.conn_id != first.conn_id, "{name}: {result:?}");
+        }
+        assert_eq!(world.closed(ann), None);
+        let back = world.connect(ConnKind::Client);
+        let result = auth_as(&mut world, back, "ann", &first.resume_token).unwrap();
+        assert!(result.should_recover, "it is still good for its holder");
+    }
+}
+
+fn earn_a_ban(world: &mut World, id: Id) {
+    for _ in 0..10 {
+        world.send(id, [Send::new(MessageType::Disconnect, &DisconnectMessage { conn_id: 5 })]);
+    }
+    assert_eq!(world.closed(id), Some(CloseReason::StateMachineRefusals));
+}
+
+#[test]
+fn a_ban_ends_all_connections_and_sessions_of_its_player() {
+    for shards in [1, 2] {
+        let with_provider = Config {
+            development: false,
+            auth_provider: true,
+            abuse: throng_gateway::Abuse::default(),
+            ..config()
+        };
+        let mut world = World::sharded(with_provider, shards);
+        let clients: Vec<Id> = (0..4).map(|_| world.connect(ConnKind::Client)).collect();
+        let [lost, other, banned, bob] = clients[..] else { panic!("four") };
+        let names = [(lost, "ann"), (other, "ann"), (banned, "ann"), (bob, "bob")];
+        let tokens = names.map(|(id, name)| auth_as(&mut world, id, name, b"").unwrap().resume_token);
+        world.close(lost);
+        // One whose login waits for the provider.
+        let late = world.connect(ConnKind::Client);
+        world.auth(late, "ann");
+        earn_a_ban(&mut world, banned);
+        consent(&mut world);
+        for id in [other, late] {
+            assert_eq!(world.closed(id), Some(CloseReason::BannedPlayer));
+        }
+        assert_eq!((world.closed(bob), world.stats().recoveries_expired), (None, 1));
+        for token in &tokens {
+            let back = world.connect(ConnKind::Client);
+            assert_eq!(auth_as(&mut world, back, "ann", token), None);
+            assert_eq!(world.closed(back), Some(CloseReason::BannedPlayer));
+            let other_name = world.connect(ConnKind::Client);
+            assert!(!auth_as(&mut world, other_name, "carl", token).unwrap().should_recover);
+        }
+        world.close(bob);
+        let back = world.connect(ConnKind::Client);
+        assert!(auth_as(&mut world, back, "bob", &tokens[3]).unwrap().should_recover);
+        world.run(Duration::from_secs(901));
+        let later = world.connect(ConnKind::Client);
+        assert!(!auth_as(&mut world, later, "ann", &tokens[0]).unwrap().should_recover);
+    }
+}
+
+/// Without a provider a name proves nothing: others who use it are not to pay for one.
+#[test]
+fn in_development_a_ban_closes_no_other_connection_of_the_name_but_refuses_its_return() {
+    let mut world = World::new(Config { abuse: throng_gateway::Abuse::default(), ..config() });
+    let [other, banned] = [(); 2].map(|()| world.connect(ConnKind::Client));
+    let token = auth_as(&mut world, other, "ann", b"").unwrap().resume_token;
+    auth_as(&mut world, banned, "ann", b"").unwrap();
+    earn_a_ban(&mut world, banned);
+    assert_eq!(world.closed(other), None);
+    world.close(other);
+    let back = world.connect(ConnKind::Client);
+    assert_eq!(auth_as(&mut world, back, "ann", &token), None);
+    assert_eq!(world.closed(back), Some(CloseReason::BannedPlayer));
 }

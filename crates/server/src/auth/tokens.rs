@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use throng_gateway::{ConnKind, Verdict};
 
 use super::{Authenticator, Judgement, Login, VerdictFuture, same_secret};
+use crate::worlds::check_name;
 
 /// Tokens by the kind of their holder and by name, each with the world that it is for.
 type Names = HashMap<(ConnKind, String), Vec<(String, Option<String>)>>;
@@ -84,9 +85,13 @@ fn read(path: &PathBuf) -> Result<Names, String> {
         };
         let world = match rest {
             [] => None,
-            [word] => Some(word.strip_prefix("world=").ok_or_else(|| wrong(index))?.to_owned()),
+            [word] => Some(word.strip_prefix("world=").ok_or_else(|| wrong(index))?),
             _ => return Err(wrong(index)),
         };
+        if let Some(world) = world {
+            check_name(world).map_err(|problem| format!("{shown}:{}: {problem}", index + 1))?;
+        }
+        let world = world.map(str::to_owned);
         names.entry((kind, name.to_owned())).or_default().push((token.to_owned(), world));
     }
     Ok(names)
@@ -134,9 +139,15 @@ mod tests {
         assert_eq!(of(&as_server("master", "b")).as_deref(), Some("duel-1"));
         std::fs::write(file.path(), "anna new\n").unwrap();
         tokens.reload().unwrap();
-        std::fs::write(file.path(), "one two three\n").unwrap();
-        let problem = tokens.reload().unwrap_err();
-        assert!(problem.contains(":1: expected") && !problem.contains("two"), "{problem}");
+        for (text, expected) in [
+            ("one two three", ":1: expected"),
+            ("one two world=HUB", ":1: `HUB` is not a name"),
+            ("# a comment\none two server world=", ":2: `` is not a name"),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            let problem = tokens.reload().unwrap_err();
+            assert!(problem.contains(expected) && !problem.contains("two"), "{problem}");
+        }
         assert_eq!(tokens.judgement(&login("anna", "new")), Verdict::Success.into(), "the old content stays");
     }
 }

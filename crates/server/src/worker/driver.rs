@@ -14,7 +14,7 @@ use throng_gateway::{
 use throng_net::{Clock, ConnKey, EventLoop, ListenerKey};
 use throng_stdx::Instant;
 
-use super::host::{Closing, Conn, Host, Hosts, Peer, Slot};
+use super::host::{Closing, Conn, Host, Hosts, Leaving, Peer, Slot};
 use super::memory::Returner;
 use super::turn::{Share, Turn};
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
@@ -58,7 +58,7 @@ pub(super) struct Driver {
     /// Accepted for shards on other workers, still to be taken out of the loop.
     pub(super) hand_offs: Vec<HandOff>,
     /// Left for other worlds, still to be taken out of the loop.
-    pub(super) moves: Vec<(ConnKey, Moved)>,
+    pub(super) moves: Vec<Leaving>,
     pub(super) dirty: Vec<Peer>,
     /// Connections that a core has closed, to be carried out at the end of the round.
     pub(super) closing: Vec<Closing>,
@@ -273,6 +273,13 @@ impl Driver {
             closing.conn = Some(conn);
             return;
         }
+        // So may it have sent it back to the world that it came from.
+        if let Some(leaving) =
+            self.moves.iter_mut().find(|leaving| leaving.peer == peer && leaving.key.is_none())
+        {
+            leaving.key = Some(key);
+            return;
+        }
         host.conns.insert(peer.conn, conn);
         if self.by_key.len() <= key.index() {
             self.by_key.resize(key.index() + 1, None);
@@ -326,6 +333,11 @@ impl Driver {
     /// The transport lost a connection.
     pub(super) fn lose(&mut self, peer: Peer, cause: Closed) {
         self.forget(peer);
+        // Nothing waits for its socket any more.
+        let moves = self.moves.len();
+        self.moves.retain(|leaving| leaving.peer != peer || leaving.key.is_some());
+        self.worlds.connections.replace(moves - self.moves.len(), 0);
+        self.closing.retain(|closing| closing.peer != peer || closing.conn.is_some());
         self.guard(peer.host, |host, now| host.shard.handle_closed(now, peer.conn, cause));
     }
 
@@ -571,12 +583,15 @@ impl Driver {
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::Move { conn } => {
-                let moved = self.hosts.get_mut(slot).and_then(|host| host.shard.take_moved(conn));
-                let entry = self.forget(Peer { host: slot, conn });
-                if let Some((entry, moved)) = entry.zip(moved) {
-                    // Counted on its way too, until the world that it enters counts it.
-                    self.worlds.connections.add();
-                    self.moves.push((entry.key, moved));
+                let peer = Peer { host: slot, conn };
+                match self.hosts.get_mut(slot).and_then(|host| host.shard.take_moved(conn)) {
+                    Some(moved) => {
+                        let key = self.forget(peer).map(|entry| entry.key);
+                        // Counted on its way too, until the world that it enters counts it.
+                        self.worlds.connections.add();
+                        self.moves.push(Leaving { peer, key, moved });
+                    }
+                    None => self.close(peer, CloseReason::Internal, Vec::new()),
                 }
             }
             Effect::Recording { conn: _, name, bytes } => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use throng_gateway::{CloseReason, ConnHandle, ConnKind, Shard, ShardIndex};
+use throng_gateway::{CloseReason, ConnHandle, ConnKind, Moved, Shard, ShardIndex};
 use throng_net::ConnKey;
 use throng_stdx::Instant;
 
@@ -82,6 +82,14 @@ pub(super) struct Closing {
     pub(super) conn: Option<Conn>,
     pub(super) reason: CloseReason,
     pub(super) flush: Vec<u8>,
+}
+
+/// A connection that leaves for another world.
+pub(super) struct Leaving {
+    pub(super) peer: Peer,
+    /// `None` while its socket is still on its way here.
+    pub(super) key: Option<ConnKey>,
+    pub(super) moved: Moved,
 }
 
 impl Host {

@@ -26,7 +26,7 @@ use throng_net::{Clock, CloseMode, ConnKey, DetachedConn, EventLoop, ListenerKey
 use throng_stdx::Instant;
 
 use self::driver::{Driver, HandOff, PANIC_MEMORY};
-use self::host::{Peer, Slot};
+use self::host::{Leaving, Peer, Slot};
 pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
@@ -295,7 +295,15 @@ impl Worker {
 
     /// Takes sockets to the worlds that their connections have left for.
     fn move_away(&mut self) {
-        for (key, moved) in std::mem::take(&mut self.driver.moves) {
+        for Leaving { peer, key, moved } in std::mem::take(&mut self.driver.moves) {
+            let Some(key) = key else {
+                // Its socket is closed when it comes.
+                self.driver.worlds.connections.replace(1, 0);
+                if let Some(host) = self.driver.hosts.get_mut(peer.host) {
+                    host.closed_early.insert(peer.conn);
+                }
+                continue;
+            };
             let world = World(moved.world());
             let Some(to) = self.driver.worlds.by_number(world) else {
                 self.driver.worlds.connections.replace(1, 0);
@@ -327,7 +335,14 @@ impl Worker {
             }
         };
         match (slot, entered) {
-            (Some(host), Ok(accepted)) => self.attach(Peer { host, conn: accepted.conn }, kind, socket),
+            (Some(host), Ok(accepted)) => {
+                let peer = Peer { host, conn: accepted.conn };
+                let may_give_way = kind == ConnKind::Client && socket.is_stream();
+                self.attach(peer, kind, socket);
+                if may_give_way && self.driver.is_stranger(peer) {
+                    self.driver.note_stranger(peer);
+                }
+            }
             (_, Err(refusal)) => {
                 if let Ok(key) = self.event_loop.attach(socket) {
                     self.refuse(key, refusal);

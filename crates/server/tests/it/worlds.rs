@@ -7,7 +7,8 @@ use serde_json::Value;
 use throng_net::CloseCause;
 use throng_server::config::Loader;
 use throng_server::{Running, Service, start};
-use throng_wire::channeldpb as pb;
+use throng_wire::channeldpb::auth_result_message::AuthResult;
+use throng_wire::{MessagePack, channeldpb as pb};
 
 use crate::common::{Dial, Peer, call, clients, gateway, servers};
 use crate::play::play;
@@ -110,7 +111,7 @@ fn try_login(peer: &mut Peer, player: &str, token: &str) {
         login_token: token.into(),
         ..Default::default()
     };
-    let head = throng_wire::MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
+    let head = MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
     peer.send(head, &auth.encode_to_vec());
 }
 
@@ -441,6 +442,77 @@ fn a_login_for_another_world_than_the_listener_s_or_for_none_is_refused() {
     let inside = [("hub-p", "for-hub"), ("p", "any")];
     let _inside = inside.map(|(player, token)| Peer::login(hub, &Dial::WebSocket, player, token));
     assert_eq!(figures(&running, "hub")[0], 2);
+}
+
+/// A login with a token of the world `number` that resumes nothing.
+fn with_void_token(player: &str, token: &str, number: u32) -> pb::AuthMessage {
+    pb::AuthMessage {
+        player_identifier_token: player.into(),
+        login_token: token.into(),
+        resume_token: Some([&[9; 24][..], &number.to_le_bytes()].concat()),
+        world: None,
+    }
+}
+
+/// The core sends such a connection back before its socket has a place in the world.
+#[test]
+fn a_token_that_resumes_nothing_is_an_ordinary_login_over_every_transport() {
+    for (transport, dial) in
+        [("tcp", Dial::Tcp), ("kcp", Dial::Kcp), ("enet", Dial::Enet), ("ws", Dial::WebSocket)]
+    {
+        for shards in ["1", "3"] {
+            let files = Files::new();
+            let running = files.gateway(&[
+                ("server.shards", shards),
+                ("gateway.clients.transport", transport),
+                ("gateway.limits.auth_timeout_ms", "0"),
+            ]);
+            let mut peers = Vec::new();
+            for (number, player, token) in
+                [(1, "p", "any"), (2, "p", "any"), (1, "hub-p", "for-hub"), (2, "hub-p", "for-hub")]
+            {
+                let mut peer = Peer::connect(clients(&running), &dial);
+                // A wrong login has its answer as well, and may be followed by another.
+                for (token, expected) in [("wrong", AuthResult::InvalidLt), (token, AuthResult::Successful)] {
+                    if transport == "kcp" {
+                        // Until a peer has proven its address, it has one login.
+                        peer = Peer::connect(clients(&running), &dial);
+                    }
+                    let auth = with_void_token(player, token, number);
+                    let result: pb::AuthResultMessage = peer.ask(0, pb::MessageType::Auth, &auth);
+                    assert_eq!(result.result, expected as i32, "{transport} {shards} {player} {number}");
+                }
+                peers.push(peer);
+            }
+            let worlds = ["main", "hub", "arena"].map(|world| figures(&running, world)[0]);
+            assert_eq!(worlds, [2, 2, 0], "{transport} {shards}");
+            drop(peers);
+            assert!(running.shutdown(), "{transport} {shards}");
+        }
+    }
+}
+
+#[test]
+fn one_that_wanders_between_worlds_without_a_login_is_closed_in_time() {
+    let files = Files::new();
+    let running = files.gateway(&[
+        ("server.shards", "2"),
+        ("gateway.clients.transport", "ws"),
+        ("gateway.limits.auth_timeout_ms", "500"),
+    ]);
+    let mut peers: Vec<_> = (0..20)
+        .map(|index| {
+            let mut peer = Peer::connect(clients(&running), &Dial::WebSocket);
+            let auth = with_void_token(&format!("guess{index}"), "wrong", 1 + index % 2);
+            let head = MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
+            peer.send(head, &auth.encode_to_vec());
+            peer
+        })
+        .collect();
+    for peer in &mut peers {
+        assert_eq!(close_code(peer), Some(4003));
+    }
+    assert_eq!(["main", "hub", "arena"].map(|world| figures(&running, world)[0]), [0, 0, 0]);
 }
 
 /// The core closes such a connection before its socket has a place in the world.
