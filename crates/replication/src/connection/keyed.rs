@@ -35,7 +35,7 @@ impl Connection {
         if let Some(place) =
             self.cursors.get_mut(&object).and_then(|cursors| cursors.get_mut(usize::from(array)))
         {
-            *place = (*place).min(from);
+            *place = Cursor::set_back(*place, from);
             self.behind.set(object);
         }
     }
@@ -164,7 +164,7 @@ impl Stage<'_> {
                 && *sent == object
                 && let Some(place) = places.get_mut(usize::from(*array))
             {
-                *place = (*place).min(*from);
+                *place = Cursor::set_back(*place, *from);
             }
         }
         let class = &sh.store(object).class;
