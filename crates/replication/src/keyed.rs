@@ -555,7 +555,7 @@ mod tests {
         }
     }
 
-    /// An item of an earlier creation is lost after the object was created again: what is under way
+    /// An item of an earlier creation is lost after the object was created again: what is in flight
     /// to the new replica does not count as arrived.
     #[test]
     fn a_loss_never_sets_a_place_forward() {

@@ -150,7 +150,7 @@ impl Stage<'_> {
         true
     }
 
-    /// Items of what the receiver of an object that ends may lack of its arrays, what is under way
+    /// Items of what the receiver of an object that ends may lack of its arrays, what is in flight
     /// included; adds the texts that they need.
     pub(super) fn last_elements(&mut self, object: u32) -> Vec<Vec<u8>> {
         let (conn, sh) = (&*self.conn, self.sh);
