@@ -149,8 +149,8 @@ struct Element {
     fields: Box<[u64]>,
 }
 
-/// Progress of a receiver in an array. Earlier places are less.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// Progress of a receiver in an array.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     /// The newest change when the receiver began with nothing.
     since: u64,
@@ -160,6 +160,15 @@ pub(crate) struct Cursor {
     complete: u64,
     /// Changes up to this number have been sent.
     at: u64,
+}
+
+impl Cursor {
+    /// A receiver at `place` did not get an item that began at `from`. That may be a place of an
+    /// earlier creation of the object, and so beyond `place` in part.
+    pub(crate) fn set_back(place: Option<Self>, from: Option<Self>) -> Option<Self> {
+        let (place, from) = (place?, from?);
+        Some(Self { complete: place.complete.min(from.complete), at: place.at.min(from.at), ..place })
+    }
 }
 
 /// The elements of one array of one object, on the server.
@@ -544,6 +553,19 @@ mod tests {
             let server: Elements = array.keys().map(|key| (key, array.words(key).unwrap().into())).collect();
             assert_eq!(replica, server, "seed {seed}");
         }
+    }
+
+    /// An item of an earlier creation is lost after the object was created again: what is in flight
+    /// to the new replica does not count as arrived.
+    #[test]
+    fn a_loss_never_sets_a_place_forward() {
+        let new = Cursor { since: 10, complete: 0, at: 4 };
+        let old = Cursor { since: 5, complete: 5, at: 5 };
+        assert_eq!(Cursor::set_back(Some(new), Some(old)), Some(new));
+        let earlier = Cursor { since: 10, complete: 0, at: 2 };
+        assert_eq!(Cursor::set_back(Some(new), Some(earlier)), Some(earlier));
+        assert_eq!(Cursor::set_back(Some(new), None), None);
+        assert_eq!(Cursor::set_back(None, Some(old)), None);
     }
 
     #[test]

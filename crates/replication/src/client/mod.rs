@@ -90,7 +90,8 @@ pub enum ClientEvent {
         handle: Handle,
         /// Reason of the end.
         reason: DestroyReason,
-        /// Its last state.
+        /// Its last state here. It is the server's last one if the object was destroyed with a
+        /// flush, or torn off.
         last: Box<Replica>,
     },
     /// An object of the client's map has ended, in this session or before this client joined: it is

@@ -35,7 +35,7 @@ impl Connection {
         if let Some(place) =
             self.cursors.get_mut(&object).and_then(|cursors| cursors.get_mut(usize::from(array)))
         {
-            *place = (*place).min(from);
+            *place = Cursor::set_back(*place, from);
             self.behind.set(object);
         }
     }
@@ -150,7 +150,7 @@ impl Stage<'_> {
         true
     }
 
-    /// Items of what the receiver of an object that ends may lack of its arrays, what is under way
+    /// Items of what the receiver of an object that ends may lack of its arrays, what is in flight
     /// included; adds the texts that they need.
     pub(super) fn last_elements(&mut self, object: u32) -> Vec<Vec<u8>> {
         let (conn, sh) = (&*self.conn, self.sh);
@@ -164,7 +164,7 @@ impl Stage<'_> {
                 && *sent == object
                 && let Some(place) = places.get_mut(usize::from(*array))
             {
-                *place = (*place).min(*from);
+                *place = Cursor::set_back(*place, *from);
             }
         }
         let class = &sh.store(object).class;

@@ -71,8 +71,8 @@ impl Stage<'_> {
         self.conn.destroys = kept;
     }
 
-    /// Makes the last state of an object: the record of all properties in `delta` (with its length),
-    /// the texts that the receiver lacks, and the returned items of its keyed arrays.
+    /// Makes the last state of an object: the record of all properties in `delta` (with its
+    /// length), the texts that the receiver lacks, and the returned items of its keyed arrays.
     fn make_last(&mut self, object: u32) -> Vec<Vec<u8>> {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let store = sh.store(object);

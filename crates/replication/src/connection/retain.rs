@@ -62,7 +62,8 @@ impl Connection {
         }
     }
 
-    /// The object is no more: a receiver that kept it is told. With `flush` it gets the last state.
+    /// The object is no more: a receiver that kept it is notified, with the last state if it ends
+    /// with a `flush`.
     pub(crate) fn end_retained(&mut self, object: u32, reason: u8, flush: bool) {
         if self.retained.remove(&object).is_some() {
             if !flush {

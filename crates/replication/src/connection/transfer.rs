@@ -121,8 +121,8 @@ impl Connection {
 }
 
 impl Stage<'_> {
-    /// Begins to send `body`, which is sections, in parts; the first are the present exports. False when another transfer is under way
-    /// or the body is longer than transfers may be.
+    /// Begins to send `body`, which is sections, in parts; the first are the present exports. False
+    /// when another transfer is in flight or the body is longer than transfers may be.
     pub(super) fn begin_transfer(&mut self, object: u32, purpose: Purpose, body: Vec<u8>) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
         if conn.transfer.is_some() {

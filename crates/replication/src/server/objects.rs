@@ -113,10 +113,10 @@ impl Server {
     }
 
     /// Destroys an object. With `flush` its last changes are sent with its end: properties, and
-    /// elements of keyed arrays, also those that are under way or were kept while it slept. For
+    /// elements of keyed arrays, also those that are in flight or were kept while it slept. For
     /// [`TornOff`](DestroyReason::TornOff) they always are. A last state that is longer than
-    /// [`ServerConfig::transfer_bytes_max`](crate::ServerConfig::transfer_bytes_max) is left out and
-    /// counted (`oversized`).
+    /// [`transfer_bytes_max`](crate::ServerConfig::transfer_bytes_max) is left out and counted
+    /// ([`oversized`](crate::ConnectionStats::oversized)).
     ///
     /// # Errors
     /// When the handle names nothing.
@@ -399,9 +399,9 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it. Changes from before are still sent; changes
-    /// while asleep are kept, and sent on waking. A receiver that still lacks a property or elements
-    /// of a keyed array from before gets their present values.
+    /// Puts the object to sleep or wakes it. Changes from before are still sent; changes while
+    /// asleep are kept, and sent on waking. A receiver that still lacks a property or elements of a
+    /// keyed array from before gets their present values.
     ///
     /// # Errors
     /// When the object does not exist.

@@ -270,7 +270,7 @@ fn what_is_torn_off_has_its_last_properties_without_a_flush() {
     }
 }
 
-/// Every reliable call arrives or is reported as dropped, whatever is lost of calls and of the end,
+/// Every reliable call arrives or is reported as dropped, under every loss of calls and of the end,
 /// in scope and out of scope.
 #[test]
 fn calls_on_an_object_that_ends_arrive_or_are_reported() {

@@ -277,8 +277,8 @@ fn elements_with_texts_arrive_in_packets_of_any_length() {
     }
 }
 
-/// What was set before an object fell asleep is sent, whatever is lost; what is set in its sleep
-/// waits for a flush, or for its waking.
+/// Elements from before an object fell asleep are sent, also after losses; those that are set in
+/// its sleep wait for a flush, or for its waking.
 #[test]
 fn elements_from_before_the_sleep_and_flushed_ones_arrive() {
     let cases = [(true, false), (true, true), (false, false), (false, true)];
@@ -328,8 +328,8 @@ fn last_elements(last: &Replica) -> Image {
     last.element_keys(0).map(|key| (key, last.element(0, key).unwrap())).collect()
 }
 
-/// The end of an object that is flushed carries its elements, whatever is lost; one that is torn off
-/// is always flushed.
+/// The end of an object that is flushed carries its elements, also after losses; one that is torn
+/// off is always flushed.
 #[test]
 fn the_end_carries_the_last_elements() {
     let ends =
@@ -344,7 +344,7 @@ fn the_end_carries_the_last_elements() {
                 net.server.set_element(chest, 0, key, &values(1, 1)).unwrap();
             }
             net.settle(8);
-            // Changes under way when the end comes, and changes of its frame.
+            // Changes in flight when the end comes, and changes of its frame.
             net.link.loss = 1.0;
             net.server.set_element(chest, 0, 1, &values(7, 7)).unwrap();
             net.step();
