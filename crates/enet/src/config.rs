@@ -57,10 +57,11 @@ pub struct Config {
     /// Handshakes in progress. The table grows up to this and never beyond (about 250 bytes each);
     /// when it is full the oldest makes room. Default 16,384.
     pub half_open_max: usize,
-    /// Handshakes in progress from one IPv4 address or IPv6 /64. Default 1,024.
+    /// Handshakes in progress from one IPv4 address or IPv6 /64; beyond it the oldest makes room.
+    /// Default 1,024.
     pub half_open_per_ip_max: usize,
-    /// Handshakes in progress from one IPv4 /24 or IPv6 /48; a 256th of the table while less than a
-    /// quarter of it is free. Default 4,096.
+    /// The same for one IPv4 /24 or IPv6 /48. While less than a quarter of the table is free, those
+    /// that have a 256th of it get no more. Default 4,096.
     pub half_open_per_prefix_max: usize,
     /// Time that a handshake may take. Default 10 s. A client that has our answer and whose
     /// acknowledgements get lost has half a minute, as long as it is heard of.

@@ -35,6 +35,22 @@ pub(crate) struct HalfOpen {
     pub(crate) answered: u32,
     /// Tells this entry from others that had its place.
     order: u64,
+    /// Neighbours in age among the entries of its address, and of its prefix.
+    neighbours: [Neighbours; 2],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Neighbours {
+    older: Option<HalfOpenIndex>,
+    newer: Option<HalfOpenIndex>,
+}
+
+/// Entries of an address or a prefix.
+#[derive(Clone, Copy, Debug, Default)]
+struct Crowd {
+    count: u32,
+    oldest: Option<HalfOpenIndex>,
+    newest: Option<HalfOpenIndex>,
 }
 
 impl HalfOpen {
@@ -51,6 +67,7 @@ impl HalfOpen {
             answers: [(0, 0); ANSWERS],
             answered: 0,
             order: 0,
+            neighbours: Default::default(),
         }
     }
 
@@ -93,8 +110,8 @@ pub(crate) struct HalfOpens {
     entries: Vec<Option<HalfOpen>>,
     free: Vec<HalfOpenIndex>,
     by_remote: HashMap<Key, HalfOpenIndex, Keyed>,
-    /// Entries per address and per prefix.
-    counts: HashMap<Block, u32, Keyed>,
+    /// Entries by address and by prefix.
+    crowds: HashMap<Block, Crowd, Keyed>,
     /// In order of creation; holds entries that are gone, up to a constant factor.
     oldest: VecDeque<(HalfOpenIndex, u64)>,
     created: u64,
@@ -115,7 +132,7 @@ impl HalfOpens {
             entries: Vec::new(),
             free: Vec::new(),
             by_remote: HashMap::with_hasher(secret.table_key()),
-            counts: HashMap::with_hasher(secret.table_key()),
+            crowds: HashMap::with_hasher(secret.table_key()),
             oldest: VecDeque::new(),
             created: 0,
         }
@@ -138,7 +155,8 @@ impl HalfOpens {
         self.count(Block::of_ip(ip))
     }
 
-    /// True if this address may begin another handshake.
+    /// True if this address may begin another handshake, once
+    /// [`pop_crowded`](Self::pop_crowded) has made room.
     pub(crate) fn admits(&self, ip: IpAddr) -> bool {
         // While space is short, those who have taken much of it get no more: a flood from a few
         // networks then fills the table and stops, instead of pushing out everybody who needs a
@@ -149,6 +167,18 @@ impl HalfOpens {
         self.limits.total > 0
             && self.count(Block::of_ip(ip)) < self.limits.per_ip
             && self.count(Block::prefix_of_ip(ip)) < per_prefix
+    }
+
+    /// The oldest entry of this address, or else of its prefix, if they have all that they may: it
+    /// makes room for another one. A flood of CONNECTs under a forged address would keep its owner
+    /// out otherwise, and its neighbours; so it has to be so fast that the entries are gone within
+    /// a round trip.
+    pub(crate) fn pop_crowded(&mut self, ip: IpAddr) -> Option<HalfOpen> {
+        let shares =
+            [(Block::of_ip(ip), self.limits.per_ip), (Block::prefix_of_ip(ip), self.limits.per_prefix)];
+        let full = shares.into_iter().find(|(block, max)| self.count(*block) >= *max)?;
+        let oldest = self.crowds.get(&full.0)?.oldest?;
+        self.remove(oldest)
     }
 
     /// The entry that has to go before another one can come, or that has had its time.
@@ -188,10 +218,7 @@ impl HalfOpens {
         debug_assert!(self.len() < self.limits.total);
         self.created += 1;
         entry.order = self.created;
-        let ip = entry.names.address.ip();
-        for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
-            *self.counts.entry(block).or_insert(0) += 1;
-        }
+        let blocks = blocks_of(&entry);
         let key = Key::new(entry.names.address, entry.names.remote_id);
         let index = match self.free.pop() {
             Some(index) => {
@@ -203,6 +230,14 @@ impl HalfOpens {
                 (self.entries.len() - 1) as HalfOpenIndex
             }
         };
+        for (at, block) in blocks.into_iter().enumerate() {
+            let crowd = self.crowds.entry(block).or_default();
+            crowd.count += 1;
+            let older = crowd.newest.replace(index);
+            crowd.oldest.get_or_insert(index);
+            self.neighbours(Some(index), at, |mine| mine.older = older);
+            self.neighbours(older, at, |theirs| theirs.newer = Some(index));
+        }
         self.by_remote.insert(key, index);
         self.oldest.push_back((index, self.created));
         if self.oldest.len() > 2 * self.len() + 64 {
@@ -218,13 +253,20 @@ impl HalfOpens {
         let entry = self.entries.get_mut(index as usize)?.take()?;
         self.free.push(index);
         self.by_remote.remove(&Key::new(entry.names.address, entry.names.remote_id));
-        let ip = entry.names.address.ip();
-        for block in [Block::of_ip(ip), Block::prefix_of_ip(ip)] {
-            if let Some(count) = self.counts.get_mut(&block) {
-                *count -= 1;
-                if *count == 0 {
-                    self.counts.remove(&block);
-                }
+        for (at, block) in blocks_of(&entry).into_iter().enumerate() {
+            let Neighbours { older, newer } = entry.neighbours[at];
+            self.neighbours(older, at, |theirs| theirs.newer = newer);
+            self.neighbours(newer, at, |theirs| theirs.older = older);
+            let Some(crowd) = self.crowds.get_mut(&block) else { continue };
+            crowd.count -= 1;
+            if older.is_none() {
+                crowd.oldest = newer;
+            }
+            if newer.is_none() {
+                crowd.newest = older;
+            }
+            if crowd.count == 0 {
+                self.crowds.remove(&block);
             }
         }
         if self.len() == 0 {
@@ -241,8 +283,20 @@ impl HalfOpens {
     }
 
     fn count(&self, block: Block) -> usize {
-        self.counts.get(&block).map_or(0, |&count| count as usize)
+        self.crowds.get(&block).map_or(0, |crowd| crowd.count as usize)
     }
+
+    /// Changes the neighbours of an entry, by address (0) or by prefix (1).
+    fn neighbours(&mut self, of: Option<HalfOpenIndex>, at: usize, change: impl FnOnce(&mut Neighbours)) {
+        if let Some(entry) = of.and_then(|index| self.get_mut(index)) {
+            change(&mut entry.neighbours[at]);
+        }
+    }
+}
+
+fn blocks_of(entry: &HalfOpen) -> [Block; 2] {
+    let ip = entry.names.address.ip();
+    [Block::of_ip(ip), Block::prefix_of_ip(ip)]
 }
 
 /// Time that a responsive client may take: as long as the reference repeats its VERIFY_CONNECT.

@@ -69,6 +69,10 @@ impl Host {
             self.forget_half_open(index);
         }
         self.drop_surplus_half_open();
+        if let Some(entry) = self.half_open.pop_crowded(from.ip()) {
+            self.ctx.stats.dropped_half_open += 1;
+            self.local_ids.remove(entry.names.address, entry.names.local_id);
+        }
         let config = &self.ctx.config;
         let from_ip = self.half_open.count_of_ip(from.ip()) + self.connections_of_ip(from.ip());
         if !self.half_open.admits(from.ip())

@@ -263,6 +263,45 @@ fn one_address_cannot_take_the_whole_table() {
 }
 
 #[test]
+fn a_flood_in_the_name_of_an_address_does_not_keep_its_owner_out() {
+    let limits = |per_ip| Config { half_open_per_ip_max: per_ip, ..Config::new(3) };
+    // The share of the address is full, then that of its prefix.
+    for config in [limits(10), Config { half_open_per_prefix_max: 10, ..limits(1_000) }] {
+        let mut server = Host::new(Instant::ZERO, config).expect("sound");
+        let mut client = Host::new(Instant::ZERO, Config::new(4)).expect("sound");
+        let [at, from] = [7u8, 1].map(|last| SocketAddr::from(([10, 0, 0, last], 7_777)));
+        let (mut now, mut buf, mut forged) = (Instant::ZERO, Vec::new(), 0_u32);
+        let mut flood = |server: &mut Host, now| {
+            for _ in 0..2 {
+                forged += 1;
+                let port = 10_000 + (forged % 5_000) as u16;
+                server.handle_datagram(now, ([10, 0, 0, 1], port).into(), &connect_datagram(forged, 0));
+            }
+        };
+        (0..200).for_each(|_| flood(&mut server, now));
+        client.connect(now, at, 1, 0).expect("a free slot");
+        // Round trips of 4 ms beside 500 forged CONNECTs a second.
+        for _ in 0..100 {
+            now += Duration::from_millis(4);
+            client.handle_timeout(now);
+            server.handle_timeout(now);
+            while client.poll_transmit(now, &mut buf).is_some() {
+                server.handle_datagram(now, from, &buf);
+            }
+            flood(&mut server, now);
+            while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+                if transmit.to == from {
+                    client.handle_datagram(now, at, &buf);
+                }
+            }
+            assert!(server.half_open_count() <= 11);
+            server.check_invariants();
+        }
+        assert_eq!(server.peer_count(), 1);
+    }
+}
+
+#[test]
 fn the_handshake_survives_the_loss_of_any_of_its_datagrams() {
     for lost in 1..=3 {
         for side in [0, 1] {
