@@ -241,8 +241,8 @@ impl Service {
         Check { findings, namespace: namespace.clone(), hash: *hash, kind }
     }
 
-    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB that holds some
-    /// of it is checked before it is sent, a very long part on its way.
+    /// A part of a blob as a body. Unless the whole blob was hashed lately, each MiB that holds
+    /// a piece of it is checked before anything is sent, those of a very long part on their way.
     async fn part_body(
         self: &Arc<Service>,
         namespace: &Namespace,
@@ -531,7 +531,7 @@ impl Service {
     pub(crate) async fn keep(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
         let hash = received.hash();
         self.counters.bytes_in.fetch_add(received.len(), Ordering::Relaxed);
-        // The usual repeated upload: what is in the index is durable. What an object storage has may
+        // The usual repeated upload: what is in the index is durable. The object of a storage may
         // be damaged or deleted, which only a read of all of it would show: it is written again.
         if let Some(copy) = self.store.blob(namespace, &hash)? {
             return match (self.tier(), &received) {

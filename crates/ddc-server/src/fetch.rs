@@ -281,7 +281,7 @@ impl Service {
         if received.hash() != *hash {
             self.counters.add_damaged();
             tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
-            // What shows that it is there would keep clients from putting it again.
+            // An object under this name would keep clients from uploading the blob again.
             if let Some(tier) = self.tier() {
                 self.heard(tier.discard_blob(namespace, hash, &version).await)?;
             }
@@ -353,7 +353,7 @@ impl Service {
         upload.shown_to(streamed).receive(&self.store, None, decoder).await
     }
 
-    /// What came of a transfer from elsewhere. One that an upstream broke off, or that is too large
+    /// Outcome of a transfer from elsewhere. One that an upstream broke off, or that is too large
     /// for this cache, is a miss.
     fn arrived(&self, received: Result<Received, Problem>) -> Result<Option<Received>, Problem> {
         let problem = match received {

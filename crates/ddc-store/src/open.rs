@@ -17,7 +17,7 @@ use crate::key::Location;
 use crate::log::{self, Found, Log, Reader, Room, Segments, losses, read_range};
 use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::run::fingerprint;
-use crate::store::{Options, Store};
+use crate::store::{Opening, Options, Store};
 
 /// Version of the format. The name of an empty file says it: names are not what decays.
 const VERSION: u32 = 2;
@@ -167,15 +167,6 @@ impl Store {
         store.look_at_disk();
         Ok(store)
     }
-}
-
-/// What was wrong with a store when it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Opening {
-    /// A part of the index was missing or damaged.
-    pub index_damaged: bool,
-    /// Damaged parts of what was read of the log; the keys that they held are missing.
-    pub log_gaps: u64,
 }
 
 /// Purpose of an opening.

@@ -17,7 +17,6 @@ use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{Log, Segments};
-use crate::open::Opening;
 use crate::quota::{Quotas, Sizes};
 use throng_platform::Fs;
 
@@ -79,6 +78,15 @@ impl Default for Options {
             clock: Arc::new(SystemClock::new()),
         }
     }
+}
+
+/// Damage that a store had when it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// A part of the index was missing or damaged.
+    pub index_damaged: bool,
+    /// Damaged or missing parts of what was read of the log; the keys that they held are missing.
+    pub log_gaps: u64,
 }
 
 /// Counters of a store since it was opened.
@@ -390,7 +398,7 @@ impl Store {
         if is_kept { Err(StoreError::Full) } else { Ok(()) }
     }
 
-    /// What was wrong when it was opened.
+    /// Damage that it had when it was opened.
     #[must_use]
     pub fn opening(&self) -> Opening {
         self.opening

@@ -297,7 +297,7 @@ async fn a_range_over_a_damaged_part_is_a_miss() {
     let origin = throng_ddc_server::Origin::Alone;
     let server = Server::start_in(folder, options, Rules::default(), Listener::Public, origin).await;
     let client = server.client().await;
-    // What lies elsewhere is served.
+    // Parts that lie elsewhere are served.
     let sound = client.send("GET", &path, &["Range: bytes=5000-5099"], "").await;
     assert_eq!((sound.status, &sound.body[..]), (StatusCode::PARTIAL_CONTENT, &bytes[5000..5100]));
     let part = client.send("GET", &path, &["Range: bytes=2999990-3000100"], "").await;
