@@ -737,6 +737,10 @@ impl Enets {
                     inbox.post(Letter::Ended { key, cause: CloseCause::EndOfStream });
                     return;
                 };
+                // It has come back since.
+                if matches!(route.place, SocketLocation::Here(_)) {
+                    return;
+                }
                 if let SocketLocation::Moving(letters) = &mut route.place {
                     for letter in letters.drain(..) {
                         if let Letter::Data { bytes, .. } = letter {

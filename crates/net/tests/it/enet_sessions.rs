@@ -130,6 +130,25 @@ fn a_connection_moves_to_another_loop() {
     }
 }
 
+/// The owner hears that the connection has arrived elsewhere after it has come back.
+#[test]
+fn a_connection_that_comes_straight_back_stays_where_its_socket_is() {
+    let (mut owner, mut client, mut other) = (Node::new(), Node::new(), Node::new());
+    owner.seen.accept = Some(Accept::HandOff);
+    let addr = owner.listen(Transport::Enet);
+    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    until_both(&mut owner, &mut client, "connecting", |o, c| {
+        !c.seen.connected.is_empty() && !o.seen.accepted.is_empty()
+    });
+    let accepted = owner.accepted_one();
+    let detached = owner.net.detach(accepted).unwrap();
+    let there = other.net.attach(detached).unwrap();
+    let detached = other.net.detach(there).unwrap();
+    let back = owner.net.attach(detached).unwrap();
+    client.write_all(key, b"hello");
+    until_both(&mut owner, &mut client, "what was sent", |o, _| o.received(back) == b"hello");
+}
+
 #[test]
 fn limits_and_bans_refuse_politely() {
     let mut server = Node::new();
