@@ -69,7 +69,7 @@ pub fn permissions(settings: &Settings) -> Result<String, String> {
         "$JS.API.INFO".to_owned(),
         format!("$JS.API.STREAM.INFO.{stream}"),
         format!("$JS.API.STREAM.MSG.GET.{stream}"),
-        format!("$JS.API.CONSUMER.CREATE.{stream}.>"),
+        format!("$JS.API.CONSUMER.CREATE.{stream}"),
         format!("$JS.API.CONSUMER.DELETE.{stream}.>"),
         "$JS.FC.>".to_owned(),
     ];

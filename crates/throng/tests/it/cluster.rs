@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use throng_client::{Backoff, Client, SessionConfig};
 
-use crate::bus::{Bus, bus, bus_with};
+use crate::bus::{Bus, bus};
 use crate::nats::signal;
 use crate::process::{Process, fetch, up};
 
@@ -436,52 +436,6 @@ fn no_two_nodes_serve_a_world_while_nodes_and_the_bus_fail() {
     drop(nodes);
     history.check();
     println!("{} tenures, none of which overlaps another's", history.all().len());
-}
-
-/// A bus with users: `n1` and `n2` have the permissions that the program prints, `admin` has all,
-/// `other` has no JetStream, and `small` no room.
-#[test]
-fn nodes_need_the_printed_permissions_and_no_others() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let draft = Cluster { folder };
-    std::fs::write(draft.path("secret"), "5a".repeat(32)).expect("written");
-    let mut users = String::new();
-    for name in ["n1", "n2"] {
-        draft.configure(name, "nats://127.0.0.1:1", &format!("node = \"{name}\""));
-        let permissions = draft.act(name, &["init", "--print-permissions"]).expect("it prints them");
-        let _ = writeln!(users, "{{ user: {name}, password: p\n{permissions} }}");
-    }
-    let config = format!(
-        "accounts {{\n  A {{ jetstream: enabled, users: [ {{ user: admin, password: p }}\n{users} ] }}\n  \
-         B {{ users: [ {{ user: other, password: p }} ] }}\n  \
-         C {{ jetstream: {{ max_file: 10 }}, users: [ {{ user: small, password: p }} ] }}\n}}\n"
-    );
-    let Some(bus) = bus_with(&config) else { return };
-    let cluster = Cluster::new(&bus);
-    let address = bus.url.trim_start_matches("nats://").to_owned();
-    let url = |user: &str| format!("nats://{user}:p@{address}");
-    for name in ["n1", "n2"] {
-        cluster.configure(name, &url(name), &format!("node = \"{name}\""));
-    }
-    for (user, part) in
-        [("other", "JetStream"), ("small", "max_file_store"), ("stranger", "nats_credentials_file")]
-    {
-        cluster.configure("n3", &url(user), "node = \"n3\"");
-        let why = cluster.act("n3", &["init"]).expect_err("it cannot");
-        assert!(why.contains(part), "{user}: {why}");
-    }
-    cluster.configure("n3", &url("admin"), "node = \"n3\"");
-    cluster.act("n1", &["init"]).expect_err("only a node's permissions");
-    cluster.act("n3", &["init"]).expect("it may");
-    cluster.act("n1", &["check"]).expect("all is well");
-    let history = Arc::new(History::default());
-    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
-    let _players = [&n1, &n2].map(|node| Player::start(&node.name, &node.servers, &history));
-    history.node();
-    assert!(is_ready(&n1) && is_ready(&n2));
-    cluster.act("n1", &["drain", "n2"]).expect("it is there");
-    cluster.act("n2", &["undrain", "n2"]).expect("it is there");
-    cluster.act("n1", &["drain", "n9"]).expect_err("no such node");
 }
 
 #[test]
