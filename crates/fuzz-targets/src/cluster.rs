@@ -221,7 +221,7 @@ impl Bench {
                 Some(Event::Open { world, epoch, .. }) => {
                     self.node.handle_opened(now, &world, epoch, !input.byte().is_multiple_of(4));
                 }
-                Some(Event::Freeze { world, epoch }) => self.node.handle_frozen(now, &world, epoch),
+                Some(Event::Freeze { world, epoch, .. }) => self.node.handle_frozen(now, &world, epoch),
                 _ => {}
             },
             _ => {

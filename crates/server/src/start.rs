@@ -442,8 +442,8 @@ impl Running {
     }
 
     /// Stops in order: not ready any more, no new connections, everyone told, output flushed,
-    /// threads ended. Takes at most `server.shutdown_timeout_ms`, after a node of a cluster has moved
-    /// its worlds away. Returns whether everything was flushed in time.
+    /// threads ended. Takes at most `server.shutdown_timeout_ms`, after a node of a cluster has
+    /// moved its worlds away. Returns whether everything was flushed in time.
     pub fn shutdown(mut self) -> bool {
         let timeout = Duration::from_millis(self.settings().server.shutdown_timeout_ms);
         self.watch.set_ready(false);

@@ -83,8 +83,8 @@ impl Entry for NodeRecord {
 
 impl Node {
     /// Time until which this node may serve without another renewal; `None` without its name. The
-    /// driver publishes it to other threads along with [`Node::incarnation`]: it is the lease of that
-    /// incarnation's worlds, and a thread may still have worlds of an earlier one.
+    /// driver publishes it to other threads along with [`Node::incarnation`]: it is the lease of
+    /// that incarnation's worlds, and a thread may still have worlds of an earlier one.
     #[must_use]
     pub fn serves_until(&self) -> Option<Instant> {
         self.lease.as_ref().filter(|lease| !lease.has_lapsed).map(|lease| lease.renewed + FREEZE)

@@ -249,10 +249,10 @@ impl Host {
         self.packed = unpacked;
     }
 
-    /// Reads what a datagram from this address will need. With thousands of peers their state is not
-    /// in the processor's cache, and the reads of a whole batch overlap while those of one datagram
-    /// after the other do not: call it for the senders of a batch before its datagrams. Changes
-    /// nothing.
+    /// Reads what a datagram from this address will need. With thousands of peers their state is
+    /// not in the processor's cache, and the reads of a whole batch overlap while those of one
+    /// datagram after the other do not: call it for the senders of a batch before its datagrams.
+    /// Changes nothing.
     pub fn prefetch(&self, from: SocketAddr) {
         if let Some(Owner::Peer(index)) = self.local_ids.only_owner(from)
             && let Some(peer) = &self.slots[index as usize].peer

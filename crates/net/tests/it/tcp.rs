@@ -69,8 +69,9 @@ fn the_kernel_takes_little_that_a_slow_reader_does_not() {
         taken -= client.read(&mut buffer).unwrap();
         node.step(0);
     }
-    // Then nothing is read until nothing more is taken. The reader's own buffer is not the server's: how
-    // far it has grown depends on how the reads above fell, so that its bytes are counted apart.
+    // Then nothing is read until nothing more is taken. The reader's own buffer is not the
+    // server's: how far it has grown depends on how the reads above fell, so that its bytes are
+    // counted apart.
     let before = taken;
     while !node.net.write(peer, &[IoSlice::new(&chunk)]).blocked {
         taken += chunk.len();

@@ -85,8 +85,8 @@ impl Server {
         Ok(store.live_mut(self.shared.objects.slot[index as usize]))
     }
 
-    /// Compares all properties of the object every `period` frames (1 to 255; 0 counts as 1), once for all
-    /// connections; `None` ends that.
+    /// Compares all properties of the object every `period` frames (1 to 255; 0 counts as 1), once
+    /// for all connections; `None` ends that.
     ///
     /// # Errors
     /// When the object does not exist.

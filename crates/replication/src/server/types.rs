@@ -14,7 +14,8 @@ use crate::wire::DecodeError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServerConfig {
     /// Most objects at one time, with those that ended and whose end some connection has not
-    /// confirmed yet. The indices are 1 to this number; clients have the same limit. Default 65,536.
+    /// confirmed yet. The indices are 1 to this number; clients have the same limit. Default
+    /// 65,536.
     pub objects_max: u32,
     /// Most connections at one time. Default 4,096.
     pub connections_max: u32,

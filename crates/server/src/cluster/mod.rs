@@ -9,7 +9,7 @@
 //!     └────── fences, posts to mailboxes ◀─────┘
 //! ```
 //!
-//! A world is served behind a [`Fence`](crate::fence::Fence), which the driver keeps open as long
+//! A world is served behind a fence (`fence.rs`), which the driver keeps open as long
 //! as the node's lease lasts. The process's own world, where connections are before they have
 //! logged in, is the *lobby*: no connection stays in it.
 

@@ -196,7 +196,7 @@ impl Ground {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = boot.trim().to_owned();
         // Without a boot id the lock proves nothing: the folder may be a copy.
-        let has_lock = !boot.is_empty() && !REMOTE_SYSTEMS.contains(&(system.f_type as i64));
+        let has_lock = !boot.is_empty() && !REMOTE_SYSTEMS.contains(&system.f_type);
         Ok(Ground { folder: id, boot, has_lock, _lock: lock })
     }
 }

@@ -1,11 +1,11 @@
 //! Turns of the worlds on a thread: a busy world takes its part of a round, and what is left of its
 //! work waits for the next one.
 //!
-//! In a round, a world reads sockets, runs timers and writes for [`PART`] each at most, beyond which
-//! it finishes the step that it is in: one read, one tick of a channel or one write. None of the
-//! three can starve the others. So a player of a quiet world waits for three parts and three steps
-//! of every busy world on the thread. Mail from other threads and datagrams of KCP and ENet that
-//! were received already are handled in any case. A thread with one world has no turns.
+//! In a round, a world reads sockets, runs timers and writes for [`PART`] each at most, beyond
+//! which it finishes the step that it is in: one read, one tick of a channel or one write. None of
+//! the three can starve the others. So a player of a quiet world waits for three parts and three
+//! steps of every busy world on the thread. Mail from other threads and datagrams of KCP and ENet
+//! that were received already are handled in any case. A thread with one world has no turns.
 
 use std::time::Duration;
 

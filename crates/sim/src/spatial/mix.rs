@@ -233,7 +233,8 @@ impl Simulation {
         }
     }
 
-    /// Clients ask again for subscriptions to what they see: a panic may have taken a request along.
+    /// Clients ask again for subscriptions to what they see: a panic may have taken a request
+    /// along.
     pub(super) fn ask_again(&mut self) {
         for index in 0..if self.world.struck() > 0 { self.clients.len() } else { 0 } {
             let client = &self.clients[index];
