@@ -262,6 +262,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_keep_every_bit() {
+        let method = method_named("RoleJoinRandomRoom").unwrap();
+        let of_eleventh = (1..1_000).map(|at| f64::from(at) / 11.0);
+        for level in of_eleventh.chain([0.945_270_696_555_392_3, 0.090_909_090_909_090_91]) {
+            let text = format!(r#"{{"RoleInfo": {{"FloatData": {{"level": {level}}}}}}}"#);
+            let mut body = Vec::new();
+            encode(method.request, text.as_bytes(), &mut body).unwrap();
+            assert_eq!(body.last_chunk(), Some(&level.to_le_bytes()), "{level}");
+        }
+    }
+
+    #[test]
     fn deep_documents_end() {
         check("SetRoomData", &format!("{{\"Data\": {}1{}}}", "[".repeat(100), "]".repeat(100)), Ok(()));
         check("SetRoomData", &"{\"Data\":".repeat(100_000), Err("`Data`: "));

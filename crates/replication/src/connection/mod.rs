@@ -545,7 +545,7 @@ impl Connection {
         for bit in bits_of(wanted & sh.objects.atomic.word(word as usize)) {
             sh.streams[lost.stream()].list(frame).masks_of(word, 1 << bit, |_, mask| masks[bit] = mask);
         }
-        // What still waits for an earlier loss is not whole, whatever later packets carry.
+        // A state that still waits for an earlier loss is not whole, whatever later packets carry.
         let carried = bits_of(deltas & !self.pending.bits(word)).filter(|bit| masks[*bit] == 0);
         let carried = carried.fold(0, |all, bit| all | 1_u64 << bit);
         if carried != 0 {

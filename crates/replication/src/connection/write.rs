@@ -364,7 +364,7 @@ impl Stage<'_> {
         }
         let mut mask = conn.pending.mask(object);
         if sh.objects.conditional.get(object) {
-            // What became pending while a condition admitted it, and no longer is.
+            // Some of it may have become pending under a condition that is closed now.
             mask &= conn.mask_for(sh, object, false);
             if mask == 0 {
                 conn.pending.remove(object);
