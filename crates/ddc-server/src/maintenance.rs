@@ -254,7 +254,7 @@ impl Pace {
     }
 
     /// Counts bytes that were read until `now`. Returns the time to wait, if it is time for that.
-    /// What was read too slowly is not made up for.
+    /// A slow read does not raise the pace of later ones.
     fn wait(&mut self, bytes: u64, now: Duration) -> Option<Duration> {
         self.due += Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
         self.due = self.due.max(now);

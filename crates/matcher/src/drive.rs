@@ -25,7 +25,7 @@ impl Matcher {
     /// asked first. Before one that may change something, timers that are due fire, a bounded
     /// number of them.
     ///
-    /// When the time goes back, the matcher's own time stands still.
+    /// An earlier `now` than before counts as the latest one.
     pub fn handle(
         &mut self,
         WallMs(now): WallMs,

@@ -165,7 +165,7 @@ impl Server {
     }
 }
 
-/// A table from names to places whose order nobody sees.
+/// A hash table from names to places. Its order is random and never becomes visible.
 #[derive(Clone, Debug)]
 struct Index<K> {
     table: HashTable<K>,

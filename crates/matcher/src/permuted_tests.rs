@@ -95,13 +95,13 @@ fn waiting(rng: &mut Rng) -> Matcher {
     matcher
 }
 
-/// Takes all tickets out and puts them in again in the order of `all`, as if nobody had been there
-/// before; then ticks. Gives the region that each counts for, by ticket, and the matches.
+/// Takes all tickets out and puts them in again in the order of `all`, into an empty queue; then
+/// ticks. Gives the region that each counts for, by ticket, and the matches.
 fn matches_of(matcher: &mut Matcher, all: &[TicketKey]) -> (Vec<Option<String>>, Vec<Found>) {
     let queue = QueueKey::new(0);
     let mut notices = Notices::default();
     all.iter().for_each(|ticket| matcher.queues.leave_pool(*ticket));
-    // As a copy of nobody, the queue knows no region.
+    // Without the regions that earlier tickets have left behind.
     matcher.queues.begin_with(queue, &[], &[], |_, _| Vec::new());
     let mut no_answer = Vec::new();
     let turn = &mut Turn::of_matcher(START, &mut no_answer, &mut notices);

@@ -194,8 +194,8 @@ impl Trial {
     }
 }
 
-/// The same rules for a trial: everybody accepts, no match waits for a server, nobody is told
-/// anything.
+/// The same rules for a trial: everybody accepts, no match waits for a server, no
+/// notification is sent.
 fn for_trial(rules: &QueueRules) -> QueueRules {
     rules.changed(|members| {
         members.remove("accept");

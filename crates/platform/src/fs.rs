@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -88,6 +88,9 @@ pub trait File: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// File of a folder that is locked while a process uses it.
+const LOCK: &str = "lock";
+
 /// The real file system, below one folder that no other process uses.
 #[derive(Clone, Debug)]
 pub struct Folder {
@@ -106,7 +109,7 @@ impl Folder {
         let path = path.into();
         std::fs::create_dir_all(&path)?;
         let lock =
-            std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("lock"))?;
+            std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join(LOCK))?;
         match lock.try_lock() {
             Ok(()) => Ok(Folder { path, _lock: Arc::new(lock) }),
             Err(std::fs::TryLockError::WouldBlock) => {
@@ -121,6 +124,17 @@ impl Folder {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Names the lock of the folder at `path` on this machine, as `DEVICE-INODE`. A copy of the
+    /// folder holds the same files and another lock, so the lock of one does not prove that the
+    /// process of the other has ended.
+    ///
+    /// # Errors
+    /// The folder was never opened; else the error of the operating system.
+    pub fn lock_id(path: &Path) -> io::Result<String> {
+        let lock = std::fs::metadata(path.join(LOCK))?;
+        Ok(format!("{:x}-{:x}", lock.dev(), lock.ino()))
     }
 }
 

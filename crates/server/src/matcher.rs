@@ -219,10 +219,18 @@ fn identity(settings: &Settings, fs: Option<&dyn Fs>) -> Result<Identity, StartE
         }
         None => incarnation.clone(),
     };
-    let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    // Without it every restart waits the lease out.
-    let machine = machine.map_or_else(|_| incarnation.clone(), |id| id.trim().to_owned());
+    // Without a place every restart waits the lease out.
+    let machine =
+        place_of(&Path::new(&settings.server.data).join(FOLDER)).unwrap_or_else(|_| incarnation.clone());
     Ok(Identity { incarnation, journal, machine, addresses: Vec::new() })
+}
+
+/// Names the running kernel and the lock of the journal's folder. A restart with both proves that the
+/// process before has ended; a copy of the folder has the journal's id too, but another lock.
+#[cfg(feature = "nats")]
+fn place_of(folder: &Path) -> std::io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(format!("{}/{}", boot.trim(), Folder::lock_id(folder)?))
 }
 
 fn serve_http(
@@ -299,4 +307,22 @@ fn read(file: &str) -> Result<String, StartError> {
         return Ok(String::new());
     }
     std::fs::read_to_string(file).map_err(|error| StartError::File(format!("`{file}`: {error}")))
+}
+
+#[cfg(all(test, feature = "nats"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_the_journals_folder_is_another_place() {
+        let data = tempfile::tempdir().unwrap();
+        let [folder, copy] = ["matcher", "copy"].map(|name| data.path().join(name));
+        drop(Folder::new(&folder).unwrap());
+        let place = place_of(&folder).unwrap();
+        drop(Folder::new(&folder).unwrap());
+        assert_eq!(place_of(&folder).unwrap(), place, "after a restart");
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::copy(folder.join("lock"), copy.join("lock")).unwrap();
+        assert_ne!(place_of(&copy).unwrap(), place);
+    }
 }

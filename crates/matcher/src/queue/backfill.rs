@@ -189,8 +189,8 @@ impl Queues {
         self.backfills.next_key()
     }
 
-    /// Keeps a backfill at [`next_backfill`](Queues::next_backfill), which its id names. It looks
-    /// for nobody before it is [placed](Queues::place_backfill).
+    /// Keeps a backfill at [`next_backfill`](Queues::next_backfill), which its id names. The
+    /// search begins when it is [placed](Queues::place_backfill).
     pub(crate) fn insert_backfill(&mut self, backfill: Backfill) -> BackfillKey {
         let queue = backfill.queue;
         let key = self.backfills.insert(backfill);
@@ -230,7 +230,7 @@ impl Queues {
         self.backfills[key].seen = None;
     }
 
-    /// Lets a backfill look at the next tick, if it may find somebody.
+    /// Marks a backfill for the search of the next tick, if any ticket may fit.
     pub(crate) fn wake_backfill(&mut self, key: BackfillKey) {
         let backfill = &self.backfills[key];
         let pool = &mut self.list[backfill.queue].pool;

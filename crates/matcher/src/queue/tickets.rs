@@ -389,8 +389,8 @@ impl Queues {
         to == end
     }
 
-    /// A round comes to a ticket of a partition: its place, if it still searches there. It has the
-    /// position that it is told now.
+    /// A round comes to a ticket of a partition: its place, if it still searches there. Its
+    /// position in the queue is the one that it is notified of now.
     pub(crate) fn pass(
         &mut self,
         key: QueueKey,

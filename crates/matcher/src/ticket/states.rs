@@ -1,4 +1,4 @@
-//! Tickets begin to search, are told how they stand, and end.
+//! Begin, status notifications and end of tickets.
 
 use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 

@@ -161,7 +161,7 @@ pub(crate) fn loopback(addresses: &[Told]) -> Option<&Told> {
 
 /// The folder of a node on this machine.
 pub(crate) struct Ground {
-    /// Id of the folder, made with it.
+    /// Id of the folder, made with it, and of its lock.
     pub(crate) folder: String,
     /// Boot id of the kernel.
     pub(crate) boot: String,
@@ -196,6 +196,8 @@ impl Ground {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = boot.trim().to_owned();
         // Without a boot id the lock proves nothing: the folder may be a copy.
+        // A copy of the folder has the same id and another lock.
+        let id = format!("{id}/{}", Folder::lock_id(&folder).map_err(failed)?);
         let has_lock = !boot.is_empty() && !REMOTE_SYSTEMS.contains(&system.f_type);
         Ok(Ground { folder: id, boot, has_lock, _lock: lock })
     }
@@ -297,6 +299,13 @@ mod tests {
         let (id, boot) = (first.folder.clone(), first.boot.clone());
         drop(first);
         let second = Ground::open(&config.settings).unwrap();
-        assert_eq!((second.folder, second.boot), (id, boot));
+        assert_eq!((&second.folder, &second.boot), (&id, &boot));
+        // A copy beside it has its own lock, which proves nothing about the original.
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::create_dir(copy.path().join(FOLDER)).unwrap();
+        std::fs::copy(data.path().join(FOLDER).join("id"), copy.path().join(FOLDER).join("id")).unwrap();
+        let config =
+            Loader::new().flag("a flag", "server.data", copy.path().to_str().unwrap()).load().unwrap();
+        assert_ne!(Ground::open(&config.settings).unwrap().folder, id);
     }
 }
