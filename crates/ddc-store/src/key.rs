@@ -224,6 +224,7 @@ impl RefValue {
     /// First byte of a ref without a checksum: records and blocks of the folder have their own.
     const PLAIN: u8 = 1;
     /// First byte of a ref that ends with a CRC-32C of its name and the rest.
+    #[cfg(any(feature = "object-storage", test))]
     const SUMMED: u8 = 3;
     /// A ref that is put again unchanged is written again only when it is older than this, for
     /// policies that count from it.

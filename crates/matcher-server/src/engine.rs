@@ -10,7 +10,7 @@ use throng_wire::matcher::{Method, method};
 
 use crate::Report;
 use crate::hub::{MODES_REPORTED, QUEUES_REPORTED};
-use crate::journal::{Journal, config_json, no_flushes};
+use crate::journal::{Journal, no_flushes};
 use crate::policy::{Policies, PolicyAnswer};
 use crate::trials::Trials;
 
@@ -72,7 +72,7 @@ impl Engine {
     pub(crate) fn begin_empty(&mut self, now: u64) {
         let (secret, config) = (self.matcher.next_secret(), self.matcher.config().clone());
         self.append(now, Input::Begin { secret });
-        self.append(now, Input::Configure(&config_json(&config)));
+        self.append(now, Input::Configure(&crate::journal::config_json(&config)));
         self.matcher = Matcher::new(config, secret, WallMs(now));
         self.notices.clear();
     }

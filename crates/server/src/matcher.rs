@@ -225,8 +225,8 @@ fn identity(settings: &Settings, fs: Option<&dyn Fs>) -> Result<Identity, StartE
     Ok(Identity { incarnation, journal, machine, addresses: Vec::new() })
 }
 
-/// Names the running kernel and the lock of the journal's folder. A restart with both proves that the
-/// process before has ended; a copy of the folder has the journal's id too, but another lock.
+/// Names the running kernel and the lock of the journal's folder. A restart with both proves that
+/// the process before has ended; a copy of the folder has the journal's id too, but another lock.
 #[cfg(feature = "nats")]
 fn place_of(folder: &Path) -> std::io::Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;

@@ -19,7 +19,7 @@ mod bus;
 mod driver;
 pub(crate) mod plan;
 mod status;
-#[cfg(feature = "nats")]
+#[cfg_attr(not(feature = "nats"), path = "no_tool.rs")]
 pub mod tool;
 
 use std::sync::{Arc, Mutex, PoisonError};
