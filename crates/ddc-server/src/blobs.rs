@@ -364,13 +364,17 @@ impl Service {
         hash: &IoHash,
         blob: &Blob,
     ) -> Result<Option<Bytes>, Problem> {
-        match blob.read_checked() {
+        let read = |blob: &Blob| match blob.len() > SMALL_BYTES_MAX as u64 {
+            true => blocking::in_place(|| blob.read_sound(hash)),
+            false => blob.read_sound(hash),
+        };
+        match read(blob) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_damage(&error) => {
                 self.counters.add_damaged();
                 self.store.discard_damaged(namespace, hash, blob);
                 match self.replacement(namespace, hash).await {
-                    Ok(blob) => Ok(Some(blob.read_checked()?)),
+                    Ok(blob) => Ok(Some(read(&blob)?)),
                     Err(problem) if problem.status == StatusCode::NOT_FOUND => Ok(None),
                     Err(problem) => Err(problem),
                 }

@@ -15,6 +15,7 @@
 mod access;
 mod admin;
 mod answer;
+mod batch;
 mod blobs;
 mod blocking;
 mod body;

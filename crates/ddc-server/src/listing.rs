@@ -5,12 +5,15 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::header;
 use throng_ddc::api::{Family, Media, query_values};
+use throng_ddc::batch::{BatchError, OPS_MAX};
 use throng_ddc::policy::Action;
 use throng_ddc::{IoHash, Namespace, Value};
 
 use crate::answer::{Answer, Problem, object};
+use crate::batch::{Budget, chains};
 use crate::origin::Reach;
 use crate::service::{ApiRequest, Service, check_hash, json};
 use crate::upload::Received;
@@ -40,82 +43,140 @@ impl Service {
                 texts.iter().map(|text| text.parse()).collect::<Result<_, _>>().map_err(Problem::bad)?
             };
         }
-        let mut missing = Vec::new();
-        for id in ids {
+        let lookups = ids.into_iter().map(|id| async move {
             let there = match family {
                 Family::Compressed => self.locate(namespace, &id, Reach::All).await?.is_some(),
                 _ => self.blob_len(namespace, &id).await?.is_some(),
             };
-            if !there {
-                missing.push(id);
-            }
-        }
+            Ok::<_, Problem>((!there).then_some(id))
+        });
+        let missing: Vec<_> = stream::iter(lookups).buffered(self.chains_max()).try_collect().await?;
+        let missing: Vec<IoHash> = missing.into_iter().flatten().collect();
         let value = Value::object([("needs", Value::hashes(missing))]);
         Ok(object(&value, request.answer_media(None)))
     }
 
+    /// Runs a batch of operations on blobs, those on one blob in their order. All are done, and the
+    /// first that fails answers for the batch.
     pub(crate) async fn blob_batch(self: &Arc<Service>, request: &mut ApiRequest<'_>) -> Answer {
         request.upload.limit(LIST_BYTES_MAX)?;
         let body = request.upload.all().await?;
-        let document: serde_json::Value = serde_json::from_slice(&body).map_err(Problem::bad)?;
-        let member = |value: &serde_json::Value, name: &str| {
-            let object = value.as_object()?;
-            object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.clone())
-        };
-        let operations = member(&document, "operations").and_then(|value| value.as_array().cloned());
-        let operations = operations.ok_or_else(|| Problem::bad("there is no array named operations"))?;
-        let mut planned = Vec::new();
-        for operation in &operations {
-            let text =
-                |name: &str| member(operation, name).and_then(|value| value.as_str().map(str::to_owned));
-            let op = text("op").unwrap_or_default().to_ascii_uppercase();
-            let namespace: Namespace = text("namespace").unwrap_or_default().parse().map_err(Problem::bad)?;
-            let action = match op.as_str() {
-                "GET" | "HEAD" => Action::ReadObject,
-                "PUT" => Action::WriteObject,
-                "DELETE" => Action::DeleteObject,
-                _ => return Err(Problem::bad("op is GET, HEAD, PUT or DELETE")),
+        let ops = read_operations(&body)?;
+        drop(body);
+        let request = &*request;
+        for op in &ops {
+            let action = match op.what {
+                What::Get | What::Head => Action::ReadObject,
+                What::Put(_) => Action::WriteObject,
+                What::Delete => Action::DeleteObject,
             };
-            self.permit(request, action, &namespace, None)?;
-            let content =
-                text("content").map(|content| STANDARD.decode(content)).transpose().map_err(Problem::bad)?;
-            let id = match text("id") {
-                Some(id) => Some(id.parse::<IoHash>().map_err(Problem::bad)?),
-                None if op == "PUT" => None,
-                None => return Err(Problem::bad("an operation has no id")),
-            };
-            planned.push((op, namespace, id, content));
+            self.permit(request, action, &op.namespace, None)?;
         }
-        let mut results = Vec::new();
-        for (op, namespace, id, content) in planned {
-            let hash = id.unwrap_or_default();
-            results.push(match op.as_str() {
-                "GET" => {
-                    let blob = self
-                        .find_blob(&namespace, &hash)
-                        .await?
-                        .ok_or_else(|| Problem::missing("no such blob"))?;
-                    let bytes = blob.read(0, usize::try_from(blob.len()).unwrap_or(usize::MAX))?;
-                    STANDARD.encode(bytes).into()
-                }
-                "HEAD" if self.blob_len(&namespace, &hash).await?.is_some() => serde_json::Value::Null,
-                "HEAD" => format!("{hash:X}").into(),
-                "PUT" => {
-                    let bytes = Bytes::from(content.ok_or_else(|| Problem::bad("a PUT has no content"))?);
-                    let found = IoHash::of(&bytes);
-                    check_hash(id, found)?;
-                    self.keep(&namespace, Received::Small(bytes, found)).await?;
-                    self.fill_fallback(request, &namespace, &found, false).await?;
-                    format!("{found:X}").into()
-                }
-                _ => {
-                    self.delete_blob(&namespace, &hash).await?;
-                    serde_json::Value::Null
-                }
-            });
-        }
-        Ok(json(&serde_json::Value::Array(results)))
+        let budget = Budget::new();
+        let chains = chains(ops, |op| (op.namespace.clone(), op.id)).into_iter();
+        let chains = chains.map(|chain| self.run_blob_chain(request, chain, &budget));
+        let mut results: Vec<(usize, Result<serde_json::Value, Problem>)> =
+            stream::iter(chains).buffer_unordered(self.chains_max()).concat().await;
+        results.sort_by_key(|(place, _)| *place);
+        let results: Result<Vec<_>, _> = results.into_iter().map(|(_, result)| result).collect();
+        Ok(json(&serde_json::Value::Array(results?)))
     }
+
+    /// Runs the operations of a batch on one blob, one after the other. Gives each result with the
+    /// operation's place in the batch.
+    async fn run_blob_chain(
+        self: &Arc<Service>,
+        request: &ApiRequest<'_>,
+        chain: Vec<(usize, BlobOp)>,
+        budget: &Budget,
+    ) -> Vec<(usize, Result<serde_json::Value, Problem>)> {
+        let mut results = Vec::with_capacity(chain.len());
+        for (place, op) in chain {
+            results.push((place, self.run_blob_op(request, op, budget).await));
+        }
+        results
+    }
+
+    async fn run_blob_op(
+        self: &Arc<Service>,
+        request: &ApiRequest<'_>,
+        op: BlobOp,
+        budget: &Budget,
+    ) -> Result<serde_json::Value, Problem> {
+        let BlobOp { namespace, id, what } = op;
+        let missing = || Problem::missing("no such blob");
+        Ok(match what {
+            What::Get => {
+                let blob = self.find_blob(&namespace, &id).await?.ok_or_else(missing)?;
+                budget.take(blob.len())?;
+                let bytes = self.checked_bytes(&namespace, &id, &blob).await?.ok_or_else(missing)?;
+                STANDARD.encode(bytes).into()
+            }
+            What::Head if self.blob_len(&namespace, &id).await?.is_some() => serde_json::Value::Null,
+            What::Head => format!("{id:X}").into(),
+            What::Put(content) => {
+                self.keep(&namespace, Received::Small(content, id)).await?;
+                self.fill_fallback(request, &namespace, &id, false).await?;
+                format!("{id:X}").into()
+            }
+            What::Delete => {
+                self.delete_blob(&namespace, &id).await?;
+                serde_json::Value::Null
+            }
+        })
+    }
+}
+
+/// An operation of a batch.
+struct BlobOp {
+    namespace: Namespace,
+    id: IoHash,
+    what: What,
+}
+
+enum What {
+    Get,
+    Head,
+    /// The content, which has the hash.
+    Put(Bytes),
+    Delete,
+}
+
+/// Reads the operations of a batch. Names of members may be written in either case.
+fn read_operations(body: &[u8]) -> Result<Vec<BlobOp>, Problem> {
+    let document: serde_json::Value = serde_json::from_slice(body).map_err(Problem::bad)?;
+    let operations = member(&document, "operations").and_then(serde_json::Value::as_array);
+    let operations = operations.ok_or_else(|| Problem::bad("there is no array named operations"))?;
+    if operations.len() > OPS_MAX {
+        return Err(Problem::bad(BatchError::TooMany(operations.len())));
+    }
+    operations.iter().map(read_operation).collect()
+}
+
+fn read_operation(operation: &serde_json::Value) -> Result<BlobOp, Problem> {
+    let text = |name: &str| member(operation, name).and_then(serde_json::Value::as_str);
+    let op = text("op").unwrap_or_default().to_ascii_uppercase();
+    let namespace: Namespace = text("namespace").unwrap_or_default().parse().map_err(Problem::bad)?;
+    let id = text("id").map(str::parse::<IoHash>).transpose().map_err(Problem::bad)?;
+    let what = match op.as_str() {
+        "GET" => What::Get,
+        "HEAD" => What::Head,
+        "DELETE" => What::Delete,
+        "PUT" => {
+            let content = text("content").ok_or_else(|| Problem::bad("a PUT has no content"))?;
+            let content = Bytes::from(STANDARD.decode(content).map_err(Problem::bad)?);
+            let found = IoHash::of(&content);
+            check_hash(id, found)?;
+            return Ok(BlobOp { namespace, id: found, what: What::Put(content) });
+        }
+        _ => return Err(Problem::bad("op is GET, HEAD, PUT or DELETE")),
+    };
+    let id = id.ok_or_else(|| Problem::bad("an operation has no id"))?;
+    Ok(BlobOp { namespace, id, what })
+}
+
+fn member<'v>(value: &'v serde_json::Value, name: &str) -> Option<&'v serde_json::Value> {
+    value.as_object()?.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value)
 }
 
 /// The hashes of a compact binary array.

@@ -1,21 +1,21 @@
 //! Refs: put, get in every format, finalise, batches.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt as _};
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
-use throng_ddc::batch::{self, Op, OpAction, OpResult};
+use throng_ddc::batch::{Op, OpAction, OpResult, read_request, write_response};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
 use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
@@ -28,11 +28,6 @@ use crate::upload::Received;
 const ATTEMPTS: usize = 4;
 /// Bytes of raw data that a `.raw` answer decompresses in memory.
 const RAW_BYTES_MAX: u64 = 256 << 20;
-/// Bytes of a batch request.
-const BATCH_BYTES_MAX: u64 = 64 << 20;
-/// Keys of a batch that are worked on at a time: as many as share one flush, or one round trip to
-/// an object storage.
-const BATCH_CHAINS_MAX: usize = 1_024;
 
 impl Service {
     // --- Put
@@ -219,7 +214,7 @@ impl Service {
                 return Err(Problem::bad(format!("the ref holds the object {:X}", value.object)));
             }
             let bytes = self.object_of(&name.namespace, &value).await?;
-            let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
+            let bytes = bytes.ok_or_else(object_gone)?;
             let Closed { missing, blobs: mut relies_on } =
                 self.close(&name.namespace, &bytes, Reach::Own).await?;
             if !missing.is_empty() {
@@ -238,8 +233,8 @@ impl Service {
 
     // --- Get
 
-    /// A finalised ref and its object.
-    pub(crate) async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
+    /// A finalised ref.
+    async fn finalised_value(&self, name: &RefName) -> Result<RefValue, Problem> {
         let value = match self.reference(name).await? {
             None => {
                 self.counters.ref_misses.fetch_add(1, Ordering::Relaxed);
@@ -253,8 +248,13 @@ impl Service {
             Some(value) => value,
         };
         self.counters.ref_hits.fetch_add(1, Ordering::Relaxed);
-        let bytes = self.object_of(&name.namespace, &value).await?;
-        let bytes = bytes.ok_or_else(|| Problem::missing("the ref's object is gone"))?;
+        Ok(value)
+    }
+
+    /// A finalised ref and its object.
+    pub(crate) async fn finalised(&self, name: &RefName) -> Result<(RefValue, Bytes), Problem> {
+        let value = self.finalised_value(name).await?;
+        let bytes = self.object_of(&name.namespace, &value).await?.ok_or_else(object_gone)?;
         Ok((value, bytes))
     }
 
@@ -443,20 +443,25 @@ impl Service {
     }
 
     pub(crate) async fn refs_exist(&self, request: &ApiRequest<'_>, namespace: &Namespace) -> Answer {
-        let mut missing = Vec::new();
+        let mut names = Vec::new();
         for text in query_values(&request.query, "names") {
             let (bucket, key) =
                 text.split_once('.').ok_or_else(|| Problem::bad("a name is written bucket.key"))?;
             let (bucket, key) = (bucket.parse().map_err(Problem::bad)?, key.parse().map_err(Problem::bad)?);
-            let name = RefName { namespace: namespace.clone(), bucket, key };
-            if !self.reference(&name).await?.is_some_and(|value| value.finalised) {
-                missing.push(Value::object([
-                    ("bucket", Value::string(name.bucket.as_str())),
-                    ("key", Value::string(name.key.as_str())),
-                ]));
-            }
+            names.push(RefName { namespace: namespace.clone(), bucket, key });
         }
-        Ok(object(&Value::object([("missing", Value::Array(missing))]), request.answer_media(None)))
+        let lookups = names.into_iter().map(|name| async move {
+            let there = self.reference(&name).await?.is_some_and(|value| value.finalised);
+            Ok::<_, Problem>((!there).then_some(name))
+        });
+        let missing: Vec<_> = stream::iter(lookups).buffered(self.chains_max()).try_collect().await?;
+        let missing = missing.into_iter().flatten().map(|name| {
+            Value::object([
+                ("bucket", Value::string(name.bucket.as_str())),
+                ("key", Value::string(name.key.as_str())),
+            ])
+        });
+        Ok(object(&Value::object([("missing", Value::Array(missing.collect()))]), request.answer_media(None)))
     }
 
     // --- Delete
@@ -477,7 +482,7 @@ impl Service {
         request.upload.limit(BATCH_BYTES_MAX)?;
         let body = request.upload.all().await?;
         let document = Document::parse(&body).map_err(Problem::bad)?;
-        let ops = batch::read_request(&document).map_err(Problem::bad)?;
+        let ops = read_request(&document).map_err(Problem::bad)?;
         for op in &ops {
             let action = match op.action {
                 OpAction::Put { .. } => Action::WriteObject,
@@ -486,12 +491,14 @@ impl Service {
             self.permit(request, action, namespace, Some(&op.bucket))?;
         }
         let overwrite = self.rules_of(namespace).overwrite_refs;
-        let chains = chains(ops).into_iter().map(|chain| self.run_chain(namespace, chain, overwrite));
+        let budget = Budget::new();
+        let chains = chains(ops, |op| (op.bucket.clone(), op.key)).into_iter();
+        let chains = chains.map(|chain| self.run_chain(namespace, chain, overwrite, &budget));
         let mut results: Vec<(usize, OpResult)> =
-            stream::iter(chains).buffer_unordered(BATCH_CHAINS_MAX).concat().await;
+            stream::iter(chains).buffer_unordered(self.chains_max()).concat().await;
         results.sort_by_key(|(place, _)| *place);
         let results = results.into_iter().map(|(_, result)| result).collect();
-        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), batch::write_response(results)))
+        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), write_response(results)))
     }
 
     /// Runs the operations of a batch on one key, one after the other. Gives each result with the
@@ -501,11 +508,12 @@ impl Service {
         namespace: &Namespace,
         chain: Vec<(usize, Op)>,
         overwrite: bool,
+        budget: &Budget,
     ) -> Vec<(usize, OpResult)> {
         let mut results = Vec::with_capacity(chain.len());
         for (place, op) in chain {
             let id = op.id;
-            let (status, response) = match self.run(namespace, op, overwrite).await {
+            let (status, response) = match self.run(namespace, op, overwrite, budget).await {
                 Ok(done) => done,
                 Err(problem) => (problem.status, problem.to_value()),
             };
@@ -519,11 +527,18 @@ impl Service {
         namespace: &Namespace,
         op: Op,
         overwrite: bool,
+        budget: &Budget,
     ) -> Result<(StatusCode, Value), Problem> {
         let name = RefName { namespace: namespace.clone(), bucket: op.bucket, key: op.key };
         match op.action {
             OpAction::Get { resolve } => {
-                let (value, bytes) = self.finalised(&name).await?;
+                let value = self.finalised_value(&name).await?;
+                let len = match &value.inline {
+                    Some(object) => Some(object.len() as u64),
+                    None => self.blob_len(namespace, &value.object).await?,
+                };
+                budget.take(len.unwrap_or(0))?;
+                let bytes = self.object_of(namespace, &value).await?.ok_or_else(object_gone)?;
                 if resolve && !self.is_complete(namespace, &value).await? {
                     return Err(Problem::missing("something that the ref refers to is gone"));
                 }
@@ -553,19 +568,8 @@ impl Service {
     }
 }
 
-/// The operations of a batch by the key that they are about, each with its place in the batch.
-/// Those of one chain run in their order, the chains at the same time: their changes share a flush.
-fn chains(ops: Vec<Op>) -> Vec<Vec<(usize, Op)>> {
-    let mut chains: Vec<Vec<(usize, Op)>> = Vec::new();
-    let mut places = HashMap::new();
-    for (place, op) in ops.into_iter().enumerate() {
-        let chain = *places.entry((op.bucket.clone(), op.key)).or_insert(chains.len());
-        if chain == chains.len() {
-            chains.push(Vec::new());
-        }
-        chains[chain].push((place, op));
-    }
-    chains
+fn object_gone() -> Problem {
+    Problem::missing("the ref's object is gone")
 }
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {

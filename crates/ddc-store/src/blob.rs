@@ -82,7 +82,7 @@ impl Blob {
         Ok(bytes.into())
     }
 
-    /// Reads everything, and checks a small blob against its CRC-32C.
+    /// Reads everything, and checks it against its sums if it has some.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if it is damaged; else as the system says.
@@ -97,6 +97,16 @@ impl Blob {
             }
         };
         if sound { Ok(bytes) } else { Err(damaged()) }
+    }
+
+    /// Reads everything, and checks it against its sums, or against its hash if it has none: version
+    /// 1 of the store wrote large blobs without.
+    ///
+    /// # Errors
+    /// As [`read_checked`](Blob::read_checked).
+    pub fn read_sound(&self, hash: &IoHash) -> io::Result<Bytes> {
+        let bytes = self.read_checked()?;
+        if self.has_sums() || IoHash::of(&bytes) == *hash { Ok(bytes) } else { Err(damaged()) }
     }
 
     /// Reads the whole MiB of the blob that holds `offset`, and checks it: its first offset and its

@@ -124,7 +124,7 @@ impl Store {
     /// As the system says.
     pub fn read_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Bytes>, StoreError> {
         let Some(blob) = self.blob(namespace, hash)? else { return Ok(None) };
-        match blob.read_checked() {
+        match blob.read_sound(hash) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_damage(&error) => {
                 self.discard_damaged(namespace, hash, &blob);

@@ -228,6 +228,136 @@ async fn the_operations_of_a_batch_share_flushes_and_those_on_one_key_keep_their
     assert!(commits < KEYS / 2 + 100, "{commits} commits");
 }
 
+/// One operation of a blob batch.
+fn blob_op(op: &str, id: &IoHash, content: Option<&[u8]>) -> serde_json::Value {
+    use base64::Engine as _;
+    let mut fields = serde_json::json!({"op": op, "Namespace": "n", "id": id.to_string()});
+    if let Some(content) = content {
+        fields["content"] = base64::engine::general_purpose::STANDARD.encode(content).into();
+    }
+    fields
+}
+
+async fn blob_batch(client: &Client, ops: Vec<serde_json::Value>) -> common::Reply {
+    let body = serde_json::json!({ "operations": ops }).to_string();
+    client.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operations_of_a_blob_batch_share_flushes_and_those_on_one_blob_keep_their_order() {
+    use base64::Engine as _;
+    const BLOBS: usize = 500;
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let base64 = |bytes: &[u8]| base64::engine::general_purpose::STANDARD.encode(bytes);
+    let (shared, id) = (b"one after the other", IoHash::of(b"one after the other"));
+    let (mut ops, mut wanted) = (Vec::new(), Vec::new());
+    let name = |id: &IoHash| serde_json::Value::from(format!("{id:X}"));
+    let turns = [("HEAD", name(&id)), ("PUT", name(&id)), ("GET", base64(shared).into())];
+    let turns =
+        [&turns[..], &[("HEAD", serde_json::Value::Null), ("DELETE", serde_json::Value::Null)]].concat();
+    for number in 0..BLOBS {
+        let content = format!("blob {number}");
+        let own = IoHash::of(content.as_bytes());
+        ops.push(blob_op("PUT", &own, Some(content.as_bytes())));
+        wanted.push(name(&own));
+        if number % 50 == 0 {
+            let (op, answer) = &turns[number / 50 % turns.len()];
+            ops.push(blob_op(op, &id, (*op == "PUT").then_some(&shared[..])));
+            wanted.push(answer.clone());
+        }
+    }
+    let before = server.service().store().stats().commits;
+    let reply = blob_batch(&client, ops).await;
+    let commits = server.service().store().stats().commits - before;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&reply.body).expect("JSON"),
+        serde_json::Value::Array(wanted)
+    );
+    // Four changes of one blob, each after the one before; the others share flushes with them.
+    assert!(commits < 40, "{commits} commits");
+
+    // The first that fails answers for all, and takes none of the others along.
+    let (new, absent) = (IoHash::of(b"new"), IoHash::of(b"absent"));
+    let ops = vec![
+        blob_op("GET", &absent, None),
+        blob_op("PUT", &new, Some(b"new")),
+        blob_op("GET", &IoHash::of(b"absent too"), None),
+    ];
+    assert_eq!(blob_batch(&client, ops).await.status, StatusCode::NOT_FOUND);
+    let get = blob_batch(&client, vec![blob_op("GET", &new, None)]).await;
+    assert_eq!(get.text(), format!("[\"{}\"]", base64(b"new")));
+    // What is malformed is not begun.
+    let ops = vec![blob_op("DELETE", &new, None), blob_op("PUT", &new, Some(b"other"))];
+    assert_eq!(blob_batch(&client, ops).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(blob_batch(&client, vec![blob_op("GET", &new, None)]).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blob_batch_never_answers_with_damaged_bytes() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let bytes = b"bytes that one bit will change".repeat(100);
+    let id = IoHash::of(&bytes);
+    let put = vec![blob_op("PUT", &id, Some(&bytes))];
+    assert_eq!(blob_batch(&server.client().await, put.clone()).await.status, StatusCode::OK);
+    let folder = server.stop();
+    let mut flipped = false;
+    for file in std::fs::read_dir(folder.path().join("segments")).expect("it exists") {
+        let file = file.expect("readable").path();
+        let mut content = std::fs::read(&file).expect("readable");
+        if let Some(at) = content.windows(bytes.len()).position(|window| window == bytes) {
+            content[at + 1_000] ^= 1;
+            std::fs::write(&file, content).expect("writable");
+            flipped = true;
+        }
+    }
+    assert!(flipped, "the blob lies in a segment");
+    let options = throng_ddc_store::Options::default();
+    let origin = throng_ddc_server::Origin::Alone;
+    let server = Server::start_in(folder, options, Rules::default(), Listener::Public, origin).await;
+    let client = server.client().await;
+    let get = || vec![blob_op("GET", &id, None)];
+    assert_eq!(blob_batch(&client, get()).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(blob_batch(&client, put).await.status, StatusCode::OK);
+    assert_eq!(blob_batch(&client, get()).await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_answer_to_a_batch_is_bounded() {
+    const COUNT: u64 = 9;
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    // Nine of them are more than 64 MiB.
+    let large = vec![7; 8 << 20];
+    let blob = format!("/api/v1/blobs/n/{}", IoHash::of(&large));
+    let octets = "Content-Type: application/octet-stream";
+    assert_eq!(client.send("PUT", &blob, &[octets], large.clone()).await.status, StatusCode::OK);
+    let get = blob_op("GET", &IoHash::of(&large), None);
+    let reply = blob_batch(&client, vec![get.clone(); COUNT as usize]).await;
+    assert_eq!(reply.status, StatusCode::PAYLOAD_TOO_LARGE, "{}", reply.text());
+    assert_eq!(blob_batch(&client, vec![get; 3]).await.status, StatusCode::OK);
+
+    let object = Value::object([("large", Value::Binary(large))]).encode(Style::Plain);
+    put_object(&client, &format!("/api/v1/refs/n/b/{}", key("large")), &object).await;
+    let op = |id: u64| {
+        Value::object([
+            ("opId", Value::Integer(id)),
+            ("op", Value::string("GET")),
+            ("bucket", Value::string("b")),
+            ("key", Value::string(&key("large"))),
+        ])
+    };
+    let request = Value::object([("ops", Value::Array((0..COUNT).map(op).collect()))]).encode(Style::Plain);
+    let headers = ["Content-Type: application/x-ue-cb", "Accept: application/x-ue-cb"];
+    let reply = client.send("POST", "/api/v1/refs/n", &headers, request).await;
+    let document = Document::parse(&reply.body).expect("a document");
+    let results = document.get("results").expect("results");
+    let codes: Vec<i128> =
+        results.iter().map(|r| r.get("statusCode").and_then(|c| c.integer()).expect("a code")).collect();
+    assert_eq!(codes, [200, 200, 200, 200, 200, 200, 200, 413, 413]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_upload_of_the_published_example_has_its_hash() {
     let server = Server::start(Rules::default(), Listener::Public).await;

@@ -133,6 +133,48 @@ async fn a_node_that_loses_its_folder_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_reads_the_bucket_at_the_same_time() {
+    const COUNT: u8 = 16;
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let [first, second] = [one.client().await, two.client().await];
+    let mut ops = Vec::new();
+    let mut ids = String::new();
+    for seed in 0..COUNT {
+        let bytes = content(seed, 1_000);
+        put_blob(&first, &bytes).await;
+        ops.push(serde_json::json!({"op": "GET", "namespace": "game", "id": IoHash::of(&bytes).to_string()}));
+        ids.push_str(&format!("id={}&", IoHash::of(&bytes)));
+    }
+    // One after the other would be answered never.
+    s3.answer_together(Some(usize::from(COUNT)));
+    let body = serde_json::json!({ "operations": ops }).to_string();
+    let reply = second.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body.clone()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    assert_eq!(two.service().stats().fetched, u64::from(COUNT));
+    let again = second.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body).await;
+    assert_eq!(again.body, reply.body, "from the folder");
+    s3.answer_together(None);
+
+    // What a bit flip made of one object is a miss of that batch, and of no other.
+    let path = format!("ddc/b/game/{}", &IoHash::of(&content(0, 1_000)).to_string()[..2]);
+    let damaged = s3.object(&format!("{path}/{}", IoHash::of(&content(0, 1_000))));
+    let mut bytes = std::fs::read(&damaged).expect("it is there");
+    bytes[500] ^= 1;
+    std::fs::write(&damaged, bytes).expect("writable");
+    let three = node(&s3).await;
+    let third = three.client().await;
+    for (rest, status) in [(&ops[..], StatusCode::NOT_FOUND), (&ops[1..], StatusCode::OK)] {
+        let body = serde_json::json!({ "operations": rest }).to_string();
+        let reply = third.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+    }
+    let exists = format!("/api/v1/blobs/game/exists?{ids}");
+    let needs = third.send("POST", &exists, &[], "").await;
+    assert_eq!(needs.text(), format!("{{\"needs\":[\"{:X}\"]}}", IoHash::of(&content(0, 1_000))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upload_of_what_another_node_deleted_is_in_the_bucket_again() {
     let s3 = S3::start().await;
     let [one, two] = [node(&s3).await, node(&s3).await];

@@ -301,6 +301,17 @@ fn a_store_of_version_1_is_converted_with_what_only_its_index_holds() {
     assert_eq!(disk.list("log").expect("listed"), ["ffffffffffffffff.seg"]);
 }
 
+#[test]
+fn a_damaged_large_blob_of_version_1_is_never_read() {
+    let (disk, large) = version_1();
+    let file = disk.open("large/0000000000000001", false).expect("it is there");
+    let mut byte = [0];
+    file.read_at(&mut byte, 70_000).expect("readable");
+    file.write_at(&[std::io::IoSlice::new(&[byte[0] ^ 4])], 70_000).expect("the disk works");
+    let store = open(disk);
+    assert_eq!(store.read_blob(&namespace(), &IoHash::of(&large)).expect("readable"), None);
+}
+
 /// Opens the store in `state` and gives the disk as it was after each change.
 fn states_of_a_start(state: DiskState) -> Vec<DiskState> {
     let states = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -2,15 +2,19 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use throng_ddc_store::{Tier, TierOptions};
 use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::Barrier;
 use tokio::task::{JoinHandle, JoinSet};
 
 /// Trusts nobody: everything here is without TLS.
@@ -33,6 +37,8 @@ pub(crate) struct S3 {
     service: S3Service,
     running: Option<JoinHandle<()>>,
     folder: tempfile::TempDir,
+    /// Reads that are answered together, or not at all.
+    together: Arc<Mutex<Option<Arc<Barrier>>>>,
 }
 
 impl S3 {
@@ -43,7 +49,7 @@ impl S3 {
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let addr = listener.local_addr().expect("it is bound");
-        let mut s3 = S3 { addr, service: builder.build(), running: None, folder };
+        let mut s3 = S3 { addr, service: builder.build(), running: None, folder, together: Arc::default() };
         s3.serve(listener);
         s3
     }
@@ -68,6 +74,12 @@ impl S3 {
         Tier::new(&options).expect("valid options")
     }
 
+    /// From now on, `count` reads are answered together once all of them have arrived; `None` ends
+    /// that.
+    pub(crate) fn answer_together(&self, count: Option<usize>) {
+        *self.together.lock().expect("no panic") = count.map(|count| Arc::new(Barrier::new(count)));
+    }
+
     /// Breaks every connection and refuses new ones.
     pub(crate) async fn stop(&mut self) {
         if let Some(running) = self.running.take() {
@@ -89,15 +101,26 @@ impl S3 {
     }
 
     fn serve(&mut self, listener: TcpListener) {
-        let service = self.service.clone();
+        let (service, together) = (self.service.clone(), Arc::clone(&self.together));
         self.running = Some(tokio::spawn(async move {
             // Dropped with this task, and all connections with it.
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let service = service.clone();
+                let (service, together) = (service.clone(), Arc::clone(&together));
+                let answer = service_fn(move |request: Request<Incoming>| {
+                    let service = service.clone();
+                    let gate = together.lock().expect("no panic").clone();
+                    let gate = gate.filter(|_| request.method() == Method::GET);
+                    async move {
+                        if let Some(gate) = gate {
+                            gate.wait().await;
+                        }
+                        service.call(request.map(Into::into)).await
+                    }
+                });
                 connections.spawn(async move {
                     let _ = Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(stream), service)
+                        .serve_connection(TokioIo::new(stream), answer)
                         .await;
                 });
             }
