@@ -6,6 +6,7 @@ use hyper::Response;
 use throng_ddc::api::Route;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, Namespace, Value};
+use throng_ddc_store::StoreError;
 
 use crate::answer::{Answer, Problem, object};
 use crate::blocking;
@@ -77,7 +78,9 @@ impl Service {
                 Ok(json(&serde_json::json!({ "updatedRecords": noted })))
             }
             Route::RefCleanup => {
-                let collected = blocking::in_place(|| self.collect())?;
+                let service = Arc::clone(self);
+                let collected =
+                    blocking::aside(move || service.collect()).await.ok_or(StoreError::Busy)??;
                 Ok(json(&serde_json::json!({ "countOfRemovedRecords": collected.refs })))
             }
             Route::ReplicationLog(namespace) => self.incremental(request, namespace),

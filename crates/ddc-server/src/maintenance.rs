@@ -91,13 +91,14 @@ impl Service {
     /// # Errors
     /// As the store says.
     pub fn scrub(&self, bytes_per_s: u64) -> Result<ScrubReport, StoreError> {
-        let mut pace = Pace::new(bytes_per_s, self.clock.elapsed());
+        let began = self.clock.elapsed();
+        let mut pace = Pace::new(bytes_per_s, began);
         let scrubbed = self.store.scrub(&mut |bytes| {
             if let Some(wait) = pace.wait(bytes, self.clock.elapsed()) {
                 self.clock.sleep(wait);
             }
         })?;
-        self.counters.add_scrubbed(&scrubbed);
+        self.counters.add_scrubbed(&scrubbed, self.clock.elapsed() - began);
         self.store.note_scrub(self.now());
         Ok(scrubbed)
     }
@@ -241,24 +242,26 @@ impl Service {
 /// wakes the thread less often beside requests.
 struct Pace {
     bytes_per_s: f64,
-    /// Time by which everything so far should have been read, and no sooner.
+    /// Time by which everything so far should have been read.
     due: Duration,
 }
 
 impl Pace {
     /// Time that a wait takes at least.
     const WAIT_MIN: Duration = Duration::from_millis(5);
+    /// Delay that is made up for: a thread of low priority is woken late from many waits.
+    const LATE_MAX: Duration = Duration::from_millis(250);
 
     fn new(bytes_per_s: u64, now: Duration) -> Pace {
         Pace { bytes_per_s: bytes_per_s.max(1) as f64, due: now }
     }
 
     /// Counts bytes that were read until `now`. Returns the time to wait, if it is time for that.
-    /// A slow read does not raise the pace of later ones.
+    /// After a long delay the pace of later reads is what it was.
     fn wait(&mut self, bytes: u64, now: Duration) -> Option<Duration> {
         self.due += Duration::from_secs_f64(bytes as f64 / self.bytes_per_s);
-        self.due = self.due.max(now);
-        Some(self.due - now).filter(|ahead| *ahead >= Self::WAIT_MIN)
+        self.due = self.due.max(now.saturating_sub(Self::LATE_MAX));
+        Some(self.due.saturating_sub(now)).filter(|ahead| *ahead >= Self::WAIT_MIN)
     }
 }
 
@@ -303,10 +306,25 @@ mod tests {
     }
 
     #[test]
-    fn a_scrub_that_was_slow_does_not_make_up_for_it() {
+    fn a_scrub_that_is_woken_late_reads_as_fast_as_it_should() {
+        let (mut now, mut late) = (Duration::ZERO, Duration::ZERO);
+        let mut pace = Pace::new(1_000_000, now);
+        for _ in 0..1_000 {
+            if let Some(wait) = pace.wait(1_000, now) {
+                late = Duration::from_millis(4);
+                now += wait + late;
+            }
+        }
+        assert!((990..=1_000 + 4).contains(&now.as_millis()), "a million bytes in a second: {now:?}");
+        assert!(late > Duration::ZERO, "it waited");
+    }
+
+    #[test]
+    fn a_scrub_that_was_slow_makes_up_for_a_moment_only() {
         let mut pace = Pace::new(1_000_000, Duration::ZERO);
-        assert_eq!(pace.wait(1_000, Duration::from_secs(60)), None);
-        let wait = pace.wait(20_000, Duration::from_secs(60));
-        assert_eq!(wait, Some(Duration::from_millis(20)));
+        let now = Duration::from_secs(60);
+        assert_eq!(pace.wait(1_000, now), None);
+        assert_eq!(pace.wait(250_000, now), None);
+        assert_eq!(pace.wait(20_000, now), Some(Duration::from_millis(20)));
     }
 }

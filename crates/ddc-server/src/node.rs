@@ -8,11 +8,15 @@ use std::time::Duration;
 use throng_ddc_store::{Options, Store, StoreError};
 use throng_platform::Folder;
 
+use crate::blocking::{MAINTENANCE_NICE, give_way};
 use crate::origin::Origin;
 use crate::service::{Rules, Service};
 
 /// How often a node looks whether the index should follow the log.
 const CHECKPOINT_LOOK: Duration = Duration::from_secs(1);
+
+/// Priority of merges, without which look-ups become slower: a quarter.
+const MERGE_NICE: i32 = 5;
 
 /// A cache in a folder. Dropping it commits what is queued and ends its threads.
 #[derive(Debug)]
@@ -53,22 +57,34 @@ impl Node {
         node.threads.push(thread("cache commit", Box::new(move || commits.run()))?);
         node.threads
             .push(thread("cache index", Box::new(move || checkpoints.run_checkpoints(CHECKPOINT_LOOK)))?);
-        node.threads.push(thread("cache merge", Box::new(move || merges.run_merges(CHECKPOINT_LOOK)))?);
+        let merge = move || {
+            give_way(MERGE_NICE);
+            merges.run_merges(CHECKPOINT_LOOK);
+        };
+        node.threads.push(thread("cache merge", Box::new(merge))?);
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
-        let upkeep = thread("cache upkeep", Box::new(move || service.run_maintenance(maintenance, &ended)))?;
+        let upkeep = move || {
+            give_way(MAINTENANCE_NICE);
+            service.run_maintenance(maintenance, &ended);
+        };
+        let upkeep = thread("cache upkeep", Box::new(upkeep))?;
         node.maintenance.push((end, upkeep));
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
         let scrub = move || {
-            give_way();
+            give_way(MAINTENANCE_NICE);
             service.run_scrubs(maintenance, &ended);
         };
         let scrubs = thread("cache scrub", Box::new(scrub))?;
         node.maintenance.push((end, scrubs));
         let (end, ended) = mpsc::channel();
         let service = Arc::clone(&node.service);
-        let counts = thread("cache count", Box::new(move || service.run_counts(&ended)))?;
+        let count = move || {
+            give_way(MAINTENANCE_NICE);
+            service.run_counts(&ended);
+        };
+        let counts = thread("cache count", Box::new(count))?;
         node.maintenance.push((end, counts));
         Ok(node)
     }
@@ -77,15 +93,6 @@ impl Node {
     #[must_use]
     pub fn service(&self) -> &Arc<Service> {
         &self.service
-    }
-}
-
-/// Lowers the priority of the calling thread, to a tenth of the processor where others want all of
-/// it. For a thread that holds nothing which requests wait for while it works.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, 10) {
-        tracing::debug!(%error, "a thread keeps its priority");
     }
 }
 

@@ -45,6 +45,7 @@ impl Service {
                 sum_s: read(&latencies.sum_us) as f64 / 1e6,
             }),
             scrubbed_bytes: read(&counters.scrubbed_bytes),
+            scrubbed: Duration::from_millis(read(&counters.scrubbed_ms)),
             damaged: read(&counters.damaged),
             fetched: read(&self.origin_counters.fetched),
             fetched_bytes: read(&self.origin_counters.fetched_bytes),
@@ -135,6 +136,7 @@ impl Service {
                 "next": self.unused().iter().map(unused_row).collect::<Vec<_>>(),
             },
             "scrubbed_bytes": stats.scrubbed_bytes,
+            "scrubbed_s": stats.scrubbed.as_secs_f64(),
             "damaged": stats.damaged + stats.store.damaged,
             "disk": {
                 "used_bytes": space.used,

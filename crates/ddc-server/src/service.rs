@@ -581,11 +581,14 @@ impl Service {
         let now = self.now();
         let key = (name.namespace.clone(), name.bucket.clone(), name.key);
         let mut accesses = self.accesses.lock().unwrap_or_else(PoisonError::into_inner);
-        if accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key) {
-            let all = std::mem::take(&mut *accesses);
+        let is_full = accesses.len() >= ACCESSES_MAX && !accesses.contains_key(&key);
+        let all = if is_full { std::mem::take(&mut *accesses) } else { Accesses::new() };
+        let before = accesses.insert(key, now);
+        drop(accesses);
+        if is_full {
             self.note(all);
         }
-        accesses.insert(key, now)
+        before
     }
 
     async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), Problem> {

@@ -79,6 +79,7 @@ pub(crate) struct Counters {
     pub(crate) collected_blobs: AtomicU64,
     pub(crate) collected_bytes: AtomicU64,
     pub(crate) scrubbed_bytes: AtomicU64,
+    pub(crate) scrubbed_ms: AtomicU64,
     pub(crate) damaged: AtomicU64,
     pub(crate) upkeep_failures: AtomicU64,
     pub(crate) latencies: [LatencyCounters; OPERATIONS.len()],
@@ -104,7 +105,8 @@ impl Counters {
         self.collected_bytes.fetch_add(collected.blob_bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_scrubbed(&self, scrubbed: &ScrubReport) {
+    pub(crate) fn add_scrubbed(&self, scrubbed: &ScrubReport, took: Duration) {
+        self.scrubbed_ms.fetch_add(took.as_millis() as u64, Ordering::Relaxed);
         self.scrubbed_bytes.fetch_add(scrubbed.bytes, Ordering::Relaxed);
         self.damaged.fetch_add(scrubbed.damaged + scrubbed.lost, Ordering::Relaxed);
     }
@@ -149,6 +151,8 @@ pub struct CacheStats {
     pub latencies: [Latencies; OPERATIONS.len()],
     /// Bytes that scrubs read.
     pub scrubbed_bytes: u64,
+    /// Time that they took.
+    pub scrubbed: Duration,
     /// Blobs that were found damaged or lost.
     pub damaged: u64,
     /// Blobs that were brought from elsewhere.

@@ -134,6 +134,8 @@ pub(crate) struct Queue {
     pub(crate) changes: Vec<(Change, Done)>,
     pub(crate) bytes: usize,
     pub(crate) closed: bool,
+    /// A thread commits what is queued.
+    pub(crate) is_served: bool,
     /// Number of changes that the committing thread waits for.
     pub(crate) wanted: usize,
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use throng_ddc::Timestamp;
@@ -32,12 +32,14 @@ impl Store {
     /// Commits what is queued, and checkpoints when it is time, until [`shut`](Store::shut) was
     /// called. For a thread.
     pub fn run(&self) {
+        lock(&self.queue).is_served = true;
         let (mut last, mut took) = (0, Duration::ZERO);
         loop {
             {
                 let mut queue = lock(&self.queue);
                 while queue.changes.is_empty() {
                     if queue.closed {
+                        queue.is_served = false;
                         return;
                     }
                     queue.wanted = 1;
@@ -109,6 +111,26 @@ impl Store {
         }
     }
 
+    /// Waits until everything that is queued is committed, by the thread that does that if there is
+    /// one. Maintenance gives way to requests, and must not hold the log of those that upload
+    /// meanwhile.
+    pub(crate) fn await_commits(&self) {
+        let (sender, receiver) = mpsc::channel();
+        let mut queue = lock(&self.queue);
+        if !queue.is_served {
+            drop(queue);
+            self.commit();
+            return;
+        }
+        // The queue is in order: what answers this comes after all of it.
+        let done: Done = Box::new(move |_| {
+            let _ = sender.send(());
+        });
+        self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
+        drop(queue);
+        let _ = receiver.recv();
+    }
+
     /// Commits a batch. Returns how many changes there were.
     fn commit_some(&self) -> usize {
         // Taken under the lock of the log: batches are written in the order of the queue, and once
@@ -147,13 +169,13 @@ impl Store {
 
     /// Queues without regard to limits: for what is bounded otherwise.
     pub(crate) fn enqueue(&self, change: Change, done: Done) {
-        let mut queue = lock(&self.queue);
-        let bytes = change.payload_len() + 256;
-        queue.bytes += bytes;
+        self.push(&mut lock(&self.queue), change, done);
+    }
+
+    fn push(&self, queue: &mut Queue, change: Change, done: Done) {
+        queue.bytes += change.payload_len() + 256;
         queue.changes.push((change, done));
-        let enough = queue.changes.len() == queue.wanted;
-        drop(queue);
-        if enough {
+        if queue.changes.len() == queue.wanted {
             self.arrived.notify_all();
         }
     }

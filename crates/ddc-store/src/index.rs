@@ -39,6 +39,9 @@ const CHECKED_BYTES_MAX: u64 = 64 << 20;
 /// not read again soon.
 const KEEP_LIMIT_MAX: usize = 64;
 
+/// Entries that become visible at a time; all look-ups wait meanwhile.
+const APPLY_STEP: usize = 64;
+
 /// An entry of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct IndexEntry {
@@ -341,20 +344,22 @@ impl Index {
         };
         let mut end: Option<Box<[u8]>> = None;
         let mut memory = Vec::new();
-        let runs = {
-            let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-            for layer in [&layers.fresh, &*layers.frozen] {
-                let part = layer.range::<[u8], _>((start, Unbounded));
-                let part = part.take_while(|(key, _)| key.starts_with(prefix)).take(limit);
-                let part: Vec<IndexChange> = part.map(|(key, entry)| (key.clone(), entry.clone())).collect();
-                if part.len() == limit {
-                    let last = part.last().map(|(key, _)| key.clone());
-                    end = end.into_iter().chain(last).min();
-                }
-                memory.push(part.into_iter().peekable());
+        let mut add = |layer: &Layer| {
+            let part = layer.range::<[u8], _>((start, Unbounded));
+            let part = part.take_while(|(key, _)| key.starts_with(prefix)).take(limit);
+            let part: Vec<IndexChange> = part.map(|(key, entry)| (key.clone(), entry.clone())).collect();
+            if part.len() == limit {
+                let last = part.last().map(|(key, _)| key.clone());
+                end = end.take().into_iter().chain(last).min();
             }
-            Arc::clone(&layers.runs)
+            memory.push(part.into_iter().peekable());
         };
+        let (frozen, runs) = {
+            let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
+            add(&layers.fresh);
+            (Arc::clone(&layers.frozen), Arc::clone(&layers.runs))
+        };
+        add(&frozen);
         let from = match start {
             Included(key) | Excluded(key) => key,
             Unbounded => b"",
@@ -404,12 +409,15 @@ impl Index {
         Ok((found, end))
     }
 
-    /// Makes entries visible. They must be in the log already.
+    /// Makes entries visible, in their order. They must be in the log already.
     pub(crate) fn apply(&self, entries: impl IntoIterator<Item = IndexChange>) {
-        let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
-        for (key, entry) in entries {
-            layers.fresh_bytes += key.len() + entry.as_ref().map_or(0, |entry| entry.value.len()) + 96;
-            layers.fresh.insert(key, entry);
+        let mut entries = entries.into_iter().peekable();
+        while entries.peek().is_some() {
+            let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
+            for (key, entry) in entries.by_ref().take(APPLY_STEP) {
+                layers.fresh_bytes += key.len() + entry.as_ref().map_or(0, |entry| entry.value.len()) + 96;
+                layers.fresh.insert(key, entry);
+            }
         }
     }
 
@@ -425,6 +433,11 @@ impl Index {
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         layers.fresh_bytes = 0;
         let fresh = std::mem::take(&mut layers.fresh);
+        if layers.frozen.is_empty() {
+            // Every look-up waits for this.
+            layers.frozen = Arc::new(fresh);
+            return;
+        }
         // Entries that an earlier checkpoint could not write are still there, and older.
         Arc::make_mut(&mut layers.frozen).extend(fresh);
     }

@@ -123,7 +123,7 @@ impl Store {
                 }
                 self.counters.damaged.fetch_add(1, Ordering::Relaxed);
                 self.queue_maintenance(Change::Collect { key: index_key.to_vec(), value: stored.into() });
-                self.commit();
+                self.await_commits();
             }
             pause(location.len);
             Ok(())
@@ -309,7 +309,7 @@ impl Store {
     /// # Errors
     /// The last failure of a change of our own since the last call.
     pub(crate) fn commit_own(&self) -> Result<(), StoreError> {
-        self.commit();
+        self.await_commits();
         lock(&self.own_failure).take().map_or(Ok(()), Err)
     }
 

@@ -130,22 +130,31 @@ impl BlockCache {
             return Some(Arc::clone(block));
         }
         let block = generations.old.remove(&id)?;
-        self.insert(&mut generations, id, &block);
+        let dropped = self.insert(&mut generations, id, &block);
+        drop(generations);
+        drop(dropped);
         Some(block)
     }
 
     fn put(&self, id: (u64, u64), block: &Arc<[u8]>) {
-        self.insert(&mut self.generations.lock().unwrap_or_else(PoisonError::into_inner), id, block);
+        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        let dropped = self.insert(&mut generations, id, block);
+        drop(generations);
+        drop(dropped);
     }
 
-    fn insert(&self, generations: &mut Generations, id: (u64, u64), block: &Arc<[u8]>) {
+    /// Adds a block. Gives the blocks that go: dropping thousands takes a while, in which others may
+    /// look up theirs.
+    fn insert(&self, generations: &mut Generations, id: (u64, u64), block: &Arc<[u8]>) -> BlockMap {
         // A block costs its bytes and about a hundred of the map.
         generations.young_bytes += block.len() + 100;
         generations.young.insert(id, Arc::clone(block));
         if generations.young_bytes > self.bytes_max / 2 {
-            generations.old = std::mem::take(&mut generations.young);
             generations.young_bytes = 0;
+            let young = std::mem::take(&mut generations.young);
+            return std::mem::replace(&mut generations.old, young);
         }
+        BlockMap::new()
     }
 }
 

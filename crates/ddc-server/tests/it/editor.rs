@@ -288,7 +288,7 @@ async fn the_operations_of_a_blob_batch_share_flushes_and_those_on_one_blob_keep
     assert_eq!(blob_batch(&client, ops).await.status, StatusCode::NOT_FOUND);
     let get = blob_batch(&client, vec![blob_op("GET", &new, None)]).await;
     assert_eq!(get.text(), format!("[\"{}\"]", base64(b"new")));
-    // What is malformed is not begun.
+    // Nothing of a malformed batch is done.
     let ops = vec![blob_op("DELETE", &new, None), blob_op("PUT", &new, Some(b"other"))];
     assert_eq!(blob_batch(&client, ops).await.status, StatusCode::BAD_REQUEST);
     assert_eq!(blob_batch(&client, vec![blob_op("GET", &new, None)]).await.status, StatusCode::OK);

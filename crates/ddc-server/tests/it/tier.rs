@@ -156,7 +156,7 @@ async fn a_batch_reads_the_bucket_at_the_same_time() {
     assert_eq!(again.body, reply.body, "from the folder");
     s3.answer_together(None);
 
-    // What a bit flip made of one object is a miss of that batch, and of no other.
+    // A bit flip in one object makes a miss of it, and of no other.
     let path = format!("ddc/b/game/{}", &IoHash::of(&content(0, 1_000)).to_string()[..2]);
     let damaged = s3.object(&format!("{path}/{}", IoHash::of(&content(0, 1_000))));
     let mut bytes = std::fs::read(&damaged).expect("it is there");

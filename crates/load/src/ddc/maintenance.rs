@@ -78,8 +78,9 @@ impl Bench<'_> {
                 progress(&format!("{} with maintenance: p99 {p99:.1} ms", case.test.name));
                 case.busy.add(&seen);
                 if scrubbed.is_none() {
-                    let bytes = figures(peer.addr)?["scrubbed_bytes"].as_u64().unwrap_or(0);
-                    scrubbed = (bytes > 0).then(|| (bytes, started.elapsed()));
+                    let figures = figures(peer.addr)?;
+                    let bytes = figures["scrubbed_bytes"].as_u64().filter(|bytes| *bytes > 0);
+                    scrubbed = bytes.zip(figures["scrubbed_s"].as_f64());
                 }
             }
             // A collection before the eviction would leave it nothing to do.
@@ -166,14 +167,14 @@ impl Bench<'_> {
     fn judge_maintenance(
         &mut self,
         peer: &Peer,
-        scrubbed: Option<(u64, Duration)>,
+        scrubbed: Option<(u64, f64)>,
         collected: &Seen,
     ) -> Result<(), BenchError> {
-        let Some((bytes, took)) = scrubbed.filter(|_| collected.succeeded == 1) else {
+        let Some((bytes, seconds)) = scrubbed.filter(|_| collected.succeeded == 1) else {
             let why = format!("scrub or collection did not end within {PATIENCE:?}, or failed");
             return Err(BenchError::Unfit(why));
         };
-        let rate = bytes as f64 / f64::from(1 << 20) / took.as_secs_f64().max(1e-9);
+        let rate = bytes as f64 / f64::from(1 << 20) / seconds.max(1e-9);
         let row = Row::new("scrub beside the tests", "MiB/s", Better::Higher, rate);
         self.report.row(row.marks(SCRUB_MIB_PER_S_MIN, SCRUB_MIB_PER_S_MIN));
         let figures = figures(peer.addr)?;
