@@ -99,8 +99,8 @@ impl Blob {
         if sound { Ok(bytes) } else { Err(damaged()) }
     }
 
-    /// Reads everything, and checks it against its sums, or against its hash if it has none: version
-    /// 1 of the store wrote large blobs without.
+    /// Reads everything, and checks it against its sums, or against its hash if it has none:
+    /// version 1 of the store wrote large blobs without.
     ///
     /// # Errors
     /// As [`read_checked`](Blob::read_checked).

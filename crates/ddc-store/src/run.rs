@@ -143,8 +143,8 @@ impl BlockCache {
         drop(dropped);
     }
 
-    /// Adds a block. Gives the blocks that go: dropping thousands takes a while, in which others may
-    /// look up theirs.
+    /// Adds a block. Gives the blocks that go: dropping thousands takes a while, in which others
+    /// may look up theirs.
     fn insert(&self, generations: &mut Generations, id: (u64, u64), block: &Arc<[u8]>) -> BlockMap {
         // A block costs its bytes and about a hundred of the map.
         generations.young_bytes += block.len() + 100;

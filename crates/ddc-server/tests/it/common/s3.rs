@@ -5,9 +5,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use s3s::auth::SimpleAuth;
@@ -37,7 +34,7 @@ pub(crate) struct S3 {
     service: S3Service,
     running: Option<JoinHandle<()>>,
     folder: tempfile::TempDir,
-    /// Reads that are answered together, or not at all.
+    /// New connections are answered when so many are open.
     together: Arc<Mutex<Option<Arc<Barrier>>>>,
 }
 
@@ -74,8 +71,7 @@ impl S3 {
         Tier::new(&options).expect("valid options")
     }
 
-    /// From now on, `count` reads are answered together once all of them have arrived; `None` ends
-    /// that.
+    /// From now on, new connections are answered once `count` of them are open; `None` ends that.
     pub(crate) fn answer_together(&self, count: Option<usize>) {
         *self.together.lock().expect("no panic") = count.map(|count| Arc::new(Barrier::new(count)));
     }
@@ -106,21 +102,14 @@ impl S3 {
             // Dropped with this task, and all connections with it.
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let (service, together) = (service.clone(), Arc::clone(&together));
-                let answer = service_fn(move |request: Request<Incoming>| {
-                    let service = service.clone();
-                    let gate = together.lock().expect("no panic").clone();
-                    let gate = gate.filter(|_| request.method() == Method::GET);
-                    async move {
-                        if let Some(gate) = gate {
-                            gate.wait().await;
-                        }
-                        service.call(request.map(Into::into)).await
-                    }
-                });
+                let service = service.clone();
+                let gate = together.lock().expect("no panic").clone();
                 connections.spawn(async move {
+                    if let Some(gate) = gate {
+                        gate.wait().await;
+                    }
                     let _ = Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(stream), answer)
+                        .serve_connection(TokioIo::new(stream), service)
                         .await;
                 });
             }
