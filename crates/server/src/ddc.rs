@@ -37,6 +37,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 /// Shortest segment of the log: as long as the largest blob in one.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// Least limit of the folder: of fewer segments, the open one, which gives no space back, would be
+/// more than an eviction leaves free.
+pub(crate) const BYTES_MIN: u64 = 8 * SEGMENT_BYTES_MIN;
 /// Threads of the runtime at least: one may wait for the disk, in a read of what the system does
 /// not have in memory, and the others go on.
 const THREADS_MIN: usize = 4;
@@ -468,10 +471,17 @@ mod tests {
         };
         assert_eq!(bytes_of(&[]), 256 << 20);
         assert_eq!(bytes_of(&[("ddc.bytes_max", "40000000")]), 40_000_000 / 32);
-        assert_eq!(bytes_of(&[("ddc.bytes_max", "1000000")]), 1 << 20);
+        assert_eq!(bytes_of(&[("ddc.bytes_max", "8388608")]), 1 << 20);
         assert_eq!(bytes_of(&[("ddc.bytes_max", "1000000000000")]), 256 << 20);
         let tier = [("ddc.tier.url", "s3://a/b"), ("ddc.tier.copies_bytes_max", "67108864")];
         assert_eq!(bytes_of(&tier), 2 << 20);
+    }
+
+    #[test]
+    fn a_limit_below_eight_segments_is_refused() {
+        let refused = Loader::new().flag("test", "ddc.bytes_max", "8388607").load();
+        let problems = format!("{:?}", refused.expect_err("it is too small"));
+        assert!(problems.contains("found 8388607; expected 0 or at least 8388608"), "{problems}");
     }
 
     #[test]

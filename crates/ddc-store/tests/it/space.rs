@@ -102,6 +102,23 @@ fn the_refs_that_were_unused_longest_go_first_with_what_only_they_reach() {
 }
 
 #[test]
+fn a_folder_of_eight_segments_stays_below_its_limit() {
+    const BYTES_MAX: u64 = 8 << 20;
+    let options = Options { segment_bytes_max: BYTES_MAX / 8, ..Options::default() };
+    let store = Store::open(Arc::new(disk()), options).expect("it opens");
+    for minute in 0..40_u64 {
+        for n in 64 * minute..64 * (minute + 1) {
+            let own = put_blob(&store, &n.to_le_bytes().repeat(2_000));
+            put_ref(&store, n, &[own], minute);
+        }
+        evict(&store, BYTES_MAX, minute + 2, None);
+        assert!(store.disk_bytes() <= BYTES_MAX, "minute {minute}: {}", store.disk_bytes());
+        let newest = store.reference(&namespace(), &bucket(), &key(64 * minute + 63)).expect("readable");
+        assert!(newest.is_some(), "what was just put stays");
+    }
+}
+
+#[test]
 fn nothing_of_a_namespace_that_is_kept_goes() {
     let store = open(disk());
     for n in 0..60_u64 {

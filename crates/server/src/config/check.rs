@@ -488,6 +488,12 @@ fn check_ddc(config: &Config, problems: &mut Vec<Problem>) {
             Ok(_) => {}
         }
     }
+    if ddc.bytes_max > 0 && ddc.bytes_max < crate::ddc::BYTES_MIN {
+        let least = crate::ddc::BYTES_MIN;
+        let why =
+            format!("found {}; expected 0 or at least {least}, eight segments of the log", ddc.bytes_max);
+        problems.push(bad_value(config, "ddc.bytes_max", &why));
+    }
     check_proxies(config, "ddc.trusted_proxies", &ddc.trusted_proxies, problems);
     let quotas = crate::ddc::read_quotas(ddc).err().into_iter().flatten().map(|why| ("ddc.quotas", why));
     let namespaces = crate::ddc::read_namespaces(ddc, &throng_ddc_server::NamespaceRules::default());

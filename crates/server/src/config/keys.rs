@@ -709,7 +709,8 @@ section! {
         /// Bytes in the data folder; above it the least recently used refs and blobs are deleted.
         /// 0 = 90% of the folder's size plus free disk space. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead. Deleted blobs free space in segments of a
-        /// 32nd of this value at the last start, at least 1 MiB and at most 256 MiB.
+        /// 32nd of this value at the last start, at least 1 MiB and at most 256 MiB; less than
+        /// 8 MiB is refused.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are
         /// answered with 507 while they hold more than that alone.
