@@ -2,6 +2,8 @@
 //! sent.
 
 use std::io;
+#[cfg(feature = "nats")]
+use std::path::Path;
 use std::time::Instant;
 
 use throng_matcher::record::Input;
@@ -67,14 +69,36 @@ impl Engine {
         if self.trials.is_copying() { Some(0) } else { self.matcher.next_timeout().map(|at| at.0) }
     }
 
-    /// Begins anew with an empty state. The log says so, so that a replay does too.
+    /// Begins again with an empty state, as another matcher has replaced this one. The log says so,
+    /// so that a replay does too. What is there goes to a folder called `kept`, or that with a
+    /// number. One that only `waits` leaves everything as it is when that fails, and when there is
+    /// nothing to keep. Returns whether it has begun again.
     #[cfg(feature = "nats")]
-    pub(crate) fn begin_empty(&mut self, now: u64) {
+    pub(crate) fn begin_empty(&mut self, now: u64, kept: Option<&Path>, waits: bool) -> bool {
+        let is_blank = self.matcher.is_blank();
+        if waits && is_blank {
+            return false;
+        }
+        if let Some(kept) = kept.filter(|_| !is_blank) {
+            let folder = crate::unused_folder(kept);
+            match crate::journal::keep(&folder, &self.matcher) {
+                Ok(()) => {
+                    tracing::warn!(folder = %folder.display(), "this matcher was replaced; its state is kept here");
+                }
+                Err(error) => {
+                    tracing::error!(%error, "this matcher was replaced; its state cannot be kept");
+                    if waits {
+                        return false;
+                    }
+                }
+            }
+        }
         let (secret, config) = (self.matcher.next_secret(), self.matcher.config().clone());
         self.append(now, Input::Begin { secret });
         self.append(now, Input::Configure(&crate::journal::config_json(&config)));
         self.matcher = Matcher::new(config, secret, WallMs(now));
         self.notices.clear();
+        true
     }
 
     /// Does what is due.
@@ -162,5 +186,59 @@ impl Engine {
         report.core = matcher.stats().clone();
         report.flushes = Some(self.journal.as_ref().map_or_else(no_flushes, Journal::flushes));
         report.journal_bytes = self.journal.as_ref().map_or(0, Journal::bytes);
+    }
+}
+
+#[cfg(all(test, feature = "nats"))]
+mod tests {
+    use throng_matcher::{Config, Scope};
+    use throng_wire::matcher::Writer;
+
+    use super::*;
+
+    fn engine() -> Engine {
+        let config = Config::default();
+        let matcher = Matcher::new(config, [1; 32], WallMs(5));
+        let (policies, trials) = (Policies::default(), Trials::default());
+        Engine { matcher, journal: None, notices: Notices::default(), policies, trials }
+    }
+
+    fn join(engine: &mut Engine, role: &str) {
+        let body = Writer::new().nested(1, Writer::new().str(1, role)).nested(2, Writer::new().str(1, "2v2"));
+        let caller = Caller { srv: "s", scope: Scope::Server };
+        let (method, body) = (Method::ROLE_JOIN_RANDOM_ROOM, body.into_bytes());
+        let handled = engine.request(6, caller, method, &body, &mut Vec::new());
+        assert_eq!(handled.status(), Some(throng_wire::matcher::Status::Ok));
+    }
+
+    #[test]
+    fn the_state_of_a_matcher_that_was_replaced_is_kept() {
+        let data = tempfile::tempdir().unwrap();
+        let kept = data.path().join("replaced-id");
+        let mut engine = engine();
+        assert!(!engine.begin_empty(7, Some(&kept), true), "there is nothing to keep");
+        assert!(engine.begin_empty(7, Some(&kept), false));
+        assert!(!kept.exists());
+        for (role, name) in [("ann", "replaced-id"), ("ben", "replaced-id-2"), ("cid", "replaced-id-3")] {
+            join(&mut engine, role);
+            assert!(engine.begin_empty(8, Some(&kept), role == "ann"));
+            assert!(engine.matcher.is_blank());
+            let lines = crate::export(&data.path().join(name)).unwrap();
+            let player = format!("{{\"player\":{{\"role\":\"{role}\"");
+            assert!(String::from_utf8(lines).unwrap().contains(&player));
+        }
+    }
+
+    #[test]
+    fn a_waiting_matcher_that_cannot_keep_its_state_still_has_it() {
+        let data = tempfile::tempdir().unwrap();
+        std::fs::write(data.path().join("file"), "").unwrap();
+        let kept = data.path().join("file/replaced-id");
+        let mut engine = engine();
+        join(&mut engine, "ann");
+        assert!(!engine.begin_empty(7, Some(&kept), true));
+        assert!(!engine.matcher.is_blank());
+        assert!(engine.begin_empty(7, Some(&kept), false), "the area is served");
+        assert!(engine.matcher.is_blank());
     }
 }

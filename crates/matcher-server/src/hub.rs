@@ -341,7 +341,7 @@ impl Hub {
                 }
                 Post::Verdict { id, verdict } => self.engine.verdict(self.now, id, verdict.as_ref()),
                 #[cfg(feature = "nats")]
-                Post::BeginEmpty => self.begin_empty(),
+                Post::BeginEmpty { kept, waits } => self.begin_empty(kept.as_deref(), waits),
                 Post::Tried(answered) => self.engine.trials.take_done(answered),
                 Post::Stop => self.stop = true,
             }
@@ -870,7 +870,7 @@ mod tests {
         // A service without the lease begins no session.
         stage.turn([stage.subscribe("late", None)]);
         assert_eq!(stage.read_by("late"), []);
-        stage.inbox.lock().unwrap().push(Post::BeginEmpty);
+        stage.inbox.lock().unwrap().push(Post::BeginEmpty { kept: None, waits: false });
         gate.open_until(Some(throng_stdx::Instant::from_nanos(u64::MAX)));
         stage.hub.polled(throng_stdx::Instant::from_millis(stage.now_ms));
         assert_eq!(stage.hub.engine.matcher.counts().rooms, 0, "before any request of this turn");

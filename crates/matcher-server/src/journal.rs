@@ -19,6 +19,7 @@
 mod replay;
 
 use std::io::{self, IoSlice};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use throng_matcher::record::{Input, count_records, crc32c, write_record};
 use throng_matcher::{Config, Histogram, Matcher, Notices, RULES, WallMs};
-use throng_platform::{File, Fs};
+use throng_platform::{File, Folder, Fs};
 
 pub(crate) use replay::Replay;
 
@@ -228,10 +229,7 @@ impl Journal {
             let matcher = Matcher::new(config, secret, WallMs(now));
             return Ok(Recovered { matcher, journal: None, replayed: 0 });
         };
-        for folder in [LOG, SNAPSHOTS] {
-            fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
-        }
-        fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
+        make_folders(&*fs)?;
         let mut replay = Replay::begin(&*fs, salvage)?;
         replay.run(&*fs)?.mend(&*fs)?;
         if let Some(matcher) = replay.matcher.as_ref().filter(|_| replay.skipped) {
@@ -456,22 +454,34 @@ pub(crate) fn settle(fs: &dyn Fs) -> Result<u64, JournalError> {
     let mut replay = Replay::begin(fs, false)?;
     replay.run(fs)?;
     let Some(matcher) = &replay.matcher else { return Ok(0) };
-    write_snapshot(fs, replay.sequence, &matcher.snapshot())?;
+    begin_at(fs, replay.sequence, matcher)?;
     let failed = io_error("cannot remove the log behind the snapshot");
-    for first in numbers(fs, LOG, ".seg")? {
+    for first in numbers(fs, LOG, ".seg")?.into_iter().filter(|first| *first != replay.sequence) {
         fs.remove(&segment_name(first)).map_err(&failed)?;
     }
     fs.sync_dir(LOG).map_err(&failed)?;
     Ok(replay.replayed)
 }
 
-/// Makes the folders of a journal that holds only a snapshot.
-pub(crate) fn begin_with(fs: &dyn Fs, matcher: &Matcher) -> Result<(), JournalError> {
+/// Makes a journal that holds only a snapshot, in a folder that is not there yet.
+pub(crate) fn keep(folder: &Path, matcher: &Matcher) -> Result<(), JournalError> {
+    let fs = Folder::new(folder).map_err(io_error("cannot make the folder"))?;
+    make_folders(&fs)?;
+    begin_at(&fs, 1, matcher)
+}
+
+/// Writes a snapshot and an empty segment behind it, which tells that there was a snapshot if that
+/// is lost.
+fn begin_at(fs: &dyn Fs, sequence: u64, matcher: &Matcher) -> Result<(), JournalError> {
+    write_snapshot(fs, sequence, &matcher.snapshot())?;
+    create_segment(fs, sequence).map(drop)
+}
+
+fn make_folders(fs: &dyn Fs) -> Result<(), JournalError> {
     for folder in [LOG, SNAPSHOTS] {
         fs.create_dir(folder).map_err(io_error("cannot make a folder of the journal"))?;
     }
-    fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))?;
-    write_snapshot(fs, 0, &matcher.snapshot())
+    fs.sync_dir("").map_err(io_error("cannot make the journal's folders durable"))
 }
 
 fn segment_name(first: u64) -> String {
@@ -601,11 +611,33 @@ mod tests {
         journal.commit(6).unwrap();
         drop(journal);
         assert!(settle(&disk).unwrap() > 0);
-        assert!(disk.list(LOG).unwrap().is_empty());
+        let names = disk.list(LOG).unwrap();
+        assert_eq!(names.len(), 1);
+        assert!(disk.open(&format!("{LOG}/{}", names[0]), false).unwrap().is_empty().unwrap());
         let mut replay = Replay::begin(&disk, false).unwrap();
         replay.run(&disk).unwrap();
         assert_eq!(replay.matcher.unwrap().digest(), matcher.digest());
+        let lost = SimulatedDisk::new(disk.state().after_power_failure(&mut Rng::new(1)));
+        for name in lost.list(SNAPSHOTS).unwrap() {
+            lost.remove(&format!("{SNAPSHOTS}/{name}")).unwrap();
+        }
+        let why = opened(&lost, 7).unwrap_err().to_string();
+        assert!(why.contains("the snapshot of all before is missing"), "{why}");
         assert!(opened(&disk, 7).is_ok());
+    }
+
+    #[test]
+    fn a_kept_journal_without_its_snapshot_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("kept");
+        keep(&folder, &Matcher::new(Config::default(), [1; 32], WallMs(5))).unwrap();
+        let fs = Folder::new(&folder).unwrap();
+        let run = || Replay::begin(&fs, false).and_then(|mut replay| replay.run(&fs).map(drop));
+        run().unwrap();
+        for name in fs.list(SNAPSHOTS).unwrap() {
+            fs.remove(&format!("{SNAPSHOTS}/{name}")).unwrap();
+        }
+        assert!(run().unwrap_err().to_string().contains("missing"));
     }
 
     #[test]

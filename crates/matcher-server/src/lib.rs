@@ -38,7 +38,7 @@ pub use nats::{NatsError, NatsOptions, header as nats_header, serve_nats, take_o
 pub use policy::{Later, Policies, Policy};
 pub use service::{
     Call, Handle, INBOX_MAX, ImportError, Options, Reply, Service, StartError, Verified, export, import,
-    replay, settle, start,
+    replay, settle, start, unused_folder,
 };
 pub use session::{Batch, Sink, Taken};
 #[cfg(feature = "nats")]

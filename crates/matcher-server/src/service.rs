@@ -161,7 +161,10 @@ pub(crate) enum Post {
     },
     /// The state of the area is given up: it begins anew.
     #[cfg(feature = "nats")]
-    BeginEmpty,
+    BeginEmpty {
+        kept: Option<PathBuf>,
+        waits: bool,
+    },
     /// A trial is done.
     Tried(Answered),
     Stop,
@@ -210,8 +213,8 @@ impl Handle {
         self.waker.wake();
     }
 
-    /// Sends a request. The answer is `INTERNAL` when the service ends before it answers: the
-    /// request may have had its effect.
+    /// Sends a request. The answer is `UNAVAILABLE` when the service ends before it answers: the
+    /// request may have had its effect, as the text says.
     pub async fn ask(&self, srv: &str, scope: Scope, method: u16, body: Vec<u8>) -> (Status, Vec<u8>) {
         self.ask_read_by(None, srv, scope, method, body).await
     }
@@ -232,7 +235,9 @@ impl Handle {
         self.call_read_by(reader, Call { srv: srv.to_owned(), scope, method, body, reply });
         receiver.await.unwrap_or_else(|_| {
             let why = self.why_ended().unwrap_or_else(|| "the matcher has ended".to_owned());
-            (Status::Internal, refusal(&format!("{why}; it is unknown whether the request had its effect")))
+            let unknown =
+                "it is unknown whether the request had its effect; repeat it with the same idempotency key";
+            (Status::Unavailable, refusal(&format!("{why}; {unknown}")))
         })
     }
 
@@ -338,10 +343,11 @@ impl Handle {
         self.post(Post::Stop);
     }
 
-    /// Begins anew with an empty state: that of the area is given up.
+    /// Begins again with an empty state: another matcher has replaced this one, which `waits` or is
+    /// to serve. What is there goes to a folder called `kept`.
     #[cfg(feature = "nats")]
-    pub(crate) fn begin_empty(&self) {
-        self.post(Post::BeginEmpty);
+    pub(crate) fn begin_empty(&self, kept: Option<PathBuf>, waits: bool) {
+        self.post(Post::BeginEmpty { kept, waits });
     }
 
     /// A policy's late verdict.
@@ -558,6 +564,24 @@ pub fn settle(folder: &Path) -> Result<u64, JournalError> {
     crate::journal::settle(&fs)
 }
 
+/// The first folder that is not there: this one, or it with a number behind its name, from 2.
+#[must_use]
+pub fn unused_folder(folder: &Path) -> PathBuf {
+    let numbered = |number: u32| {
+        let mut name = folder.as_os_str().to_owned();
+        name.push(format!("-{number}"));
+        PathBuf::from(name)
+    };
+    let mut found = folder.to_owned();
+    for number in 2.. {
+        if !found.exists() {
+            break;
+        }
+        found = numbered(number);
+    }
+    found
+}
+
 /// Exports the state of the journal in a folder as JSON lines. Writes nothing to the folder.
 ///
 /// # Errors
@@ -588,9 +612,7 @@ pub fn import(folder: &Path, lines: &str, secret: [u8; 32]) -> Result<Counts, Im
         return Err(ImportError::NotEmpty);
     }
     let matcher = Matcher::import(lines, secret)?;
-    let opened = Folder::new(folder);
-    let fs = opened.map_err(|source| JournalError::Io { what: "cannot make the folder", source })?;
-    crate::journal::begin_with(&fs, &matcher)?;
+    crate::journal::keep(folder, &matcher)?;
     Ok(matcher.counts())
 }
 

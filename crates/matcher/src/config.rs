@@ -4,7 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::queue::ruleset::{QueueRules, RuleProblem};
+use crate::queue::ruleset::{QueueRules, RuleProblem, problem};
+
+/// Most members of a room.
+pub(crate) const CAPACITY_MAX: u32 = 10_000;
+/// Longest time between the end of a room and its destruction: a day.
+const LINGER_MS_MAX: u64 = 86_400_000;
 
 /// Configuration of the matcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,8 +23,8 @@ pub struct Config {
     pub key_ttl_ms: u64,
     /// Request keys kept of one server; beyond, the oldest are forgotten.
     pub keys_per_server: usize,
-    /// Queues that exist from the start; one that was changed while running is as written here
-    /// after a restart.
+    /// Queues that exist from the start. One that was changed while running stays as it is, until
+    /// something else is written here.
     pub queues: Vec<QueueRules>,
     /// Live tickets one player may have.
     pub tickets_per_player: usize,
@@ -148,6 +153,25 @@ impl HookPoint {
 }
 
 impl ModeRules {
+    /// Returns whether its numbers are in range.
+    ///
+    /// # Errors
+    /// The first that is not, with its key.
+    pub fn check(&self) -> Result<(), RuleProblem> {
+        if self.capacity > CAPACITY_MAX {
+            return Err(problem("capacity", format!("it is at most {CAPACITY_MAX}")));
+        }
+        if self.linger_ms > LINGER_MS_MAX {
+            return Err(problem("linger_ms", format!("it is at most {LINGER_MS_MAX}, a day")));
+        }
+        for (at, limit) in self.limits.iter().enumerate() {
+            if [limit.min, limit.max].into_iter().flatten().any(|bound| !bound.is_finite()) {
+                return Err(problem(format!("limits[{at}]"), "min and max are finite"));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether a policy is asked at a point.
     #[inline]
     pub(crate) fn asks(&self, point: HookPoint) -> bool {

@@ -3,6 +3,7 @@
 use throng_wire::fields;
 use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method};
 
+use crate::canonical::digest;
 use crate::config::{Caller, HookPoint};
 use crate::key::{PlayerKey, ServerKey};
 use crate::keys::Answer;
@@ -108,7 +109,7 @@ impl Matcher {
         if let Some((server, key)) = key
             && let Some(known) = self.keys.find(server, key)
         {
-            if known.request != (method.number, digest_of(body)) {
+            if known.request != (method.number, digest(method.request, body)) {
                 let problem = invalid(
                     "the idempotency key was used for another request; use a new key for each request",
                 );
@@ -147,7 +148,7 @@ impl Matcher {
             ) {
                 self.people.release_server(server);
             } else {
-                let request = (method.number, digest_of(body));
+                let request = (method.number, digest(method.request, body));
                 let kept = Answer { request, status: status as u16, body: turn.answer[start..].to_vec() };
                 let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
                 if self.keys.keep(until, server, key, kept, max) {
@@ -291,12 +292,6 @@ fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {
     answer.truncate(start);
     problem.write(answer);
     problem.status
-}
-
-/// Tells bodies apart.
-fn digest_of(body: &[u8]) -> [u8; 16] {
-    let hash = blake3::hash(body);
-    std::array::from_fn(|at| hash.as_bytes()[at])
 }
 
 /// The key of a request that carries one. It stands last in what clients write, but may be

@@ -21,6 +21,8 @@ const TAGS_MAX: usize = 64;
 pub(crate) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Longest info: of a role, and of a room or team with its data and members.
 const INFO_BYTES_MAX: usize = 256 << 10;
+/// Greatest number of an import.
+const NUMBER_MAX: u64 = 1 << 53;
 /// Bytes of an entry of a map besides its key and value: three tags, two lengths up to 16 KiB, and
 /// that of both.
 const ENTRY_BYTES_MAX: usize = 12;
@@ -58,9 +60,7 @@ impl<'a> RoleRef<'a> {
                     floats += 1;
                     let (key, value) = entry(&field)?;
                     check_key(key)?;
-                    if value.is_some_and(|value| value.wire_type != WireType::Fixed64) {
-                        return Err(invalid("FloatData holds something that is not a number"));
-                    }
+                    number(value, "FloatData")?;
                 }
                 5 => {
                     strings += 1;
@@ -241,7 +241,7 @@ impl<'a> Update<'a> {
                 3 => {
                     let (key, value) = entry(&field)?;
                     check_key(key)?;
-                    update.floats.push((key, value.map_or(0.0, |value| f64::from_bits(value.scalar))));
+                    update.floats.push((key, number(value, "FloatData")?));
                 }
                 4 => {
                     let (key, value) = entry(&field)?;
@@ -385,6 +385,16 @@ pub(crate) fn entry<'a>(field: &Field<'a>) -> Outcome<(&'a [u8], Option<Field<'a
     Ok((key, value))
 }
 
+/// The number in an entry of a map; 0 where it is left out.
+pub(crate) fn number(value: Option<Field<'_>>, what: &'static str) -> Outcome<f64> {
+    let Some(value) = value else { return Ok(0.0) };
+    let number = f64::from_bits(value.scalar);
+    if value.wire_type != WireType::Fixed64 || !number.is_finite() {
+        return Err(invalid(format!("{what} holds something that is not a number")));
+    }
+    Ok(number)
+}
+
 /// The bytes of a length-delimited field.
 pub(crate) fn bytes<'a>(field: &Field<'a>) -> Outcome<&'a [u8]> {
     if field.wire_type != WireType::Len {
@@ -408,6 +418,14 @@ pub(crate) fn check_id(id: &[u8], what: &'static str) -> Outcome {
         return Err(invalid(format!("{what} is empty")));
     }
     check_len(id, ID_BYTES_MAX, what)
+}
+
+/// Refuses numbers beyond those that JSON has everywhere: counting on from there never overflows.
+pub(crate) fn check_number(name: &str, number: u64) -> Result<(), String> {
+    if number > NUMBER_MAX {
+        return Err(format!("{name} is over {NUMBER_MAX}"));
+    }
+    Ok(())
 }
 
 /// Refuses what makes a whole info longer than its limit, not what makes it shorter.

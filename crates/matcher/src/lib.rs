@@ -52,6 +52,7 @@
 #![forbid(unsafe_code)]
 
 mod backfill;
+mod canonical;
 mod config;
 mod crc32c;
 mod dispatch;

@@ -14,7 +14,7 @@ use crate::outputs::Outputs;
 use crate::people::People;
 use crate::policy::Hooks;
 use crate::problem::{Outcome, Problem, forbidden};
-use crate::queue::{Found, Queues, Slice};
+use crate::queue::{Found, Queue, Queues, Slice};
 use crate::rating::Ratings;
 use crate::room::Rooms;
 use crate::stats::{Counts, ModeCounts, Stats};
@@ -109,12 +109,20 @@ impl Matcher {
         }
     }
 
+    /// Puts the configured queues, but for those of which the rules file says what it said before:
+    /// they may have been changed since.
     fn put_configured_queues(&mut self) {
         for rules in self.config.queues.clone() {
+            if !self.queues.is_news(&rules) {
+                continue;
+            }
+            let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
+            let turn = &mut Turn::of_matcher(self.now, &mut no_answer, &mut notices);
             // They were checked when they were read; what they end has no session to hear of it
             // yet.
-            let _ = self
-                .put_queue(&mut Turn::of_matcher(self.now, &mut Vec::new(), &mut Notices::default()), &rules);
+            if let Ok(queue) = self.put_queue(turn, &rules) {
+                self.queues.note_configured(queue, rules.source());
+            }
         }
     }
 
@@ -176,6 +184,16 @@ impl Matcher {
             matches: self.matches.len(),
             backfills: self.queues.backfill_count(),
         }
+    }
+
+    /// Returns whether nothing is there but what the configuration makes.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        let Counts { rooms, teams, players, tickets, matches, backfills, .. } = self.counts();
+        let is_as_configured = |queue: &Queue| queue.configured() == Some(&queue.source);
+        [rooms, teams, players, tickets, matches, backfills].iter().all(|count| *count == 0)
+            && self.ratings.pools().next().is_none()
+            && self.queues.iter().all(|(_, queue)| is_as_configured(queue))
     }
 
     /// Sizes of modes: `most` of the configured ones, as a mode or a queue, and all others in one

@@ -72,6 +72,13 @@ impl Matcher {
         self.timers.set(until, Timer::Seats(id));
         self.rooms.reindex(room);
         self.note_placed(index, id);
+        if compiled.set.rating.is_some() {
+            let Matcher { matches, queues, .. } = self;
+            // A backfill's result is that of the room's own match.
+            let own = self.rooms[room].matched().and_then(|own| matches.find(own)).unwrap_or(index);
+            let players = sides.iter().flatten().flat_map(|ticket| &queues[*ticket].facts.players);
+            matches.enlist(own, players.map(|player| player.role));
+        }
         if let Some(backfill) = backfill {
             self.backfill_placed(turn, backfill, room, &sides);
         }
@@ -379,6 +386,7 @@ impl Matcher {
         }
         let mut values = self.rooms[room].data().clone();
         for (key, value) in data {
+            self.rooms.rules_of(room).check_key(key)?;
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;

@@ -11,7 +11,7 @@ use throng_wire::fields;
 use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 
 use crate::id::Id;
-use crate::info::{Text, bytes, check_id, entry, text};
+use crate::info::{Text, bytes, check_id, check_number, entry, text};
 use crate::problem::{Outcome, invalid, too_large};
 use crate::schema::v1;
 
@@ -50,15 +50,18 @@ pub(crate) struct Ratings {
 struct Report {
     digest: [u8; 32],
     changes: Vec<Change>,
+    /// Answer of one that was amended; else the changes are the answer.
+    answer: Vec<u8>,
 }
 
-/// Effect of a report on a player, which is also its answer.
+/// Effect of a report on a player.
 #[derive(Clone, Debug)]
 struct Change {
     role: Text,
+    /// Rating when the match was first reported.
     before: Rating,
     after: Rating,
-    /// Games with this one.
+    /// Games with this one; 0 for a player who is in an earlier report of the match only.
     games: u64,
 }
 
@@ -66,6 +69,8 @@ struct Change {
 /// are forgotten first.
 const REPORTS_MAX: usize = 100_000;
 const RESULT_PLAYERS_MAX: usize = 200;
+/// Longest rating period, as in rule sets.
+const PERIOD_MS_MAX: u64 = 31 * 86_400 * 1_000;
 
 impl Ratings {
     pub(crate) fn save(&self) -> (Vec<v1::RatingPool<'_>>, Vec<v1::Report<'_>>) {
@@ -79,7 +84,8 @@ impl Ratings {
                 (&own.role[..], before, after, games)
             });
             let (digest, changes) = (report.digest, changes.collect());
-            Some(v1::Report { about: about.0.into(), pool: &about.1, digest, changes })
+            let answer = &report.answer[..];
+            Some(v1::Report { about: about.0.into(), pool: &about.1, digest, changes, answer })
         });
         (pools, reports.collect())
     }
@@ -101,7 +107,8 @@ impl Ratings {
             };
             let changes = report.changes.iter().map(change).collect();
             let about = (report.about.into(), report.pool.to_owned());
-            ratings.remember(about, Report { digest: report.digest, changes });
+            ratings
+                .remember(about, Report { digest: report.digest, changes, answer: report.answer.to_vec() });
         }
         Ok(ratings)
     }
@@ -164,13 +171,33 @@ impl Ratings {
     }
 }
 
+/// A pool as a line of an export.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExportedPool {
+    pub(crate) name: String,
+    system: System,
+    period_ms: u64,
+    period_ends: u64,
+}
+
+/// A game of the current period as a line of an export.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExportedGame {
+    pool: String,
+    /// Match or room.
+    id: String,
+    roles: [String; 2],
+    /// The first's: 1, 0.5 or 0.
+    score: f64,
+}
+
 /// A rating as a line of an export.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExportedRating {
     pool: String,
-    system: System,
-    period_ms: u64,
     role: String,
     games: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,15 +212,77 @@ pub(crate) struct ExportedRating {
     volatility: Option<f64>,
 }
 
+fn shown(role: &[u8]) -> String {
+    String::from_utf8_lossy(role).into_owned()
+}
+
 impl Ratings {
+    pub(crate) fn pools(&self) -> impl Iterator<Item = ExportedPool> + '_ {
+        self.pools.iter().map(|(name, pool)| ExportedPool {
+            name: name.clone(),
+            system: pool.system,
+            period_ms: pool.period_ms,
+            period_ends: pool.period_ends,
+        })
+    }
+
+    pub(crate) fn games(&self) -> impl Iterator<Item = ExportedGame> + '_ {
+        self.pools.iter().flat_map(|(name, pool)| {
+            pool.games.iter().map(|(about, a, b, score)| ExportedGame {
+                pool: name.clone(),
+                id: shown(&about.text()),
+                roles: [shown(a), shown(b)],
+                score: *score,
+            })
+        })
+    }
+
+    /// Makes an exported pool. Returns the end of its current period, 0 for none.
+    pub(crate) fn import_pool(&mut self, line: &ExportedPool, now: u64) -> Result<u64, String> {
+        let ExportedPool { name, system, period_ms, period_ends } = line;
+        if self.pools.contains_key(name) {
+            return Err(format!("pool `{name}` is there twice"));
+        }
+        if *period_ms > PERIOD_MS_MAX || *period_ends > now + PERIOD_MS_MAX {
+            return Err("a period is 31 days at most".to_owned());
+        }
+        let pool = self.pool(name, *system, *period_ms);
+        if *system == System::Glicko2 {
+            pool.period_ends = *period_ends;
+        }
+        Ok(pool.period_ends)
+    }
+
+    fn exported_pool(&mut self, name: &str) -> Result<&mut RatingPool, String> {
+        self.pools.get_mut(name).ok_or_else(|| format!("pool `{name}` has no line {{\"pool\": ...}}"))
+    }
+
+    pub(crate) fn import_game(&mut self, line: &ExportedGame) -> Result<(), String> {
+        for role in &line.roles {
+            check_id(role.as_bytes(), "RoleID").map_err(|problem| problem.message.to_string())?;
+        }
+        let about = Id::parse(line.id.as_bytes()).ok_or("it has no id of a match or room")?;
+        let pool = self.exported_pool(&line.pool)?;
+        if pool.period_ends == 0 {
+            return Err(format!("pool `{}` has no current period", line.pool));
+        }
+        if ![0.0, 0.5, 1.0].contains(&line.score) || line.roles[0] == line.roles[1] {
+            return Err("a game is of two players, with a score of 0, 0.5 or 1".to_owned());
+        }
+        if pool.games.iter().any(|(known, ..)| *known == about) {
+            return Err("the game is there twice".to_owned());
+        }
+        let [a, b] = line.roles.each_ref().map(|role| Text::from_slice(role.as_bytes()));
+        pool.games.push((about, a, b, line.score));
+        Ok(())
+    }
+
     pub(crate) fn exported(&self) -> impl Iterator<Item = ExportedRating> + '_ {
         self.pools.iter().flat_map(|(name, pool)| {
             pool.players.iter().map(|(role, own)| {
                 let line = ExportedRating {
                     pool: name.clone(),
-                    system: pool.system,
-                    period_ms: pool.period_ms,
-                    role: String::from_utf8_lossy(role).into_owned(),
+                    role: shown(role),
                     games: own.games,
                     mu: None,
                     sigma: None,
@@ -218,7 +307,8 @@ impl Ratings {
 
     pub(crate) fn import(&mut self, line: &ExportedRating) -> Result<(), String> {
         check_id(line.role.as_bytes(), "RoleID").map_err(|problem| problem.message.to_string())?;
-        let rating = match (line.system, line.mu, line.sigma, line.rating, line.deviation, line.volatility) {
+        let pool = self.exported_pool(&line.pool)?;
+        let rating = match (pool.system, line.mu, line.sigma, line.rating, line.deviation, line.volatility) {
             (System::WengLin, Some(mu), Some(sigma), None, None, None) => Rating::WengLin { mu, sigma },
             (System::Glicko2, None, None, Some(rating), Some(deviation), Some(volatility)) => {
                 Rating::Glicko2 { rating, deviation, volatility }
@@ -229,10 +319,7 @@ impl Ratings {
         if spread <= 0.0 || line.volatility.is_some_and(|volatility| volatility <= 0.0) {
             return Err("sigma, deviation and volatility are over 0".to_owned());
         }
-        let pool = self.pool(&line.pool, line.system, line.period_ms);
-        if (pool.system, pool.period_ms) != (line.system, line.period_ms) {
-            return Err(format!("pool `{}` has another system or period in a line before", line.pool));
-        }
+        check_number("games", line.games)?;
         let rated = Rated { rating, games: line.games };
         match pool.players.insert(Text::from_slice(line.role.as_bytes()), rated) {
             None => Ok(()),
@@ -309,31 +396,49 @@ impl RatingPool {
         }
     }
 
-    fn apply(&mut self, changes: &[Change]) {
-        for Change { role, after, games, .. } in changes {
-            self.players.insert(role.clone(), Rated { rating: *after, games: *games });
+    /// The effects of another result in the place of a report's, worked out with the ratings that
+    /// its players had at the first one: so an earlier result leads back to its own effects.
+    fn amended(&self, report: &Report, result: &GameResult<'_>) -> Outcome<Vec<Change>> {
+        let mut then = RatingPool { players: BTreeMap::new(), games: Vec::new(), ..*self };
+        let roles = result.sides.iter().flat_map(|(roles, _)| roles);
+        then.players.extend(roles.map(|role| (Text::from_slice(role), self.of(role))));
+        let known = report.changes.iter();
+        let known = known.map(|own| (own.role.clone(), Rated { rating: own.before, games: 0 }));
+        then.players.extend(known);
+        let mut changes = then.after(result)?;
+        for Change { role, before, .. } in &report.changes {
+            if changes.iter().all(|change| change.role != *role) {
+                changes.push(Change { role: role.clone(), before: *before, after: *before, games: 0 });
+            }
         }
+        Ok(changes)
     }
 
-    /// Takes a result's effect away and puts another's in its place, whatever came after.
-    fn amend(&mut self, old: &[Change], new: &[Change]) {
-        for Change { role, before, after, .. } in old {
+    /// Takes a result's effects away and puts others in their place, with all that came after.
+    fn apply(&mut self, old: &[Change], new: &[Change]) {
+        for Change { role, before, after, games } in old {
             let mut rated = self.of(role);
             rated.rating = rated.rating.moved(*after, *before);
-            rated.games = rated.games.saturating_sub(1);
+            rated.games = rated.games.saturating_sub((*games).min(1));
             self.players.insert(role.clone(), rated);
         }
-        for Change { role, before, after, .. } in new {
+        for Change { role, before, after, games } in new {
             let mut rated = self.of(role);
-            (rated.rating, rated.games) = (rated.rating.moved(*before, *after), rated.games + 1);
+            rated.rating = rated.rating.moved(*before, *after);
+            rated.games += (*games).min(1);
             self.players.insert(role.clone(), rated);
         }
     }
 }
 
-impl Change {
+impl Report {
     fn write(&self, answer: &mut Vec<u8>) {
-        Rated { rating: self.after, games: self.games }.write(&self.role, answer);
+        if !self.answer.is_empty() {
+            return answer.extend_from_slice(&self.answer);
+        }
+        for Change { role, after, games, .. } in &self.changes {
+            Rated { rating: *after, games: *games }.write(role, answer);
+        }
     }
 }
 
@@ -400,6 +505,9 @@ impl<'a> GameResult<'a> {
         if roles.len() < count {
             return Err(invalid("a player is in the result twice"));
         }
+        if self.sides.iter().any(|(_, rank)| *rank == 0) {
+            return Err(invalid("a rank is 1 or more; the best is 1"));
+        }
         if self.weights.iter().any(|(_, weight)| !(*weight > 0.0 && *weight <= 1.0)) {
             return Err(invalid("a weight is over 0 and at most 1"));
         }
@@ -450,15 +558,6 @@ impl<'a> Reported<'a> {
             digest.update(&(role.len() as u64).to_le_bytes()).update(role).update(&weight.to_le_bytes());
         }
         Ok(Reported { id, room, pool, amend, result, digest: *digest.finalize().as_bytes() })
-    }
-}
-
-impl RatingPool {
-    /// A pool with the players of a report only.
-    fn clone_of(&self, changes: &[Change]) -> RatingPool {
-        let players = changes.iter().map(|Change { role, .. }| (role.clone(), self.of(role))).collect();
-        let empty = Vec::new();
-        RatingPool { players, games: empty, ..*self }
     }
 }
 

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::Status;
 
+use crate::config::ModeRules;
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, entry, text};
 use crate::key::PlayerKey;
@@ -52,11 +53,13 @@ impl<'a> CreateInfo<'a> {
         Ok(info)
     }
 
-    pub(crate) fn data(&self) -> Outcome<DataMap> {
+    /// Initial values; the count is not among them.
+    pub(crate) fn data(&self, rules: &ModeRules) -> Outcome<DataMap> {
         let mut data = DataMap::default();
         if self.data {
             for field in fields(self.body).map_while(Result::ok).filter(|field| field.number == 3) {
                 let (key, value) = entry(&field)?;
+                rules.check_key(key)?;
                 data.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
             }
         }
@@ -114,15 +117,15 @@ fn size_of_all(newcomers: &[Newcomer]) -> usize {
 }
 
 fn check_unique<'a>(
-    rules: &crate::config::ModeRules,
+    rules: &ModeRules,
     members: impl Iterator<Item = &'a Info> + Clone,
     newcomers: &'a [Newcomer],
 ) -> Outcome {
     let all = || members.clone().chain(newcomers.iter().map(|newcomer| &newcomer.info));
-    let refused =
-        |key: &str| Err(Problem::new(Status::Refused, format!("`{key}` is the same as another member's")));
     for key in &rules.unique_float {
-        let mut values: Vec<u64> = all().filter_map(|info| info.float(key)).map(f64::to_bits).collect();
+        // Adding 0 makes the two zeros one.
+        let mut values: Vec<u64> =
+            all().filter_map(|info| info.float(key)).map(|value| (value + 0.0).to_bits()).collect();
         values.sort_unstable();
         if values.windows(2).any(|pair| pair[0] == pair[1]) {
             return refused(key);
@@ -136,6 +139,30 @@ fn check_unique<'a>(
         }
     }
     Ok(())
+}
+
+/// Returns whether the member at a place may have other values, of which none may be another's.
+pub(crate) fn check_stays_unique(rules: &ModeRules, members: &[Member], at: usize, next: &Info) -> Outcome {
+    let own = &members[at].info;
+    let others =
+        || members.iter().enumerate().filter(|(place, _)| *place != at).map(|(_, other)| &other.info);
+    for key in &rules.unique_float {
+        let value = next.float(key);
+        if value.is_some() && value != own.float(key) && others().any(|other| other.float(key) == value) {
+            return refused(key);
+        }
+    }
+    for key in &rules.unique_string {
+        let value = next.string(key);
+        if value.is_some() && value != own.string(key) && others().any(|other| other.string(key) == value) {
+            return refused(key);
+        }
+    }
+    Ok(())
+}
+
+fn refused(key: &str) -> Outcome {
+    Err(Problem::new(Status::Refused, format!("`{key}` is the same as another member's")))
 }
 
 /// A number in decimal digits.

@@ -12,7 +12,7 @@ use crate::info::{RoleRef, Update, bytes, check_growth, check_id, text};
 use crate::key::{PlayerKey, RoomKey};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
-use crate::room::{CreateInfo, Newcomer, Newcomers};
+use crate::room::{CreateInfo, Newcomer, Newcomers, check_stays_unique};
 use crate::team::{text_and_message, two_texts};
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -196,9 +196,7 @@ impl Matcher {
         let index = self.find_room(room)?;
         self.check_has_part_in(turn.caller, index)?;
         let rules = self.rooms.rules_of(index);
-        if !rules.count_key.is_empty() && rules.count_key.as_bytes() == key {
-            return Err(invalid("the mode's count_key is kept by the matcher"));
-        }
+        rules.check_key(key)?;
         let collapses = rules.collapse;
         self.rooms.set_data(index, key, value)?;
         let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
@@ -232,6 +230,7 @@ impl Matcher {
         let team = room.members()[at].info.team().to_vec();
         let srv = self.people.server_of(player);
         let next = room.members()[at].info.updated(&update, srv, &team)?;
+        check_stays_unique(self.rooms.rules_of(index), room.members(), at, &next)?;
         self.rooms.set_info(index, at, next)?;
         let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
         let collapse = collapse_key(

@@ -9,15 +9,16 @@ use throng_wire::matcher::{FieldDef, Message, Type, method_named};
 
 use crate::config::{Config, ModeRules};
 use crate::id::Id;
-use crate::info::{ROOM_DATA_FIELD, RoleRef, check_id, entry};
+use crate::info::{ROOM_DATA_FIELD, RoleRef, Text, check_id, check_number, entry};
 use crate::json;
 use crate::key::RoomKey;
 use crate::matcher::Matcher;
 use crate::notices::Notices;
 use crate::problem::{Outcome, invalid};
 use crate::queue::QueueRules;
-use crate::rating::ExportedRating;
+use crate::rating::{ExportedGame, ExportedPool, ExportedRating};
 use crate::room::{Room, RoomBuild, Rooms};
+use crate::timers::Timer;
 use crate::turn::Turn;
 use crate::wall::WallMs;
 
@@ -33,7 +34,9 @@ enum Line {
     Matcher(Head),
     Queue(ExportedQueue),
     Mode(ExportedMode),
+    Pool(ExportedPool),
     Rating(ExportedRating),
+    Game(ExportedGame),
     Player(ExportedPlayer),
     Room(ExportedRoom),
 }
@@ -45,9 +48,11 @@ impl Line {
             Line::Matcher(_) => 0,
             Line::Queue(_) => 1,
             Line::Mode(_) => 2,
-            Line::Rating(_) => 3,
-            Line::Player(_) => 4,
-            Line::Room(_) => 5,
+            Line::Pool(_) => 3,
+            Line::Rating(_) => 4,
+            Line::Game(_) => 5,
+            Line::Player(_) => 6,
+            Line::Room(_) => 7,
         }
     }
 }
@@ -64,6 +69,9 @@ struct Head {
 #[serde(deny_unknown_fields)]
 struct ExportedQueue {
     rules: Box<RawValue>,
+    /// The rule set that the rules file had for it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    configured: Option<Box<RawValue>>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,14 +108,15 @@ pub struct ImportError {
 
 impl Matcher {
     /// Appends queues, modes, ratings, and rooms with their players, a JSON object on each line.
-    /// Rooms that are ending are left out.
+    /// Left out are rooms that are ending, and those that only reserved seats keep.
     pub fn export(&self, out: &mut Vec<u8>) {
         let release = env!("CARGO_PKG_VERSION").to_owned();
         push(out, &Line::Matcher(Head { export: VERSION, release, time: self.now }));
         for (_, queue) in self.queues.iter() {
-            // The text was read as JSON once.
+            // The texts were read as JSON once.
             if let Ok(rules) = one_line(&queue.source) {
-                push(out, &Line::Queue(ExportedQueue { rules }));
+                let configured = queue.configured().and_then(|rules| one_line(rules).ok());
+                push(out, &Line::Queue(ExportedQueue { rules, configured }));
             }
         }
         let mut modes: Vec<_> = self.rooms.modes().iter().collect();
@@ -118,11 +127,14 @@ impl Matcher {
                 &Line::Mode(ExportedMode { name: mode.name().to_owned(), rules: mode.rules().clone() }),
             );
         }
+        self.ratings.pools().for_each(|pool| push(out, &Line::Pool(pool)));
         self.ratings.exported().for_each(|rating| push(out, &Line::Rating(rating)));
+        self.ratings.games().for_each(|game| push(out, &Line::Game(game)));
         let mut rooms: Vec<(u64, RoomKey)> = self
             .rooms
             .iter()
             .filter(|(_, room)| !room.deleting())
+            .filter(|(key, room)| !room.members().is_empty() || self.rooms.rules_of(*key).keep_empty)
             .map(|(index, room)| (room.order(), index))
             .collect();
         rooms.sort_unstable();
@@ -200,11 +212,13 @@ impl Import {
             return Err("the first line, and only that, is {\"matcher\": ...}".to_owned());
         }
         if self.rank.is_some_and(|last| last > rank) {
-            return Err("it comes too late: the order is queue, mode, rating, player, room".to_owned());
+            let order = "queue, mode, pool, rating, game, player, room";
+            return Err(format!("it comes too late: the order is {order}"));
         }
         self.rank = Some(rank);
         match line {
             Line::Matcher(head) if head.export == VERSION => {
+                check_number("time", head.time)?;
                 (self.matcher.now, self.matcher.clock) = (head.time, head.time);
                 Ok(())
             }
@@ -217,10 +231,20 @@ impl Import {
                 if !self.modes.insert(mode.name.clone()) {
                     return Err(format!("mode `{}` is there twice", mode.name));
                 }
+                mode.rules.check().map_err(|problem| format!("rules.{problem}"))?;
                 self.matcher.rooms.modes_mut().put(&mode.name, mode.rules);
                 Ok(())
             }
+            Line::Pool(pool) => {
+                let ends = self.matcher.ratings.import_pool(&pool, self.matcher.now)?;
+                if ends > 0 {
+                    let name = Text::from_slice(pool.name.as_bytes());
+                    self.matcher.timers.set(ends, Timer::Period(name));
+                }
+                Ok(())
+            }
             Line::Rating(rating) => self.matcher.ratings.import(&rating),
+            Line::Game(game) => self.matcher.ratings.import_game(&game),
             Line::Player(player) => self.player(player),
             Line::Room(room) => self.room(&room).map_err(|problem| problem.message.to_string()),
         }
@@ -233,7 +257,11 @@ impl Import {
         }
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
         let turn = &mut Turn::of_matcher(self.matcher.now, &mut no_answer, &mut notices);
-        self.matcher.put_queue(turn, &rules).map(drop).map_err(|problem| problem.to_string())
+        let key = self.matcher.put_queue(turn, &rules).map_err(|problem| problem.to_string())?;
+        if let Some(configured) = &queue.configured {
+            self.matcher.queues.note_configured(key, configured.get());
+        }
+        Ok(())
     }
 
     fn player(&mut self, player: ExportedPlayer) -> Result<(), String> {
@@ -251,7 +279,7 @@ impl Import {
         let mut body = Vec::new();
         json::encode(room_info(), room.info.get().as_bytes(), &mut body).map_err(invalid)?;
         let (mut id, mut mode, mut build) = (None, None, RoomBuild::default());
-        let mut roles = Vec::new();
+        let (mut roles, mut data) = (Vec::new(), Vec::new());
         for field in fields(&body) {
             let field = field?;
             match field.number {
@@ -260,10 +288,7 @@ impl Import {
                 3 => mode = Some(self.matcher.rooms.modes_mut().resolve(field.value)?),
                 4 => roles.push(RoleRef::parse(field.value)?),
                 5 => build.hidden = field.scalar != 0,
-                8 => {
-                    let (key, value) = entry(&field)?;
-                    build.data.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
-                }
+                8 => data.push(entry(&field)?),
                 9 => build.rev = field.scalar,
                 10 => build.sides.extend_from_slice(field.raw),
                 _ => {}
@@ -274,18 +299,17 @@ impl Import {
         if id.index >= PLACE_MAX || !self.places.insert(id.index) {
             return Err(invalid("RoomID is that of another room, or its place is too large"));
         }
+        check_number("CreateTime", build.created).map_err(invalid)?;
+        check_number("Rev", build.rev).map_err(invalid)?;
         let rules = self.matcher.rooms.mode(mode).rules();
-        if roles.len() > rules.capacity as usize {
-            return Err(invalid("it has more members than its mode admits"));
+        // The matcher counts again. A mode whose capacity was lowered may have rooms beyond it.
+        for (key, value) in data.into_iter().filter(|(key, _)| rules.check_key(key).is_ok()) {
+            build.data.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         if roles.is_empty() && !rules.keep_empty {
             return Err(invalid("it has no members, and its mode keeps no empty rooms"));
         }
-        let (exclusive, count_key) = (rules.exclusive, rules.count_key.clone());
-        build
-            .data
-            .set(ROOM_DATA_FIELD, count_key.as_bytes(), b"null")
-            .or_else(|problem| if count_key.is_empty() { Ok(()) } else { Err(problem) })?;
+        let exclusive = rules.exclusive;
         for role in &roles {
             let name = String::from_utf8_lossy(role.id).into_owned();
             let Some((server, named)) = self.players.get_mut(&name) else {

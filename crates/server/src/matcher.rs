@@ -156,13 +156,14 @@ fn serve_nats(
     }
     let is_volatile = matcher.durability == "none";
     let data = PathBuf::from(&settings.server.data);
-    let kept = data.join(format!("replaced-{}", identity.journal));
+    let kept = (!is_volatile).then(|| data.join(format!("replaced-{}", identity.journal)));
     let options = throng_matcher_server::NatsOptions {
         url: matcher.nats_url.clone(),
         bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
         area: matcher.area.clone(),
         tokens,
         identity,
+        kept: kept.clone(),
         takeover: if matcher.takeover == "empty" || is_volatile { Takeover::Empty } else { Takeover::Wait },
         requests_max: matcher.nats_requests_max,
     };
@@ -171,7 +172,8 @@ fn serve_nats(
         let stopped = async move { end.notified().await };
         let stopping = handle.clone();
         let Err(error) = throng_matcher_server::serve_nats(handle, options, stopped).await else { return };
-        if !is_volatile {
+        if let Some(kept) = kept {
+            let kept = throng_matcher_server::unused_folder(&kept);
             match std::fs::rename(data.join(FOLDER), &kept) {
                 Ok(()) => tracing::error!(folder = %kept.display(), "the state of the replaced matcher is kept here"),
                 Err(error) => tracing::error!(%error, "the folder of the replaced matcher cannot be moved away"),
@@ -183,7 +185,7 @@ fn serve_nats(
     Ok(())
 }
 
-/// Gives up the state of an area's lost matcher, over the bus. Names that matcher.
+/// Gives up an area's lost matcher, over the bus. Names that matcher.
 ///
 /// # Errors
 /// Why not, for people.

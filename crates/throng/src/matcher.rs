@@ -491,7 +491,7 @@ pub(crate) fn command() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("takeover")
-                .about("Give up the state of an area's lost matcher: the next one serves with an empty state")
+                .about("Give up an area's lost matcher: the next one serves, with an empty state if it is another")
                 .arg(Arg::new("area").value_name("AREA").help("The area, as in matcher.area").required(true))
                 .arg(
                     Arg::new("nats")
@@ -624,7 +624,8 @@ fn takeover(matches: &ArgMatches) -> ExitCode {
     match given {
         Ok(holder) => {
             let told = format!(
-                "the state of {holder} is given up: the next matcher of area {} serves with an empty one\n",
+                "{holder} is given up: the next matcher of area {} serves. If {holder} is back first, it serves with \
+                 its state; any other begins with an empty one\n",
                 text("area")
             );
             if print(&told).is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) }

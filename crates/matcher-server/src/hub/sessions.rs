@@ -1,5 +1,8 @@
 //! Sessions of the hub: their streams, and the delivery of notices.
 
+#[cfg(feature = "nats")]
+use std::path::Path;
+
 use throng_matcher::check_server_name;
 use throng_wire::matcher::{FrameSplit, PROTOCOL_VERSION, Reader as Body, Status, split};
 
@@ -184,8 +187,10 @@ impl Hub {
     /// The state of the area is given up. Servers have other numbers from now on, and each reader
     /// learns that it has missed something.
     #[cfg(feature = "nats")]
-    pub(super) fn begin_empty(&mut self) {
-        self.engine.begin_empty(self.now);
+    pub(super) fn begin_empty(&mut self, kept: Option<&Path>, waits: bool) {
+        if !self.engine.begin_empty(self.now, kept, waits) {
+            return;
+        }
         self.by_place.clear();
         for index in 0..self.sessions.len() {
             let Some(session) = self.sessions[index].as_mut() else { continue };

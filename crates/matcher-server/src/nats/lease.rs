@@ -103,8 +103,9 @@ impl Directory {
         }
     }
 
-    /// Gives the state of the last holder up, if it is lost: the next matcher serves with an empty
-    /// one. If no matcher has marked the record lost, this looks at it for as long as one would.
+    /// Gives the last holder up, if it is lost: the next matcher serves, with an empty state if it
+    /// is another. If no matcher has marked the record lost, this looks at it for as long as one
+    /// would.
     ///
     /// # Errors
     /// Why not, for people.

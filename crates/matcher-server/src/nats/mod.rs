@@ -14,6 +14,7 @@ mod lease;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +72,8 @@ pub struct NatsOptions {
     pub tokens: Tokens,
     /// Names this matcher in the lease of the area.
     pub identity: Identity,
+    /// Folder for the state of this matcher if another replaces it; `None` keeps none.
+    pub kept: Option<PathBuf>,
     /// Action when the holder of the lease is lost.
     pub takeover: Takeover,
     /// Requests at a time; more are answered with `OVERLOADED`.
@@ -143,8 +146,8 @@ pub async fn serve_nats(
     }
 }
 
-/// Gives the state of an area's lost holder up: the next matcher serves with an empty one. For
-/// operators.
+/// Gives an area's lost holder up: the next matcher serves, with an empty state if it is another.
+/// For operators.
 ///
 /// # Errors
 /// Why not, for people.
@@ -171,6 +174,7 @@ struct Bridge {
     shared: Arc<Shared>,
     directory: Directory,
     journal: String,
+    kept: Option<PathBuf>,
 }
 
 struct Shared {
@@ -206,7 +210,8 @@ impl Bridge {
             slots: Arc::new(Semaphore::new(options.requests_max)),
             sessions: Mutex::default(),
         };
-        Ok(Bridge { shared: Arc::new(shared), directory, journal: options.identity.journal.clone() })
+        let (journal, kept) = (options.identity.journal.clone(), options.kept.clone());
+        Ok(Bridge { shared: Arc::new(shared), directory, journal, kept })
     }
 
     /// Keeps the lease, and serves while it is held, until the bus fails; says why it did.
@@ -266,7 +271,7 @@ impl Bridge {
             Event::Granted { epoch, empty } => {
                 tracing::info!(area, epoch, empty, "this matcher serves the area");
                 if empty {
-                    handle.begin_empty();
+                    handle.begin_empty(self.kept.clone(), false);
                 }
                 Ok(true)
             }
@@ -281,6 +286,10 @@ impl Bridge {
                     State::Given => format!("the state of {holder} is given up"),
                 };
                 handle.gate().close(&why);
+                if record.journal != self.journal {
+                    // The area's state is another one. What is here is never served any more.
+                    handle.begin_empty(self.kept.clone(), true);
+                }
                 tracing::info!(area, why, "this matcher waits");
                 Ok(false)
             }

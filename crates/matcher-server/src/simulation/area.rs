@@ -144,19 +144,24 @@ impl Process {
             }
             self.lease.handle_timeout(now);
         }
+        let own = format!("{}{}", self.name, self.folders);
         while let Some(event) = self.lease.poll_event() {
             match event {
                 Event::Granted { empty, .. } => {
                     self.is_subscribed = true;
                     if empty {
-                        self.inbox.lock().unwrap().push(Post::BeginEmpty);
+                        self.inbox.lock().unwrap().push(Post::BeginEmpty { kept: None, waits: false });
                     }
                 }
-                Event::Waits { .. } => self.is_subscribed = false,
+                Event::Waits { record } => {
+                    self.is_subscribed = false;
+                    if record.journal != own {
+                        self.inbox.lock().unwrap().push(Post::BeginEmpty { kept: None, waits: true });
+                    }
+                }
                 Event::Deposed { by } => {
                     self.gate.open_until(None);
                     self.is_subscribed = false;
-                    let own = format!("{}{}", self.name, self.folders);
                     if by.is_some_and(|record| record.journal != own) {
                         return false;
                     }

@@ -51,6 +51,7 @@ impl Node {
                 machine: "m".to_owned(),
                 addresses: vec![name],
             },
+            kept: None,
             takeover: Takeover::Empty,
             requests_max: 256,
         };

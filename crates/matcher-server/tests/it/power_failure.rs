@@ -141,7 +141,19 @@ fn a_matcher_that_cannot_write_its_journal_takes_nothing_more() {
         disk.set_hook(Some(Box::new(|_: &DiskState| Err(io::ErrorKind::StorageFull.into()))));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         // With async the first calls may be answered: the flush fails behind them.
-        while call(&service, "lost") == Ok(Status::Ok) {}
+        let (status, why) = loop {
+            let body = Writer::new()
+                .nested(1, Writer::new().str(1, "lost"))
+                .nested(2, Writer::new().str(1, "50v50"));
+            let asked =
+                service.handle().ask("s", Scope::Trusted, Method::ROLE_JOIN_RANDOM_ROOM, body.into_bytes());
+            let (status, answer) = runtime.block_on(asked);
+            if status != Status::Ok {
+                break (status, String::from_utf8_lossy(&answer).into_owned());
+            }
+        };
+        assert_eq!(status, Status::Unavailable);
+        assert!(why.contains("its journal cannot be written"), "{why}");
         runtime.block_on(service.handle().ended());
         assert_eq!(call(&service, "after"), Ok(Status::Unavailable), "a matcher that has ended");
         runtime.block_on(async { while watch.next().await.is_some() {} });

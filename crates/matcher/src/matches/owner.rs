@@ -52,6 +52,9 @@ pub(crate) struct Match {
     /// Entries that `overlap` rules found, as fields of the ready event. By the rules it was found
     /// with: those in force then may be others.
     shared: Vec<u8>,
+    /// Hashes of the roles that a result may name: all that had a seat or joined. None where it is
+    /// not rated.
+    roster: Vec<u64>,
 }
 
 impl std::ops::Index<MatchKey> for Matches {
@@ -159,6 +162,16 @@ impl Matches {
         self.list[key].cast.extend(cast);
     }
 
+    /// Adds roles that a result may name.
+    pub(crate) fn enlist(&mut self, key: MatchKey, roles: impl Iterator<Item = u64>) {
+        let roster = &mut self.list[key].roster;
+        for role in roles {
+            if !roster.contains(&role) {
+                roster.push(role);
+            }
+        }
+    }
+
     /// It is a room like any other. Returns whether it came by a backfill.
     pub(crate) fn make(&mut self, key: MatchKey) -> bool {
         let found = &mut self.list[key];
@@ -225,6 +238,7 @@ impl Match {
             positions: Vec::new(),
             cast: Vec::new(),
             shared,
+            roster: Vec::new(),
         }
     }
 
@@ -285,6 +299,11 @@ impl Match {
         &self.cast
     }
 
+    /// Hashes of the roles that a result may name; none where it is not rated.
+    pub(crate) fn roster(&self) -> &[u64] {
+        &self.roster
+    }
+
     /// Entries that `overlap` rules found, as fields of the ready event.
     pub(crate) fn shared(&self) -> &[u8] {
         &self.shared
@@ -311,6 +330,7 @@ impl Match {
             positions: positions.filter_map(|(player, at)| Some((numbers.player(*player)?, *at))).collect(),
             cast: self.cast.iter().map(|(role, name)| (*role, &name[..])).collect(),
             shared: &self.shared,
+            roster: self.roster.clone(),
         }
     }
 
@@ -334,6 +354,7 @@ impl Match {
             positions: saved.positions.iter().map(|(player, at)| (PlayerKey::new(*player), *at)).collect(),
             cast: saved.cast.iter().map(|(role, name)| (*role, Text::from_slice(name))).collect(),
             shared: saved.shared.to_vec(),
+            roster: saved.roster.clone(),
         })
     }
 }

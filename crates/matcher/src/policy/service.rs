@@ -226,7 +226,7 @@ impl Matcher {
                 let why = if verdict.reason.is_empty() { "the policy refuses" } else { &verdict.reason };
                 return Err(Problem::new(Status::Refused, why.to_owned()));
             }
-            return Ok(verdict.clone());
+            return Ok(verdict.clone().without(&self.rooms.mode(mode).rules().count_key));
         }
         if self.hooks.pending.len() >= PENDING_MAX {
             return Err(Problem::new(Status::PolicyUnavailable, "too many questions to policies are open"));
@@ -300,7 +300,7 @@ impl Matcher {
 
     /// Initial values of a new room, as its maker and the policy say.
     pub(crate) fn ask_to_create(&mut self, mode: u16, create: &CreateInfo<'_>) -> Outcome<(bool, DataMap)> {
-        let mut data = create.data()?;
+        let mut data = create.data(self.rooms.mode(mode).rules())?;
         let mut hidden = create.hidden.unwrap_or(self.rooms.mode(mode).rules().hidden);
         let verdict = self.ask_policy(HookPoint::OnCreate, mode, None, |matcher, out| {
             write_nested(out, 3, |out| matcher.write_new_room(mode, hidden, &data, &[], out));
@@ -415,7 +415,7 @@ impl Matcher {
     fn policy_gave_server(&mut self, turn: &mut Turn<'_>, found: Id, verdict: Option<Verdict>) {
         let Some(room) = self.room_that_waits(found) else { return };
         let mut data = self.rooms[room].data().clone();
-        match verdict {
+        match verdict.map(|verdict| verdict.without(&self.rooms.rules_of(room).count_key)) {
             Some(verdict) if !verdict.refuse && verdict.set_data(&mut data).is_ok() => {
                 self.give_server(turn, found, room, data);
             }

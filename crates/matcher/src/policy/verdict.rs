@@ -76,6 +76,13 @@ impl Verdict {
         out
     }
 
+    /// The same without a key of `Data` that is not the policy's to set. It may come back with
+    /// the others that the policy was shown.
+    pub(crate) fn without(mut self, name: &str) -> Verdict {
+        self.data.retain(|(key, _)| key != name);
+        self
+    }
+
     pub(crate) fn set_data(&self, data: &mut DataMap) -> Outcome {
         for (key, value) in &self.data {
             data.set(ROOM_DATA_FIELD, key.as_bytes(), value.as_bytes()).map_err(|problem| {

@@ -2,7 +2,7 @@
 
 use super::ruleset::{
     AttributeKind, PLAYERS_MAX, RULE_DEPTH_MAX, RULES_MAX, Rule, RuleKind, RuleProblem, RuleSet, SIDES_MAX,
-    STEPS_MAX, problem,
+    STEPS_MAX, SideRule, problem,
 };
 
 type Checked = Result<(), RuleProblem>;
@@ -80,6 +80,15 @@ fn check_sides(set: &RuleSet) -> Checked {
     }
     let sides = set.sides.iter().map(|side| side.count).sum::<u32>();
     between("sides", u64::from(sides), 1, u64::from(SIDES_MAX))?;
+    // Those of a `count` have their numbers behind the name.
+    for (at, side) in set.sides.iter().enumerate() {
+        let before = set.sides[..at].iter().flat_map(SideRule::names);
+        let mut twice = before.filter(|name| side.names().any(|own| own == *name));
+        if let Some(name) = twice.next() {
+            let reason = format!("with the counts there are two sides `{name}`");
+            return Err(problem(format!("sides[{at}].name"), reason));
+        }
+    }
     between("sides", u64::from(set.players_max()), 1, u64::from(PLAYERS_MAX))?;
     if set.party.max == Some(0) {
         return Err(problem("party.max", "it must be over 0"));

@@ -70,6 +70,8 @@ pub(crate) struct Queue {
     pub(crate) name: String,
     /// The rule set as JSON.
     pub(crate) source: String,
+    /// The rule set that the rules file had for it last.
+    configured: Option<String>,
     compiled: Option<Arc<Compiled>>,
     /// Why this release does not take its rule set: nobody is matched until it has another one.
     pub(crate) paused: Option<String>,
@@ -185,6 +187,11 @@ impl Queue {
         QueueRules { name: self.name.clone(), source: self.source.clone() }
     }
 
+    /// The rule set that the rules file had for it last.
+    pub(crate) fn configured(&self) -> Option<&str> {
+        self.configured.as_deref()
+    }
+
     /// Time when the next tick begins; 0: nothing to do.
     pub(crate) fn tick_at(&self) -> u64 {
         self.tick_at
@@ -282,6 +289,7 @@ impl Queues {
         let key = self.list.insert(Queue {
             name: rules.name.clone(),
             source: rules.source.clone(),
+            configured: None,
             compiled: Some(Arc::new(compiled)),
             paused: None,
             pool: Pool::default(),
@@ -311,6 +319,18 @@ impl Queues {
         let queue = &mut self.list[key];
         (queue.source, queue.compiled) = (rules.source.clone(), Some(Arc::new(compiled)));
         (queue.mode, queue.paused) = (mode, None);
+    }
+
+    /// Returns whether the rules file says something else of a queue than when it was last read.
+    pub(crate) fn is_news(&self, rules: &QueueRules) -> bool {
+        let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
+        let known = self.find(rules.name.as_bytes()).and_then(|key| self[key].configured.as_deref());
+        known.and_then(json) != json(&rules.source)
+    }
+
+    /// Notes what the rules file says of a queue.
+    pub(crate) fn note_configured(&mut self, key: QueueKey, rules: &str) {
+        self.list[key].configured = Some(rules.to_owned());
     }
 
     /// Adds one to a counter of a queue.
@@ -392,6 +412,7 @@ impl Queue {
         v1::Queue {
             name: &self.name,
             rules: &self.source,
+            configured: self.configured.as_deref(),
             mode: self.mode,
             regions: self.regions.iter().map(|region| &region[..]).collect(),
             backfills: self.backfills.iter().map(|own| own.index()).collect(),
@@ -429,6 +450,7 @@ impl Queue {
         Ok(Queue {
             name: saved.name.to_owned(),
             source: saved.rules.to_owned(),
+            configured: saved.configured.map(str::to_owned),
             compiled: Some(Arc::new(compiled.map_err(|_| "the rules of a paused queue are not in order")?)),
             searching: saved.searching && paused.is_none(),
             paused,

@@ -122,6 +122,14 @@ pub(crate) struct SideRule {
     pub(crate) max: u32,
 }
 
+impl SideRule {
+    /// Names of its sides, `count` spelled out.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> + '_ {
+        (1..=self.count)
+            .map(|number| if self.count == 1 { self.name.clone() } else { format!("{}{number}", self.name) })
+    }
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct Party {
@@ -490,8 +498,8 @@ pub(super) const PLAYERS_MAX: u32 = 200;
 pub(super) const RULES_MAX: usize = 64;
 pub(super) const STEPS_MAX: usize = 64;
 pub(super) const RULE_DEPTH_MAX: usize = 4;
-/// Waiting times from which other rules hold: a ticket's is kept in a byte.
-const LEVELS_MAX: usize = 256;
+/// Waiting times from which other rules hold. How many a ticket has reached is kept in a byte.
+const TIMES_MAX: usize = 255;
 
 impl RuleSet {
     /// Reads and checks a rule set.
@@ -505,9 +513,9 @@ impl RuleSet {
         reader.end().map_err(|error| problem(".", error.to_string()))?;
         super::check::check(&rules)?;
         // No level may be narrower than the one before.
-        let levels = rules.levels()?.len();
-        if levels > LEVELS_MAX {
-            let reason = format!("{levels} times change something, over {LEVELS_MAX}");
+        let times = rules.levels()?.len() - 1;
+        if times > TIMES_MAX {
+            let reason = format!("{times} times change something, over {TIMES_MAX}");
             return Err(problem("expand", reason));
         }
         Ok(rules)
@@ -517,10 +525,7 @@ impl RuleSet {
     pub(crate) fn all_sides(&self) -> Vec<(String, u32, u32)> {
         let mut all = Vec::new();
         for side in &self.sides {
-            for number in 1..=side.count {
-                let name = if side.count == 1 { side.name.clone() } else { format!("{}{number}", side.name) };
-                all.push((name, side.min, side.max));
-            }
+            all.extend(side.names().map(|name| (name, side.min, side.max)));
         }
         all
     }
@@ -685,6 +690,31 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_set_changes_at_255_times() {
+        let with = |times: u32| {
+            let step = |at: u32| format!(r#"{{"after_s": {at}, "value": {}}}"#, f64::from(at));
+            let targets: Vec<Vec<String>> =
+                (1..=times).map(step).collect::<Vec<_>>().chunks(STEPS_MAX).map(<[String]>::to_vec).collect();
+            let rule = |at: usize| format!(r#"{{"name": "r{at}", "type": "near", "key": "k", "max": 0}}"#);
+            let expand = |(at, steps): (usize, &Vec<String>)| {
+                format!(r#"{{"target": "rules.r{at}.max", "steps": [{}]}}"#, steps.join(", "))
+            };
+            let rules: Vec<String> = (0..targets.len()).map(rule).collect();
+            let expand: Vec<String> = targets.iter().enumerate().map(expand).collect();
+            let text = format!(
+                r#"{{"name": "q", "sides": [{{"name": "a", "min": 2, "max": 2}}], "attributes": {{"k": {{"type": "number"}}}},
+                    "rules": [{}], "expand": [{}]}}"#,
+                rules.join(", "),
+                expand.join(", ")
+            );
+            RuleSet::parse(text.as_bytes()).map(|rules| rules.levels().unwrap().len())
+        };
+        assert_eq!(with(255), Ok(256));
+        let why = with(256).unwrap_err().to_string();
+        assert_eq!(why, "expand: 256 times change something, over 255");
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused_with_its_path() {
         for (from, to, path) in [
             (r#""max": 4"#, r#""max": -4"#, "rules[0]"),
@@ -695,6 +725,12 @@ mod tests {
             (r#""max_ms": 60"#, r#""max_ms": 60, "agg": "sum""#, "rules[2].agg"),
             (r#""name": "ranked5""#, r#""name": "ranked5", "tick": 5"#, "tick"),
             (r#""target": "party.policy""#, r#""target": "party.size""#, "expand[1].steps[0]"),
+            (r#""name": "red", "min""#, r#""name": "blue", "min""#, "sides[1].name"),
+            (
+                r#"{"name": "blue", "min": 5"#,
+                r#"{"name": "re", "count": 2, "min": 1, "max": 1}, {"name": "re2", "min": 5"#,
+                "sides[2].name",
+            ),
         ] {
             let text = RANKED.replacen(from, to, 1);
             assert_ne!(text, RANKED, "{from}");

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
-use throng_wire::{Field, fields};
+use throng_wire::fields;
 
 use super::{Compiled, Facts, Key, Kind, PlayerInput, number};
 use crate::id::Id;
@@ -269,9 +269,7 @@ fn parse_player(body: &[u8]) -> Outcome<(PlayerInput<'_>, &[u8])> {
             4 => {
                 let (region, value) = entry(&field)?;
                 check_len(region, 64, "a region")?;
-                input
-                    .pings
-                    .push((region, value.map_or(0.0, |value: Field<'_>| f64::from_bits(value.scalar))));
+                input.pings.push((region, crate::info::number(value, "Latency")?));
             }
             5 => input.wants.push(text(&field)?),
             6 => input.avoid.push(text(&field)?),

@@ -11,7 +11,7 @@ use crate::id::Id;
 use crate::info::{Text, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
-use crate::queue::Compiled;
+use crate::queue::{Compiled, role_hash};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -21,7 +21,8 @@ impl Matcher {
     pub(crate) fn report_result(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         require(turn.caller, Scope::Trusted)?;
         let report = Reported::parse(body)?;
-        let about = self.rated_by(report.id, report.room, report.pool)?;
+        let roles = report.result.sides.iter().flat_map(|(roles, _)| roles);
+        let about = self.rated_by(report.id, report.room, report.pool, roles)?;
         self.rate_report(about, &report, turn.answer)
     }
 
@@ -38,7 +39,7 @@ impl Matcher {
         let name = &key.1;
         match &known {
             Some(known) if known.digest == *digest => {
-                known.changes.iter().for_each(|change| change.write(answer));
+                known.write(answer);
                 return Ok(());
             }
             Some(_) if !report.amend => {
@@ -47,17 +48,36 @@ impl Matcher {
             _ => {}
         }
         let changes = self.rate(about, name, system, period_ms, result, known.as_ref())?;
-        changes.iter().for_each(|change| change.write(answer));
-        self.ratings.remember(key, Report { digest: *digest, changes });
+        let mut report = Report { digest: *digest, changes, answer: Vec::new() };
+        if let Some(pool) = self.ratings.pools.get(name).filter(|_| known.is_some()) {
+            // As they are now, with the games that came after.
+            let roles = result.sides.iter().flat_map(|(roles, _)| roles);
+            roles.for_each(|role| pool.of(role).write(role, &mut report.answer));
+        }
+        report.write(answer);
+        self.ratings.remember(key, report);
         Ok(())
     }
 
-    /// Subject of a report, and the pool that it changes.
-    fn rated_by(&self, id: &[u8], room: &[u8], pool: &[u8]) -> Outcome<(Id, String, System, u64)> {
+    /// Subject of a report, and the pool that it changes. Of a room that is no match it is not
+    /// known who was there.
+    fn rated_by<'a>(
+        &self,
+        id: &[u8],
+        room: &[u8],
+        pool: &[u8],
+        mut roles: impl Iterator<Item = &'a &'a [u8]>,
+    ) -> Outcome<(Id, String, System, u64)> {
         let none = || not_found("the match has no rating pool; name one");
         match self.match_named(id, room) {
             Ok(index) => {
                 let found = &self.matches[index];
+                let is_strange = |role: &&&[u8]| !found.roster().contains(&role_hash(role));
+                let strange = roles.find(is_strange).filter(|_| !found.roster().is_empty());
+                if let Some(role) = strange {
+                    let role = String::from_utf8_lossy(role);
+                    return Err(invalid(format!("`{role}` was not in the match")));
+                }
                 let rules = self.queues[found.queue()].rules();
                 let rule = rules.set.rating.as_ref().ok_or_else(none)?;
                 Ok((found.id(), rule.pool.clone(), rule.system, rule.period_s * 1_000))
@@ -91,8 +111,11 @@ impl Matcher {
             if known.is_some() && !is_open {
                 return Err(invalid("the rating period of this result is over"));
             }
-            pool.games.retain(|(id, ..)| *id != about);
-            pool.games.push((about, Text::from_slice(a), Text::from_slice(b), score));
+            let game = (about, Text::from_slice(a), Text::from_slice(b), score);
+            match pool.games.iter_mut().find(|(id, ..)| *id == about) {
+                Some(known) => *known = game,
+                None => pool.games.push(game),
+            }
             let unchanged = [a, b].map(|role| {
                 let Rated { rating, games } = pool.of(role);
                 Change { role: Text::from_slice(role), before: rating, after: rating, games }
@@ -105,22 +128,12 @@ impl Matcher {
             }
             return Ok(unchanged.to_vec());
         }
-        match known {
-            Some(report) => {
-                // As if the first report had never been: its effect is taken away before the new
-                // one is worked out.
-                let mut before = pool.clone_of(&report.changes);
-                before.amend(&report.changes, &[]);
-                let changes = before.after(result)?;
-                pool.amend(&report.changes, &changes);
-                Ok(changes)
-            }
-            None => {
-                let changes = pool.after(result)?;
-                pool.apply(&changes);
-                Ok(changes)
-            }
-        }
+        let changes = match known {
+            Some(report) => pool.amended(report, result)?,
+            None => pool.after(result)?,
+        };
+        pool.apply(known.map_or(&[], |report| &report.changes), &changes);
+        Ok(changes)
     }
 
     /// The end of a Glicko-2 period: all of its games count at once; who did not play becomes less

@@ -183,6 +183,8 @@ impl Rating {
     /// This rating with the change from one to another.
     pub(super) fn moved(self, from: Rating, to: Rating) -> Rating {
         match (self, from, to) {
+            // Without rounding.
+            _ if self == from => to,
             (
                 Rating::WengLin { mu, sigma },
                 Rating::WengLin { mu: mu_from, sigma: sigma_from },

@@ -11,6 +11,7 @@ use crate::key::{RoomKey, ServerKey};
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::policy::Verdict;
 use crate::problem::{Outcome, Problem, not_found, quote, quote_all};
+use crate::queue::role_hash;
 use crate::turn::Turn;
 
 /// Members up to which an event carries all of them, where the mode does not say.
@@ -164,7 +165,12 @@ impl Matcher {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
         self.stats.roles_joined += newcomers.len() as u64;
         let exclusive = self.rooms.rules_of(index).exclusive;
-        let Matcher { people, rooms, now, .. } = self;
+        let found = self.rooms[index].matched().and_then(|found| self.matches.find(found));
+        let Matcher { people, rooms, matches, now, .. } = self;
+        if let Some(found) = found.filter(|found| !matches[*found].roster().is_empty()) {
+            let joined = newcomers.iter().map(|newcomer| role_hash(people[newcomer.player].id()));
+            matches.enlist(found, joined);
+        }
         let members = newcomers.into_iter().map(|newcomer| {
             people.enter_room(newcomer.player, index, exclusive);
             Member { player: newcomer.player, info: newcomer.info }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 
-use crate::config::{Config, ModeRules, OnFull};
+use crate::config::{CAPACITY_MAX, Config, ModeRules, OnFull};
 use crate::history::{Change, History, NAMED_MAX};
 use crate::id::Id;
 use crate::info::{DataMap, Info, ROOM_DATA_FIELD, check_growth};
@@ -18,9 +18,6 @@ use crate::sides::{Side, Sides};
 use crate::slab::{NONE, Slab};
 
 pub(crate) use modes::{Mode, Modes};
-
-/// Most free places of a room, as a mode has at most so many members.
-const OPEN_MAX: u32 = 10_000;
 
 /// Every room, and the modes with their indexes.
 #[derive(Clone, Debug, Default)]
@@ -140,7 +137,7 @@ impl Rooms {
         }
         open.sort_unstable();
         for (mode, free, at, order, key) in open {
-            if free > OPEN_MAX || !self.modes[mode].open.restore(v1::Open { free, at }, order, key) {
+            if free > CAPACITY_MAX || !self.modes[mode].open.restore(v1::Open { free, at }, order, key) {
                 return Err("rooms to join are not in order");
             }
         }

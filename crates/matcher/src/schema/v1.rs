@@ -123,7 +123,7 @@ pub(crate) struct Answer<'a> {
     pub(crate) key: u128,
     /// Number of the method.
     pub(crate) method: u16,
-    /// First 16 bytes of the BLAKE3 hash of the request's body.
+    /// First 16 bytes of the BLAKE3 hash of the request's body, its fields and entries in order.
     pub(crate) digest: [u8; 16],
     /// Status of the answer.
     pub(crate) status: u16,
@@ -255,6 +255,8 @@ pub(crate) struct Queue<'a> {
     pub(crate) name: &'a str,
     /// Its rule set as it was given.
     pub(crate) rules: &'a str,
+    /// Rule set that the rules file had last for it.
+    pub(crate) configured: Option<&'a str>,
     /// Mode of its rooms.
     pub(crate) mode: u16,
     /// Regions that tickets named, in order of appearance.
@@ -588,6 +590,8 @@ pub(crate) struct Match<'a> {
     pub(crate) cast: Vec<(u64, &'a [u8])>,
     /// Entries that `overlap` rules found, as encoded fields of the ready event.
     pub(crate) shared: &'a [u8],
+    /// Hashes of the roles that a result may name; none if it was not rated.
+    pub(crate) roster: Vec<u64>,
 }
 
 /// A backfill.
@@ -662,9 +666,12 @@ pub(crate) struct Report<'a> {
     pub(crate) pool: &'a str,
     /// BLAKE3 hash of the report.
     pub(crate) digest: [u8; 32],
-    /// Roles with the ratings before and after, and the number of games.
+    /// Roles with the ratings before and after, and the number of games; 0 for one who is in an
+    /// earlier report only.
     #[serde(borrow)]
     pub(crate) changes: Vec<(&'a [u8], Rating, Rating, u64)>,
+    /// Answer of one that was amended; empty where the changes are the answer.
+    pub(crate) answer: &'a [u8],
 }
 
 /// A timer: its time, its number in the order of being set, and its action.

@@ -266,3 +266,24 @@ fn a_snapshot_keeps_what_waits_and_a_restart_ends_it() {
     again.handle_verdict(WallMs(START), asked.id, Some(&Verdict::default()), &mut notices);
     assert!(again.poll_answered().is_none());
 }
+
+#[test]
+fn a_policy_that_gives_back_the_count_it_was_shown_changes_nothing_by_it() {
+    let mut world = world(&[HookPoint::OnCreate, HookPoint::OnAddedRoles]);
+    let number = waits(world.begin(Method::ROLE_CREATE_ROOM, to_mode("a", "m")));
+    for point in [HookPoint::OnCreate, HookPoint::OnAddedRoles] {
+        let asked = question(&mut world, point);
+        let data = [("roleCount", "7"), ("k", "1")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        world.verdict(asked.id, Some(&Verdict { data: data.to_vec(), ..Verdict::default() }));
+    }
+    let (status, answer) = answered(&mut world, number);
+    assert_eq!(status, Status::Ok);
+    let room = Reader::new(&answer).unwrap().nested(1).unwrap();
+    let data: Vec<_> = room
+        .all(8)
+        .map(|entry| Reader::new(entry).unwrap())
+        .map(|entry| (entry.str(1).unwrap().to_owned(), entry.bytes(2).to_vec()))
+        .collect();
+    let wanted = [("roleCount", b"1"), ("k", b"1")].map(|(key, value)| (key.to_owned(), value.to_vec()));
+    assert_eq!(data, wanted);
+}

@@ -198,3 +198,65 @@ fn a_pool_is_of_one_system() {
         [&periods(0), &other].map(|rules| throng_matcher::QueueRules::parse(rules.as_bytes()).unwrap());
     assert!(Config { queues: queues.to_vec(), ..Config::default() }.check().is_err());
 }
+
+#[test]
+fn amending_there_and_back_leaves_the_ratings_as_they_were() {
+    let rules = r#"{"name": "rated", "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}],
+        "rating": {"pool": "main"}, "allow_in_room": true}"#;
+    let mut world = with(rules);
+    let [first, second] = ["b", "b"].map(|other| duel(&mut world, "rated", "a", other));
+    for matched in [&first, &second] {
+        assert_eq!(report(&mut world, beats(matched, "a", "b")).0, Status::Ok);
+    }
+    let all =
+        |world: &mut World| ["a", "b"].map(|role| [4, 5].map(|number| rated(world, "main", role, number)));
+    let before = all(&mut world);
+    for _ in 0..3 {
+        assert_eq!(report(&mut world, beats(&first, "b", "a").u64(5, 1)).0, Status::Ok);
+        let between = all(&mut world);
+        assert!(between[0][0] < before[0][0] && between[1][0] > before[1][0], "{between:?}");
+        let (status, answer) = report(&mut world, beats(&first, "a", "b").u64(5, 1));
+        assert_eq!(status, Status::Ok);
+        let after = all(&mut world);
+        let differs = |(own, other): (&f64, &f64)| (own - other).abs() > 1e-9;
+        assert!(
+            !after.iter().flatten().zip(before.iter().flatten()).any(differs),
+            "{after:?}, not {before:?}"
+        );
+        // The answer has the ratings as they are now, and so has that of a repetition.
+        let answer_of = Reader::new(&answer).unwrap();
+        let told = answer_of.all(1).map(|own| Reader::new(own).unwrap().last(4).unwrap().scalar);
+        assert_eq!(told.map(f64::from_bits).collect::<Vec<_>>(), [after[0][0], after[1][0]]);
+        assert_eq!(report(&mut world, beats(&first, "a", "b")), (Status::Ok, answer));
+    }
+}
+
+#[test]
+fn one_who_was_not_in_the_match_is_in_no_result() {
+    let mut world = with(RATED);
+    let matched = duel(&mut world, "rated", "a", "b");
+    let why = |(status, answer): (Status, Vec<u8>)| {
+        assert_eq!(status, Status::Invalid);
+        Reader::new(&answer).unwrap().str(1).unwrap().to_owned()
+    };
+    assert_eq!(why(report(&mut world, beats(&matched, "a", "mallory"))), "`mallory` was not in the match");
+    let side = |role: &str, rank| Writer::new().str(1, role).u64(2, rank);
+    let unranked = Writer::new().str(1, &matched).nested(3, side("a", 0)).nested(3, side("b", 1));
+    assert!(why(report(&mut world, unranked)).contains("a rank is 1 or more"));
+    // Not even after the room has gone, and with a snapshot in between.
+    world.matcher = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
+    world.pass(100_000);
+    assert_eq!(why(report(&mut world, beats(&matched, "mallory", "b"))), "`mallory` was not in the match");
+    assert_eq!(report(&mut world, beats(&matched, "a", "b")).0, Status::Ok);
+    // One who came by a room that was opened again was there.
+    let ticket = world.ticket("s", "rated", vec![player("c", &[])]);
+    world.ticket("s", "rated", vec![player("d", &[])]);
+    world.pass(250);
+    let found = world.get_ticket(&ticket);
+    world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &found.room).str(2, "c"));
+    world.pass(60_000);
+    let flags = Writer::new().str(1, &found.room).u64(3, 0);
+    assert_eq!(world.ask_as("s", Scope::Trusted, Method::SET_ROOM_FLAGS, flags).0, Status::Ok);
+    world.ok("s", Method::ROLE_JOIN_ROOM, world::to_room("late", &found.room));
+    assert_eq!(report(&mut world, beats(&found.matched, "c", "late")).0, Status::Ok);
+}

@@ -232,3 +232,109 @@ fn a_refused_join_does_not_move_a_role_to_another_server() {
     let heard: Vec<String> = world.take_heard().into_iter().map(|heard| heard.server).collect();
     assert_eq!(heard, ["t"]);
 }
+
+/// A mode of four members who share no slot and no class.
+fn unique() -> World {
+    let rules = ModeRules {
+        capacity: 4,
+        on_full: OnFull::Keep,
+        unique_float: vec!["slot".to_owned()],
+        unique_string: vec!["class".to_owned()],
+        ..ModeRules::default()
+    };
+    World::new(Config { modes: [("u".to_owned(), rules)].into(), ..Config::default() })
+}
+
+fn in_slot(id: &str, slot: f64, class: &str) -> Writer {
+    let slot = Writer::new().str(1, "slot").f64(2, slot);
+    role(id).nested(4, slot).nested(5, Writer::new().str(1, "class").str(2, class))
+}
+
+#[test]
+fn values_that_must_differ_differ_after_an_update_too() {
+    let mut world = unique();
+    let mode = || Writer::new().str(1, "u");
+    let made = world.ok(
+        "s",
+        Method::ROLE_CREATE_ROOM,
+        Writer::new().nested(1, in_slot("a", 0.0, "x")).nested(2, mode()),
+    );
+    let room = id_in(&made);
+    let join = |world: &mut World, who: Writer| {
+        world.ask("s", Method::ROLE_JOIN_ROOM, Writer::new().nested(1, who).str(2, &room)).0
+    };
+    assert_eq!(join(&mut world, in_slot("b", -0.0, "y")), Status::Refused, "the two zeros are one value");
+    assert_eq!(join(&mut world, in_slot("b", 2.0, "y")), Status::Ok);
+    let update = |world: &mut World, change: Writer| {
+        let body = Writer::new().str(1, &room).str(2, "b").bytes(5, b"ready");
+        let body = Writer::new().bytes(1, &[body.into_bytes(), change.into_bytes()].concat());
+        world.ask("s", Method::UPDATE_ROOM_ROLE_DATA, body).0
+    };
+    let slot = |slot: f64| Writer::new().nested(3, Writer::new().str(1, "slot").f64(2, slot));
+    let class = |class: &str| Writer::new().nested(4, Writer::new().str(1, "class").str(2, class));
+    for change in [slot(0.0), slot(-0.0), class("x")] {
+        assert_eq!(update(&mut world, change), Status::Refused);
+    }
+    for change in [slot(2.0), slot(3.0), class("y"), class("z"), Writer::new()] {
+        assert_eq!(update(&mut world, change), Status::Ok);
+    }
+}
+
+#[test]
+fn what_is_no_number_is_nowhere_taken() {
+    let mut world = plain();
+    let queue = r#"{"name": "q", "sides": [{"name": "a", "min": 2, "max": 2}]}"#;
+    assert_eq!(world.put_queue(queue).0, Status::Ok);
+    let room = world.create_room("s", "a", "m");
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let entry = || Writer::new().str(1, "k").f64(2, value);
+        let join = Writer::new().nested(1, role("b").nested(4, entry())).nested(2, Writer::new().str(1, "m"));
+        assert_eq!(world.ask("s", Method::ROLE_JOIN_RANDOM_ROOM, join).0, Status::Invalid, "{value}");
+        let update = Writer::new().nested(1, Writer::new().str(1, &room).str(2, "a").nested(3, entry()));
+        assert_eq!(world.ask("s", Method::UPDATE_ROOM_ROLE_DATA, update).0, Status::Invalid, "{value}");
+        let team = Writer::new().nested(1, role("c").nested(4, entry())).nested(2, world::team(3, ""));
+        assert_eq!(world.ask("s", Method::CREATE_TEAM, team).0, Status::Invalid, "{value}");
+        let ticket = vec![role("d").nested(4, entry())];
+        assert_eq!(world.try_ticket("s", "q", ticket).0, Status::Invalid, "{value}");
+    }
+}
+
+#[test]
+fn the_count_of_members_is_the_matchers() {
+    let queue = r#"{"name": "q", "assign": "external", "sides": [{"name": "a", "min": 2, "max": 2}]}"#;
+    let mut world = plain();
+    assert_eq!(world.put_queue(queue).0, Status::Ok);
+    let data = |key: &str| Writer::new().str(1, "m").nested(3, Writer::new().str(1, key).str(2, "7"));
+    let create = |key: &str| Writer::new().nested(1, role("a")).nested(2, data(key));
+    assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, create("roleCount")).0, Status::Invalid);
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_RANDOM_ROOM, create("roleCount")).0, Status::Invalid);
+    let room = id_in(&world.ok("s", Method::ROLE_CREATE_ROOM, create("k")));
+    let set = Writer::new().str(1, &room).str(2, "roleCount").str(3, "7");
+    assert_eq!(world.ask("s", Method::SET_ROOM_DATA, set).0, Status::Invalid);
+    let ticket = world.ticket("s", "q", vec![role("b"), role("c")]);
+    world.pass(1_000);
+    let found = world.get_ticket(&ticket).room;
+    let assign = |key: &str| {
+        Writer::new().str(1, &found).str(2, "h:1").nested(3, Writer::new().str(1, key).str(2, "7"))
+    };
+    assert_eq!(
+        world.ask_as("", Scope::Trusted, Method::ASSIGN_MATCH, assign("roleCount")).0,
+        Status::Invalid
+    );
+    assert_eq!(world.ask_as("", Scope::Trusted, Method::ASSIGN_MATCH, assign("k")).0, Status::Ok);
+}
+
+#[test]
+fn a_retry_with_another_order_of_its_entries_is_a_retry() {
+    let mut world = plain();
+    let entry = |key: &str, value: f64| Writer::new().str(1, key).f64(2, value);
+    let join = |first: (&str, f64), second: (&str, f64)| {
+        let who = role("a").nested(4, entry(first.0, first.1)).nested(4, entry(second.0, second.1));
+        let body = Writer::new().nested(1, who).nested(2, Writer::new().str(1, "m"));
+        body.bytes(throng_wire::matcher::REQUEST_KEY_FIELD, &[7; 16])
+    };
+    let first = world.ok("s", Method::ROLE_CREATE_ROOM, join(("x", 1.0), ("y", 2.0)));
+    assert_eq!(world.ok("s", Method::ROLE_CREATE_ROOM, join(("y", 2.0), ("x", 1.0))), first);
+    let other = world.ask("s", Method::ROLE_CREATE_ROOM, join(("x", 2.0), ("y", 1.0)));
+    assert_eq!(other.0, Status::Invalid);
+}

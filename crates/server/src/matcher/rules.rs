@@ -19,7 +19,7 @@ const FOUND_CHARS_MAX: usize = 80;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
-    modes: BTreeMap<String, ModeRules>,
+    modes: BTreeMap<String, Spanned<ModeRules>>,
     queues: Vec<Spanned<Value>>,
     /// Longest time for the verdict of a mode's policy; 200 ms by default.
     policy_timeout_ms: Option<Spanned<u64>>,
@@ -54,7 +54,12 @@ fn parse(file: &str, text: &str) -> Result<Rules, Box<Problem>> {
     let wrong = |span: Range<usize>, message: String| problem(file, text, span, message);
     let read: File = toml::from_str(text)
         .map_err(|error| wrong(error.span().unwrap_or(0..0), error.message().trim_end().to_owned()))?;
-    let mut config = Config { modes: read.modes, ..Config::default() };
+    let mut config = Config::default();
+    for (name, mode) in read.modes {
+        let (span, rules) = (mode.span(), mode.into_inner());
+        rules.check().map_err(|why| wrong(span, format!("modes.{name}.{why}")))?;
+        config.modes.insert(name, rules);
+    }
     if let Some(limit) = read.policy_timeout_ms {
         let found = *limit.get_ref();
         if !(1..=POLICY_TIMEOUT_MS_MAX).contains(&found) {
@@ -135,6 +140,13 @@ mod tests {
         let table: Vec<(String, usize, &[&str])> = vec![
             ("[modes.m]\ncapacty = 4\n".to_owned(), 2, &["unknown field `capacty`", "capacity"]),
             ("[modes.m\n".to_owned(), 1, &["rules.toml:1:"]),
+            ("[modes.m]\ncapacity = 10001\n".to_owned(), 1, &["modes.m.capacity", "at most 10000"]),
+            ("[modes.m]\nlinger_ms = 86400001\n".to_owned(), 1, &["modes.m.linger_ms", "a day"]),
+            (
+                "[modes.m]\nlimits = [{ key = 'a', max = nan }]\n".to_owned(),
+                1,
+                &["modes.m.limits[0]", "finite"],
+            ),
             ("policy_timeout_ms = 5000\n".to_owned(), 1, &["found 5000", "from 1 to 3000 ms", "default 200"]),
             (queue("tick_ms = 7"), 1, &["queue `duel`", "`tick_ms`", "between 50 and 10000", "found 7"]),
             (queue("timeout_s = 'long'"), 1, &["`timeout_s`", "found \"long\""]),

@@ -257,8 +257,10 @@ const CYCLES: &[(&str, &str)] = &[
 const MATCHER_LAYERS: &[(&str, &[&str])] = &[
     (
         "base",
-        &["config crc32c history id info json key notices outputs policy::verdict problem queue::check \
-             queue::ruleset rating::systems record schema::v1 sides slab stats timers turn wall"],
+        &[
+            "canonical config crc32c history id info json key notices outputs policy::verdict problem queue::check \
+             queue::ruleset rating::systems record schema::v1 sides slab stats timers turn wall",
+        ],
     ),
     ("owners", &["people", "team", "room", "queue", "matches", "rating", "policy", "keys"]),
     ("state", &["matcher"]),

@@ -301,8 +301,8 @@ message!(QueueStats {
     17 TickP50Us U64, "p50 of the duration of searches since the start of the process";
     18 TickP99Us U64, "p99 of the duration of searches since the start of the process";
 });
-message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "rank, 1 is best; equal ranks are a tie"; });
-message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "the sides with their ranks"; 4 Weights Map(&F64), "share of the match played by role, above 0, at most 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, if the room has no queue; a room can be rated once in each pool"; });
+message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "rank from 1, which is best; equal ranks are a tie"; });
+message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "the sides with their ranks; of a match, only players who were in it"; 4 Weights Map(&F64), "share of the match played by role, above 0, at most 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, if the room has no queue; a room can be rated once in each pool"; });
 message!(Rating { 1 RoleID Str, "the role"; 2 Shown F64, "rating as shown to players"; 3 Games U64, "number of rated games"; } { 4 Mu F64, "Weng-Lin mean"; 5 Sigma F64, "Weng-Lin deviation"; 6 Rating F64, "Glicko-2"; 7 Deviation F64, "Glicko-2"; 8 Volatility F64, "Glicko-2"; });
 message!(RatingsResponse { 1 Ratings Keyed(&Rating, "RoleID"), "by player"; });
 message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players"; });

@@ -47,7 +47,7 @@ statuses! {
     9 UnknownMethod "UNKNOWN_METHOD" 404 "no such method"
     10 Internal "INTERNAL" 500 "a defect of the matcher; nothing else is affected"
     11 Draining "DRAINING" 503 "new rooms, teams and tickets are not accepted"
-    12 Unavailable "UNAVAILABLE" 503 "this matcher does not serve the area now; the request had no effect; retry"
+    12 Unavailable "UNAVAILABLE" 503 "this matcher does not serve the area now; the request had no effect, unless the message says that this is unknown; retry with the same idempotency key"
     20 TeamFull "TEAM_FULL" 409 "the team is full"
     21 WrongPassword "WRONG_PASSWORD" 403 "the team's password is different"
     22 AlreadyInTeam "ALREADY_IN_TEAM" 409 "the role is in another team"

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::config::{Config, ModeRules, Select, rules_of_name};
 use crate::info::RoleRef;
 use crate::key::RoomKey;
-use crate::problem::{Outcome, Problem};
+use crate::problem::{Outcome, Problem, invalid};
 use crate::schema::v1;
 use crate::stats::ModeCounts;
 use throng_wire::matcher::Status;
@@ -188,6 +188,14 @@ impl std::ops::IndexMut<u16> for Modes {
 }
 
 impl ModeRules {
+    /// Returns whether callers may set a key of `Data`.
+    pub(crate) fn check_key(&self, key: &[u8]) -> Outcome {
+        if !key.is_empty() && key == self.count_key.as_bytes() {
+            return Err(invalid("the mode's count_key is kept by the matcher"));
+        }
+        Ok(())
+    }
+
     /// Checks the rules that concern a newcomer alone.
     pub(crate) fn check_limits(&self, role: &RoleRef<'_>) -> Outcome {
         for limit in &self.limits {
