@@ -17,6 +17,7 @@ use throng_wire::{
 use crate::config::Config;
 use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
 use crate::outbox::{Backlog, EntryBytes, LOOSE_BYTES_MAX, Spares};
@@ -75,8 +76,8 @@ pub(crate) struct Switchboard {
     pub(crate) at_hand: Option<ChannelId>,
     /// The channel whose subscriptions the input has changed last.
     pub(crate) changing: Option<ChannelId>,
-    /// The channel that is being made.
-    pub(crate) creating: Option<ChannelId>,
+    /// The channel that is being made, or GLOBAL while it is claimed; and the creator.
+    pub(crate) creating: Option<(ChannelId, ConnId)>,
     /// Changes that count as a whole only, have begun and have not ended.
     pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
@@ -244,11 +245,17 @@ impl Switchboard {
                 list.push(address.conn);
             }
         }
+        failpoint!();
         for (shard, list) in lists.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
             let conns = mem::take(list);
             self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
         }
         self.recipients = lists;
+    }
+
+    /// Makes the lists of [`Self::deliver`] anew, which a panic in it has taken along.
+    pub(crate) fn renew_recipients(&mut self) {
+        self.recipients = vec![Vec::new(); usize::from(self.count)];
     }
 
     /// A payload that came by mail.
