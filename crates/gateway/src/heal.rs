@@ -138,7 +138,7 @@ impl Shard {
         self.check_invariants()
     }
 
-    /// Counts subscriptions and channels anew.
+    /// Counts subscriptions and channels again.
     fn recount(&mut self) {
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         self.board.stats.subscriptions = subscriptions as u64;
@@ -148,9 +148,9 @@ impl Shard {
         }
     }
 
-    /// A creation was interrupted, whose result may have been sent. Who does not learn of the removal
-    /// as a subscriber is notified of it; a claim of GLOBAL cannot be taken back by a message, so it
-    /// ends with its connection.
+    /// Takes back a creation that was interrupted, whose result may have been sent. Connections
+    /// that do not learn of the removal as subscribers are notified of it. No message takes back a
+    /// claim of GLOBAL, so it ends with its connection.
     fn abandon_creation(&mut self, id: ChannelId, creator: ConnId) {
         if id == ChannelId::GLOBAL {
             self.board.close(creator, CloseReason::Internal);

@@ -253,7 +253,7 @@ impl Switchboard {
         self.recipients = lists;
     }
 
-    /// Makes the lists of [`Self::deliver`] anew, which a panic in it has taken along.
+    /// Makes new lists for [`Self::deliver`]: a panic in it takes them along.
     pub(crate) fn renew_recipients(&mut self) {
         self.recipients = vec![Vec::new(); usize::from(self.count)];
     }
