@@ -502,8 +502,8 @@ impl Switchboard {
         channel.home(self.config.spatial_channel_start, self.count)
     }
 
-    /// Tells a client's own shard that it is, or is no longer, subscribed to a channel of this
-    /// shard. Only there all its subscriptions are known.
+    /// Tells a connection's own shard that it is, or is no longer, subscribed to a channel of this
+    /// shard. Only there all its subscriptions are known, and the channels that it lags behind in.
     pub(crate) fn tell_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
         match self.peers.get(&conn) {
             Some(peer) if peer.kind == ConnKind::Client && peer.shard == self.index => {
@@ -512,6 +512,7 @@ impl Switchboard {
             Some(peer) if peer.kind == ConnKind::Client => {
                 self.post(peer.shard, Letter::Held { conn, channel, held });
             }
+            Some(peer) if !held => self.post(peer.shard, Letter::NotSubscribed { channel, conn }),
             _ => {}
         }
     }
@@ -523,6 +524,9 @@ impl Switchboard {
         let Some(local) = self.conns.get_mut(peer.slot as usize).filter(|local| local.id == conn) else {
             return;
         };
+        if !held {
+            local.forget_lag(channel);
+        }
         let place = local.held.iter().position(|other| *other == channel);
         match (held, place) {
             (true, None) => local.held.push(channel),
