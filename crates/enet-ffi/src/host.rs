@@ -1,7 +1,7 @@
 //! `ENetHost`: creation, the functions about a host, and the work of a service call.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use throng_enet::{
     Bytes, Config, Delivery, Event, Host, Lane, Limits, PeerId, PeerInfo, PeerState, RangeCoder, Reason,
 };
+use throng_stdx::Instant;
 
 use crate::abi::{
     ENetAddress, ENetCompressor, ENetEvent, ENetHost, ENetPacket, ENetPeer, event, flag, state,
@@ -37,6 +38,8 @@ pub(crate) struct Whole {
 pub(crate) struct Inner {
     pub(crate) host: Host,
     batches: Batches,
+    /// Datagrams of a batch whose taking in an interceptor has ended, and where they are from.
+    left_over: VecDeque<(ENetAddress, Vec<u8>)>,
     buf: Vec<u8>,
     /// The array that `peers` points to.
     _peers: Box<[ENetPeer]>,
@@ -60,7 +63,23 @@ struct Slot {
     id: Option<PeerId>,
     /// The program has taken the connect event.
     is_announced: bool,
-    is_leaving_later: bool,
+    /// It is one of `connectedPeers`, and of `bandwidthLimitedPeers`.
+    is_counted: bool,
+    is_limited: bool,
+    leaving: Leaving,
+    /// Bytes that had come and gone when its figures were written last.
+    traffic: (u64, u64),
+}
+
+/// The program's wish to end a connection.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    #[default]
+    No,
+    Later,
+    /// What arrives from now on, or has not been taken, is not delivered: programs free what they
+    /// keep of a peer when they disconnect it.
+    Now,
 }
 
 /// A number of peers beyond which `incomingPeerID` could not be the index.
@@ -132,6 +151,7 @@ pub unsafe extern "C" fn enet_host_create(
     let inner = Inner {
         host,
         batches: Batches::new(),
+        left_over: VecDeque::new(),
         buf: Vec::with_capacity(4_096),
         _peers: peers,
         slots: vec![Slot::default(); peer_count],
@@ -311,16 +331,14 @@ pub unsafe extern "C" fn enet_host_broadcast(host: *mut ENetHost, channel: u8, p
 pub unsafe extern "C" fn enet_host_compress(host: *mut ENetHost, compressor: *const ENetCompressor) {
     // SAFETY: the caller's promise.
     unsafe {
-        match compressor.as_ref() {
-            Some(compressor) => {
-                (*host).compressor = *compressor;
-                // Before the new one is set: programs use one context again.
-                inner(host).host.set_compressor(None);
+        // Before the new one is set: programs use one context again.
+        inner(host).host.set_compressor(None);
+        (*host).compressor.context = ptr::null_mut();
+        if let Some(compressor) = compressor.as_ref() {
+            (*host).compressor = *compressor;
+            // Without a context there is no compression, as in the C library.
+            if !compressor.context.is_null() {
                 inner(host).host.set_compressor(Some(Box::new(Foreign::new(*compressor))));
-            }
-            None => {
-                (*host).compressor.context = ptr::null_mut();
-                inner(host).host.set_compressor(None);
             }
         }
     }
@@ -472,6 +490,11 @@ unsafe fn pass(host: *mut ENetHost, event: *mut ENetEvent) -> Pass {
     // SAFETY: the caller's promise. References to the inner state end before an interceptor runs.
     unsafe {
         transmit(host);
+        while let Some((from, mut bytes)) = inner(host).left_over.pop_front() {
+            if let Some(end) = take_in(host, event, now(), from, &mut bytes) {
+                return end;
+            }
+        }
         for _ in 0..PASS_BATCHES {
             let count = match inner(host).batches.receive((*host).socket) {
                 Ok(count) => count,
@@ -481,30 +504,15 @@ unsafe fn pass(host: *mut ENetHost, event: *mut ENetEvent) -> Pass {
             let now = now();
             for index in 0..count {
                 let Some((from, bytes)) = inner(host).batches.datagram(index) else { continue };
-                let (data, len) = (bytes.as_mut_ptr(), bytes.len());
-                (*host).receivedAddress = from;
-                (*host).receivedData = data;
-                (*host).receivedDataLength = len;
-                (*host).totalReceivedData = (*host).totalReceivedData.wrapping_add(len as u32);
-                (*host).totalReceivedPackets = (*host).totalReceivedPackets.wrapping_add(1);
-                if let Some(intercept) = (*host).intercept {
-                    match intercept(host, event) {
-                        0 => {}
-                        1 => {
-                            if event.as_ref().is_some_and(|event| event.r#type != event::NONE) {
-                                // The rest of the batch is taken in first: it is not there a second
-                                // time.
-                                take_in_rest(host, index + 1, count);
-                                transmit(host);
-                                return Pass::Intercepted;
-                            }
-                            continue;
-                        }
-                        _ => return Pass::Failed,
+                let bytes = std::slice::from_raw_parts_mut(bytes.as_mut_ptr(), bytes.len());
+                if let Some(end) = take_in(host, event, now, from, bytes) {
+                    // The rest of the batch has its turn in the next pass, with the interceptor.
+                    let Inner { batches, left_over, .. } = inner(host);
+                    for index in index + 1..count {
+                        left_over.extend(batches.datagram(index).map(|(from, bytes)| (from, bytes.to_vec())));
                     }
+                    return end;
                 }
-                let inner = inner(host);
-                inner.host.handle_datagram(now, from.to_std(), slice(data, len));
             }
             if count < BATCH {
                 break;
@@ -521,18 +529,41 @@ unsafe fn pass(host: *mut ENetHost, event: *mut ENetEvent) -> Pass {
     Pass::Done
 }
 
-/// Takes in datagrams of a batch without showing them to the program.
+/// Shows a datagram to the program's interceptor and takes it in; how the pass ends, if it ends
+/// with this datagram.
 ///
 /// # Safety
 /// As for [`enet_host_service`].
-unsafe fn take_in_rest(host: *mut ENetHost, from: usize, count: usize) {
-    // SAFETY: the caller's promise.
-    let Inner { batches, host, .. } = unsafe { inner(host) };
-    for index in from..count {
-        if let Some((from, bytes)) = batches.datagram(index) {
-            host.handle_datagram(now(), from.to_std(), bytes);
+unsafe fn take_in(
+    host: *mut ENetHost,
+    event: *mut ENetEvent,
+    now: Instant,
+    from: ENetAddress,
+    bytes: &mut [u8],
+) -> Option<Pass> {
+    // SAFETY: the caller's promise. No reference to the inner state is held while the interceptor
+    // runs.
+    unsafe {
+        (*host).receivedAddress = from;
+        (*host).receivedData = bytes.as_mut_ptr();
+        (*host).receivedDataLength = bytes.len();
+        (*host).totalReceivedData = (*host).totalReceivedData.wrapping_add(bytes.len() as u32);
+        (*host).totalReceivedPackets = (*host).totalReceivedPackets.wrapping_add(1);
+        if let Some(intercept) = (*host).intercept {
+            match intercept(host, event) {
+                0 => {}
+                1 => {
+                    let has_event = event.as_ref().is_some_and(|event| event.r#type != event::NONE);
+                    return has_event.then_some(Pass::Intercepted);
+                }
+                _ => return Some(Pass::Failed),
+            }
         }
+        // The interceptor may have unwrapped the datagram.
+        let bytes = slice((*host).receivedData, (*host).receivedDataLength);
+        inner(host).host.handle_datagram(now, from.to_std(), bytes);
     }
+    None
 }
 
 /// Sends everything there is to send.
@@ -590,13 +621,12 @@ unsafe fn dispatch(host: *mut ENetHost, out: &mut ENetEvent) -> bool {
                     };
                     let peer = occupy(host, index, id);
                     inner.slots[index as usize].is_announced = true;
-                    (*host).connectedPeers += 1;
                     write_figures(host, index);
                     (*peer).eventData = data;
                     (out.r#type, out.peer, out.data, out.channelID) = (event::CONNECT, peer, data, 0);
                 }
                 Event::Received { lane, data, delivery, .. } => {
-                    let Some(index) = known else { continue };
+                    let Some(index) = known.filter(|index| !inner.is_leaving(*index)) else { continue };
                     write_figures(host, index);
                     out.packet = packet_of(&data, delivery);
                     (out.r#type, out.peer, out.channelID) = (event::RECEIVE, peer_at(host, index), lane.0);
@@ -606,7 +636,6 @@ unsafe fn dispatch(host: *mut ENetHost, out: &mut ENetEvent) -> bool {
                     let peer = peer_at(host, index);
                     let data = if reason == Reason::Remote { data } else { 0 };
                     vacate(host, index);
-                    (*peer).eventData = data;
                     (out.r#type, out.peer, out.data, out.channelID) = (event::DISCONNECT, peer, data, 0);
                 }
                 _ => continue,
@@ -658,7 +687,8 @@ pub(crate) unsafe fn vacate(host: *mut ENetHost, index: u32) {
         let Some(id) = slot.id else { return };
         inner.by_id.remove(&id);
         inner.free.push(Reverse(index));
-        (*host).connectedPeers -= usize::from(slot.is_announced);
+        (*host).connectedPeers -= usize::from(slot.is_counted);
+        (*host).bandwidthLimitedPeers -= usize::from(slot.is_limited);
         clear(peer_at(host, index));
     }
 }
@@ -671,10 +701,10 @@ unsafe fn clear(peer: *mut ENetPeer) {
     // SAFETY: the caller's promise; all-zero is a valid value.
     unsafe {
         let (host, incoming, data) = ((*peer).host, (*peer).incomingPeerID, (*peer).data);
-        let (address, connect_id) = ((*peer).address, (*peer).connectID);
+        let address = (*peer).address;
         peer.write(zeroed());
         ((*peer).host, (*peer).incomingPeerID, (*peer).data) = (host, incoming, data);
-        ((*peer).address, (*peer).connectID) = (address, connect_id);
+        (*peer).address = address;
         (*peer).outgoingPeerID = 0xFFF;
         (*peer).outgoingSessionID = 0xFF;
         (*peer).incomingSessionID = 0xFF;
@@ -739,20 +769,37 @@ pub(crate) unsafe fn write_figures(host: *mut ENetHost, index: u32) {
             PeerState::Connecting => state::CONNECTING,
             PeerState::Connected if slot.is_announced => state::CONNECTED,
             PeerState::Connected => state::CONNECTION_SUCCEEDED,
-            PeerState::Disconnecting if slot.is_leaving_later => state::DISCONNECT_LATER,
+            PeerState::Disconnecting if slot.leaving == Leaving::Later => state::DISCONNECT_LATER,
             PeerState::Disconnecting => state::DISCONNECTING,
             _ => state::ZOMBIE,
         };
+        let counts = matches!((*peer).state, state::CONNECTED | state::DISCONNECT_LATER);
+        let is_limited = counts && info.incoming_bandwidth != 0;
+        let count =
+            |total: &mut usize, was: bool, is: bool| *total = *total + usize::from(is) - usize::from(was);
+        count(&mut (*host).connectedPeers, slot.is_counted, counts);
+        count(&mut (*host).bandwidthLimitedPeers, slot.is_limited, is_limited);
+        let traffic = (info.traffic.bytes_in, info.traffic.bytes_out);
+        inner.slots[index as usize] = Slot { is_counted: counts, is_limited, traffic, ..slot };
         (*peer).address = ENetAddress::of_std(info.address);
         (*peer).connectID = u32::from_ne_bytes(info.connect_id);
         (*peer).outgoingPeerID = info.remote_id;
-        (*peer).channelCount = info.lanes.into();
+        let has_channels = !matches!((*peer).state, state::DISCONNECTING | state::ZOMBIE);
+        (*peer).channelCount = if has_channels { info.lanes.into() } else { 0 };
         (*peer).incomingBandwidth = info.incoming_bandwidth;
         (*peer).outgoingBandwidth = info.outgoing_bandwidth;
-        (*peer).lastReceiveTime = (*host).serviceTime;
-        (*peer).lastSendTime = (*host).serviceTime;
+        if traffic.0 != slot.traffic.0 {
+            (*peer).lastReceiveTime = (*host).serviceTime;
+        }
+        if traffic.1 != slot.traffic.1 {
+            (*peer).lastSendTime = (*host).serviceTime;
+        }
         (*peer).packetLoss = info.loss;
         (*peer).packetThrottle = info.throttle.into();
+        let (interval, acceleration, deceleration) = info.throttle_settings;
+        (*peer).packetThrottleInterval = ms(interval);
+        (*peer).packetThrottleAcceleration = acceleration;
+        (*peer).packetThrottleDeceleration = deceleration;
         (*peer).roundTripTime = ms(rtt);
         (*peer).lastRoundTripTime = ms(rtt);
         (*peer).lowestRoundTripTime = info.lowest_rtt.map_or(500, ms);
@@ -778,7 +825,15 @@ impl Inner {
         self.slots[index as usize].is_announced
     }
 
-    pub(crate) fn note_leaving_later(&mut self, index: u32) {
-        self.slots[index as usize].is_leaving_later = true;
+    /// The program has disconnected it, and gets no more packets of it.
+    pub(crate) fn is_leaving(&self, index: u32) -> bool {
+        self.slots[index as usize].leaving == Leaving::Now
+    }
+
+    pub(crate) fn note_leaving(&mut self, index: u32, leaving: Leaving) {
+        let slot = &mut self.slots[index as usize];
+        if slot.leaving != Leaving::Now {
+            slot.leaving = leaving;
+        }
     }
 }

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::ptr;
 use std::time::Duration;
 
-use throng_enet::{Bytes, Event, PeerId};
+use throng_enet::{Bytes, Event, PeerId, PeerState};
 
-use crate::abi::{ENetHost, ENetPacket, ENetPeer, state};
-use crate::host::{inner, packet_of, read_settings, send, transmit, vacate, write_figures};
+use crate::abi::{ENetHost, ENetPacket, ENetPeer};
+use crate::host::{Leaving, inner, packet_of, read_settings, send, transmit, vacate, write_figures};
 use crate::packet::{delivery, slice};
 
 /// The host of a peer, its place, and its connection.
@@ -47,6 +47,7 @@ pub unsafe extern "C" fn enet_peer_receive(peer: *mut ENetPeer, channel: *mut u8
     // SAFETY: the caller's promise.
     unsafe {
         let (host, index, id) = find(peer);
+        let id = id.filter(|_| !inner(host).is_leaving(index));
         let Some(Event::Received { lane, data, delivery, .. }) =
             id.and_then(|id| inner(host).host.poll_packet(id))
         else {
@@ -148,14 +149,15 @@ pub unsafe extern "C" fn enet_peer_disconnect(peer: *mut ENetPeer, data: u32) {
     // SAFETY: the caller's promise.
     unsafe {
         let (host, index, Some(id)) = find(peer) else { return };
-        inner(host).host.disconnect(id, data);
-        if inner(host).host.peer(id).is_none() {
-            // It was not connected yet: the farewell needs no answer, and no event follows.
-            transmit(host);
-            vacate(host, index);
-        } else {
-            write_figures(host, index);
+        let inner = inner(host);
+        let is_over = inner.host.peer(id).is_none_or(|info| info.state == PeerState::Over);
+        if !inner.is_announced(index) && !is_over {
+            // The program does not have it yet: the farewell needs no answer, and no event follows.
+            return enet_peer_disconnect_now(peer, data);
         }
+        inner.host.disconnect(id, data);
+        inner.note_leaving(index, Leaving::Now);
+        write_figures(host, index);
     }
 }
 
@@ -179,11 +181,14 @@ pub unsafe extern "C" fn enet_peer_disconnect_later(peer: *mut ENetPeer, data: u
     // SAFETY: the caller's promise.
     unsafe {
         let (host, index, Some(id)) = find(peer) else { return };
-        if (*peer).state == state::CONNECTING {
+        let inner = inner(host);
+        let waits = inner.is_announced(index)
+            && inner.host.peer(id).is_some_and(|info| info.queued_bytes > 0 && info.state != PeerState::Over);
+        if !waits || inner.is_leaving(index) {
             return enet_peer_disconnect(peer, data);
         }
-        inner(host).note_leaving_later(index);
-        inner(host).host.disconnect_later(id, data);
+        inner.note_leaving(index, Leaving::Later);
+        inner.host.disconnect_later(id, data);
         (*peer).eventData = data;
         write_figures(host, index);
     }

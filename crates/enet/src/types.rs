@@ -163,6 +163,9 @@ pub struct PeerInfo {
     pub rtt_variance: Duration,
     /// Share of unreliable packets that the throttle lets pass, 0 to 32.
     pub throttle: u8,
+    /// Settings of the throttle, as either side configured it last: the interval between looks, and
+    /// by how many 32nds it opens and closes.
+    pub throttle_settings: (Duration, u32, u32),
     /// Share of commands lost lately, 0 to 65,536.
     pub loss: u32,
     /// Packets accepted by `send` of which nothing was sent yet.

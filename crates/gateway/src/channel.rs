@@ -454,9 +454,11 @@ impl Channel {
 
     /// Replaces the data. Subscribers that had a state get the new one in full.
     pub(crate) fn set_data(&mut self, board: &mut Switchboard, content: ChannelData) {
+        // Before the old data is gone: a panic in between would take the removals along.
+        self.keep_removals(&content);
         let type_url = type_url(content.plan());
         match self.data.replace(DataState { content, type_url }) {
-            Some(old) => self.data_replaced(board, old.content),
+            Some(_) => self.data_replaced(board),
             None => self.data_begun(board),
         }
     }

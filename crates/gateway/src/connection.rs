@@ -105,6 +105,13 @@ impl Connection {
         waiting.into_iter().map(|(_, channel)| channel).collect()
     }
 
+    /// The subscription has ended. One that follows it need not begin with a full state, so a lag
+    /// that stays would hold back its updates for good.
+    pub(crate) fn forget_lag(&mut self, channel: ChannelId) {
+        self.lagging.remove(&channel);
+        self.unsure.retain(|(_, unsure)| *unsure != channel);
+    }
+
     /// Whether a DISCONNECT of a client is its own goodbye. The state machines of stock clients do
     /// not allow the message, which is about other connections; a goodbye passes them all.
     #[cold]

@@ -14,6 +14,7 @@ use crate::findings::{Broken, Findings};
 use crate::ids::{ChannelId, ConnId, ShardIndex};
 use crate::mail::{Head, Letter};
 use crate::outbox::Backlog;
+use crate::reason::CloseReason;
 use crate::shard::Shard;
 use crate::switchboard::Switchboard;
 use throng_wire::channeldpb::{MessageType, RemoveChannelMessage};
@@ -106,13 +107,20 @@ impl Shard {
     /// The channel that was at hand gets a new fan-out. It is removed if its data is damaged or its
     /// creation was interrupted.
     pub fn heal(&mut self) -> Vec<Broken> {
-        let half_made = self.board.creating.take().filter(|id| *id != ChannelId::GLOBAL);
+        self.board.renew_recipients();
+        let creating = self.board.creating.take();
+        let half_made = creating.map(|(id, _)| id).filter(|id| *id != ChannelId::GLOBAL);
+        if let Some((id, creator)) = creating {
+            self.abandon_creation(id, creator);
+        }
         let at_hand = [self.board.at_hand.take(), self.board.changing.take(), half_made];
         let broken = self.check_invariants();
         let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();
         channels.extend(at_hand.into_iter().flatten());
         channels.sort_unstable();
         channels.dedup();
+        // Removals count down what may not have been counted.
+        self.recount();
         for id in channels {
             let Some(channel) = self.channels.get_mut(&id) else {
                 self.finish_removal(id);
@@ -124,15 +132,37 @@ impl Shard {
                 self.remove_channel(id, Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32));
             }
         }
+        self.recount();
+        self.settle();
+        (self.board.at_hand, self.board.changing) = (None, None);
+        self.check_invariants()
+    }
+
+    /// Counts subscriptions and channels again.
+    fn recount(&mut self) {
         let subscriptions: usize = self.channels.values().map(|channel| channel.subs.len()).sum();
         self.board.stats.subscriptions = subscriptions as u64;
         self.board.stats.channels.values_mut().for_each(|count| *count = 0);
         for channel in self.channels.values() {
             *self.board.stats.channels.entry(channel.channel_type).or_default() += 1;
         }
-        self.settle();
-        (self.board.at_hand, self.board.changing) = (None, None);
-        self.check_invariants()
+    }
+
+    /// Takes back a creation that was interrupted, whose result may have been sent. Connections
+    /// that do not learn of the removal as subscribers are notified of it. No message takes back a
+    /// claim of GLOBAL, so it ends with its connection.
+    fn abandon_creation(&mut self, id: ChannelId, creator: ConnId) {
+        if id == ChannelId::GLOBAL {
+            self.board.close(creator, CloseReason::Internal);
+            return;
+        }
+        let head = Head::new(ChannelId::GLOBAL, MessageType::RemoveChannel as u32);
+        let channel = self.channels.get(&id);
+        let learns = |conn: &ConnId| channel.is_some_and(|channel| channel.subscription(*conn).is_some());
+        let owner = self.board.global_owner.filter(|owner| *owner != creator);
+        for conn in [Some(creator), owner].into_iter().flatten().filter(|conn| !learns(conn)) {
+            self.board.send(conn, head, &RemoveChannelMessage { channel_id: id.0 });
+        }
     }
 
     /// A channel is not there, perhaps because a panic interrupted its end: nothing of it is to

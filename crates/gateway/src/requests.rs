@@ -89,12 +89,14 @@ impl Shard {
             let directory = &global.directory;
             let id =
                 global.channel_ids.allocate(|id| directory.contains_key(&id)).ok_or(Refusal::ChannelsMax)?;
+            self.board.creating = Some((id, sender.conn));
             entry.channels += 1;
             let metadata = request.metadata.clone();
             global.directory.insert(id, Listed { channel_type, metadata, creator: Some(sender.conn) });
             failpoint!();
             id
         };
+        self.board.creating = Some((id, sender.conn));
 
         let result = CreateChannelResultMessage {
             channel_type: request.channel_type,
@@ -106,6 +108,7 @@ impl Shard {
         if let Some(owner) = self.board.global_owner.filter(|owner| *owner != sender.conn) {
             self.board.send(owner, head.copy(), &result);
         }
+        failpoint!();
         let new = NewChannel {
             id,
             channel_type,
@@ -121,13 +124,14 @@ impl Shard {
             self.create_here(new);
         } else {
             self.board.post(home, Letter::CreateChannel(Box::new(new)));
+            self.board.creating = None;
         }
         Ok(())
     }
 
     /// Makes a channel of this shard, or gives GLOBAL its owner, and subscribes the creator.
     pub(crate) fn create_here(&mut self, new: NewChannel) {
-        self.board.creating = Some(new.id);
+        self.board.creating = Some((new.id, new.owner));
         self.make(new);
         self.board.creating = None;
     }
@@ -176,6 +180,7 @@ impl Shard {
         if id == ChannelId::GLOBAL {
             self.announce_global_owner(Some(owner));
         }
+        failpoint!();
     }
 
     // ---- Remove ---------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ use throng_wire::{
 use crate::config::Config;
 use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
+use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
 use crate::outbox::{Backlog, EntryBytes, LOOSE_BYTES_MAX, Spares};
@@ -75,8 +76,8 @@ pub(crate) struct Switchboard {
     pub(crate) at_hand: Option<ChannelId>,
     /// The channel whose subscriptions the input has changed last.
     pub(crate) changing: Option<ChannelId>,
-    /// The channel that is being made.
-    pub(crate) creating: Option<ChannelId>,
+    /// The channel that is being made, or GLOBAL while it is claimed; and the creator.
+    pub(crate) creating: Option<(ChannelId, ConnId)>,
     /// Changes that count as a whole only, have begun and have not ended.
     pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
@@ -244,11 +245,17 @@ impl Switchboard {
                 list.push(address.conn);
             }
         }
+        failpoint!();
         for (shard, list) in lists.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
             let conns = mem::take(list);
             self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
         }
         self.recipients = lists;
+    }
+
+    /// Makes new lists for [`Self::deliver`]: a panic in it takes them along.
+    pub(crate) fn renew_recipients(&mut self) {
+        self.recipients = vec![Vec::new(); usize::from(self.count)];
     }
 
     /// A payload that came by mail.
@@ -495,8 +502,8 @@ impl Switchboard {
         channel.home(self.config.spatial_channel_start, self.count)
     }
 
-    /// Tells a client's own shard that it is, or is no longer, subscribed to a channel of this
-    /// shard. Only there all its subscriptions are known.
+    /// Tells a connection's own shard that it is, or is no longer, subscribed to a channel of this
+    /// shard. Only there all its subscriptions are known, and the channels that it lags behind in.
     pub(crate) fn tell_held(&mut self, conn: ConnId, channel: ChannelId, held: bool) {
         match self.peers.get(&conn) {
             Some(peer) if peer.kind == ConnKind::Client && peer.shard == self.index => {
@@ -505,6 +512,7 @@ impl Switchboard {
             Some(peer) if peer.kind == ConnKind::Client => {
                 self.post(peer.shard, Letter::Held { conn, channel, held });
             }
+            Some(peer) if !held => self.post(peer.shard, Letter::NotSubscribed { channel, conn }),
             _ => {}
         }
     }
@@ -516,6 +524,9 @@ impl Switchboard {
         let Some(local) = self.conns.get_mut(peer.slot as usize).filter(|local| local.id == conn) else {
             return;
         };
+        if !held {
+            local.forget_lag(channel);
+        }
         let place = local.held.iter().position(|other| *other == channel);
         match (held, place) {
             (true, None) => local.held.push(channel),

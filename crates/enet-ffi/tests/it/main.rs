@@ -180,6 +180,16 @@ fn programs_find_the_behaviour_they_rely_on() {
 }
 
 #[test]
+fn calls_in_every_state_say_the_same_with_both() {
+    let Some(program) = compile("torture.c") else { return };
+    let [theirs, ours] = BOTH.map(|library| library.say(library.command(&program)));
+    for (line, (theirs, ours)) in theirs.lines().zip(ours.lines()).enumerate() {
+        assert_eq!(ours, theirs, "line {}", line + 1);
+    }
+    assert_eq!(ours.lines().count(), theirs.lines().count());
+}
+
+#[test]
 fn it_goes_beyond_4095_peers_and_refuses_an_unknown_checksum() {
     let Some(program) = compile("beyond.c") else { return };
     let output = Library::Ours.command(program).output().expect("it starts");

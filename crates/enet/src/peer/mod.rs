@@ -573,6 +573,11 @@ impl Peer {
             rtt: ms(self.estimate.rtt_ms),
             rtt_variance: ms(self.estimate.variance_ms),
             throttle: self.estimate.throttle as u8,
+            throttle_settings: (
+                ms(self.estimate.interval_ms),
+                self.estimate.acceleration,
+                self.estimate.deceleration,
+            ),
             loss: self.loss.mean,
             queued_packets: self.reliable.len() + self.loose.len(),
             queued_bytes: self.queued_bytes,

@@ -106,9 +106,23 @@ impl Channel {
         self.arm(board);
     }
 
+    /// Keeps the removals of entries of the data that `new` lacks, which replaces it next. Removals
+    /// of another type are of no use to a reader of this one.
+    pub(crate) fn keep_removals(&mut self, new: &ChannelData) {
+        let Some(old) = &mut self.data else { return };
+        if !Arc::ptr_eq(new.plan(), old.content.plan()) {
+            self.fan.removals = Removals::default();
+            return;
+        }
+        old.content.settle();
+        for update in replaced(&old.content, new) {
+            self.fan.removals.keep(update);
+        }
+    }
+
     /// The data was replaced: nobody's deltas lead to it, so everybody with access gets it in full
     /// behind the removal of what it lacks.
-    pub(crate) fn data_replaced(&mut self, board: &mut Switchboard, mut old: ChannelData) {
+    pub(crate) fn data_replaced(&mut self, board: &mut Switchboard) {
         let keys: Vec<u32> = self.subs.iter().map(|(key, _)| key as u32).collect();
         failpoint!();
         for key in keys {
@@ -118,14 +132,7 @@ impl Channel {
         failpoint!();
         self.fan.ring.clear();
         self.fan.bytes = 0;
-        if let Some(new) = self.data.as_ref().filter(|new| Arc::ptr_eq(new.content.plan(), old.plan())) {
-            old.settle();
-            for update in replaced(&old, &new.content) {
-                self.fan.removals.keep(update);
-            }
-        } else {
-            self.fan.removals = Removals::default();
-        }
+        failpoint!();
         self.arm(board);
     }
 

@@ -97,8 +97,7 @@ impl Shard {
     fn forget_lag(&mut self, channel: ChannelId, id: ConnId) {
         let Some(peer) = self.board.peers.get(&id) else { return };
         if let Some(conn) = self.board.conns.get_mut(peer.slot as usize).filter(|conn| conn.id == id) {
-            conn.lagging.remove(&channel);
-            conn.unsure.retain(|(_, unsure)| *unsure != channel);
+            conn.forget_lag(channel);
         }
     }
 }

@@ -34,9 +34,14 @@ impl Shard {
         let Some(world) = &mut self.world else { return };
         let own = world.cell_of(id);
         let cell = own.unwrap_or(cell);
-        if let Some(before) = world.place_object(id, None).filter(|before| *before != cell) {
-            self.unlist(before, id);
-            self.tell_moved(id, object, before, cell);
+        let before = world.place_object(id, None).filter(|before| *before != cell);
+        // Subscribers learn of it by a message alone: after a panic in between they get the list.
+        self.board.changing = Some(self.board.config.cell_channel(cell));
+        if let Some(before) = before {
+            self.as_whole(|shard| {
+                shard.unlist(before, id);
+                shard.tell_moved(id, object, before, cell);
+            });
         }
         let Some(channel) = self.list_of(cell) else { return };
         let mut bytes = Vec::with_capacity(object.len() + 24);

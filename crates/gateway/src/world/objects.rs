@@ -114,6 +114,7 @@ impl Shard {
                     return Err(Refusal::UnknownCell);
                 }
                 self.list(index, id, &object);
+                failpoint!();
                 self.forward_from_server(cell, sender, head, &body)
             }
             Letter::ObjectSpawned { id, object, lies_in } => {

@@ -1,12 +1,14 @@
 //! Panics at places all over the core: what can be made whole is, the rest is found.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use throng_gateway::{Closed, ConnKind, failpoint};
 use throng_stdx::Rng;
 use throng_wire::channeldpb::{
     ChannelDataUpdateMessage, ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage,
-    MessageType, RemoveChannelMessage, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
+    ListChannelMessage, ListChannelResultMessage, MessageType, RemoveChannelMessage,
+    SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
 };
 
 use crate::common::{Id, Send, World};
@@ -247,4 +249,142 @@ fn subscribers_get_full_states_after_a_panic_in_a_flush() {
         }
     }
     unreachable!("a tick passes fewer places");
+}
+
+/// Plays `act` with a panic at every place that it passes. `check` judges the world that was
+/// healed.
+fn at_every_place<T>(
+    shards: u16,
+    set_up: impl Fn(&mut World) -> T,
+    act: impl Fn(&mut World, &T),
+    check: impl Fn(&mut World, &T, u32),
+) {
+    let mut healed = 0;
+    for place in 1..200 {
+        let mut world = World::sharded(config(), shards);
+        let cast = set_up(&mut world);
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let struck = catch_unwind(AssertUnwindSafe(|| act(&mut world, &cast))).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert!(healed > 2, "{shards} shards: {healed} of {place} panics were healed");
+            return;
+        }
+        let left: Vec<_> = world.shards.iter_mut().flat_map(throng_gateway::Shard::heal).collect();
+        if left.is_empty() {
+            healed += 1;
+            world.run_ms(300);
+            check(&mut world, &cast, place);
+        }
+    }
+    unreachable!("a request passes fewer places");
+}
+
+/// Channels other than GLOBAL that exist, and those that LIST_CHANNEL names.
+fn existing_and_listed(world: &mut World, watcher: Id) -> (BTreeSet<u32>, BTreeSet<u32>) {
+    let exist = world.shards.iter().flat_map(|shard| shard.channels()).map(|view| view.id.0);
+    let exist = exist.filter(|id| *id != 0).collect();
+    world.take(watcher);
+    world.send(watcher, [Send::new(MessageType::ListChannel, &ListChannelMessage::default())]);
+    let results = world.take(watcher).into_iter().filter(|message| message.msg_type == 5);
+    let listed = results.flat_map(|message| message.decode::<ListChannelResultMessage>().channels);
+    (exist, listed.map(|info| info.channel_id).filter(|id| *id != 0).collect())
+}
+
+#[test]
+fn a_panic_leaves_no_channel_half_made() {
+    for shards in 1..=3 {
+        at_every_place(
+            shards,
+            |world| {
+                let master = world.join(ConnKind::Server, "m");
+                let claim = CreateChannelMessage { channel_type: 1, ..Default::default() };
+                world.send(master, [Send::new(MessageType::CreateChannel, &claim)]);
+                let creator = world.join(ConnKind::Server, "s");
+                world.take(master);
+                world.take(creator);
+                [master, creator]
+            },
+            |world, [_, creator]| {
+                let data = Some(prost_types::Any { type_url: TEST.into(), value: vec![0x0A, 1, b'a'] });
+                let request = CreateChannelMessage { channel_type: 3, data, ..Default::default() };
+                world.send(*creator, [Send::new(MessageType::CreateChannel, &request)]);
+            },
+            |world, [master, creator], place| {
+                let case = format!("{shards} shards, place {place}");
+                for (who, owns) in [(*creator, true), (*master, false)] {
+                    let mut known = BTreeSet::new();
+                    for message in world.take(who) {
+                        if message.msg_type == 3 {
+                            known.insert(message.decode::<CreateChannelResultMessage>().channel_id);
+                        } else if message.msg_type == 4 {
+                            known.remove(&message.decode::<RemoveChannelMessage>().channel_id);
+                        }
+                    }
+                    let conn = throng_gateway::ConnId(world.conn(who));
+                    let views = world.shards.iter().flat_map(|shard| shard.channels());
+                    let owned: BTreeSet<u32> = views
+                        .filter(|view| view.id.0 != 0 && (!owns || view.owner == Some(conn)))
+                        .map(|view| view.id.0)
+                        .collect();
+                    assert_eq!(known, owned, "{case}: known and there");
+                }
+                let (exist, listed) = existing_and_listed(world, *master);
+                assert_eq!(exist, listed, "{case}: there and listed");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_panic_leaves_no_reader_with_what_the_replaced_data_lacks() {
+    // kv[KEY] = {content "x"} and kv[KEY] = {removed}.
+    let kept = |key: u8| vec![0x12, 7, 0x08, key, 0x12, 3, 0x12, 1, b'x'];
+    let removed = |key: u8| vec![0x12, 6, 0x08, key, 0x12, 2, 0x08, 1];
+    let claim = |data: Vec<u8>| {
+        let data = Some(prost_types::Any { type_url: TEST.into(), value: data });
+        let request = CreateChannelMessage { channel_type: 1, data, ..Default::default() };
+        Send::new(MessageType::CreateChannel, &request)
+    };
+    for shards in 1..=3 {
+        at_every_place(
+            shards,
+            |world| {
+                let first = world.join(ConnKind::Server, "m1");
+                world.send(first, [claim([kept(1), kept(2)].concat())]);
+                let client = world.join(ConnKind::Client, "c");
+                let conn = world.conn(client);
+                world.send(first, [subscribe(conn, 0, 20)]);
+                world.run_ms(100);
+                assert!(world.take_types(client).contains(&8), "it has the old data");
+                world.close(first);
+                let second = world.join(ConnKind::Server, "m2");
+                world.take(second);
+                world.take(client);
+                (client, second)
+            },
+            |world, (_, second)| {
+                world.send(*second, [claim([kept(2), kept(3)].concat())]);
+                world.run_ms(100);
+            },
+            |world, (client, second), place| {
+                let case = format!("{shards} shards, place {place}");
+                let got: Vec<Vec<u8>> = world
+                    .take(*client)
+                    .into_iter()
+                    .filter(|message| message.msg_type == 8)
+                    .filter_map(|message| message.decode::<ChannelDataUpdateMessage>().data)
+                    .map(|data| data.value)
+                    .collect();
+                let global = world.shards[0].channel_data(throng_gateway::ChannelId(0));
+                let is_new = global.expect("its data stays").1.windows(9).any(|part| part == kept(3));
+                assert_eq!(got.iter().any(|data| *data == removed(1)), is_new, "{case}: {got:02x?}");
+                // A claim that was interrupted is none that its sender relies on.
+                let told = world.take(*second).iter().any(|message| message.msg_type == 3);
+                let owner = world.shards[0].channels().find(|view| view.id.0 == 0).expect("GLOBAL").owner;
+                let owns = owner == Some(throng_gateway::ConnId(world.conn(*second)));
+                assert_eq!(told && world.closed(*second).is_none(), owns, "{case}");
+            },
+        );
+    }
 }

@@ -183,6 +183,44 @@ fn a_reader_that_catches_up_after_it_unsubscribed_and_came_back_gets_a_state() {
     }
 }
 
+// The state that was on its way to the former subscription never comes.
+#[test]
+fn a_reader_that_returns_without_wanting_a_state_gets_what_follows() {
+    for (shards, kind) in [(1, ConnKind::Client), (2, ConnKind::Client), (2, ConnKind::Server)] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = channel(&mut world, owner);
+        let slow = world.join(kind, "slow");
+        let conn_id = world.conn(slow);
+        let subscribe = |world: &mut World, skip_first: bool| {
+            let options = ChannelSubscriptionOptions {
+                fan_out_interval_ms: Some(20),
+                skip_first_fan_out: Some(skip_first),
+                ..Default::default()
+            };
+            let request = SubscribedToChannelMessage { conn_id, sub_options: Some(options) };
+            world.send(owner, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+            world.run_ms(50);
+        };
+        subscribe(&mut world, false);
+        world.set_reading(slow, false);
+        for step in 0..100 {
+            world.send(owner, [update(channel, &format!("{step} {}", "x".repeat(90)))]);
+            world.run_ms(20);
+        }
+        // Asks for a full state, and is gone before it is due.
+        world.set_reading(slow, true);
+        let unsub = UnsubscribedFromChannelMessage { conn_id };
+        world.send(owner, [Send::new(MessageType::UnsubFromChannel, &unsub).to(channel)]);
+        world.run_ms(50);
+        world.take(slow);
+        subscribe(&mut world, true);
+        world.send(owner, [update(channel, "after")]);
+        world.run_ms(40);
+        assert_eq!(texts(&world.take(slow)), ["after"], "{kind:?} on {shards} shards");
+    }
+}
+
 // The states of all channels that a reader has missed exceed its bound by far: each has its turn
 // all the same.
 #[test]

@@ -353,3 +353,30 @@ fn a_panic_while_an_object_ends_is_found_by_the_list_that_names_it() {
     }
     unreachable!("an object's end passes fewer places");
 }
+
+#[test]
+fn a_panic_while_an_object_is_listed_leaves_no_subscriber_of_its_cell_without_it() {
+    let mut listed_then = 0;
+    for place in 1..100 {
+        let (mut world, a, b) = border(config(2, 2));
+        world.take(b);
+        assert!(failpoint::arm(place), "built with debug assertions");
+        // It names another cell than the one it lies in, so the gateway passes it on to that.
+        let spawn = spawn_naming(None, E + 7, 15.0).to(CELL);
+        let struck = catch_unwind(AssertUnwindSafe(|| world.send(a, [spawn]))).is_err();
+        failpoint::disarm();
+        if !struck {
+            assert!(listed_then > 0, "no panic struck between the list and the message");
+            return;
+        }
+        if !world.shards[0].heal().is_empty() {
+            continue;
+        }
+        world.run_ms(200);
+        let told = world.take(b).iter().any(|it| matches!(it.msg_type, 8 | 103) && it.channel == CELL + 1);
+        let is_listed = listed(&world, CELL + 1) == [E + 7];
+        assert!(told || !is_listed, "place {place}");
+        listed_then += u32::from(is_listed);
+    }
+    unreachable!("an object's begin passes fewer places");
+}
