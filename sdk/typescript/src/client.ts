@@ -427,7 +427,7 @@ export class Throng extends Emitter<ThrongEvents> {
   #follow(addresses: string[], world: string): void {
     const url = this.#home?.urls[0] ?? this.#url;
     this.#way.push(url);
-    // What was encrypted stays so.
+    // A connection that was encrypted stays so.
     const urls = addresses.filter((address) => /^wss:/.test(address) || (/^ws:/.test(address) && !/^wss:/.test(url)));
     this.#home = undefined;
     if (this.#way.length > MOVES_MAX) return this.#elsewhere("the nodes send it round");

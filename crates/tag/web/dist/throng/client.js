@@ -367,7 +367,7 @@ export class Throng extends Emitter {
     #follow(addresses, world) {
         const url = this.#home?.urls[0] ?? this.#url;
         this.#way.push(url);
-        // What was encrypted stays so.
+        // A connection that was encrypted stays so.
         const urls = addresses.filter((address) => /^wss:/.test(address) || (/^ws:/.test(address) && !/^wss:/.test(url)));
         this.#home = undefined;
         if (this.#way.length > MOVES_MAX)
