@@ -113,7 +113,10 @@ fn a_world_whose_settings_no_node_has_any_more_gets_those_of_its_next_home() {
     run.start(0, 100 * MS);
     run.run_until(run.now + 3 * S);
     assert_eq!(run.server(&name("w0")), Some(0));
-    assert_eq!((run.world(&name("w0")).expect("it is open").class_hash.as_str(), run.violation), ("later", None));
+    assert_eq!(
+        (run.world(&name("w0")).expect("it is open").class_hash.as_str(), run.violation),
+        ("later", None)
+    );
 }
 
 #[test]
