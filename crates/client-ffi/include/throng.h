@@ -54,7 +54,9 @@ enum {
     THRONG_ERROR_QUEUE_FULL = -6,    /* too many bytes or requests are pending */
     THRONG_ERROR_TOO_LARGE = -7,     /* no packet can hold the message */
     THRONG_ERROR_CLOSED = -8,        /* the connection has ended for good */
-    THRONG_ERROR_INTERNAL = -9       /* a defect of this library; close the client */
+    THRONG_ERROR_INTERNAL = -9,      /* a defect of this library; close the client */
+    THRONG_ERROR_ELSEWHERE = -10     /* world_elsewhere: another node of the cluster serves the world, and the search
+                                        for it has failed */
 };
 
 /* Kinds of events, and the fields of throng_event that they use besides `kind`. */
@@ -119,6 +121,7 @@ typedef struct throng_options {
     const char *ca_pem;      /* certificates to trust for tls:// and wss://, as PEM text (not a file name) */
     uint32_t kind;           /* THRONG_CLIENT or THRONG_SERVER: kind of the endpoint's listener */
     uint32_t reconnects;     /* attempts after a loss; 0 = unlimited, UINT32_MAX = none */
+    const char *world;       /* name of the world to enter; NULL: the login or the listener decides */
 } throng_options;
 
 typedef struct throng_subscription {

@@ -16,6 +16,7 @@ pub const THRONG_ERROR_QUEUE_FULL: i32 = -6;
 pub const THRONG_ERROR_TOO_LARGE: i32 = -7;
 pub const THRONG_ERROR_CLOSED: i32 = -8;
 pub const THRONG_ERROR_INTERNAL: i32 = -9;
+pub const THRONG_ERROR_ELSEWHERE: i32 = -10;
 
 pub const THRONG_EVENT_AUTHENTICATED: u32 = 1;
 pub const THRONG_EVENT_RECOVERED: u32 = 2;
@@ -51,6 +52,7 @@ pub struct ThrongOptions {
     pub ca_pem: *const c_char,
     pub kind: u32,
     pub reconnects: u32,
+    pub world: *const c_char,
 }
 
 #[repr(C)]

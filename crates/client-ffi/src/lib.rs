@@ -16,6 +16,7 @@ mod event;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
+use std::mem::{MaybeUninit, offset_of};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,9 +27,9 @@ use bytes::Bytes;
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use throng_client::{
-    Access, Backoff, ChannelId, ChannelType, Client, ConnId, ConnectError, CreateChannel, Endpoint, Events,
-    MatchmakingRequest, MergeOptions, RequestError, RequestId, SendError, SessionConfig, SubscribeOptions,
-    tls_trusting,
+    Access, Backoff, ChannelId, ChannelType, Client, CloseReason, ConnId, ConnectError, CreateChannel,
+    Endpoint, Events, MatchmakingRequest, MergeOptions, RequestError, RequestId, SendError, SessionConfig,
+    SubscribeOptions, tls_trusting,
 };
 use tokio::runtime::{Builder, Runtime};
 
@@ -110,10 +111,10 @@ pub unsafe extern "C" fn throng_connect(options: *const ThrongOptions, out: *mut
         }
         // SAFETY: not null, and by contract valid for a pointer.
         unsafe { out.write(ptr::null_mut()) };
-        // SAFETY: by contract null or valid.
-        let options = unsafe { sized(options, |options| options.size) }?;
+        // SAFETY: by contract null or valid for its size.
+        let options = unsafe { options_of(options) }?;
         // SAFETY: by contract texts are null or end with a zero byte.
-        let client = unsafe { connect(options) }?;
+        let client = unsafe { connect(&options) }?;
         // SAFETY: as above.
         unsafe { out.write(Box::into_raw(Box::new(client))) };
         Ok(THRONG_OK)
@@ -447,16 +448,39 @@ pub unsafe extern "C" fn throng_close(client: *mut ThrongClient) {
 /// Longest time that a closure may take to send the last messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Options of this version from those of a caller that may know fewer.
+///
+/// # Safety
+/// `options` is null or valid for the size that it says.
+unsafe fn options_of(options: *const ThrongOptions) -> Result<ThrongOptions, Failure> {
+    if options.is_null() {
+        return Err(Failure::argument("a structure is NULL"));
+    }
+    // SAFETY: the size comes first and is always there.
+    let size = unsafe { (&raw const (*options).size).read() };
+    if size < offset_of!(ThrongOptions, world) {
+        return Err(Failure::argument("the size of a structure is not set"));
+    }
+    let mut all = MaybeUninit::<ThrongOptions>::zeroed();
+    let size = size.min(size_of::<ThrongOptions>());
+    // SAFETY: both are valid for that size, and what is not copied is null.
+    unsafe {
+        ptr::copy_nonoverlapping(options.cast::<u8>(), all.as_mut_ptr().cast::<u8>(), size);
+        Ok(all.assume_init())
+    }
+}
+
 /// # Safety
 /// The texts are null or end with a zero byte.
 unsafe fn connect(options: &ThrongOptions) -> Result<ThrongClient, Failure> {
     // SAFETY: the caller's contract.
-    let [endpoint, pit, login_token, ca_pem] = unsafe {
+    let [endpoint, pit, login_token, ca_pem, world] = unsafe {
         [
             text(options.endpoint, "endpoint")?,
             text(options.pit, "pit")?,
             text(options.login_token, "login_token")?,
             text(options.ca_pem, "ca_pem")?,
+            text(options.world, "world")?,
         ]
     };
     let wrong = |what: String| Failure(THRONG_ERROR_ENDPOINT, what);
@@ -471,6 +495,7 @@ unsafe fn connect(options: &ThrongOptions) -> Result<ThrongClient, Failure> {
         THRONG_SERVER => SessionConfig::server(pit, login_token),
         other => return Err(Failure::argument(&format!("kind {other} is neither client nor server"))),
     };
+    let config = SessionConfig { world: (!world.is_empty()).then(|| world.to_owned()), ..config };
     let backoff = match options.reconnects {
         0 => Backoff::default(),
         u32::MAX => Backoff::never(),
@@ -482,6 +507,7 @@ unsafe fn connect(options: &ThrongOptions) -> Result<ThrongClient, Failure> {
     let (client, events) = connected.map_err(|error| {
         let code = match &error {
             ConnectError::Refused(_) => THRONG_ERROR_REFUSED,
+            ConnectError::Closed(CloseReason::Elsewhere { .. }) => THRONG_ERROR_ELSEWHERE,
             _ => THRONG_ERROR_CONNECT,
         };
         Failure(code, error.to_string())

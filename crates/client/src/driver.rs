@@ -177,6 +177,10 @@ impl Client {
         let (ready, admitted) = oneshot::channel();
         let task = Task {
             endpoint,
+            world: config.world.clone(),
+            home: None,
+            way: Vec::new(),
+            elsewhere: None,
             backoff,
             session: Session::new(config),
             commands: command_queue,
@@ -428,7 +432,15 @@ impl Events {
 
 /// State of the task behind a [`Client`].
 struct Task {
+    /// The endpoint and the world that the application named.
     endpoint: Endpoint,
+    world: Option<String>,
+    /// Endpoint of the node that serves the world, if the gateway named one.
+    home: Option<Endpoint>,
+    /// Endpoints that named another one, since a session last worked.
+    way: Vec<String>,
+    /// The latest connection ended because another node serves the world: addresses, world.
+    elsewhere: Option<(Vec<String>, String)>,
     backoff: Backoff,
     session: Session,
     commands: mpsc::Receiver<Command>,
@@ -458,11 +470,17 @@ impl Task {
         let mut pipe = Some(pipe);
         let mut attempt = 0;
         loop {
-            if let Some(pipe) = pipe.take() {
-                self.drive(pipe).await;
+            if let Some(open) = pipe.take() {
+                self.drive(open).await;
                 // Back soon after a session that worked, with growing pauses otherwise.
                 if std::mem::take(&mut self.was_open) {
                     attempt = 0;
+                }
+                if let Some((addresses, world)) = self.elsewhere.take() {
+                    pipe = self.follow(&addresses, world).await;
+                    if pipe.is_some() {
+                        continue;
+                    }
                 }
             }
             // A first connection that fails is reported by `connect`, not retried behind its back.
@@ -477,8 +495,43 @@ impl Task {
             if !self.wait(pause).await {
                 return;
             }
-            pipe = transport::open(&self.endpoint, OPEN_TIMEOUT).await.ok();
+            pipe = self.open_again().await;
         }
+    }
+
+    /// Opens a connection to the first of these addresses that answers. If none does, that is
+    /// reported.
+    async fn follow(&mut self, addresses: &[String], world: String) -> Option<Pipe> {
+        self.way.push(self.home.as_ref().unwrap_or(&self.endpoint).to_string());
+        self.session.set_world(Some(world.clone()));
+        for endpoint in self.endpoint.siblings(addresses) {
+            if let Ok(pipe) = transport::open(&endpoint, OPEN_TIMEOUT).await {
+                self.home = Some(endpoint);
+                return Some(pipe);
+            }
+        }
+        self.report_elsewhere(addresses.to_vec(), world);
+        None
+    }
+
+    /// The search for the world's node has failed. The next attempt begins where the first did.
+    fn report_elsewhere(&mut self, addresses: Vec<String>, world: String) {
+        let reason = CloseReason::Elsewhere { addresses, world, way: std::mem::take(&mut self.way) };
+        self.home = None;
+        self.deliver(Event::Closed { reason });
+    }
+
+    /// Connects again: to the node that served the world, or to the first endpoint if that does not
+    /// answer.
+    async fn open_again(&mut self) -> Option<Pipe> {
+        if let Some(home) = &self.home {
+            match transport::open(home, OPEN_TIMEOUT).await {
+                Ok(pipe) => return Some(pipe),
+                Err(_) => self.home = None,
+            }
+        }
+        self.session.set_world(self.world.clone());
+        transport::open(&self.endpoint, OPEN_TIMEOUT).await.ok()
     }
 
     /// Runs one connection until it ends.
@@ -600,20 +653,33 @@ impl Task {
     /// Routes the session's events.
     fn take_events(&mut self) {
         while let Some(event) = self.session.poll_event() {
-            self.report_admission(&event);
-            let Some(event) = self.answer(event) else { continue };
-            if !self.listening {
-                continue;
-            }
-            if self.undelivered.is_empty() {
-                match self.events.try_send(event) {
-                    Ok(()) => {}
-                    Err(mpsc::error::TrySendError::Full(event)) => self.undelivered.push_back(event),
-                    Err(mpsc::error::TrySendError::Closed(_)) => self.stop_listening(),
+            match event {
+                Event::Closed { reason: CloseReason::Elsewhere { addresses, world, .. } } => {
+                    if self.way.len() < self.session.config().moves_max {
+                        self.elsewhere = Some((addresses, world));
+                    } else {
+                        self.report_elsewhere(addresses, world);
+                    }
                 }
-            } else {
-                self.undelivered.push_back(event);
+                event => self.deliver(event),
             }
+        }
+    }
+
+    fn deliver(&mut self, event: Event) {
+        self.report_admission(&event);
+        let Some(event) = self.answer(event) else { return };
+        if !self.listening {
+            return;
+        }
+        if self.undelivered.is_empty() {
+            match self.events.try_send(event) {
+                Ok(()) => {}
+                Err(mpsc::error::TrySendError::Full(event)) => self.undelivered.push_back(event),
+                Err(mpsc::error::TrySendError::Closed(_)) => self.stop_listening(),
+            }
+        } else {
+            self.undelivered.push_back(event);
         }
     }
 
@@ -622,6 +688,7 @@ impl Task {
         let outcome = match event {
             Event::Authenticated { conn, .. } => {
                 self.was_open = true;
+                self.way.clear();
                 Ok(*conn)
             }
             Event::AuthRefused { outcome } => Err(ConnectError::Refused(*outcome)),

@@ -148,6 +148,9 @@ impl fmt::Display for CloseCode {
             4010 => "unknown world",
             4011 => "wrong world",
             4012 => "the world was closed",
+            4013 => "another node serves the world",
+            4014 => "the world has moved",
+            4015 => "the world is not served now",
             _ => "other",
         };
         write!(f, "{text} ({})", self.0)
@@ -164,6 +167,16 @@ pub enum CloseReason {
     Gateway(CloseCode),
     /// The gateway sent an invalid frame.
     BadFrame(String),
+    /// Another node of the cluster serves the world. [`Client`](crate::Client) goes there, and
+    /// reports this only if its search fails.
+    Elsewhere {
+        /// Addresses of the node, as the gateway knows them; not all of them need be endpoints.
+        addresses: Vec<String>,
+        /// The world, for [`Session::set_world`](crate::Session::set_world).
+        world: String,
+        /// Endpoints on the way up to here, if the client went there itself.
+        way: Vec<String>,
+    },
     /// No authentication result in time.
     AuthTimeout,
     /// The application did not read its events.
@@ -179,6 +192,12 @@ impl fmt::Display for CloseReason {
             CloseReason::Transport => f.write_str("transport ended"),
             CloseReason::Gateway(code) => write!(f, "the gateway closed the connection: {code}"),
             CloseReason::BadFrame(error) => write!(f, "gateway sent a bad frame: {error}"),
+            CloseReason::Elsewhere { addresses, world, way } => {
+                let addresses =
+                    if addresses.is_empty() { "no address".to_owned() } else { addresses.join(", ") };
+                write!(f, "world_elsewhere: another node serves the world `{world}`, at {addresses}")?;
+                if way.is_empty() { Ok(()) } else { write!(f, "; the way here: {}", way.join(", ")) }
+            }
             CloseReason::AuthTimeout => f.write_str("no authentication result in time"),
             CloseReason::EventsNotTaken { limit } => write!(f, "more than {limit} events were not read"),
         }

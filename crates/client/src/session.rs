@@ -105,6 +105,9 @@ pub struct SessionConfig {
     /// Name of the world to enter; `None` leaves the choice to the login or the listener. Gateways
     /// that do not know the extension ignore it.
     pub world: Option<String>,
+    /// Times that [`Client`](crate::Client) goes on to another node of a cluster in search of the
+    /// world. With 0 it reports [`CloseReason::Elsewhere`] at once.
+    pub moves_max: usize,
     /// Longest wait for the authentication result; the session closes after it.
     pub auth_timeout: Duration,
     /// Longest wait for a response. The protocol has no negative responses: a refused request ends
@@ -132,6 +135,7 @@ impl SessionConfig {
             compression: CompressionPolicy::WhenOffered,
             resume: false,
             world: None,
+            moves_max: 3,
             auth_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(5),
             outbox_bytes_max: 1 << 20,
@@ -434,6 +438,11 @@ impl Session {
         self.state = State::Authenticating { deadline: Some(now + self.config.auth_timeout) };
         self.queue_auth();
         Ok(())
+    }
+
+    /// Names the world that later connections enter, as [`SessionConfig::world`] does.
+    pub fn set_world(&mut self, world: Option<String>) {
+        self.config.world = world;
     }
 
     /// Creates a channel; answered by [`Event::ChannelCreated`], followed by an

@@ -100,6 +100,17 @@ impl Endpoint {
         Endpoint { tls: Some(config), ..self }
     }
 
+    /// Endpoints of another node, those of the same transport first, with this one's settings of
+    /// TLS. An encrypted connection stays so.
+    pub(crate) fn siblings(&self, addresses: &[String]) -> Vec<Endpoint> {
+        let parsed = addresses.iter().filter_map(|address| address.parse::<Endpoint>().ok());
+        let usable = parsed.filter(|each| each.transport != Transport::Unix);
+        let usable = usable.filter(|each| each.is_encrypted() || !self.is_encrypted());
+        let mut found: Vec<_> = usable.map(|each| Endpoint { tls: self.tls.clone(), ..each }).collect();
+        found.sort_by_key(|each| each.transport != self.transport);
+        found
+    }
+
     /// True for `tls://` and `wss://`.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {

@@ -26,7 +26,7 @@
 //! - [`Node::handle_open`], [`Node::handle_close`], [`Node::handle_drain`],
 //!   [`Node::handle_undrain`], [`Node::handle_stop`]: acts of operators.
 //! - [`Node::handle_opened`], [`Node::handle_frozen`], [`Node::handle_players`],
-//!   [`Node::handle_load`]: reports of the driver.
+//!   [`Node::handle_load`], [`Node::handle_classes`]: reports of the driver.
 //!
 //! `now` includes suspended time (`CLOCK_BOOTTIME`) and never goes back. A thread that serves
 //! worlds compares [`Node::serves_until`] with its clock before every round, so a process that
@@ -59,6 +59,8 @@
 //! - A node whose driver cannot make a world announces for 5 s that it has no room, else two such
 //!   nodes pass a world to and fro.
 //! - A draining node keeps a world for which no other node has room.
+//! - A world whose class no node has with the same settings any more gets those of its next home;
+//!   otherwise a change of the settings on all nodes would leave it without one.
 //! - A wish to close a world lapses after 5 s, so it does not end a world minutes later.
 //!
 //! A driver must report lost writes of the directory ([`Node::handle_rewound`]); without that, a

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use prost::Message;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
-use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, CompressionType};
+use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, CompressionType, Elsewhere};
 
 use crate::ban::Subject;
 use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
@@ -184,6 +184,14 @@ impl Shard {
                 self.log_in_after_all(&pending);
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
+            Verdict::OtherNode { world, addresses } => {
+                let reason = CloseReason::WorldElsewhere;
+                let elsewhere = Elsewhere { reason: reason.name().to_owned(), addresses, world };
+                let negative = self.auth_result(AuthResult::InvalidLt, pending.conn);
+                let result = AuthResultMessage { elsewhere: Some(elsewhere), ..negative };
+                self.board.send(pending.conn, pending.head, &result);
+                self.board.close(pending.conn, reason);
+            }
         }
     }
 
@@ -317,6 +325,7 @@ impl Shard {
             compression_type: compression as i32,
             should_recover: false,
             resume_token: Vec::new(),
+            elsewhere: None,
         }
     }
 

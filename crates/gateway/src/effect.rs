@@ -61,6 +61,14 @@ pub enum Verdict {
         /// The world's number.
         world: u32,
     },
+    /// The login is right, and for a world that another node of the cluster serves; the connection
+    /// is told the way, and closed.
+    OtherNode {
+        /// Name of the world.
+        world: String,
+        /// Addresses of the node for connections of this kind, as URLs.
+        addresses: Vec<String>,
+    },
     /// The world that a resume token names is not open: the login is an ordinary one.
     NoWorld,
     /// It may not enter the world that it names; the connection is closed.

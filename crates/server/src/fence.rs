@@ -1,6 +1,6 @@
 //! The right to serve a world, which a node of a cluster has only while its lease lasts.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use throng_stdx::Instant;
 
@@ -12,6 +12,7 @@ pub(crate) struct Fence {
     /// Nanoseconds of the process's clock, plus one; 0: closed.
     open_until_ns: AtomicU64,
     players: AtomicU32,
+    is_deserted: AtomicBool,
 }
 
 impl Fence {
@@ -33,8 +34,14 @@ impl Fence {
         self.players.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_players(&self, players: usize) {
+    /// The world had no connection when its worker saw it last, and none that may resume.
+    pub(crate) fn is_deserted(&self) -> bool {
+        self.is_deserted.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_players(&self, players: usize, is_deserted: bool) {
         self.players.store(u32::try_from(players).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.is_deserted.store(is_deserted, Ordering::Relaxed);
     }
 }
 

@@ -190,12 +190,12 @@ impl Watch {
     }
 
     fn world_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let class = request.body.get("class").and_then(Value::as_str).filter(|class| !class.is_empty());
         if let Some(cluster) = self.cluster.get() {
             let name = name_of(request)?;
-            cluster.open(name).map_err(|why| Problem::new(409, why))?;
-            return Ok(json!({ "name": name, "cluster": true }));
+            cluster.open(name, class).map_err(|why| Problem::new(409, why))?;
+            return Ok(json!({ "name": name, "class": class, "cluster": true }));
         }
-        let class = request.body.get("class").and_then(Value::as_str).filter(|class| !class.is_empty());
         let opened = self.worlds.open(name_of(request)?, class, giving(&self.mailboxes));
         let opened = opened.map_err(|why| Problem::new(409, why))?;
         tracing::info!(world = &*opened.name, class, worker = opened.worker, "a world has opened");

@@ -387,8 +387,17 @@ impl Running {
         let classes = gateway_config::classes(settings, self.secret);
         match built.and_then(|(core, _)| Ok((core, classes?))) {
             Ok((core, classes)) => {
-                self.worlds.reconfigure(&core, classes);
                 let is_node = !settings.cluster.name.is_empty();
+                if let Some(cluster) = self.watch.cluster.get() {
+                    // Its thread opens the worlds, and the others learn what it opens them with.
+                    let again = cluster::plan::classes(&next).and_then(|hashes| {
+                        let core = core.clone();
+                        cluster.reconfigure(cluster::Reconfigured { core, classes, hashes })
+                    });
+                    complain("the settings of the worlds", again);
+                } else {
+                    self.worlds.reconfigure(&core, classes);
+                }
                 let core = Arc::new(if is_node { gateway_config::of_lobby(core) } else { core });
                 for mailbox in self.mailboxes.iter() {
                     mailbox.post(Post::Reconfigure(Arc::clone(&core)));

@@ -233,14 +233,16 @@ impl Worlds {
         Ok(self.make(&mut table, NewWorld { name, class, lasting, fence: None }, give))
     }
 
-    /// Opens a world of a cluster, which is served while its fence is open.
+    /// Opens a world of a cluster, which is served while its fence is open. The cluster counts the
+    /// worlds of a class and closes them.
     ///
     /// # Errors
-    /// It is open, or its name is none.
+    /// It is open, or its name or class is none.
     pub(crate) fn open_behind(
         &self,
         fence: Arc<Fence>,
-        name: &str,
+        (name, class): (&str, Option<&str>),
+        lasting: bool,
         give: impl FnOnce(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         check_name(name)?;
@@ -248,8 +250,31 @@ impl Worlds {
         if table.open.contains_key(name) {
             return Err(format!("the world `{name}` is open"));
         }
-        let new = NewWorld { name, class: None, lasting: true, fence: Some(fence) };
+        let class = class.map(|class| table.class(class)).transpose()?;
+        let new = NewWorld { name, class, lasting, fence: Some(fence) };
         Ok(self.make(&mut table, new, give))
+    }
+
+    /// The keys of a class.
+    ///
+    /// # Errors
+    /// It does not exist.
+    pub(crate) fn class(&self, name: &str) -> Result<ClassKeys, String> {
+        let table = self.lock();
+        table.class(name).map(|class| table.classes[&class].keys.clone())
+    }
+
+    /// The class of a world that a connection may open by asking for it. `count` returns the number
+    /// of open worlds of a class.
+    ///
+    /// # Errors
+    /// It may open none of this name, or none now.
+    pub(crate) fn class_to_create(
+        &self,
+        asked: WorldRequest<'_>,
+        count: impl FnOnce(&str) -> usize,
+    ) -> Result<Arc<str>, CloseReason> {
+        self.lock().create(asked, |_, class| count(class))
     }
 
     fn make(&self, table: &mut Table, new: NewWorld<'_>, give: impl FnOnce(u16, HostParts)) -> OpenWorld {
@@ -275,7 +300,7 @@ impl Worlds {
             seed,
             workers: Arc::from([worker]),
             has_class: class.is_some(),
-            idle: idle.filter(|idle| !lasting && !idle.is_zero()),
+            idle: idle.filter(|idle| !lasting && !idle.is_zero() && fence.is_none()),
             fence,
         };
         let open = OpenWorld { name: Arc::clone(&name), world, worker, class, lasting };
@@ -367,16 +392,13 @@ impl Worlds {
             entry.entrants += 1;
             return Verdict::Elsewhere { world: entry.world.world.0 };
         }
-        let class = match table.open.contains_key(name) {
-            true => None,
-            false => table.class_to_create(name),
-        };
-        let (Some(asked), Some(class)) = (by_request, class) else {
+        let Some(asked) = by_request.filter(|_| !table.open.contains_key(name)) else {
             return Verdict::Refused(CloseReason::UnknownWorld);
         };
-        if table.is_full(&class) || !table.may_create(&class, asked) {
-            return Verdict::Refused(CloseReason::WorldsMax);
-        }
+        let class = match table.create(asked, Table::count) {
+            Ok(class) => class,
+            Err(reason) => return Verdict::Refused(reason),
+        };
         let new = NewWorld { name, class: Some(class), lasting: false, fence: None };
         let open = self.make(&mut table, new, give);
         if let Some(entry) = table.open.get_mut(name) {
@@ -482,9 +504,27 @@ impl Table {
         (keys.open && keys.create).then(|| Arc::clone(class))
     }
 
+    /// The class of a world that opens on request, whose creation is counted.
+    fn create(
+        &mut self,
+        asked: WorldRequest<'_>,
+        count: impl FnOnce(&Table, &str) -> usize,
+    ) -> Result<Arc<str>, CloseReason> {
+        let class = self.class_to_create(asked.world).ok_or(CloseReason::UnknownWorld)?;
+        let is_full = count(self, &class) >= self.classes[&class].keys.worlds_max;
+        match !is_full && self.may_create(&class, asked) {
+            true => Ok(class),
+            false => Err(CloseReason::WorldsMax),
+        }
+    }
+
+    /// Number of open worlds of a class.
+    fn count(&self, class: &str) -> usize {
+        self.open.values().filter(|entry| entry.world.class.as_deref() == Some(class)).count()
+    }
+
     fn is_full(&self, class: &str) -> bool {
-        let of_class = self.open.values().filter(|entry| entry.world.class.as_deref() == Some(class));
-        of_class.count() >= self.classes.get(class).map_or(0, |class| class.keys.worlds_max)
+        self.count(class) >= self.classes.get(class).map_or(0, |class| class.keys.worlds_max)
     }
 
     /// Counts a world that an address is about to open, unless it has opened as many as it may.

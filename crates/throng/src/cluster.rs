@@ -61,7 +61,16 @@ pub(crate) fn command() -> Command {
         .subcommand(act("close", "Close a world and its connections").arg(of("WORLD", "The world")))
         .subcommand(
             act("drain", "Have a node move its worlds away and leave")
-                .arg(of("NODE", "The node, as in cluster.node")),
+                .arg(of("NODE", "The node, as in cluster.node"))
+                .arg(
+                    Arg::new("wait")
+                        .long("wait")
+                        .value_name("TIME")
+                        .num_args(0..=1)
+                        .default_missing_value("8760h")
+                        .value_parser(throng_load::duration::parse)
+                        .help("Return when the node has left, or fail after this time [default: none]"),
+                ),
         )
         .subcommand(act("undrain", "Take a drain back").arg(of("NODE", "The node, as in cluster.node")))
 }
@@ -110,7 +119,7 @@ fn answer(act: &str, matches: &ArgMatches, settings: &Settings) -> Result<String
         }
         "where" => place(&read()?, name()),
         "close" => tool::close(settings, name()),
-        "drain" => tool::drain(settings, name()),
+        "drain" => tool::drain(settings, name(), matches.get_one("wait").copied()),
         _ => tool::undrain(settings, name()),
     }
 }

@@ -36,6 +36,8 @@ export interface ThrongOptions {
   pit?: string;
   /** Proof of identity, checked by the gateway's authentication provider. */
   loginToken?: string;
+  /** Name of the world to enter; by default the login or the listener decides. */
+  world?: string;
   /** Kind of the address's listener; determines the wrapping of user-space messages. Players by default. */
   kind?: "client" | "server";
   /** Policy for reconnecting; `false` never reconnects. */
@@ -52,6 +54,9 @@ export interface ThrongOptions {
 
 /** Maximum number of unread events of a {@link Throng.stream}; above it the stream ends. */
 const STREAM_EVENTS_MAX = 1024;
+
+/** Times that a search for the node of a world goes on to another one. */
+const MOVES_MAX = 3;
 
 /** Close code of a player who leaves for good. */
 const LEAVING = 1000;
@@ -85,6 +90,10 @@ interface Request {
  */
 export class Throng extends Emitter<ThrongEvents> {
   readonly #url: string;
+  /** Addresses of the node that serves the world, the one in use first, and the world. */
+  #home: { urls: string[]; world: string } | undefined;
+  /** Addresses that named another one, since a session last worked. */
+  #way: string[] = [];
   readonly #options: ThrongOptions;
   readonly #socketType: new (url: string) => WebSocketLike;
   #state: State = "connecting";
@@ -121,7 +130,8 @@ export class Throng extends Emitter<ThrongEvents> {
   /**
    * Connects and logs in.
    *
-   * @throws ThrongError `closed` without an answer, `refused` if the login is refused, `timeout` if it takes too long.
+   * @throws ThrongError `closed` without an answer, `refused` if the login is refused, `timeout` if it takes too long,
+   * `world_elsewhere` if the nodes of a cluster send it round.
    */
   static async connect(url: string, options: ThrongOptions = {}): Promise<Throng> {
     const throng = new Throng(url, options);
@@ -312,6 +322,7 @@ export class Throng extends Emitter<ThrongEvents> {
   }
 
   #open(): void {
+    const url = this.#home?.urls[0] ?? this.#url;
     this.#state = "connecting";
     this.#reader = new FrameReader();
     this.#arm(this.#options.authTimeoutMs ?? 5_000, () =>
@@ -319,9 +330,9 @@ export class Throng extends Emitter<ThrongEvents> {
     );
     let socket: WebSocketLike;
     try {
-      socket = new this.#socketType(this.#url);
+      socket = new this.#socketType(url);
     } catch (error) {
-      return this.#end(String(error), new ThrongError("closed", `cannot connect to ${this.#url}: ${String(error)}`));
+      return this.#end(String(error), new ThrongError("closed", `cannot connect to ${url}: ${String(error)}`));
     }
     this.#socket = socket;
     socket.binaryType = "arraybuffer";
@@ -329,7 +340,8 @@ export class Throng extends Emitter<ThrongEvents> {
       if (socket !== this.#socket) return;
       this.#state = "authenticating";
       // An empty token asks for one.
-      const body = encode.auth(this.#options.pit ?? "", this.#options.loginToken ?? "", this.#resumeToken);
+      const { pit = "", loginToken = "", world = "" } = this.#options;
+      const body = encode.auth(pit, loginToken, this.#resumeToken, this.#home?.world ?? world);
       const entry = encodeEntry({ channel: 0, broadcast: 0, stub: 1, type: MessageType.AUTH, body });
       socket.send(encodeFrame([entry]));
     };
@@ -355,8 +367,15 @@ export class Throng extends Emitter<ThrongEvents> {
       if (socket !== this.#socket) return;
       // 1005 and 1006 stand for a closure without a code.
       const code = event?.code === 1005 || event?.code === 1006 ? 0 : (event?.code ?? 0);
+      if (this.#state === "connecting" && this.#home !== undefined) {
+        // Of several addresses the next one may answer, and the first node of all knows better than none of them.
+        this.#home.urls.shift();
+        if (this.#home.urls.length > 0) return this.#again();
+        this.#home = undefined;
+        if (this.#way.length > 0) return this.#elsewhere("none of its addresses answers");
+      }
       const why = code === 0 ? "the transport ended" : `the gateway closed it: ${event?.reason || "no reason"} (${code})`;
-      this.#lost(why, new ThrongError("closed", `no connection to ${this.#url}: ${why}`), code);
+      this.#lost(why, new ThrongError("closed", `no connection to ${url}: ${why}`), code);
     };
     // Of an error nothing can be learnt; a closure follows it.
     socket.onerror = () => undefined;
@@ -383,8 +402,9 @@ export class Throng extends Emitter<ThrongEvents> {
   }
 
   #handleAuth(message: Message): void {
-    const { result, conn, recovering, resumeToken } = decode.auth(message.body);
+    const { result, conn, recovering, resumeToken, elsewhere } = decode.auth(message.body);
     if (this.#state !== "authenticating") return this.emit("peer", { conn, result, recovering });
+    if (elsewhere !== undefined) return this.#follow(elsewhere.addresses, elsewhere.world);
     if (result !== 0) {
       const why = ["", "the player is refused", "the login token is refused"][result] ?? `login result ${result}`;
       return this.#end(why, new ThrongError("refused", why));
@@ -392,6 +412,7 @@ export class Throng extends Emitter<ThrongEvents> {
     clearTimeout(this.#timer);
     this.#conn = conn;
     this.#attempt = 0;
+    this.#way = [];
     if (resumeToken.length > 0) this.#resumeToken = resumeToken;
     this.#state = recovering ? "recovering" : "open";
     if (!recovering) this.#resetStates();
@@ -400,6 +421,32 @@ export class Throng extends Emitter<ThrongEvents> {
     admitted?.resolve();
     this.emit("authenticated", { conn, resumed: recovering });
     if (!recovering) this.#flush();
+  }
+
+  /** Another node of the cluster serves the world. */
+  #follow(addresses: string[], world: string): void {
+    const url = this.#home?.urls[0] ?? this.#url;
+    this.#way.push(url);
+    // A connection that was encrypted stays so.
+    const urls = addresses.filter((address) => /^wss:/.test(address) || (/^ws:/.test(address) && !/^wss:/.test(url)));
+    this.#home = undefined;
+    if (this.#way.length > MOVES_MAX) return this.#elsewhere("the nodes send it round");
+    if (urls.length === 0) return this.#elsewhere("its node has no address for this connection");
+    this.#home = { urls, world };
+    this.#again();
+  }
+
+  /** Tries another address at once. */
+  #again(): void {
+    this.#drop();
+    this.#open();
+  }
+
+  /** The search for the world's node has failed. */
+  #elsewhere(why: string): void {
+    const reason = `another node serves the world, and ${why}; the way: ${this.#way.join(", ")}`;
+    this.#way = [];
+    this.#lost(reason, new ThrongError("world_elsewhere", reason));
   }
 
   #handleRecovery(part: RecoveredChannel): void {

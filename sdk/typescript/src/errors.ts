@@ -8,6 +8,8 @@ export type ErrorCode =
   | "not_connected"
   /** The gateway refused the login, or the matcher a call. */
   | "refused"
+  /** Another node of the cluster serves the world, and the search for it has failed. */
+  | "world_elsewhere"
   /** No packet can hold the message. */
   | "too_large"
   /** The limit of bytes to send, or of events to read, is exceeded. */

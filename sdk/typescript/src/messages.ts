@@ -168,8 +168,9 @@ function readOptions(body: Uint8Array): SubscribeOptions {
 
 /** Bodies of sent messages. */
 export const encode = {
-  auth(pit: string, loginToken: string, resumeToken: Uint8Array | undefined): Uint8Array {
-    return new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true).finish();
+  auth(pit: string, loginToken: string, resumeToken: Uint8Array | undefined, world = ""): Uint8Array {
+    const body = new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true);
+    return body.string(101, world).finish();
   },
 
   create(create: CreateOptions): Uint8Array {
@@ -219,14 +220,27 @@ export const encode = {
 /** Bodies of received messages. */
 export const decode = {
   auth(body: Uint8Array) {
-    const result = { result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() as Uint8Array };
+    const result = {
+      result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() as Uint8Array,
+      elsewhere: undefined as { addresses: string[]; world: string } | undefined,
+    };
     each(body, (reader) => {
       if (reader.field === 1) result.result = reader.uint32();
       else if (reader.field === 2) result.conn = reader.uint32();
       else if (reader.field === 4) result.recovering = reader.bool();
       else if (reader.field === 100) result.resumeToken = reader.bytes().slice();
+      else if (reader.field === 101) result.elsewhere = decode.elsewhere(reader.bytes());
     });
     return result;
+  },
+
+  elsewhere(body: Uint8Array) {
+    const elsewhere = { addresses: [] as string[], world: "" };
+    each(body, (reader) => {
+      if (reader.field === 2) elsewhere.addresses.push(reader.string());
+      else if (reader.field === 3) elsewhere.world = reader.string();
+    });
+    return elsewhere;
   },
 
   created(body: Uint8Array): ChannelInfo & { owner: number } {

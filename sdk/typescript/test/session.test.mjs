@@ -1,8 +1,10 @@
 // Conversations with a real gateway.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { WebSocket } from "ws";
-import { Access, Broadcast, ChannelType, ProtoReader, ProtoWriter, Throng } from "../dist/index.js";
+import { WebSocket, WebSocketServer } from "ws";
+import {
+  Access, Broadcast, ChannelType, encodeEntry, encodeFrame, FrameReader, ProtoReader, ProtoWriter, Throng,
+} from "../dist/index.js";
 import { program, startGateway, startProxy } from "./gateway.mjs";
 
 const CHAT = "chatpb.ChatChannelData";
@@ -46,6 +48,45 @@ before(async () => {
 after(async () => {
   for (const throng of open) throng.close();
   await gateway?.stop();
+});
+
+/** A node that serves no world and names addresses of another one. */
+const startElsewhere = async (addresses) => {
+  const asked = [];
+  const server = new WebSocketServer({ port: 0, host: "127.0.0.1" });
+  await new Promise((resolve) => server.once("listening", resolve));
+  server.on("connection", (socket) =>
+    socket.on("message", (data) => {
+      const [message] = new FrameReader().feed(new Uint8Array(data));
+      const login = new ProtoReader(message.body);
+      let world = "";
+      while (login.next()) if (login.field === 101) world = login.string();
+      asked.push(world);
+      const body = new ProtoWriter().uint32(1, 2).message(101, (elsewhere) => {
+        elsewhere.string(1, "world_elsewhere");
+        for (const address of addresses) elsewhere.string(2, address);
+        elsewhere.string(3, "main");
+      });
+      socket.send(encodeFrame([encodeEntry({ ...message, broadcast: 0, body: body.finish() })]));
+    }),
+  );
+  return { url: `ws://127.0.0.1:${server.address().port}`, asked, addresses, stop: () => server.close() };
+};
+
+test("a login goes to the node that serves its world, and gives up after three moves", async () => {
+  const node = await startElsewhere(["tcp://127.0.0.1:1", "ws://127.0.0.1:1", gateway.clients]);
+  const alice = await connect("alice", { world: "hub" }, node.url);
+  assert.deepEqual([node.asked, alice.isOpen], [["hub"], true]);
+  node.stop();
+  const round = await startElsewhere([]);
+  round.addresses.push(round.url);
+  const error = await connect("alice", {}, round.url).catch((error) => error);
+  assert.equal(error.code, "world_elsewhere", error.message);
+  assert.deepEqual(round.asked, ["", "main", "main", "main"]);
+  round.stop();
+  const none = await startElsewhere(["tcp://127.0.0.1:1"]);
+  await assert.rejects(connect("alice", {}, none.url), { code: "world_elsewhere" });
+  none.stop();
 });
 
 test("channels are created, listed, subscribed to, updated and removed", async () => {

@@ -88,7 +88,7 @@ macro_rules! layout {
 #[test]
 fn both_lay_structures_out_alike() {
     let expected: &[(String, usize)] = layout! {
-        "throng_options" ThrongOptions { size, endpoint, pit, login_token, ca_pem, kind, reconnects }
+        "throng_options" ThrongOptions { size, endpoint, pit, login_token, ca_pem, kind, reconnects, world }
         "throng_subscription" ThrongSubscription { size, access, interval_ms, receive_own, skip_first }
         "throng_create" ThrongCreate {
             size, channel_type, metadata, data_type, data, data_size, list_size_limit, truncate_top, replace_list,

@@ -1,6 +1,7 @@
 //! Mistakes of C callers are errors with texts, not crashes.
 
 use std::ffi::{CStr, CString, c_char};
+use std::mem::offset_of;
 use std::ptr;
 
 use throng_client_ffi::*;
@@ -21,6 +22,7 @@ fn options(endpoint: *const c_char) -> ThrongOptions {
         ca_pem: ptr::null(),
         kind: THRONG_CLIENT,
         reconnects: 0,
+        world: ptr::null(),
     }
 }
 
@@ -50,6 +52,15 @@ fn null_sizes_and_endpoints_are_checked() {
             failed(throng_connect(&options(secret.as_ptr()), &raw mut client), THRONG_ERROR_CONNECT)
                 .contains("tls://127.0.0.1:1")
         );
+        // Of an older caller, what its structure does not have is not read.
+        let older = ThrongOptions {
+            size: offset_of!(ThrongOptions, world),
+            world: bad_text.as_ptr(),
+            ..options(closed.as_ptr())
+        };
+        failed(throng_connect(&older, &raw mut client), THRONG_ERROR_CONNECT);
+        let not_text = ThrongOptions { world: bad_text.as_ptr(), ..options(closed.as_ptr()) };
+        assert!(failed(throng_connect(&not_text, &raw mut client), THRONG_ERROR_ARGUMENT).contains("world"));
         let wrong_kind = ThrongOptions { kind: 7, ..options(closed.as_ptr()) };
         failed(throng_connect(&wrong_kind, &raw mut client), THRONG_ERROR_ARGUMENT);
         assert!(client.is_null());

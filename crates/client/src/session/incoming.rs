@@ -55,6 +55,10 @@ impl Session {
             });
             return Some(());
         }
+        if let Some(pb::Elsewhere { addresses, world, .. }) = body.elsewhere {
+            self.close(CloseReason::Elsewhere { addresses, world, way: Vec::new() });
+            return Some(());
+        }
         if outcome != AuthOutcome::Successful {
             self.state = State::Authenticating { deadline: None };
             self.push(Event::AuthRefused { outcome });

@@ -8,8 +8,8 @@ use futures_util::{SinkExt as _, StreamExt as _};
 use prost::Message as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use throng_client::{
-    Backoff, ChannelId, ChannelType, Client, ConnId, ConnectError, CreateChannel, Endpoint, Event,
-    RequestError, SessionConfig, msg_type, tls_trusting,
+    Backoff, ChannelId, ChannelType, Client, CloseReason, ConnId, ConnectError, CreateChannel, Endpoint,
+    Event, RequestError, SessionConfig, msg_type, tls_trusting,
 };
 use throng_wire::frame::FrameReader;
 use throng_wire::{FrameWriter, MessagePack, channeldpb as pb};
@@ -22,6 +22,8 @@ use tokio_tungstenite::tungstenite;
 struct StandIn {
     reader: FrameReader,
     resumed_with: Vec<u8>,
+    /// Addresses of the node that serves the world; it serves none itself then.
+    elsewhere: Vec<String>,
 }
 
 impl StandIn {
@@ -48,10 +50,17 @@ impl StandIn {
             msg_type::AUTH => {
                 let body = pb::AuthMessage::decode(message.body).expect("an AuthMessage");
                 self.resumed_with = body.resume_token.unwrap_or_default();
+                let elsewhere = (!self.elsewhere.is_empty()).then(|| pb::Elsewhere {
+                    reason: "world_elsewhere".to_owned(),
+                    addresses: self.elsewhere.clone(),
+                    world: format!("{}!", body.world.as_deref().unwrap_or_default()),
+                });
+                let is_negative = body.login_token == "wrong" || elsewhere.is_some();
                 let result = pb::AuthResultMessage {
-                    result: if body.login_token == "wrong" { 2 } else { 0 },
+                    result: if is_negative { 2 } else { 0 },
                     conn_id: if self.resumed_with.is_empty() { 5 } else { 6 },
                     resume_token: b"token".to_vec(),
+                    elsewhere,
                     ..Default::default()
                 };
                 writer.push_message(message, &result, out)
@@ -89,12 +98,54 @@ async fn listen() -> (TcpListener, String) {
 
 async fn serve_tcp() -> Endpoint {
     let (listener, address) = listen().await;
+    serve_at(listener, Vec::new());
+    Endpoint::tcp(address)
+}
+
+/// Serves, or names addresses of another node.
+fn serve_at(listener: TcpListener, elsewhere: Vec<String>) {
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(StandIn::default().serve(stream));
+            let elsewhere = elsewhere.clone();
+            tokio::spawn(StandIn { elsewhere, ..StandIn::default() }.serve(stream));
         }
     });
-    Endpoint::tcp(address)
+}
+
+#[tokio::test]
+async fn goes_to_the_node_that_serves_its_world_and_gives_up_after_three_moves() {
+    let config = || SessionConfig { world: Some("hub".to_owned()), ..SessionConfig::client("alice", "") };
+    let (home, address) = listen().await;
+    serve_at(home, Vec::new());
+    let (first, at_first) = listen().await;
+    // An address that is none for this client, one that does not answer, and the right one.
+    let (silent, dead) = listen().await;
+    drop(silent);
+    let addresses = [format!("kcp://{address}"), format!("tcp://{dead}"), format!("tcp://{address}")];
+    serve_at(first, addresses.to_vec());
+    let (client, mut events) = Client::connect(Endpoint::tcp(&at_first), config()).await.expect("its home");
+    assert!(matches!(events.next().await, Some(Event::Authenticated { .. })), "and nothing else");
+    client.create_channel(CreateChannel::new(ChannelType::SUBWORLD)).await.expect("an answer");
+
+    // Two nodes that send it to each other.
+    let ((one, at_one), (two, at_two)) = (listen().await, listen().await);
+    serve_at(one, vec![format!("tcp://{at_two}")]);
+    serve_at(two, vec![format!("tcp://{at_one}")]);
+    let lost = |config| Client::connect(Endpoint::tcp(&at_one), config);
+    let Err(ConnectError::Closed(reason)) = lost(config()).await else { panic!("it is nowhere") };
+    let way = [&at_one, &at_two, &at_one].map(|address| format!("tcp://{address}"));
+    let CloseReason::Elsewhere { addresses, world, way: gone } = &reason else { panic!("{reason}") };
+    assert_eq!((&addresses[..], &gone[..]), (&[format!("tcp://{at_one}")][..], &way[..]));
+    assert_eq!(world, "hub!!!!", "each node was asked for the world that the one before named");
+    assert!(reason.to_string().contains("world_elsewhere"), "{reason}");
+    // One that does not go there is told at once.
+    let Err(ConnectError::Closed(reason)) = lost(SessionConfig { moves_max: 0, ..config() }).await else {
+        panic!("it is elsewhere")
+    };
+    let expected = vec![format!("tcp://{at_two}")];
+    assert!(
+        matches!(&reason, CloseReason::Elsewhere { addresses, way, .. } if *addresses == expected && way.is_empty())
+    );
 }
 
 /// Creates a channel, sends a message and gets it back.

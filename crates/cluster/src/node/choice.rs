@@ -9,7 +9,7 @@ use crate::record::{Home, NodeRecord, NodeState, WorldRecord};
 /// Reason why there is no home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoHome {
-    /// This node does not know the class, so it cannot choose.
+    /// No node knows the class.
     UnknownClass,
     /// No node that knows the class has room.
     NoRoom,
@@ -17,25 +17,36 @@ pub(super) enum NoHome {
 
 impl Node {
     /// Chooses a home: of the first two by hash, among the nodes that have room, the one with less
-    /// load.
+    /// load. If no node has the world's class with the settings of `record` any more, the world
+    /// gets those of its home.
     pub(super) fn choose(
         &mut self,
         world: &Name,
-        record: &WorldRecord,
+        record: &mut WorldRecord,
         without: Option<&Name>,
     ) -> Result<Home, NoHome> {
-        let class = self.setup.classes.get(&record.class).filter(|class| class.hash == record.class_hash);
-        let Some(class) = class else { return Err(NoHome::UnknownClass) };
         self.avoided
             .retain(|name, revision| self.nodes.get(name).is_some_and(|slot| slot.revision == *revision));
+        let mut hashes = self.nodes.iter().filter_map(|(name, slot)| {
+            let node = slot.known.record().filter(|node| node.state == NodeState::Up)?;
+            self.class_of(name, node, &record.class).filter(|_| without != Some(name))
+        });
+        let first = hashes.next();
+        let is_kept = first.is_some_and(|first| *first == record.class_hash)
+            || hashes.any(|hash| *hash == record.class_hash);
+        if first.is_none() {
+            return Err(NoHome::UnknownClass);
+        }
+        let labels = self.setup.classes.get(&record.class).map(|class| &class.labels);
         let mut best: [Option<(u64, &Name, &NodeRecord)>; 2] = [None, None];
         for (name, slot) in &self.nodes {
             let Some(node) = slot.known.record() else { continue };
+            let hash = self.class_of(name, node, &record.class);
             let is_candidate = node.state == NodeState::Up
                 && without != Some(name)
                 && !self.avoided.contains_key(name)
-                && node.classes.get(&record.class) == Some(&record.class_hash)
-                && class.labels.iter().all(|(label, value)| node.labels.get(label) == Some(value))
+                && hash.is_some_and(|hash| !is_kept || *hash == record.class_hash)
+                && labels.into_iter().flatten().all(|(label, value)| node.labels.get(label) == Some(value))
                 && self.room(name, node) > 0
                 && (*name != self.setup.node || !self.drain.is_active());
             if !is_candidate {
@@ -52,9 +63,18 @@ impl Node {
             }
         }
         let chosen = best.into_iter().flatten().min_by_key(|(_, name, node)| self.load_permille(name, node));
-        chosen
-            .map(|(_, name, node)| Home { node: name.clone(), incarnation: node.incarnation })
-            .ok_or(NoHome::NoRoom)
+        let (_, name, node) = chosen.ok_or(NoHome::NoRoom)?;
+        if let Some(hash) = self.class_of(name, node, &record.class) {
+            hash.clone_into(&mut record.class_hash);
+        }
+        Ok(Home { node: name.clone(), incarnation: node.incarnation })
+    }
+
+    /// Hash of the settings that a node has for a class.
+    fn class_of<'a>(&'a self, name: &Name, node: &'a NodeRecord, class: &Name) -> Option<&'a String> {
+        // Those of this node may be newer than its record.
+        let node = if *name == self.setup.node { &self.setup.record } else { node };
+        node.classes.get(class)
     }
 
     /// Number of candidates that claim this world before this node.

@@ -179,8 +179,8 @@ impl Node {
             .filter(|(_, held)| held.stage == Stage::Serving && (is_over || held.players == 0))
             .min_by_key(|(_, held)| held.players)
             .map(|(world, held)| (world.clone(), held.record.clone()));
-        let Some((world, record)) = next else { return };
-        if self.choose(&world, &record, Some(&own)).is_err() {
+        let Some((world, mut record)) = next else { return };
+        if self.choose(&world, &mut record, Some(&own)).is_err() {
             // Better served here than nowhere.
             self.drain.retry_at = Some(now + RENEWAL);
             return;
@@ -207,7 +207,7 @@ impl Node {
         if slot.pending.is_some() || slot.flight.is_some() || stage == Stage::Freezing {
             return Some(moving);
         }
-        let record = record.filter(|record| record.state == WorldState::Serving)?;
+        let mut record = record.filter(|record| record.state == WorldState::Serving)?;
         if stage != Stage::Stopped {
             return None;
         }
@@ -215,7 +215,7 @@ impl Node {
             return Some(moving);
         }
         let own = self.setup.node.clone();
-        match self.choose(&moving.world, &record, Some(&own)) {
+        match self.choose(&moving.world, &mut record, Some(&own)) {
             Ok(home) => {
                 self.assign(now, &moving.world, record, Some(home), "its home drains", false);
                 Some(moving)

@@ -348,8 +348,7 @@ impl Node {
     /// Creates a node that wants its name. `seed` must differ between all processes.
     #[must_use]
     pub fn new(mut setup: Setup, seed: u64, now: Instant) -> Node {
-        setup.record.classes =
-            setup.classes.iter().map(|(name, class)| (name.clone(), class.hash.clone())).collect();
+        setup.record.classes = hashes(&setup.classes);
         let writer = Rng::new(seed).next_u32();
         Node {
             phase: Phase::Joining(lease::Joining::default()),
@@ -476,6 +475,15 @@ impl Node {
     pub fn handle_load(&mut self, now: Instant, load_permille: u16, free_worlds: u32) {
         self.observe(now);
         (self.setup.record.load_permille, self.setup.record.free_worlds) = (load_permille, free_worlds);
+        self.step(now);
+    }
+
+    /// The classes have changed, for worlds that open from now on. The next renewal says so.
+    pub fn handle_classes(&mut self, now: Instant, classes: BTreeMap<Name, Class>) {
+        self.observe(now);
+        self.setup.record.classes = hashes(&classes);
+        self.setup.classes = classes;
+        self.renew_soon(now);
         self.step(now);
     }
 
@@ -726,6 +734,11 @@ impl Node {
             self.wakes.insert((at, Wake::World(name.clone())));
         }
     }
+}
+
+/// The classes of a node as its record has them.
+fn hashes(classes: &BTreeMap<Name, Class>) -> BTreeMap<Name, String> {
+    classes.iter().map(|(name, class)| (name.clone(), class.hash.clone())).collect()
 }
 
 /// Keeps a record that the node only shows.

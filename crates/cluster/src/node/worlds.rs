@@ -696,11 +696,17 @@ impl Node {
 
     /// Gives a world that this node cannot take to another; closes it if no node has room.
     fn pass_on(&mut self, now: Instant, name: &Name, mut record: WorldRecord, own: &Name) {
-        match self.choose(name, &record, Some(own)) {
+        let knows = self.setup.record.classes.get(&record.class);
+        let has_others = knows.is_some_and(|hash| *hash != record.class_hash);
+        match self.choose(name, &mut record, Some(own).filter(|_| !has_others)) {
             Ok(home) => self.assign(now, name, record, Some(home), "passed on", false),
-            Err(_) => {
+            Err(none) => {
                 self.stats.no_room += 1;
-                "no node has room".clone_into(&mut record.why);
+                let why = match none {
+                    NoHome::NoRoom => "no node has room",
+                    NoHome::UnknownClass => "no node knows its class",
+                };
+                why.clone_into(&mut record.why);
                 self.write_world(now, name, record, WorldState::Closed, WorldWrite::Closed);
             }
         }
@@ -717,7 +723,7 @@ impl Node {
         why: &str,
         is_claim: bool,
     ) {
-        let home = match home.map_or_else(|| self.choose(name, &record, None), Ok) {
+        let home = match home.map_or_else(|| self.choose(name, &mut record, None), Ok) {
             Ok(home) => home,
             Err(none) => {
                 if none == NoHome::NoRoom {

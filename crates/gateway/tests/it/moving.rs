@@ -12,7 +12,7 @@ use throng_gateway::{
 };
 use throng_stdx::Instant;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
-use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, ListChannelMessage, MessageType};
+use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, Elsewhere, ListChannelMessage, MessageType};
 use throng_wire::{FrameReader, FrameWriter, MessagePack};
 
 use crate::common::{UNIX_START_NS, schemas};
@@ -126,11 +126,7 @@ impl World {
         outbox.gather(&mut slices);
         let bytes = slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
         shard.handle_written(self.now, peer.conn, bytes.len());
-        let fed = FrameReader::default().feed(&bytes, &mut |packet| {
-            messages.extend(packet.messages().map(|message| (message.msg_type, message.body.to_vec())));
-            ControlFlow::Continue(())
-        });
-        fed.expect("whole frames");
+        messages.extend(read(&bytes));
         messages
     }
 
@@ -142,6 +138,17 @@ impl World {
         let closures = self.shards.iter().flat_map(|shard| shard.closures());
         closures.filter(|closure| closure.reason == reason).count()
     }
+}
+
+/// The messages of whole frames.
+fn read(bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    let mut messages = Vec::new();
+    let fed = FrameReader::default().feed(bytes, &mut |packet| {
+        messages.extend(packet.messages().map(|message| (message.msg_type, message.body.to_vec())));
+        ControlFlow::Continue(())
+    });
+    fed.expect("whole frames");
+    messages
 }
 
 fn frame(msg_type: MessageType, body: &impl Message) -> Vec<u8> {
@@ -328,6 +335,23 @@ fn a_token_of_a_world_that_is_gone_leads_to_an_ordinary_login() {
     main.answer(ticket, Verdict::Success);
     let result = result(&main.take(peer));
     assert_eq!((result.result, result.resume_token.len()), (0, 24));
+}
+
+#[test]
+fn one_whose_world_another_node_serves_is_told_the_way_and_closed() {
+    let mut main = World::new(0, 2, |_| {});
+    let peer = main.accept();
+    main.send(peer, &auth("p", Some(Vec::new())));
+    let ticket = main.ticket();
+    let addresses = vec!["tcp://10.0.0.2:12108".to_owned()];
+    main.answer(ticket, Verdict::OtherNode { world: "hub".to_owned(), addresses: addresses.clone() });
+    let (_, Effect::Close { conn, reason, flush }) = main.effect() else { panic!("a closure") };
+    assert_eq!((conn, reason), (peer.conn, CloseReason::WorldElsewhere));
+    let answer = result(&read(&flush));
+    assert_eq!((answer.result, answer.resume_token), (AuthResult::InvalidLt as i32, Vec::new()));
+    let elsewhere = Elsewhere { reason: "world_elsewhere".to_owned(), addresses, world: "hub".to_owned() };
+    assert_eq!(answer.elsewhere, Some(elsewhere));
+    assert_eq!(main.shards[0].stats().bans, 0, "no failed login");
 }
 
 #[test]

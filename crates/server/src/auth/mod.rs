@@ -173,7 +173,7 @@ impl Logins {
         asked: Option<Box<str>>,
         now: Instant,
     ) -> Option<Verdict> {
-        let (addr, requested) = (login.addr, asked.clone());
+        let (addr, kind, requested) = (login.addr, login.kind, asked.clone());
         let settle = move |mailboxes: &[Mailbox], worlds: &Worlds, judged: Judgement| {
             let asked = asked.as_deref().map(|world| WorldRequest { world, addr, now });
             worlds.settle(to.world, judged, asked, giving(mailboxes))
@@ -211,7 +211,10 @@ impl Logins {
             drop(pending);
             let verdict = match (lobby, cluster) {
                 (None, _) => settle(&mailboxes, &worlds, judged),
-                (Some(_), Some(cluster)) => cluster.settle(&worlds, judged, requested.as_deref()).await,
+                (Some(_), Some(cluster)) => {
+                    let asked = requested.as_deref().map(|world| WorldRequest { world, addr, now });
+                    cluster.settle(kind, judged, asked).await
+                }
                 // The node starts.
                 (Some(_), None) => Verdict::Refused(CloseReason::WorldUnavailable),
             };

@@ -1,6 +1,7 @@
 //! The directory of a cluster in a key-value bucket of NATS.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_nats::jetstream::context::{CreateKeyValueErrorKind, GetStreamErrorKind, PublishErrorKind};
@@ -8,7 +9,7 @@ use async_nats::jetstream::kv::{self, Operation, Store};
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{Info, LastRawMessageErrorKind, StorageType, Stream};
 use async_nats::jetstream::{self, Context, ErrorCode};
-use async_nats::{Client, ConnectErrorKind, ConnectOptions};
+use async_nats::{Client, ConnectErrorKind, ConnectOptions, ServerError};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use throng_cluster::{Action, ClusterRecord, DirectoryResult, Key, Name};
@@ -29,6 +30,9 @@ const REST: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_secs(5);
 /// Time for which the mark of a deletion is kept.
 const MARK: Duration = Duration::from_secs(3_600);
+/// Room that the bucket reserves, and never needs: 100,000 records have less than 1 KiB each. A
+/// server or an account without it refuses the bucket when it is made, not a node's lease later.
+const ROOM_BYTES: i64 = 256 << 20;
 /// Entries of the watch that wait for the driver. Beyond, the watch waits, and NATS behind it.
 const ENTRIES_MAX: usize = 4_096;
 
@@ -41,6 +45,8 @@ pub(crate) struct Bus {
     url: String,
     /// Changes of the connection up to now: with an odd number it is connected.
     changes: watch::Receiver<u64>,
+    /// The latest act that the server has forbidden.
+    denied: Arc<Mutex<Option<String>>>,
 }
 
 /// The bucket of a cluster. Cheap to clone.
@@ -85,6 +91,8 @@ impl Bus {
                 .map_err(|error| format!("`cluster.{key}`: cannot read `{path}`: {error}"))
         };
         let (changed, changes) = watch::channel(0_u64);
+        let denied = Arc::<Mutex<Option<String>>>::default();
+        let noted = Arc::clone(&denied);
         let mut options = ConnectOptions::new()
             .name(format!("throng node {node}"))
             .custom_inbox_prefix(format!("_INBOX.throng.{node}"))
@@ -93,6 +101,11 @@ impl Bus {
             .max_reconnects(None)
             .reconnect_delay_callback(|attempts| if attempts <= 1 { Duration::ZERO } else { REST })
             .event_callback(move |event| {
+                if let async_nats::Event::ServerError(ServerError::Other(error)) = &event
+                    && error.to_ascii_lowercase().starts_with("permissions violation")
+                {
+                    *noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.clone());
+                }
                 changed.send_modify(|changes| {
                     *changes += match event {
                         async_nats::Event::Connected => 1 - *changes % 2,
@@ -140,7 +153,7 @@ impl Bus {
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
         let cluster = Name::new(&keys.name).map_err(|why| format!("bad value for `cluster.name`: {why}"))?;
-        Ok(Bus { client, context, bucket: bucket(&cluster), url, changes })
+        Ok(Bus { client, context, bucket: bucket(&cluster), url, changes, denied })
     }
 
     /// Makes the bucket of the cluster with its first record. Does nothing if both are there.
@@ -157,6 +170,7 @@ impl Bus {
             storage: StorageType::File,
             num_replicas: replicas,
             limit_markers: Some(MARK),
+            max_bytes: ROOM_BYTES,
             ..kv::Config::default()
         };
         if let Err(error) = self.context.create_key_value(config).await {
@@ -170,12 +184,13 @@ impl Bus {
                      cluster, or set `cluster.replicas = 1`, with which one lost disk is the end of the directory",
                     self.bucket
                 ),
-                _ if why.contains("10047") || why.contains("10023") || why.contains("resources") => format!(
-                    "NATS has no room for the bucket `{}`: {why}; raise the server's `max_file_store` or the \
-                     account's limit of disk storage",
-                    self.bucket
+                _ if why.contains("10047") || why.contains("10023") || why.contains("resource") => format!(
+                    "NATS has no room for the bucket `{}`, which reserves {} MiB: {why}; raise the server's \
+                     `max_file_store` or the account's limit of disk storage",
+                    self.bucket,
+                    ROOM_BYTES >> 20
                 ),
-                _ => format!("the bucket `{}` cannot be made: {why}", self.bucket),
+                _ => self.explained(format!("the bucket `{}` cannot be made: {why}", self.bucket)),
             });
         }
         let directory = self.open(settings).await?;
@@ -197,11 +212,14 @@ impl Bus {
             Ok(_) => Ok(()),
             Err(error) => {
                 let why = with_source(&error);
-                Err(format!(
-                    "{} has no JetStream for this account ({why}); start nats-server with `--jetstream`, and \
-                     allow it for the account",
-                    self.url
-                ))
+                let denied = self.denied();
+                Err(denied.unwrap_or_else(|| {
+                    format!(
+                        "{} has no JetStream for this account ({why}); start nats-server with `--jetstream`, and \
+                         allow it for the account",
+                        self.url
+                    )
+                }))
             }
         }
     }
@@ -222,11 +240,19 @@ impl Bus {
                         format!("there is no bucket `{}`; `throng cluster init` makes it", self.bucket)
                     }
                     GetStreamErrorKind::JetStream(error) => {
+                        self.jetstream().await?;
                         format!("the bucket `{}` cannot be used: {error}", self.bucket)
                     }
                     _ => {
-                        self.jetstream().await?;
-                        format!("the bucket `{}` does not answer: {}", self.bucket, with_source(&error))
+                        let why =
+                            format!("the bucket `{}` does not answer: {}", self.bucket, with_source(&error));
+                        match self.denied() {
+                            Some(denied) => denied,
+                            None => {
+                                self.jetstream().await?;
+                                why
+                            }
+                        }
                     }
                 });
             }
@@ -254,6 +280,40 @@ impl Bus {
         let store =
             store.map_err(|error| format!("the bucket `{}`: {}", self.bucket, with_source(&error)))?;
         Ok(Directory { bus: self.clone(), stream, store })
+    }
+
+    /// The latest act that the server has forbidden, with the way out.
+    fn denied(&self) -> Option<String> {
+        let denied = self.denied.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        denied.map(|error| {
+            format!(
+                "{} forbids what a node does: {error}; `throng cluster init --print-permissions` prints what its \
+                 account needs",
+                self.url
+            )
+        })
+    }
+
+    /// An error, or what the server has forbidden, which is then its reason.
+    pub(crate) fn explained(&self, why: String) -> String {
+        self.denied().unwrap_or(why)
+    }
+
+    /// Tries what a node does besides reading and writing: the account's state, deleting a consumer
+    /// (one that does not exist), and the flow control of a watch.
+    ///
+    /// # Errors
+    /// What the server forbids.
+    pub(crate) async fn try_permissions(&self) -> Result<(), String> {
+        let flow = self.client.publish("$JS.FC.check", Bytes::new()).await;
+        flow.map_err(|error| self.explained(with_source(&error)))?;
+        let subject = format!("CONSUMER.DELETE.KV_{}.none", self.bucket);
+        let deleted: Result<jetstream::response::Response<serde_json::Value>, _> =
+            self.context.request(subject, &()).await;
+        deleted.map_err(|error| self.explained(with_source(&error)))?;
+        self.jetstream().await?;
+        // The server has named a forbidden act before its later answers.
+        self.denied().map_or(Ok(()), Err)
     }
 
     /// The servers, without passwords.

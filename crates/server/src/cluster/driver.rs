@@ -12,21 +12,21 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
-    Node, NodeState, Refusal, RequestId, WorldState,
+    Node, NodeState, Refusal, RequestId, WorldRecord, WorldState,
 };
-use throng_gateway::{CloseReason, Verdict};
+use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
 use throng_stdx::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
-use super::{Command, End, Shared};
+use super::{Command, End, EntryRequest, Shared};
 use crate::fence::Fence;
 use crate::mailbox::{Mailbox, Post};
 use crate::process::{ProcessFigures, memory_limit};
 use crate::world::World;
-use crate::worlds::Worlds;
+use crate::worlds::{WorldRequest, Worlds};
 
 /// Requests to the directory that are in flight at a time.
 const REQUESTS_MAX: usize = 256;
@@ -51,8 +51,9 @@ pub(super) struct Parts {
     pub(super) addresses: Vec<Address>,
     pub(super) worlds_max: u32,
     pub(super) connections_max: usize,
-    /// Worlds that are to be open, by the settings.
-    pub(super) wanted: Vec<Name>,
+    /// Worlds that are to be open by the settings, with their classes. They stay open without
+    /// connections.
+    pub(super) wanted: BTreeMap<Name, Name>,
 }
 
 /// A world of this node.
@@ -63,6 +64,18 @@ struct Here {
     epoch: u64,
     is_served: bool,
     players: u32,
+    /// Time without connections after which it closes, and when that began.
+    idle: Option<Duration>,
+    deserted_from: Instant,
+}
+
+/// A login that waits for the home of its world.
+struct Arrival {
+    world: Name,
+    kind: ConnKind,
+    /// It may enter only because it asks for the world.
+    has_asked: bool,
+    reply: oneshot::Sender<Verdict>,
 }
 
 type Flight =
@@ -77,7 +90,7 @@ pub(super) struct Driver {
     /// Workers that have stopped serving a world.
     frozen: mpsc::UnboundedReceiver<(Name, u64)>,
     freezes: mpsc::UnboundedSender<(Name, u64)>,
-    arrivals: BTreeMap<u64, oneshot::Sender<Verdict>>,
+    arrivals: BTreeMap<u64, Arrival>,
     next_arrival: u64,
     /// Keys with a value, and those that were read since the gap.
     known: BTreeSet<String>,
@@ -117,8 +130,8 @@ impl Driver {
     pub(super) async fn run(mut self) {
         let mut news = self.parts.directory.watch();
         let now = self.parts.clock.now();
-        for world in std::mem::take(&mut self.parts.wanted) {
-            self.open(now, world);
+        for (world, class) in self.parts.wanted.clone() {
+            self.open(now, world, class);
         }
         loop {
             if let Some(end) = self.act() {
@@ -152,27 +165,61 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, now: Instant, world: Name) {
+    fn open(&mut self, now: Instant, world: Name, class: Name) {
         let is_served =
             self.parts.core.world(&world).is_some_and(|record| record.state == WorldState::Serving);
         if !is_served {
             self.wanted_since.entry(world.clone()).or_insert(now);
         }
-        // The name of the one class is a name.
-        if let Ok(class) = Name::new(CLASS) {
-            self.parts.core.handle_open(now, world, class, false);
+        self.parts.core.handle_open(now, world, class, false);
+    }
+
+    /// The class with which a login may open its world.
+    ///
+    /// # Errors
+    /// It may not enter the world.
+    fn class_for(&mut self, world: &Name, asked: Option<EntryRequest>) -> Result<Option<Name>, CloseReason> {
+        let Some(EntryRequest { addr, now }) = asked else { return Ok(None) };
+        let core = &self.parts.core;
+        let is_open =
+            |record: &&WorldRecord| matches!(record.state, WorldState::Assigned | WorldState::Serving);
+        if let Some(record) = core.world(world).filter(is_open) {
+            return if self.admits_all(record) { Ok(None) } else { Err(CloseReason::UnknownWorld) };
         }
+        let count = |class: &str| {
+            let of_class =
+                |record: &WorldRecord| record.class.as_str() == class && record.state != WorldState::Closed;
+            core.worlds().filter(|(_, record)| of_class(record)).count()
+        };
+        let asked = WorldRequest { world: world.as_str(), addr, now };
+        let class = self.parts.worlds.class_to_create(asked, count)?;
+        Ok(Name::new(&class).ok())
+    }
+
+    /// Returns whether connections without a credential for a world may enter it.
+    fn admits_all(&self, record: &WorldRecord) -> bool {
+        self.parts.worlds.class(record.class.as_str()).is_ok_and(|class| class.open)
     }
 
     fn command(&mut self, command: Command) {
         let now = self.parts.clock.now();
         match command {
-            Command::Arrive { world, reply } => {
-                self.next_arrival += 1;
-                self.arrivals.insert(self.next_arrival, reply);
-                self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, None);
+            Command::Arrive { world, kind, asked, reply } => match self.class_for(&world, asked) {
+                Ok(class) => {
+                    self.next_arrival += 1;
+                    let arrival = Arrival { world: world.clone(), kind, has_asked: asked.is_some(), reply };
+                    self.arrivals.insert(self.next_arrival, arrival);
+                    self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, class);
+                }
+                // Its connection may be gone.
+                Err(reason) => drop(reply.send(Verdict::Refused(reason))),
+            },
+            Command::Open(world, class) => self.open(now, world, class),
+            Command::Reconfigure(settings) => {
+                let super::Reconfigured { core, classes, hashes } = *settings;
+                self.parts.worlds.reconfigure(&core, classes);
+                self.parts.core.handle_classes(now, hashes);
             }
-            Command::Open(world) => self.open(now, world),
             Command::Close(world) => self.parts.core.handle_close(now, &world),
             Command::Drain(wait) => self.parts.core.handle_drain(now, Some(wait)),
             Command::Stop => self.parts.core.handle_stop(now),
@@ -319,7 +366,7 @@ impl Driver {
             }
             Event::Failed(failure) => return Some(End::Failed(self.explain(&failure))),
             Event::Left => return Some(End::Left),
-            Event::Open { world, epoch, .. } => self.make(world, epoch),
+            Event::Open { world, epoch, class, .. } => self.make(world, &class, epoch),
             Event::Serve { world, epoch, .. } => {
                 tracing::info!(%world, epoch, "this node serves the world");
                 self.serve(&world, epoch);
@@ -346,39 +393,75 @@ impl Driver {
                 }
             }
             Event::Arrived { arrival, answer } => {
+                let Some(arrival) = self.arrivals.remove(&arrival.0) else { return None };
                 let verdict = match answer {
+                    Answer::Here { .. } | Answer::Elsewhere { .. } if !self.may_enter(&arrival) => {
+                        Verdict::Refused(CloseReason::UnknownWorld)
+                    }
                     Answer::Here { .. } => Verdict::Success,
-                    Answer::Elsewhere { .. } => Verdict::Refused(CloseReason::WorldElsewhere),
+                    Answer::Elsewhere { addresses, .. } => {
+                        let kind = match arrival.kind {
+                            ConnKind::Client => "client",
+                            ConnKind::Server => "server",
+                        };
+                        let url = |each: Address| format!("{}://{}", each.transport, each.address);
+                        let addresses = addresses.into_iter().filter(|each| each.kind == kind).map(url);
+                        Verdict::OtherNode {
+                            world: arrival.world.to_string(),
+                            addresses: addresses.collect(),
+                        }
+                    }
                     Answer::Refused(Refusal::Unavailable) => Verdict::Refused(CloseReason::WorldUnavailable),
                     Answer::Refused(Refusal::NoRoom) => Verdict::Refused(CloseReason::NoRoom),
                     Answer::Refused(Refusal::UnknownWorld) => Verdict::Refused(CloseReason::UnknownWorld),
                 };
-                if let Some(reply) = self.arrivals.remove(&arrival.0) {
-                    // Its connection may be gone.
-                    let _ = reply.send(verdict);
+                if verdict == Verdict::Success
+                    && let Some(here) = self.here.get_mut(&arrival.world)
+                {
+                    // It comes for it.
+                    here.deserted_from = self.parts.clock.now();
                 }
+                // Its connection may be gone.
+                let _ = arrival.reply.send(verdict);
             }
         }
         None
     }
 
     /// Makes a world that was assigned to this node. Its fence is closed until it is served.
-    fn make(&mut self, world: Name, epoch: u64) {
+    fn make(&mut self, world: Name, class: &Name, epoch: u64) {
         let now = self.parts.clock.now();
         let fence = Arc::new(Fence::default());
-        let mailboxes = &self.parts.mailboxes;
+        let (mailboxes, worlds) = (&self.parts.mailboxes, &self.parts.worlds);
         let give = |worker, parts| mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)));
-        let opened = self.parts.worlds.open_behind(Arc::clone(&fence), world.as_str(), give);
+        let class = Some(class.as_str()).filter(|class| *class != CLASS);
+        let lasting = self.parts.wanted.contains_key(&world);
+        let opened = worlds.open_behind(Arc::clone(&fence), (world.as_str(), class), lasting, give);
         let is_made = opened.is_ok();
         match opened {
             Ok(open) => {
-                let (number, worker) = (open.world, open.worker);
-                let here = Here { fence, world: number, worker, epoch, is_served: false, players: 0 };
+                let idle_s =
+                    class.and_then(|class| worlds.class(class).ok()).map_or(0, |keys| keys.world_idle_s);
+                let here = Here {
+                    fence,
+                    world: open.world,
+                    worker: open.worker,
+                    epoch,
+                    is_served: false,
+                    players: 0,
+                    idle: Some(Duration::from_secs(idle_s)).filter(|idle| !lasting && !idle.is_zero()),
+                    deserted_from: now,
+                };
                 self.here.insert(world.clone(), here);
             }
             Err(why) => tracing::error!(%world, why, "the world cannot be opened here"),
         }
         self.parts.core.handle_opened(now, &world, epoch, is_made);
+    }
+
+    fn may_enter(&self, arrival: &Arrival) -> bool {
+        let record = || self.parts.core.world(&arrival.world);
+        !arrival.has_asked || record().is_some_and(|record| self.admits_all(record))
     }
 
     fn serve(&mut self, world: &Name, epoch: u64) {
@@ -446,16 +529,27 @@ impl Driver {
     /// Measures the load, once a second; counts what the directory says; reports players.
     fn measure(&mut self, now: Instant) {
         self.load_at = now + LOAD_INTERVAL;
-        let mut players = Vec::new();
+        let (mut players, mut idle) = (Vec::new(), Vec::new());
         for (world, here) in &mut self.here {
             let count = here.fence.players();
             if std::mem::replace(&mut here.players, count) != count {
                 players.push((world.clone(), count));
             }
+            let is_over = here.idle.is_some_and(|idle| now.since(here.deserted_from) >= idle);
+            if !here.fence.is_deserted() || !here.is_served {
+                here.deserted_from = now;
+            } else if is_over {
+                idle.push(world.clone());
+                here.deserted_from = now;
+            }
         }
         let connections: usize = self.here.values().map(|here| here.players as usize).sum();
         for (world, count) in players {
             self.parts.core.handle_players(now, &world, count);
+        }
+        for world in idle {
+            tracing::info!(%world, "the world closes: it has had no connection for its idle time");
+            self.parts.core.handle_close(now, &world);
         }
         let figures = ProcessFigures::read();
         let cpu = figures.cpu_seconds - std::mem::replace(&mut self.cpu_seconds, figures.cpu_seconds);
@@ -479,16 +573,28 @@ impl Driver {
         let core = &self.parts.core;
         let (mut nodes, mut worlds) = ([0_usize; 4], [0_usize; 4]);
         let (mut is_draining, mut has_others) = (false, false);
+        let (mut live, mut homeless) = (BTreeSet::new(), 0);
         for (name, record) in core.nodes() {
             nodes[record.state as usize] += 1;
+            if record.is_live() {
+                live.insert((name, record.incarnation));
+            }
             if *name == self.parts.node {
                 is_draining = record.state == NodeState::Draining;
             } else {
                 has_others |= record.state == NodeState::Up;
             }
         }
+        let mut classes = BTreeMap::new();
         for (_, record) in core.worlds() {
             worlds[record.state as usize] += 1;
+            let is_open = matches!(record.state, WorldState::Assigned | WorldState::Serving);
+            let is_served = record.state == WorldState::Serving
+                && live.contains(&(&record.home.node, record.home.incarnation));
+            homeless += usize::from(is_open && !is_served);
+            if record.state != WorldState::Closed {
+                *classes.entry(record.class.to_string()).or_default() += 1;
+            }
         }
         let served = self.here.values().filter(|here| here.is_served).count();
         let here = self.here.len();
@@ -497,7 +603,8 @@ impl Driver {
             if let Some(why) = unreachable.as_ref().filter(|_| status.unreachable.is_none()) {
                 tracing::error!("{why}");
             }
-            (status.nodes, status.worlds) = (nodes, worlds);
+            (status.nodes, status.worlds, status.classes) = (nodes, worlds, classes);
+            status.homeless = homeless;
             (status.is_draining, status.has_others) = (is_draining, has_others);
             status.unreachable = unreachable;
             (status.served, status.here) = (served, here);

@@ -22,19 +22,22 @@ mod status;
 #[cfg_attr(not(feature = "nats"), path = "no_tool.rs")]
 pub mod tool;
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use throng_admin::{Family, Part};
 use throng_cluster::Name;
-use throng_gateway::{CloseReason, Verdict};
+use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
+use throng_stdx::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::mailbox::Mailbox;
 use crate::world::Judgement;
-use crate::worlds::Worlds;
+use crate::worlds::{Classes, WorldRequest, Worlds};
 use status::Status;
 
 /// Name of the process's own world in a cluster. No world of the cluster can have it.
@@ -51,15 +54,31 @@ const MOVE: Duration = Duration::from_secs(10);
 /// Request to the driver.
 enum Command {
     /// A login wants into a world. The answer is success if the world is here.
-    Arrive { world: Name, reply: oneshot::Sender<Verdict> },
-    /// Open a world, on any node.
-    Open(Name),
+    Arrive { world: Name, kind: ConnKind, asked: Option<EntryRequest>, reply: oneshot::Sender<Verdict> },
+    /// Open a world of a class, on any node.
+    Open(Name, Name),
+    /// The settings have changed, for worlds that open from now on.
+    Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node.
     Close(Name),
     /// Move all worlds away, after this time those with players too.
     Drain(Duration),
     /// Stop serving and leave.
     Stop,
+}
+
+/// A login that enters a world because it asks for it.
+#[derive(Clone, Copy, Debug)]
+struct EntryRequest {
+    addr: IpAddr,
+    now: Instant,
+}
+
+/// Settings of worlds after a reload.
+pub(crate) struct Reconfigured {
+    pub(crate) core: throng_gateway::Config,
+    pub(crate) classes: Classes,
+    pub(crate) hashes: BTreeMap<Name, throng_cluster::Class>,
 }
 
 /// Way in which a node has ended.
@@ -106,6 +125,9 @@ impl Shared {
 pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
+    worlds: Arc<Worlds>,
+    /// Worlds of `gateway.worlds`, with their classes.
+    configured: BTreeMap<Name, Name>,
     default_world: Name,
     /// Time for empty worlds before a stop moves the others; `None`: a stop moves none.
     drain: Option<Duration>,
@@ -136,10 +158,8 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
     let node = plan::node_name(settings)?;
     let addresses = plan::advertised(settings, around.listeners)?;
     let default_world = Name::new(&settings.gateway.default_world)?;
-    let mut wanted = vec![default_world.clone()];
-    for name in &settings.gateway.worlds {
-        wanted.push(Name::new(name)?);
-    }
+    let configured: BTreeMap<Name, Name> = plan::wanted(settings)?.into_iter().collect();
+    let wanted = configured.clone();
     let keys = &settings.cluster;
     let patience = Duration::from_millis(keys.patience_ms);
     let setup = Setup {
@@ -220,7 +240,9 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
         .spawn(thread)
         .map_err(|error| format!("cannot start the thread of the node: {error}"))?;
     let thread = Mutex::new(Some(thread));
-    let cluster = Arc::new(Cluster { commands, shared, default_world, drain, patience, thread });
+    let worlds = Arc::clone(around.worlds);
+    let cluster = Cluster { commands, shared, worlds, configured, default_world, drain, patience, thread };
+    let cluster = Arc::new(cluster);
     cluster.wait_for_name()?;
     Ok(cluster)
 }
@@ -260,26 +282,32 @@ impl Cluster {
         self.commands.try_send(command).map_err(|_| "the node is busy, or has ended".to_owned())
     }
 
-    /// The verdict about a login in the lobby: the world that it names, or the default one, if that
-    /// is here. A connection that asks for another one is refused.
-    pub(crate) async fn settle(&self, worlds: &Worlds, judged: Judgement, asked: Option<&str>) -> Verdict {
+    /// The verdict about a login in the lobby: the world that its credential names, the one that it
+    /// asks for, or the default one, if that is here.
+    pub(crate) async fn settle(
+        &self,
+        kind: ConnKind,
+        judged: Judgement,
+        asked: Option<WorldRequest<'_>>,
+    ) -> Verdict {
         if judged.verdict != Verdict::Success {
             return judged.verdict;
         }
-        let entered = judged.world.as_deref().unwrap_or(self.default_world.as_str());
-        if asked.is_some_and(|asked| asked != entered) {
-            let without = judged.world.is_none();
-            let reason = if without { CloseReason::UnknownWorld } else { CloseReason::WorldMismatch };
-            return Verdict::Refused(reason);
+        let named = judged.world.as_deref();
+        if asked.is_some_and(|asked| named.is_some_and(|named| named != asked.world)) {
+            return Verdict::Refused(CloseReason::WorldMismatch);
         }
-        let named = judged.world.map_or_else(|| Ok(self.default_world.clone()), |world| Name::new(&world));
-        let Ok(world) = named else { return Verdict::Refused(CloseReason::UnknownWorld) };
+        let default_world = self.default_world.as_str();
+        let entered = named.or(asked.map(|asked| asked.world)).unwrap_or(default_world);
+        let asked = asked.filter(|_| named.is_none() && entered != default_world);
+        let asked = asked.map(|asked| EntryRequest { addr: asked.addr, now: asked.now });
+        let Ok(world) = Name::new(entered) else { return Verdict::Refused(CloseReason::UnknownWorld) };
         let (reply, answer) = oneshot::channel();
-        if self.tell(Command::Arrive { world: world.clone(), reply }).is_err() {
+        if self.tell(Command::Arrive { world: world.clone(), kind, asked, reply }).is_err() {
             return Verdict::Refused(CloseReason::WorldUnavailable);
         }
         match answer.await {
-            Ok(Verdict::Success) => match worlds.find(world.as_str()) {
+            Ok(Verdict::Success) => match self.worlds.find(world.as_str()) {
                 Some(open) => Verdict::Elsewhere { world: open.world.0 },
                 None => Verdict::Refused(CloseReason::WorldUnavailable),
             },
@@ -289,12 +317,34 @@ impl Cluster {
         }
     }
 
-    /// Has a world opened, on any node.
+    /// Has a world opened, on any node. One of `gateway.worlds` opens with its own class if none is
+    /// named.
     ///
     /// # Errors
-    /// No name; the node is busy.
-    pub(crate) fn open(&self, world: &str) -> Result<(), String> {
-        self.tell(Command::Open(Name::new(world)?))
+    /// No name; no class, or its limit of worlds is reached; the node is busy.
+    pub(crate) fn open(&self, world: &str, class: Option<&str>) -> Result<(), String> {
+        let world = Name::new(world)?;
+        let own = self.configured.get(&world).map(Name::as_str);
+        let class = class.or(own).filter(|class| *class != plan::CLASS);
+        if let Some(class) = class {
+            let max = self.worlds.class(class)?.worlds_max;
+            let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+            if status.classes.get(class).is_some_and(|open| *open >= max) {
+                return Err(format!(
+                    "{max} worlds of the class `{class}` are open in the cluster, which is its limit \
+                     (`worlds_max`); close one"
+                ));
+            }
+        }
+        self.tell(Command::Open(world, Name::new(class.unwrap_or(plan::CLASS))?))
+    }
+
+    /// Worlds that open from now on have other settings.
+    ///
+    /// # Errors
+    /// The node is busy.
+    pub(crate) fn reconfigure(&self, settings: Reconfigured) -> Result<(), String> {
+        self.tell(Command::Reconfigure(Box::new(settings)))
     }
 
     /// Has a world closed, on any node.
@@ -367,5 +417,5 @@ impl Cluster {
 
 #[cfg(test)]
 pub(crate) fn families_for_reference() -> Vec<Family> {
-    Status::default().families(throng_stdx::Instant::ZERO)
+    Status::default().families(Instant::ZERO)
 }

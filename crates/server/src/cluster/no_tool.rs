@@ -1,5 +1,7 @@
 //! `throng cluster` of a build without the feature `nats`: every command is refused.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::config::Settings;
@@ -26,7 +28,7 @@ refused! {
     permissions() -> String;
     check() -> String;
     read() -> Value;
-    drain(node: &str) -> String;
+    drain(node: &str, wait: Option<Duration>) -> String;
     undrain(node: &str) -> String;
     close(world: &str) -> String;
 }

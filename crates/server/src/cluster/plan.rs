@@ -10,7 +10,8 @@ use std::path::Path;
 use throng_cluster::{Address as Told, ClusterRecord, Name};
 use throng_platform::Folder;
 
-use crate::config::{Config, Settings};
+use crate::config::{CLASS_KEYS, Config, Key, Settings, Value, Values};
+use crate::worlds::name_and_class;
 
 /// An open listener.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,7 @@ pub(crate) fn random() -> u64 {
 
 /// Format of the directory that this release reads and writes.
 pub(crate) const FORMAT: u32 = 1;
-/// The class of all worlds: the settings of the gateway.
+/// The class of worlds that name none: the settings of the gateway.
 pub(crate) const CLASS: &str = "default";
 /// Folder below the data folder.
 const FOLDER: &str = "cluster";
@@ -83,17 +84,28 @@ fn key_id(path: &str) -> Result<String, String> {
     Ok(id[..8].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Hash of the settings that the worlds of this node are made with. Keys at their default do not
-/// count, so that releases with other keys agree.
-pub(crate) fn class_hash(config: &Config) -> String {
+/// Hash of the settings that the worlds of a class are made with: those of the gateway, and `own`,
+/// those that the class sets. Keys at their default do not count, so that releases with other keys
+/// agree.
+fn class_hash(config: &Config, own: &Values) -> String {
     const PARTS: [&str; 4] = ["gateway", "gateway.spatial", "gateway.limits", "gateway.recovery"];
     const OF_THE_PROCESS: [&str; 3] = ["gateway.worlds", "gateway.default_world", "gateway.trusted_proxies"];
     let mut hasher = blake3::Hasher::new();
+    let mut note = |key: &Key, value: &Value| {
+        if *value != key.default {
+            hasher.update(format!("{}={}\n", key.path, value.to_toml()).as_bytes());
+        }
+    };
     for (key, value, _) in config.entries() {
         let section = key.path.rsplit_once('.').map_or("", |(section, _)| section);
         let counts = PARTS.contains(&section) && !OF_THE_PROCESS.contains(&key.path.as_str());
-        if counts && *value != key.default {
-            hasher.update(format!("{}={}\n", key.path, value.to_toml()).as_bytes());
+        if let Some(value) = own.get(&key.path).or_else(|| counts.then_some(value)) {
+            note(key, value);
+        }
+    }
+    for key in CLASS_KEYS.iter() {
+        if let Some(value) = own.get(&key.path) {
+            note(key, value);
         }
     }
     hasher.finalize().to_hex()[..16].to_owned()
@@ -213,9 +225,25 @@ fn fresh_id(path: &Path) -> std::io::Result<String> {
 }
 
 /// Classes of this node by name, with their hashes.
+///
+/// # Errors
+/// A name that is none.
 pub(crate) fn classes(config: &Config) -> Result<BTreeMap<Name, throng_cluster::Class>, String> {
-    let class = throng_cluster::Class { hash: class_hash(config), labels: BTreeMap::new() };
-    Ok([(Name::new(CLASS)?, class)].into())
+    let none = Values::new();
+    let set = config.settings.classes.iter().map(|class| class.keys.name.as_str()).zip(config.class_values());
+    let all = std::iter::once((CLASS, &none)).chain(set);
+    let class = |own| throng_cluster::Class { hash: class_hash(config, own), labels: BTreeMap::new() };
+    all.map(|(name, own)| Ok((Name::new(name)?, class(own)))).collect()
+}
+
+/// The worlds that are to be open, with their classes; the default one first.
+///
+/// # Errors
+/// A name that is none.
+pub(crate) fn wanted(settings: &Settings) -> Result<Vec<(Name, Name)>, String> {
+    let listed = settings.gateway.worlds.iter().map(|entry| name_and_class(entry));
+    let all = std::iter::once((settings.gateway.default_world.as_str(), None)).chain(listed);
+    all.map(|(name, class)| Ok((Name::new(name)?, Name::new(class.unwrap_or(CLASS))?))).collect()
 }
 
 #[cfg(test)]
@@ -257,9 +285,10 @@ mod tests {
 
     #[test]
     fn the_hash_of_a_class_is_that_of_its_settings_beside_the_defaults() {
-        let hash =
-            |key: &str, value: &str| class_hash(&Loader::new().flag("a flag", key, value).load().unwrap());
-        let default = class_hash(&Loader::new().load().unwrap());
+        let hash = |key: &str, value: &str| {
+            class_hash(&Loader::new().flag("a flag", key, value).load().unwrap(), &Values::new())
+        };
+        let default = class_hash(&Loader::new().load().unwrap(), &Values::new());
         for other in ["gateway.worlds", "gateway.clients.addr", "cluster.node"] {
             assert_eq!(
                 hash(other, if other.ends_with("addr") { "127.0.0.1:7" } else { "x" }),
@@ -269,6 +298,28 @@ mod tests {
         }
         assert_ne!(hash("gateway.limits.connections_max", "7"), default);
         assert_eq!(hash("gateway.limits.connections_max", "7"), hash("gateway.limits.connections_max", "7"));
+    }
+
+    #[test]
+    fn each_class_has_a_hash_of_its_own_and_of_the_settings_that_it_leaves_to_the_gateway() {
+        let classes = |text: &str| {
+            let config = Loader::new().text("test", text).load().unwrap();
+            let named = |class: (Name, throng_cluster::Class)| (class.0.to_string(), class.1.hash);
+            classes(&config).unwrap().into_iter().map(named).collect::<BTreeMap<_, _>>()
+        };
+        let duel = |lines: &str| classes(&format!("[[gateway.classes]]\nname = 'duel'\n{lines}"));
+        let plain = duel("");
+        assert_eq!(plain.keys().collect::<Vec<_>>(), ["default", "duel"]);
+        assert_eq!(plain["default"], classes("")["default"], "a class changes no other world");
+        assert_ne!(plain["duel"], plain["default"], "worlds without a class never close");
+        assert_eq!(duel("world_idle_s = 300")["duel"], plain["duel"], "the default");
+        for lines in ["open = true", "limits.channels_max = 7", "recordings.bytes_max = 1048577"] {
+            let other = duel(lines);
+            assert_ne!(other["duel"], plain["duel"], "{lines}");
+            assert_eq!(other["default"], plain["default"], "{lines}");
+        }
+        let inherited = classes("[gateway.limits]\nchannels_max = 7\n[[gateway.classes]]\nname = 'duel'");
+        assert_eq!(inherited["duel"], duel("limits.channels_max = 7")["duel"], "by its effect");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! State of a node for health checks and metrics.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use throng_admin::{Family, FamilyKind, Part, Sample, SampleValue};
@@ -64,6 +65,10 @@ pub(super) struct Status {
     pub(super) unreachable: Option<String>,
     pub(super) nodes: [usize; 4],
     pub(super) worlds: [usize; 4],
+    /// Open worlds of the cluster that no live node serves.
+    pub(super) homeless: usize,
+    /// Open worlds of the cluster by class.
+    pub(super) classes: BTreeMap<String, usize>,
     /// Worlds of this node, and those of them that are served.
     pub(super) here: usize,
     pub(super) served: usize,
@@ -130,6 +135,16 @@ impl Status {
         vec![
             states("throng_cluster_nodes", "Nodes of the cluster, by state.", NODE_STATES, self.nodes),
             states("throng_cluster_worlds", "Worlds of the cluster, by state.", WORLD_STATES, self.worlds),
+            gauge(
+                "throng_cluster_worlds_without_home",
+                "Open worlds of the cluster that no live node serves.",
+                self.homeless as f64,
+            ),
+            gauge(
+                "throng_cluster_replicas_missing",
+                "Replicas of the directory that are not up to date.",
+                self.replicas.0 as f64,
+            ),
             gauge(
                 "throng_cluster_lease_age_seconds",
                 "Time since the latest successful renewal was sent.",

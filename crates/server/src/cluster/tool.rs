@@ -5,7 +5,9 @@ use std::future::Future;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
-use throng_cluster::{Action, DirectoryResult, DrainRecord, Key, Name, NodeRecord, WorldRecord, WorldState};
+use throng_cluster::{
+    Action, DirectoryResult, DrainRecord, Key, Name, NodeRecord, NodeState, WorldRecord, WorldState,
+};
 
 use super::bus::{Bus, Directory, replicas};
 use super::plan;
@@ -13,6 +15,8 @@ use crate::config::Settings;
 
 /// Times that an act is tried again when another writer came first.
 const TRIES: usize = 20;
+/// Pause between two looks at a node that drains.
+const LOOK: Duration = Duration::from_millis(200);
 
 fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -92,10 +96,11 @@ pub fn check(settings: &Settings) -> Result<String, String> {
     block_on(async {
         let began = Instant::now();
         let bus = connect(settings).await?;
+        let explained = |why| bus.explained(why);
         let mut text = format!("connected to {} as {node}\n", bus.url());
         let directory = bus.open(settings).await?;
-        directory.check_cluster(&record).await?;
-        let info = directory.info().await?;
+        directory.check_cluster(&record).await.map_err(explained)?;
+        let info = directory.info().await.map_err(explained)?;
         let (missing, wanted) = replicas(&info);
         let _ = writeln!(
             text,
@@ -103,16 +108,18 @@ pub fn check(settings: &Settings) -> Result<String, String> {
             plan::bucket(&record.name),
             wanted - missing
         );
-        let records = directory.read_all().await?.len();
+        let records = directory.read_all().await.map_err(explained)?.len();
         let _ = writeln!(text, "{records} records read");
         // A write that cannot apply: the record of the cluster is not at revision 0.
         let asked = Instant::now();
-        let refused =
-            directory.execute(&Key::Cluster, Action::Write { expected: 0, value: record.to_bytes() }).await?;
+        let write = Action::Write { expected: 0, value: record.to_bytes() };
+        let refused = directory.execute(&Key::Cluster, write).await.map_err(explained)?;
         if refused != DirectoryResult::Refused {
             return Err("a write that compares with a wrong revision was not refused".to_owned());
         }
         let _ = writeln!(text, "a write takes {:.1} ms", asked.elapsed().as_secs_f64() * 1e3);
+        bus.try_permissions().await?;
+        text.push_str("all permissions are there\n");
         let _ = writeln!(text, "all checks passed in {:.1} s", began.elapsed().as_secs_f64());
         match missing {
             0 => Ok(text),
@@ -163,11 +170,12 @@ pub fn read(settings: &Settings) -> Result<Value, String> {
     })
 }
 
-/// Has a node move its worlds away and leave.
+/// Has a node move its worlds away and leave. With `wait`, returns when it has left, or an error
+/// after that time.
 ///
 /// # Errors
-/// No such node; the bus or the bucket cannot be used.
-pub fn drain(settings: &Settings, node: &str) -> Result<String, String> {
+/// No such node; the node has not left in time; the bus or the bucket cannot be used.
+pub fn drain(settings: &Settings, node: &str, wait: Option<Duration>) -> Result<String, String> {
     let name = Name::new(node)?;
     block_on(async {
         let directory = directory(settings).await?;
@@ -180,8 +188,36 @@ pub fn drain(settings: &Settings, node: &str) -> Result<String, String> {
         let by = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let record = DrainRecord { incarnation, by, at_ms: unix_ms(), rest: Default::default() };
         replace(&directory, &Key::Drain(name.clone()), |_| Ok(Some(record.to_bytes()))).await?;
-        Ok(format!("{name} moves its worlds away and leaves when it has none\n"))
+        let Some(wait) = wait else {
+            return Ok(format!("{name} moves its worlds away and leaves when it has none\n"));
+        };
+        match tokio::time::timeout(wait, gone(&directory, &name, incarnation)).await {
+            Ok(how) => how,
+            Err(_) => Err(format!(
+                "{name} still has worlds after {} s, and continues to drain; `throng cluster worlds` lists them, and \
+                 `throng cluster undrain {name}` takes the drain back",
+                wait.as_secs()
+            )),
+        }
     })
+}
+
+/// Waits until an incarnation of a node has left.
+async fn gone(directory: &Directory, name: &Name, incarnation: u64) -> Result<String, String> {
+    loop {
+        // Without an answer, the next one may come.
+        if let Ok(DirectoryResult::Found { value, .. }) =
+            directory.execute(&Key::Node(name.clone()), Action::Read).await
+        {
+            let record = value.as_deref().map(NodeRecord::parse).transpose()?;
+            match record.filter(|record| record.incarnation == incarnation).map(|record| record.state) {
+                Some(NodeState::Up | NodeState::Draining) => {}
+                Some(NodeState::Lost) => return Err(format!("{name} was lost before it had left")),
+                Some(NodeState::Left) | None => return Ok(format!("{name} has left\n")),
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Takes a drain back.

@@ -420,9 +420,11 @@ fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {
         let message = "`cluster.nats_credentials_file`, `cluster.nats_token_file` and `cluster.nats_cert` are alternatives";
         problems.push(conflict("cluster.nats_url", message.to_owned()));
     }
-    if !config.settings.classes.is_empty() {
-        let message = "`gateway.classes` has no effect on the worlds of a cluster".to_owned();
-        problems.push(conflict("gateway.classes", message).note("remove the classes, or `cluster.name`"));
+    if let Some(index) = config.settings.classes.iter().position(|class| class.keys.name == plan::CLASS) {
+        let origin = config.class_origin(index, "name").clone();
+        let message = format!("`{}` is the class of a cluster's worlds that name none", plan::CLASS);
+        problems
+            .push(Problem::new(ProblemKind::Conflict, origin, message).note("give the class another name"));
     }
     let open = cluster.nats_url.split(',').map(str::trim).find(|url| !url.is_empty() && !is_safe_bus(url));
     if let Some(url) = open.filter(|_| !cluster.unsafe_bus) {

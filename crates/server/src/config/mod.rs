@@ -23,6 +23,7 @@ pub use load::Loader;
 pub use problem::{Origin, Problem, ProblemKind, Problems};
 pub use reference::{default_toml, markdown, schema};
 
+pub(crate) use keys::Values;
 pub use value::{Kind, Value, nearest, resolve_addr, split_addr};
 
 /// A checked configuration that knows where each value came from.
@@ -59,6 +60,11 @@ impl Config {
     pub(crate) fn class_origin(&self, index: usize, key: &str) -> &Origin {
         let origins = self.classes.get(index).map(|class| &class.origins);
         origins.and_then(|known| known.get(key).or_else(|| known.get(""))).unwrap_or(&Origin::Default)
+    }
+
+    /// The keys that each class sets, in the order of `settings.classes`.
+    pub(crate) fn class_values(&self) -> impl Iterator<Item = &keys::Values> {
+        self.classes.iter().map(|class| &class.values)
     }
 
     /// The value of a key.

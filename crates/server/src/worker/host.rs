@@ -94,6 +94,9 @@ pub(super) struct Leaving {
 
 impl Host {
     fn new(parts: HostParts, now: Instant) -> Host {
+        if let Some(fence) = &parts.fence {
+            fence.set_players(0, true);
+        }
         Host {
             epoch: WorldEpoch { world: parts.world, life: 0 },
             name: parts.name,
@@ -147,6 +150,9 @@ impl Host {
         if live != self.counted {
             all.replace(self.counted, live);
             self.counted = live;
+        }
+        if let Some(standstill) = &self.standstill {
+            standstill.fence.set_players(live, self.shard.is_deserted());
         }
         if self.idle.is_some() {
             let deserted = self.shard.is_deserted();

@@ -21,7 +21,7 @@ const LONG_ROUND: Duration = Duration::from_secs(1);
 
 /// The right to serve a world, and the times for which it was missing.
 pub(super) struct Standstill {
-    fence: Arc<Fence>,
+    pub(super) fence: Arc<Fence>,
     /// Begin of the present standstill.
     since: Option<Instant>,
     /// Sum of those before: the world's clock is late by it.
@@ -83,9 +83,7 @@ impl Driver {
         }
         for slot in self.hosts.slots() {
             let Some(host) = self.hosts.get_mut(slot) else { continue };
-            let players = host.conns.len();
             let Some(standstill) = &mut host.standstill else { continue };
-            standstill.fence.set_players(players);
             match (standstill.fence.is_open(now), standstill.since) {
                 (false, None) => standstill.begin(now),
                 // Only at the begin of a round: within it, a world's clock would go back.

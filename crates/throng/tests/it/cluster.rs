@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use throng_client::{Backoff, Client, SessionConfig};
+use throng_client::{Backoff, Client, CloseReason, ConnectError, Events, SessionConfig};
 
-use crate::bus::{Bus, bus};
+use crate::bus::{Bus, bus, bus_with};
 use crate::nats::signal;
 use crate::process::{Process, fetch, up};
 
@@ -131,7 +131,9 @@ impl Drop for Player {
 
 async fn play(node: &str, address: &str, history: &History, stopped: &AtomicBool) {
     let endpoint = format!("tcp://{address}").parse().expect("an address");
-    let connecting = Client::connect_with(endpoint, SessionConfig::server("s", "s"), Backoff::never());
+    // It stays at this node, and does not go to the one that is named instead.
+    let config = SessionConfig { moves_max: 0, ..SessionConfig::server("s", "s") };
+    let connecting = Client::connect_with(endpoint, config, Backoff::never());
     let Ok(Ok((client, mut events))) = tokio::time::timeout(4 * ANSWER, connecting).await else {
         return;
     };
@@ -162,11 +164,15 @@ struct Node {
 
 impl Cluster {
     fn new(bus: &Bus) -> Cluster {
+        Cluster::at(&bus.url)
+    }
+
+    fn at(url: &str) -> Cluster {
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::write(folder.path().join("secret"), "5a".repeat(32)).expect("written");
         let cluster = Cluster { folder };
         for name in ["n1", "n2", "n3"] {
-            cluster.configure(name, &bus.url, &format!("node = \"{name}\""));
+            cluster.configure(name, url, &format!("node = \"{name}\""));
         }
         cluster
     }
@@ -241,6 +247,83 @@ impl Cluster {
             assert!(Instant::now() < until, "{found:?}");
         }
     }
+}
+
+/// Enters a world at a node, and asks for its channels.
+fn enter(node: &Node, config: SessionConfig) -> Result<Visitor, ConnectError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let endpoint = format!("tcp://{}", node.servers).parse().expect("an address");
+    let (client, events) = runtime.block_on(async {
+        let (client, events) = Client::connect_with(endpoint, config, Backoff::never()).await?;
+        client.list_channels(None, Vec::new()).await.expect("it is served");
+        Ok::<_, ConnectError>((client, events))
+    })?;
+    Ok(Visitor { _runtime: runtime, _client: client, _events: events })
+}
+
+/// A connection, which ends when this is dropped.
+#[derive(Debug)]
+struct Visitor {
+    _runtime: tokio::runtime::Runtime,
+    _client: Client,
+    _events: Events,
+}
+
+fn world(name: &str) -> SessionConfig {
+    SessionConfig {
+        world: Some(name.to_owned()),
+        auth_timeout: PATIENCE,
+        request_timeout: PATIENCE,
+        // Without an identity it cannot resume, so its place is not kept.
+        ..SessionConfig::server("", "")
+    }
+}
+
+#[test]
+fn worlds_of_a_class_open_on_request_at_nodes_with_its_settings() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    for (node, channels) in [("n1", 100), ("n2", 200)] {
+        let path = cluster.path(&format!("{node}.toml"));
+        let mut text = std::fs::read_to_string(&path).expect("it is there");
+        text.push_str("[[gateway.classes]]\nname = \"cup\"\nopen = true\ncreate = true\nworld_idle_s = 1\n");
+        let _ = writeln!(text, "connections_max = 8\nlimits.channels_max = {channels}");
+        std::fs::write(&path, text).expect("written");
+    }
+    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    let status = cluster.act("n1", &["status"]).expect("it answers");
+    let differs = status.lines().find(|line| line.starts_with("class cup: other settings on"));
+    assert!(differs.is_some_and(|line| line.contains("n1") && line.contains("n2")), "{status}");
+
+    // Each node opens it with its own settings, and others are sent there.
+    let mut visitors = Vec::new();
+    for (node, other, name) in [(&n1, &n2, "cup-1"), (&n2, &n1, "cup-2")] {
+        visitors.push(enter(node, world(name)).expect("it opens"));
+        let found = cluster.act("n1", &["where", name]).expect("it is open");
+        assert!(found.starts_with(&format!("{name} serving {}", node.name)), "{found}");
+        drop(enter(other, world(name)).expect("it is found"));
+        let unmoved =
+            enter(other, SessionConfig { moves_max: 0, ..world(name) }).expect_err("it is elsewhere");
+        assert!(unmoved.to_string().contains(&format!("tcp://{}", node.servers)), "{unmoved}");
+    }
+    let listed = cluster.act("n1", &["worlds", "--class", "cup"]).expect("it answers");
+    assert!(listed.contains("cup-1") && !listed.contains("arena"), "{listed}");
+    // Worlds of no open class, and names of no class, look the same.
+    for name in ["arena", "nowhere"] {
+        let refused = enter(&n1, world(name)).expect_err("it may not");
+        assert!(matches!(refused, ConnectError::Closed(CloseReason::Transport)), "{name}: {refused}");
+    }
+    // They close when no connection is left.
+    drop(visitors);
+    let until = Instant::now() + PATIENCE;
+    for name in ["cup-1", "cup-2"] {
+        while cluster.act("n1", &["where", name]).is_ok() {
+            assert!(Instant::now() < until, "{name} closes");
+        }
+    }
+    assert_eq!(cluster.homes().len(), WORLDS.len(), "those of `gateway.worlds` stay");
 }
 
 fn is_ready(node: &Node) -> bool {
@@ -436,6 +519,158 @@ fn no_two_nodes_serve_a_world_while_nodes_and_the_bus_fail() {
     drop(nodes);
     history.check();
     println!("{} tenures, none of which overlaps another's", history.all().len());
+}
+
+/// Users of a bus, each with further settings.
+fn users(users: &[(String, &str)]) -> String {
+    let each = |(name, more): &(String, &str)| format!("{{ user: \"{name}\", password: \"p\"\n{more} }}\n");
+    format!("authorization {{ users: [\n{}] }}\n", users.iter().map(each).collect::<String>())
+}
+
+fn login(name: &str, bus: &Bus) -> String {
+    format!("nats://{name}:p@{}", bus.url)
+}
+
+#[test]
+fn the_printed_permissions_are_what_a_node_and_a_tool_need_and_no_more() {
+    let cluster = Cluster::at("127.0.0.1:4222");
+    let [n1, n2] = ["n1", "n2"]
+        .map(|node| cluster.act(node, &["init", "--print-permissions"]).expect("they depend on no server"));
+    // Accounts that lack one line each.
+    let lines: Vec<&str> = n1.lines().map(str::trim).filter(|line| line.starts_with('"')).collect();
+    let without: Vec<(String, String)> = lines
+        .iter()
+        .enumerate()
+        .map(|(index, line)| (format!("without-{index}"), n1.replace(line, "\"throng.none\"")))
+        .collect();
+    let mut accounts = vec![("admin".to_owned(), ""), ("n1".to_owned(), &n1), ("n2".to_owned(), &n2)];
+    accounts.extend(without.iter().map(|(name, permissions)| (name.clone(), permissions.as_str())));
+    let Some(bus) = bus_with(&users(&accounts)) else { return };
+    for (file, account, node) in [("admin", "admin", "n1"), ("n1", "n1", "n1"), ("n2", "n2", "n2")] {
+        cluster.configure(file, &login(account, &bus), &format!("node = \"{node}\""));
+    }
+    let why = cluster.act("n1", &["init"]).expect_err("a node makes no buckets");
+    assert!(why.contains("STREAM.CREATE") && why.contains("--print-permissions"), "{why}");
+    cluster.act("admin", &["init"]).expect("it makes the bucket");
+
+    let (mut n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    cluster.homes();
+    assert!(is_ready(&n1) && is_ready(&n2));
+    let checked = cluster.act("n2", &["check"]).expect("all is well");
+    assert!(checked.contains("all permissions are there"), "{checked}");
+    for words in [&["status"][..], &["worlds"], &["where", "hub"], &["undrain", "n1"]] {
+        cluster.act("n2", words).unwrap_or_else(|why| panic!("{words:?}: {why}"));
+    }
+    let left = cluster.act("n2", &["drain", "n1", "--wait"]).expect("it has no players");
+    assert_eq!(left, "n1 has left\n");
+    assert!(n1.process.0.wait().expect("it ends").success());
+    assert_eq!(cluster.homes(), ["n2"; 4]);
+    let why = cluster.act("n2", &["drain", "n2", "--wait", "100ms"]).expect_err("no other node has room");
+    assert!(why.contains("n2 still has worlds") && why.contains("undrain n2"), "{why}");
+    cluster.act("n2", &["undrain", "n2"]).expect("it goes on");
+    cluster.act("n2", &["close", "duel"]).expect("it closes");
+
+    // Each line is needed, and what it permits is named where it is missing.
+    for ((account, _), line) in without.iter().zip(&lines) {
+        cluster.configure("n3", &login(account, &bus), "node = \"n1\"");
+        let why = cluster.act("n3", &["check"]).expect_err(line);
+        let subject = line.trim_matches('"').trim_end_matches('>');
+        assert!(why.contains(subject) && why.contains("--print-permissions"), "{line}: {why}");
+    }
+    let said = cluster.refused("n3");
+    assert!(said.contains("_INBOX") && said.contains("--print-permissions"), "{said}");
+}
+
+/// Writes a record of the directory, over any other.
+fn overwrite(bus: &Bus, key: &str, value: &str) {
+    crate::bus::run(async {
+        let client = async_nats::connect(&bus.url).await.expect("a bus");
+        let store =
+            async_nats::jetstream::new(client).get_key_value("throng-test-dir").await.expect("a bucket");
+        store.put(key, value.to_owned().into()).await.expect("written");
+    });
+}
+
+#[test]
+fn what_a_node_cannot_run_with_is_named_before_it_is_ready() {
+    let cluster = Cluster::at("127.0.0.1:1");
+    let class = |lines: &str| format!("node = \"n3\"\n[[gateway.classes]]\n{lines}");
+    let refused = |cluster: &Cluster, url: &str, lines: &str, parts: &[&str]| {
+        cluster.configure("n3", url, lines);
+        let said = cluster.refused("n3");
+        assert!(parts.iter().all(|part| said.contains(part)), "{lines}: {said}");
+    };
+    for (lines, parts) in [
+        ("node = \"N_3\"", ["cluster.node", "lower-case letters"]),
+        (&class("name = \"cup\"\nlimits.channels_max = \"many\""), ["channels_max", "many"]),
+        (&class("name = \"cup\"\nlimit.channels_max = 7"), ["`gateway.classes.limit`", "throng world class"]),
+        (&class("name = \"default\""), ["`default`", "another name"]),
+        ("node = \"n3\"", ["cannot connect to NATS", "is nats-server running there?"]),
+    ] {
+        refused(&cluster, "127.0.0.1:1", lines, &parts);
+    }
+
+    // An account without JetStream, and one without room.
+    let accounts = "accounts { none { users [{ user: none, password: p }] }
+        small { jetstream { max_file: 1M }, users [{ user: small, password: p }] } }";
+    let Some(bus) = bus_with(accounts) else { return };
+    refused(&cluster, &login("none", &bus), "node = \"n3\"", &["has no JetStream", "--jetstream"]);
+    let why = cluster.act("n3", &["init"]).expect_err("no JetStream");
+    assert!(why.contains("has no JetStream") && why.contains("--jetstream"), "{why}");
+    cluster.configure("n3", &login("small", &bus), "node = \"n3\"");
+    let why = cluster.act("n3", &["init"]).expect_err("no room");
+    assert!(why.contains("no room") && why.contains("account's limit"), "{why}");
+    drop(bus);
+    let Some(bus) = bus_with("jetstream { max_file_store: 1M }") else { return };
+    cluster.configure("n3", &bus.url, "node = \"n3\"");
+    let why = cluster.act("n3", &["init"]).expect_err("no room");
+    assert!(why.contains("no room") && why.contains("max_file_store"), "{why}");
+    drop(bus);
+
+    // A bucket of a later format, and a node on another machine.
+    let Some(bus) = bus_with("") else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let far = r#"{"incarnation":1,"nonce":1,"state":"up","release":"0","folder":"f","boot":"far","worlds_max":1,
+        "free_worlds":0}"#;
+    overwrite(&bus, "node.far", far);
+    let said = cluster.refused("n1");
+    assert!(said.contains("127.0.0.1") && said.contains("`cluster.advertise`"), "{said}");
+    overwrite(&bus, "cluster", r#"{"format":2,"name":"test","key_id":"k"}"#);
+    let said = cluster.refused("n1");
+    assert!(said.contains("format 2") && said.contains("use a release"), "{said}");
+}
+
+#[test]
+fn a_process_without_a_cluster_has_no_thread_and_no_metric_of_one() {
+    let threads = |process: &Process| -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.0.id())).expect("it runs");
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.expect("a thread").path().join("comm")).unwrap_or_default()
+        };
+        tasks.map(|task| name(task).trim().to_owned()).collect()
+    };
+    let metrics = |said: &[String]| {
+        let line = said.iter().find_map(|line| line.trim_start().strip_prefix("admin")).expect("a line");
+        let admin =
+            line.split_whitespace().find_map(|each| each.strip_prefix("http://")).expect("an address");
+        fetch(admin, "/metrics").expect("it answers")
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut alone = up(folder.path(), "gateway", "data");
+    alone.args(["--gateway.clients.addr", "127.0.0.1:0", "--gateway.servers.addr", "127.0.0.1:0"]);
+    let (process, said) = Process::ready(&mut alone);
+    let found = threads(&process);
+    assert!(!found.is_empty() && !found.contains(&"cluster".to_owned()), "{found:?}");
+    assert!(!metrics(&said).contains("throng_cluster_"));
+    drop(process);
+    // A node has both.
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let (process, said) = Process::ready(&mut cluster.command("n1"));
+    assert!(threads(&process).contains(&"cluster".to_owned()));
+    assert!(metrics(&said).contains("throng_cluster_lease_age_seconds"));
 }
 
 #[test]

@@ -65,6 +65,9 @@ pub struct AuthResultMessage {
     /// Throng: presented later, resumes this session. Only sent to those who asked.
     #[prost(bytes = "vec", tag = "100")]
     pub resume_token: ::prost::alloc::vec::Vec<u8>,
+    /// Throng: the way to the world, if another node of the cluster serves it. The result is negative.
+    #[prost(message, optional, tag = "101")]
+    pub elsewhere: ::core::option::Option<Elsewhere>,
 }
 /// Nested message and enum types in `AuthResultMessage`.
 pub mod auth_result_message {
@@ -108,6 +111,19 @@ pub mod auth_result_message {
             }
         }
     }
+}
+/// Throng: the node of a cluster that serves a world.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Elsewhere {
+    /// Name of the reason: world_elsewhere.
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    /// Addresses of the node for this kind of connection, as in wss://HOST:PORT.
+    #[prost(string, repeated, tag = "2")]
+    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The world, for the field of AuthMessage.
+    #[prost(string, tag = "3")]
+    pub world: ::prost::alloc::string::String,
 }
 /// How a subscriber wants to be served; absent fields keep the defaults of the channel type.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,6 +1,9 @@
 //! The choice of homes, and nodes that do not fit their cluster.
 
-use throng_cluster::{Answer, Failure, Key, Refusal, Setup, WorldState};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use throng_cluster::{Answer, Class, Failure, Key, Refusal, Setup, WorldState};
 
 use super::OPTIONS;
 use super::run::{CLASS, MS, Options, Run, S, name};
@@ -62,6 +65,58 @@ fn labels_rooms_and_classes_are_obeyed() {
         10,
     );
     assert!(homes[0] == 0 && homes[3] == 0 && homes[2] <= 3 && homes[1] + homes[2] == 10, "{homes:?}");
+}
+
+/// Gives the class of a node other settings.
+fn change_class(run: &mut Run, node: usize) {
+    let class = Class { hash: "later".to_owned(), labels: BTreeMap::new() };
+    run.handle(node, |core, now| core.handle_classes(now, [(name(CLASS), class)].into()));
+}
+
+#[test]
+fn changed_settings_are_for_worlds_that_open_later() {
+    let mut run = start(2, |_, _| {});
+    assert_eq!(open(&mut run, 1).iter().sum::<usize>(), 1);
+    let home = run.server(&name("w0")).expect("it serves");
+    let hash = |run: &Run, world: &str| run.world(&name(world)).expect("it is open").class_hash;
+    change_class(&mut run, home);
+    run.run_until(run.now + 2 * S);
+    assert_eq!((run.server(&name("w0")), hash(&run, "w0")), (Some(home), "h".to_owned()));
+    run.arrive(home, &name("w1"));
+    run.run_until(run.now + 2 * S);
+    assert_eq!((run.server(&name("w1")), hash(&run, "w1")), (Some(home), "later".to_owned()));
+    assert_eq!(run.violation, None);
+}
+
+#[test]
+fn a_world_whose_settings_no_node_has_any_more_gets_those_of_its_next_home() {
+    let mut run = start(2, |_, _| {});
+    open(&mut run, 1);
+    let home = run.server(&name("w0")).expect("it serves");
+    // The other node has later settings: it takes the world when no node has the earlier ones.
+    change_class(&mut run, 1 - home);
+    run.run_until(run.now + 2 * S);
+    run.handle(home, |core, now| core.handle_drain(now, Some(Duration::ZERO)));
+    run.machines[home].is_supervised = false;
+    run.run_until(run.now + 2 * S);
+    assert_eq!(run.server(&name("w0")), Some(1 - home));
+    assert_eq!(run.world(&name("w0")).expect("it is open").class_hash, "later");
+    // A node alone that is restarted with other settings serves its worlds again.
+    let mut run = start(1, |_, _| {});
+    open(&mut run, 1);
+    run.kill(0);
+    run.configure = |_, setup| {
+        for class in setup.classes.values_mut() {
+            "later".clone_into(&mut class.hash);
+        }
+    };
+    run.start(0, 100 * MS);
+    run.run_until(run.now + 3 * S);
+    assert_eq!(run.server(&name("w0")), Some(0));
+    assert_eq!(
+        (run.world(&name("w0")).expect("it is open").class_hash.as_str(), run.violation),
+        ("later", None)
+    );
 }
 
 #[test]

@@ -94,8 +94,9 @@ function readOptions(body) {
 }
 /** Bodies of sent messages. */
 export const encode = {
-    auth(pit, loginToken, resumeToken) {
-        return new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true).finish();
+    auth(pit, loginToken, resumeToken, world = "") {
+        const body = new ProtoWriter().string(1, pit).string(2, loginToken).bytes(100, resumeToken, true);
+        return body.string(101, world).finish();
     },
     create(create) {
         const { merge, data } = create;
@@ -135,7 +136,10 @@ export const encode = {
 /** Bodies of received messages. */
 export const decode = {
     auth(body) {
-        const result = { result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() };
+        const result = {
+            result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array(),
+            elsewhere: undefined,
+        };
         each(body, (reader) => {
             if (reader.field === 1)
                 result.result = reader.uint32();
@@ -145,8 +149,20 @@ export const decode = {
                 result.recovering = reader.bool();
             else if (reader.field === 100)
                 result.resumeToken = reader.bytes().slice();
+            else if (reader.field === 101)
+                result.elsewhere = decode.elsewhere(reader.bytes());
         });
         return result;
+    },
+    elsewhere(body) {
+        const elsewhere = { addresses: [], world: "" };
+        each(body, (reader) => {
+            if (reader.field === 2)
+                elsewhere.addresses.push(reader.string());
+            else if (reader.field === 3)
+                elsewhere.world = reader.string();
+        });
+        return elsewhere;
     },
     created(body) {
         const created = { channel: 0, type: 0, metadata: "", owner: 0 };
