@@ -255,7 +255,7 @@ impl Node {
         let Some(slot) = self.worlds.get_mut(name) else { return };
         let is_given_up = silence == Silence::Failure && result == DirectoryResult::Unknown;
         let found = match &result {
-            DirectoryResult::Found { revision, .. } => Some(*revision),
+            DirectoryResult::Found { revision, value } => Some((*revision, value.is_none())),
             _ => None,
         };
         let decided = slot.handle_result(now, reading, flight.nonce, result, silence, false);
@@ -263,7 +263,10 @@ impl Node {
             self.resume(name);
         }
         let Some(slot) = self.worlds.get(name) else { return };
-        let is_current = found.is_some_and(|found| found >= slot.revision);
+        // A key that the bucket never had is read at revision 0, whatever said that it is gone.
+        let is_current = found.is_some_and(|(revision, is_absent)| {
+            revision >= slot.revision || (is_absent && slot.known == Known::Absent)
+        });
         self.after_world(now, name, decided);
         if found.is_some() {
             self.try_thaw(name, is_current);

@@ -537,11 +537,11 @@ impl Watcher {
             let _ = tokio::time::timeout(TIMEOUT, changes.changed()).await;
             return Err("no connection".to_owned());
         }
-        let (revision, _) = self.look().await?;
+        self.look().await?;
         let started = self.directory.store.watch_with_history(">");
         let started = tokio::time::timeout(TIMEOUT, started).await.map_err(|_| "no answer".to_owned())?;
         let mut watch = started.map_err(|error| with_source(&error))?;
-        let mut is_synced = false;
+        let (mut is_synced, mut newest) = (false, 0);
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -549,11 +549,12 @@ impl Watcher {
                 entry = watch.next() => {
                     let entry = entry.ok_or("the watch ended")?.map_err(|error| with_source(&error))?;
                     self.revision_max = self.revision_max.max(entry.revision);
+                    newest = newest.max(entry.revision);
                     let value = (entry.operation == Operation::Put).then_some(entry.value);
                     self.tell(News::Entry { key: entry.key, revision: entry.revision, value }).await?;
                     if entry.seen_current && !is_synced {
                         is_synced = true;
-                        self.tell(News::Synced { revision: revision.max(entry.revision) }).await?;
+                        self.tell(News::Synced { revision: newest }).await?;
                     }
                 }
                 _ = look.tick() => {

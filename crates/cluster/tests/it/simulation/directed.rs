@@ -110,6 +110,20 @@ fn without_a_directory_no_world_moves_however_long_that_is() {
 }
 
 #[test]
+fn a_bucket_that_is_made_again_gets_the_worlds_that_froze_meanwhile() {
+    let (mut run, home) = cluster(3, None);
+    quietly(&mut run, 5 * S);
+    run.bus.leave(run.now, run.now + 20 * S);
+    quietly(&mut run, 19 * S);
+    assert_eq!(run.server(&world()), None, "it froze");
+    run.lose(0);
+    quietly(&mut run, 10 * S);
+    assert_eq!(run.server(&world()), Some(home), "{:?}", run.world(&world()));
+    let record = run.world(&world()).expect("it has a record again");
+    assert_eq!(record.state, WorldState::Serving);
+}
+
+#[test]
 fn a_home_that_is_cut_off_freezes_and_hears_of_it_later() {
     let (mut run, home) = cluster(3, None);
     let until = run.now + 40 * S;

@@ -2,8 +2,9 @@
 //! directory between them.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt::Write as _;
+use std::rc::Rc;
 use std::time::Duration;
 
 use throng_cluster::{
@@ -109,6 +110,8 @@ pub(crate) struct Machine {
     pub(crate) late_watch_until: u64,
     pub(crate) has_gap: bool,
     is_rewound: bool,
+    /// Keys that it was told of, so that a reading without them says that they are gone.
+    known: BTreeSet<Rc<str>>,
     position: usize,
     tick_at: u64,
     /// Time at which workers take the latest event.
@@ -214,6 +217,7 @@ impl Run {
                 late_watch_until: 0,
                 has_gap: false,
                 is_rewound: false,
+                known: BTreeSet::new(),
                 position: 0,
                 tick_at: u64::MAX,
                 posted: 0,
@@ -612,6 +616,7 @@ impl Run {
         }
         while let Some(entry) = self.bus.log.get(self.machines[node].position).cloned() {
             self.machines[node].position += 1;
+            self.machines[node].known.insert(Rc::clone(&entry.key));
             self.handle(node, |core, now| {
                 core.handle_record(now, &entry.key, entry.revision, entry.value.as_deref());
             });
@@ -634,13 +639,21 @@ impl Run {
             self.handle(node, |core, now| core.handle_gap(now));
             self.handle(node, |core, now| core.handle_rewound(now));
         }
-        for entry in self.bus.snapshot(length) {
+        let entries = self.bus.snapshot(length);
+        let newest = entries.iter().map(|entry| entry.revision).max().unwrap_or(0);
+        let before = std::mem::take(&mut self.machines[node].known);
+        for entry in entries {
+            self.machines[node].known.insert(Rc::clone(&entry.key));
             self.handle(node, |core, now| {
                 core.handle_record(now, &entry.key, entry.revision, entry.value.as_deref());
             });
             if self.machines[node].core.is_none() {
                 return;
             }
+        }
+        let gone: Vec<_> = before.difference(&self.machines[node].known).cloned().collect();
+        for key in gone {
+            self.handle(node, |core, now| core.handle_record(now, &key, newest, None));
         }
         self.machines[node].position = length;
         self.machines[node].has_gap = false;
