@@ -30,6 +30,8 @@ pub enum Closed {
     Error,
     /// The transport's own liveness check gave up.
     Idle,
+    /// Its world stood still for too long, so the connection is closed from here.
+    Standstill,
 }
 
 impl Closed {
@@ -39,6 +41,7 @@ impl Closed {
             Self::EndOfStream | Self::Left => CloseReason::EndOfStream,
             Self::Error => CloseReason::TransportError,
             Self::Idle => CloseReason::IdleTimeout,
+            Self::Standstill => CloseReason::WorldUnavailable,
         }
     }
 }

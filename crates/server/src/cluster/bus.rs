@@ -1,5 +1,6 @@
 //! The directory of a cluster in a key-value bucket of NATS.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -467,7 +468,14 @@ impl Directory {
     /// Starts the watch of the whole bucket, on the runtime of the caller.
     pub(super) fn watch(&self) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(ENTRIES_MAX);
-        let watcher = Watcher { directory: self.clone(), sender, revision_max: 0, created: None, behind: 0 };
+        let watcher = Watcher {
+            directory: self.clone(),
+            sender,
+            revision_max: 0,
+            created: None,
+            behind: 0,
+            records: BTreeMap::new(),
+        };
         tokio::spawn(watcher.run());
         receiver
     }
@@ -516,8 +524,11 @@ struct Watcher {
     revision_max: u64,
     /// Time at which the bucket was made.
     created: Option<i128>,
-    /// Looks in a row that found fewer revisions than were seen. One may be an old answer.
+    /// Looks in a row that found fewer revisions than were seen, or that the oldest record is gone.
+    /// One may be an old answer, or precede its news.
     behind: u32,
+    /// Records by key, with their revisions.
+    records: BTreeMap<String, u64>,
 }
 
 impl Watcher {
@@ -542,6 +553,7 @@ impl Watcher {
         let started = tokio::time::timeout(TIMEOUT, started).await.map_err(|_| "no answer".to_owned())?;
         let mut watch = started.map_err(|error| with_source(&error))?;
         let (mut is_synced, mut newest) = (false, 0);
+        self.records.clear();
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -550,6 +562,10 @@ impl Watcher {
                     let entry = entry.ok_or("the watch ended")?.map_err(|error| with_source(&error))?;
                     self.revision_max = self.revision_max.max(entry.revision);
                     newest = newest.max(entry.revision);
+                    match entry.operation {
+                        Operation::Put => drop(self.records.insert(entry.key.clone(), entry.revision)),
+                        Operation::Delete | Operation::Purge => drop(self.records.remove(&entry.key)),
+                    }
                     let value = (entry.operation == Operation::Put).then_some(entry.value);
                     self.tell(News::Entry { key: entry.key, revision: entry.revision, value }).await?;
                     if entry.seen_current && !is_synced {
@@ -581,7 +597,9 @@ impl Watcher {
         let created = info.created.unix_timestamp_nanos();
         let is_other = self.created.replace(created).is_some_and(|before| before != created);
         let last = info.state.last_sequence;
-        self.behind = if last < seen { self.behind + 1 } else { 0 };
+        // A purge of the bucket deletes no key by name, so the watch does not show it.
+        let is_purged = self.records.values().min().is_some_and(|oldest| *oldest < info.state.first_sequence);
+        self.behind = if last < seen || is_purged { self.behind + 1 } else { 0 };
         let (missing, wanted) = replicas(&info);
         self.tell(News::Replicas { missing, wanted }).await?;
         let is_rewound = is_other || self.behind > 1;

@@ -34,6 +34,9 @@ const REQUESTS_MAX: usize = 256;
 const LOAD_INTERVAL: Duration = Duration::from_secs(1);
 const LOAD_WEIGHT: f64 = 0.1;
 
+/// Time after which a login that was sent into a world is one of its connections.
+const ENTERING: Duration = Duration::from_secs(2);
+
 /// Parts of a node.
 pub(super) struct Parts {
     pub(super) core: Node,
@@ -64,6 +67,8 @@ struct Here {
     epoch: u64,
     is_served: bool,
     players: u32,
+    /// Time at which a login was sent into it last.
+    entered_at: Option<Instant>,
     /// Time without connections after which it closes, and when that began.
     idle: Option<Duration>,
     deserted_from: Instant,
@@ -221,7 +226,10 @@ impl Driver {
                 self.parts.core.handle_classes(now, hashes);
             }
             Command::Close(world) => self.parts.core.handle_close(now, &world),
-            Command::Drain(wait) => self.parts.core.handle_drain(now, Some(wait)),
+            Command::Drain(wait) => {
+                self.report_players(now);
+                self.parts.core.handle_drain(now, Some(wait));
+            }
             Command::Stop => self.parts.core.handle_stop(now),
         }
     }
@@ -235,8 +243,14 @@ impl Driver {
                 self.parts.shared.change(|status| status.synced_since = None);
                 self.parts.core.handle_gap(now);
             }
-            News::Rewound => self.parts.core.handle_rewound(now),
+            News::Rewound => {
+                self.known.clear();
+                self.parts.core.handle_rewound(now);
+            }
             News::Entry { key, revision, value } => {
+                if key.starts_with("drain.") {
+                    self.report_players(now);
+                }
                 self.parts.core.handle_record(now, &key, revision, value.as_deref());
                 self.note_served(now, &key);
                 match value {
@@ -419,7 +433,9 @@ impl Driver {
                     && let Some(here) = self.here.get_mut(&arrival.world)
                 {
                     // It comes for it.
-                    here.deserted_from = self.parts.clock.now();
+                    let now = self.parts.clock.now();
+                    (here.deserted_from, here.entered_at) = (now, Some(now));
+                    self.report_players(now);
                 }
                 // Its connection may be gone.
                 let _ = arrival.reply.send(verdict);
@@ -449,6 +465,7 @@ impl Driver {
                     epoch,
                     is_served: false,
                     players: 0,
+                    entered_at: None,
                     idle: Some(Duration::from_secs(idle_s)).filter(|idle| !lasting && !idle.is_zero()),
                     deserted_from: now,
                 };
@@ -526,15 +543,24 @@ impl Driver {
         });
     }
 
+    /// Reports the worlds whose number of connections has changed. A login on its way into a world
+    /// counts as one.
+    fn report_players(&mut self, now: Instant) {
+        for (world, here) in &mut self.here {
+            let is_entering = here.entered_at.is_some_and(|at| now.since(at) < ENTERING);
+            let count = here.fence.players().max(u32::from(is_entering));
+            if std::mem::replace(&mut here.players, count) != count {
+                self.parts.core.handle_players(now, world, count);
+            }
+        }
+    }
+
     /// Measures the load, once a second; counts what the directory says; reports players.
     fn measure(&mut self, now: Instant) {
         self.load_at = now + LOAD_INTERVAL;
-        let (mut players, mut idle) = (Vec::new(), Vec::new());
+        self.report_players(now);
+        let mut idle = Vec::new();
         for (world, here) in &mut self.here {
-            let count = here.fence.players();
-            if std::mem::replace(&mut here.players, count) != count {
-                players.push((world.clone(), count));
-            }
             let is_over = here.idle.is_some_and(|idle| now.since(here.deserted_from) >= idle);
             if !here.fence.is_deserted() || !here.is_served {
                 here.deserted_from = now;
@@ -544,9 +570,6 @@ impl Driver {
             }
         }
         let connections: usize = self.here.values().map(|here| here.players as usize).sum();
-        for (world, count) in players {
-            self.parts.core.handle_players(now, &world, count);
-        }
         for world in idle {
             tracing::info!(%world, "the world closes: it has had no connection for its idle time");
             self.parts.core.handle_close(now, &world);

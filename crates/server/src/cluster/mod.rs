@@ -187,6 +187,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
         arrivals_max: keys.arrivals_max,
         origin_unix_ms: around.clock.unix_start_ns() / 1_000_000,
     };
+    plan::check_size(&setup)?;
     let core = throng_cluster::Node::new(setup, plan::random(), around.clock.now());
     let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
     let stage = watch::Sender::new((false, None));
@@ -357,8 +358,12 @@ impl Cluster {
 
     /// Moves the worlds to other nodes as configured, and leaves. Waits for it.
     pub(crate) fn leave(&self) {
-        let has_others = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner).has_others;
-        if let Some(wait) = self.drain.filter(|_| has_others)
+        // Without the directory no world can be given away.
+        let can_move = {
+            let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+            status.has_others && status.is_connected
+        };
+        if let Some(wait) = self.drain.filter(|_| can_move)
             && self.tell(Command::Drain(wait)).is_ok()
             && self.wait_for_end(wait + MOVE)
         {

@@ -134,6 +134,31 @@ pub(crate) fn advertised(settings: &Settings, listeners: &[Listener]) -> Result<
     Ok(told)
 }
 
+/// Room in a node's record for its counts and for fields of later releases, in bytes.
+#[cfg(feature = "nats")]
+const RECORD_RESERVE: usize = 512;
+
+/// Checks that the other nodes can read the record of this one.
+///
+/// # Errors
+/// It is too long, with the way out.
+#[cfg(feature = "nats")]
+pub(crate) fn check_size(setup: &throng_cluster::Setup) -> Result<(), String> {
+    let classes = setup.classes.iter().map(|(name, class)| (name.clone(), class.hash.clone())).collect();
+    let record = throng_cluster::NodeRecord { classes, ..setup.record.clone() };
+    let (bytes, max) = (record.to_bytes().len(), throng_cluster::RECORD_BYTES_MAX - RECORD_RESERVE);
+    if bytes <= max {
+        return Ok(());
+    }
+    Err(format!(
+        "the record of the node `{}` has {bytes} bytes, and {max} are the limit: it lists {} addresses and {} \
+         classes; list those that players and game servers are sent to in `cluster.advertise`, or use fewer classes",
+        setup.node,
+        record.addresses.len(),
+        record.classes.len()
+    ))
+}
+
 fn told(kind: &str, transport: &str, address: &str) -> Told {
     Told { kind: kind.to_owned(), transport: transport.to_owned(), address: address.to_owned() }
 }
@@ -320,6 +345,37 @@ mod tests {
         }
         let inherited = classes("[gateway.limits]\nchannels_max = 7\n[[gateway.classes]]\nname = 'duel'");
         assert_eq!(inherited["duel"], duel("limits.channels_max = 7")["duel"], "by its effect");
+    }
+
+    #[cfg(feature = "nats")]
+    #[test]
+    fn a_record_that_others_cannot_read_is_refused_with_the_way_out() {
+        let setup = |addresses: usize| {
+            let record =
+                br#"{"incarnation":1,"nonce":1,"state":"up","release":"0.1.0","folder":"f","boot":"b",
+                "worlds_max":1,"free_worlds":1}"#;
+            let mut record = throng_cluster::NodeRecord::parse(record).unwrap();
+            record.addresses = vec![told("client", "tcp", "node-1.example.com:12108"); addresses];
+            let cluster = ClusterRecord {
+                format: FORMAT,
+                name: Name::new("prod").unwrap(),
+                key_id: String::new(),
+                rest: Default::default(),
+            };
+            throng_cluster::Setup {
+                cluster,
+                record,
+                node: Name::new("n1").unwrap(),
+                has_lock: true,
+                classes: BTreeMap::new(),
+                patience: std::time::Duration::ZERO,
+                arrivals_max: 1,
+                origin_unix_ms: 0,
+            }
+        };
+        assert_eq!(check_size(&setup(8)), Ok(()));
+        let why = check_size(&setup(60)).unwrap_err();
+        assert!(why.contains("60 addresses") && why.contains("`cluster.advertise`"), "{why}");
     }
 
     #[test]

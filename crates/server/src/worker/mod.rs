@@ -205,6 +205,7 @@ impl Worker {
     /// Everything that a batch of events leads to. Returns the time afterwards.
     fn round(&mut self, posts: &mut VecDeque<Post>) -> Instant {
         self.work(posts);
+        self.driver.count_players();
         let now = self.driver.clock.now();
         let busy = now.since(self.driver.now);
         self.driver.rounds.record(busy.as_nanos() as u64);

@@ -93,6 +93,19 @@ impl Driver {
         }
     }
 
+    /// Tells the keeper of the lease how many connections each world has, at the end of a round: the
+    /// next one may be far away.
+    pub(super) fn count_players(&mut self) {
+        if !self.hosts.has_fences() {
+            return;
+        }
+        for (_, host) in self.hosts.iter() {
+            if let Some(standstill) = &host.standstill {
+                standstill.fence.set_players(host.conns.len(), host.shard.is_deserted());
+            }
+        }
+    }
+
     /// Compares again before output is written, if the round took long.
     pub(super) fn compare_fences_after_work(&mut self) {
         if self.hosts.has_fences() {
@@ -155,7 +168,7 @@ impl Driver {
         for conn in conns {
             let peer = Peer { host: slot, conn };
             self.close(peer, CloseReason::WorldUnavailable, Vec::new());
-            self.guard(slot, |host, now| host.shard.handle_closed(now, conn, Closed::Error));
+            self.guard(slot, |host, now| host.shard.handle_closed(now, conn, Closed::Standstill));
         }
     }
 
