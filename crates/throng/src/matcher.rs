@@ -491,7 +491,7 @@ pub(crate) fn command() -> clap::Command {
         )
         .subcommand(
             clap::Command::new("takeover")
-                .about("Give up an area's lost matcher: the next one serves, with an empty state if it is another")
+                .about("Give up an area's lost matcher: another one then serves with an empty state")
                 .arg(Arg::new("area").value_name("AREA").help("The area, as in matcher.area").required(true))
                 .arg(
                     Arg::new("nats")
