@@ -1,7 +1,7 @@
 # Godot 3 over ENet: joins a room of a mode, writes one line to the channel when the match begins, and prints the lines of the
 # others until one of them says "bye". docs/how-to/connect-a-client.md starts the gateway.
 #
-#     godot3-server -s chat.gd -- 127.0.0.1:12110 alice party hello [WORLD]
+#     godot3-server -s chat.gd -- 127.0.0.1:12110 alice party hello
 extends SceneTree
 
 enum { AUTH = 1, SUBSCRIBE = 6, UPDATE = 8, MATCHMAKING = 110, JOIN_RANDOM_ROOM = 30 }
@@ -10,8 +10,6 @@ var enet = NetworkedMultiplayerENet.new()
 var words
 var conn = 0
 var is_over = false
-var world = ""
-var way = [] # addresses up to here; each but the last named another node
 
 # Protobuf: a number, then a number or bytes behind their length.
 func varint(value):
@@ -61,9 +59,7 @@ func line(sender, content):
 	return text(1, "type.googleapis.com/chatpb.ChatChannelData") + bytes(2, data)
 
 func handle(type, body):
-	if type == AUTH and field(body, 101).size() > 0:
-		follow(field(body, 101))
-	elif type == AUTH:
+	if type == AUTH:
 		conn = field(body, 2, 0)
 		var join = bytes(1, PoolByteArray()) + bytes(2, text(1, words[2])) # The gateway fills in who asks.
 		send(0, MATCHMAKING, number(1, JOIN_RANDOM_ROOM) + bytes(2, join))
@@ -83,32 +79,13 @@ func handle(type, body):
 			print("<%s> %s" % [field(pair[1], 1).get_string_from_utf8(), content])
 			is_over = is_over or content == "bye"
 
-# Another node of the cluster serves the world: its addresses, and the name of the world.
-func follow(elsewhere):
-	world = field(elsewhere, 3).get_string_from_utf8()
-	for pair in fields(elsewhere):
-		var address = pair[1].get_string_from_utf8() if pair[0] == 2 else ""
-		if address.begins_with("enet://") and way.size() <= 3:
-			return open(address)
-	print("world_elsewhere: " + PoolStringArray(way).join(", "))
-	is_over = true
-
-func open(address):
-	way.append(address)
-	var parts = address.replace("enet://", "").split(":")
-	enet.close_connection()
-	enet.create_client(parts[0], int(parts[1]))
-	enet.set_target_peer(NetworkedMultiplayerPeer.TARGET_PEER_SERVER)
-
-func log_in():
-	send(0, AUTH, text(1, words[1]) + (text(101, world) if world else PoolByteArray()))
-
 func _init():
 	words = Array(OS.get_cmdline_args())
 	words = words.slice(words.find("--") + 1, -1)
-	world = words[4] if words.size() > 4 else ""
-	enet.connect("connection_succeeded", self, "log_in")
-	open(words[0])
+	var address = words[0].replace("enet://", "").split(":")
+	enet.create_client(address[0], int(address[1]))
+	enet.set_target_peer(NetworkedMultiplayerPeer.TARGET_PEER_SERVER)
+	enet.connect("connection_succeeded", self, "send", [0, AUTH, text(1, words[1])])
 	while not is_over and enet.get_connection_status() != NetworkedMultiplayerPeer.CONNECTION_DISCONNECTED:
 		enet.poll()
 		while enet.get_available_packet_count() > 0:

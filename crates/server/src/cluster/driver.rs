@@ -407,7 +407,7 @@ impl Driver {
                 }
             }
             Event::Arrived { arrival, answer } => {
-                let Some(arrival) = self.arrivals.remove(&arrival.0) else { return None };
+                let arrival = self.arrivals.remove(&arrival.0)?;
                 let verdict = match answer {
                     Answer::Here { .. } | Answer::Elsewhere { .. } if !self.may_enter(&arrival) => {
                         Verdict::Refused(CloseReason::UnknownWorld)
