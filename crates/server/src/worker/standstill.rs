@@ -93,8 +93,8 @@ impl Driver {
         }
     }
 
-    /// Tells the keeper of the lease how many connections each world has, at the end of a round: the
-    /// next one may be far away.
+    /// Tells the keeper of the lease how many connections each world has, at the end of a round:
+    /// the next one may be far away.
     pub(super) fn count_players(&mut self) {
         if !self.hosts.has_fences() {
             return;
