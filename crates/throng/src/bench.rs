@@ -178,9 +178,30 @@ pub(crate) struct ServerArgs {
     /// Random seed
     #[arg(hide_short_help = true, long, default_value_t = 1, help_heading = "Load")]
     pub(crate) seed: u64,
+    #[command(flatten)]
+    progress: ProgressArgs,
+}
+
+/// Progress of a measurement; common to all suites.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ProgressArgs {
     /// No progress output, only the result
     #[arg(hide_short_help = true, long)]
-    pub(crate) no_progress: bool,
+    no_progress: bool,
+}
+
+impl ProgressArgs {
+    /// Reports whether progress is to be shown.
+    pub(crate) fn is_shown(&self) -> bool {
+        !self.no_progress
+    }
+
+    /// Prints a line of progress.
+    pub(crate) fn say(&self, text: &str) {
+        if self.is_shown() {
+            say(text);
+        }
+    }
 }
 
 const AFTER_HELP: &str = "\
@@ -413,7 +434,7 @@ impl ServerArgs {
 
     /// The display that these flags ask for.
     pub(crate) fn live(&self) -> Live {
-        if self.no_progress { Live::silent() } else { Live::new() }
+        if self.progress.is_shown() { Live::new() } else { Live::silent() }
     }
 
     /// Options of the load suite from these flags.

@@ -11,7 +11,7 @@ use throng_load::duration;
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 
-use crate::bench::{print, say, write_report};
+use crate::bench::{ProgressArgs, print, say, write_report};
 
 /// Namespace of the published tests.
 const NAMESPACE: &str = "test.benchmark";
@@ -88,6 +88,8 @@ struct Args {
     /// Also write report.json and report.txt into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 const AFTER_HELP: &str = "\
@@ -176,7 +178,8 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         targets: args.targets,
     };
     let limit = LIMIT + options.duration.unwrap_or_default().saturating_mul(50);
-    let report = throng_load::interrupt::bounded(limit, || ddc::run(&options, &mut |what| say(what)))??;
+    let mut progress = |what: &str| args.progress.say(what);
+    let report = throng_load::interrupt::bounded(limit, || ddc::run(&options, &mut progress))??;
     if let Some(folder) = &args.out {
         write_report(folder, &report)?;
     }

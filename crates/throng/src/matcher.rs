@@ -16,7 +16,7 @@ use throng_load::report::Report;
 use throng_load::suites::Effort;
 use throng_sim::{population, quality};
 
-use crate::bench::write_report;
+use crate::bench::{ProgressArgs, write_report};
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
@@ -99,6 +99,8 @@ struct BenchArgs {
     /// Run the bare echo that figures are compared with
     #[arg(long, hide = true, value_name = "ADDR")]
     echo: Option<SocketAddr>,
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -196,7 +198,9 @@ fn measure(args: &BenchArgs) -> Result<(), Failure> {
     }
     if !args.all {
         let plan = bench.plan(&args.test, args.goroutines.unwrap_or(1));
-        say(&matcher::running_line(&plan, &args.time))?;
+        if args.progress.is_shown() {
+            say(&matcher::running_line(&plan, &args.time))?;
+        }
         let outcome = matcher::run(&plan)?;
         say(&outcome.lines())?;
         let outcomes = [outcome];
@@ -295,7 +299,9 @@ impl<'a> Bench<'a> {
         let mut outcomes = Vec::new();
         for published in PUBLISHED {
             let plan = self.plan(published.test, self.args.goroutines.unwrap_or(published.workers));
-            say(&matcher::running_line(&plan, &self.args.time))?;
+            if self.args.progress.is_shown() {
+                say(&matcher::running_line(&plan, &self.args.time))?;
+            }
             let outcome = matcher::run(&plan)?;
             say(&outcome.lines())?;
             outcomes.push(outcome);

@@ -13,7 +13,7 @@ use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 
-use crate::bench::{print, say, write_report};
+use crate::bench::{ProgressArgs, print, say, write_report};
 use crate::replication_report::report;
 
 /// Measure state replication: the published groups, by thread CPU time
@@ -73,6 +73,8 @@ struct ReplicationArgs {
     /// compare`
     #[arg(long, value_name = "DIR", conflicts_with = "scaling")]
     out: Option<std::path::PathBuf>,
+    #[command(flatten)]
+    progress: ProgressArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -234,7 +236,7 @@ fn outcomes(
 
 /// Prints the curves as tables, or as JSON, and draws them.
 fn scale(args: &ReplicationArgs) -> Result<(), Box<dyn std::error::Error>> {
-    let curves = scaling::curves(say);
+    let curves = scaling::curves(|what| args.progress.say(what));
     if args.json {
         print(&format!("{}\n", serde_json::to_string(&curves)?))?;
     } else {

@@ -117,6 +117,15 @@ fn progress_is_shown_unless_it_is_not_wanted() {
     for (flags, shown) in [(&[][..], true), (&["--no-progress"], false)] {
         let output = run(&[&["bench", "gateway", "start", "--smoke", "--json"], flags].concat());
         assert_eq!((output.status.code(), !output.stderr.is_empty()), (Some(0), shown), "{flags:?}");
+        let ddc = ["bench", "ddc", "healthcheck_ready", "small_blob_uploads", "--smoke", "--json"];
+        let output = run(&[&ddc, flags].concat());
+        assert_eq!((output.status.code(), !output.stderr.is_empty()), (Some(0), shown), "{flags:?}");
+        let output = run(&[&["bench", "matcher", "-t", "Ping", "-m", "50ms"], flags].concat());
+        assert_eq!(stdout_of(&output, 0).contains("is running"), shown, "{flags:?}");
+        let replication =
+            ["bench", "replication", "--group", "1", "--mode", "shared", "--frames", "2", "--json"];
+        let output = run(&[&replication, flags].concat());
+        assert_eq!((output.status.code(), output.stderr.is_empty()), (Some(0), true), "{flags:?}");
     }
 }
 
