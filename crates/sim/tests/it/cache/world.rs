@@ -178,7 +178,7 @@ impl World {
     }
 
     fn any_op(&mut self) -> Option<Op> {
-        Some(match self.rng.below(32) {
+        Some(match self.rng.below(30) {
             0..=4 => Op::PutBlob(self.any_bytes()),
             5 => {
                 let bytes = self.any_bytes();
@@ -221,11 +221,6 @@ impl World {
             }
             25 => Op::GetForm(self.any_content()?),
             26 => Op::GetPackage(self.key()),
-            27..=28 => {
-                let puts = (0..self.rng.below(4)).map(|_| self.any_bytes()).collect();
-                let gets = (0..self.rng.below(4)).filter_map(|_| self.any_blob()).collect();
-                Op::BlobBatch(puts, gets)
-            }
             _ => Op::GetRef(self.key()),
         })
     }
@@ -499,6 +494,7 @@ impl World {
     /// Copies of what the bucket has are damaged in every way.
     fn damage_copies(&mut self, place: usize) {
         self.nodes[place].store().checkpoint().expect("the disk works");
+        self.model.trouble.copies_damage = true;
         let mut state = self.nodes[place].disk.state();
         for _ in 0..1 + self.rng.below(5) {
             match self.rng.chance(0.7) {
