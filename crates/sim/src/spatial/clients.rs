@@ -73,6 +73,7 @@ impl Simulation {
                 client.view.remove(&result.channel_id);
                 client.known.remove(&result.channel_id);
                 client.subscribed.remove(&result.channel_id);
+                client.rooms.remove(&result.channel_id);
             }
             8 => {
                 let update: ChannelDataUpdateMessage = message.decode()?;

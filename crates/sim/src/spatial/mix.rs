@@ -10,8 +10,9 @@ use super::*;
 
 /// Time of faults of a mixed run: long enough that one feature meets the leftovers of another.
 pub(super) const FAULTS: Duration = Duration::from_secs(55);
-/// Rooms of a mixed run.
+/// Rooms at the start of a mixed run, and at most.
 const ROOMS: usize = 3;
+const ROOMS_MAX: usize = 6;
 /// A client that reads nothing for so long has more waiting than its bounds allow.
 const LONG_STALL_MS: core::ops::Range<u64> = 500..1_500;
 
@@ -105,15 +106,18 @@ impl Mix {
 
 impl Simulation {
     pub(super) fn create_rooms(&mut self) {
-        for count in 0..if self.mix.rooms { ROOMS as u32 } else { 0 } {
-            let body = CreateChannelMessage {
-                channel_type: ChannelType::SUBWORLD.0 as i32,
-                data: Some(any(&state(room_state(1)))),
-                metadata: format!("room {count}"),
-                ..Default::default()
-            };
-            self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
+        for _ in 0..if self.mix.rooms { ROOMS } else { 0 } {
+            self.create_room();
         }
+    }
+
+    fn create_room(&mut self) {
+        let body = CreateChannelMessage {
+            channel_type: ChannelType::SUBWORLD.0 as i32,
+            data: Some(any(&state(room_state(1)))),
+            ..Default::default()
+        };
+        self.send(Who::Server(0), 0, MessageType::CreateChannel, &body);
     }
 
     /// A client that has just logged in enters all rooms.
@@ -134,6 +138,9 @@ impl Simulation {
         let master = &self.servers[0];
         if !master.authenticated || master.recovering {
             return;
+        }
+        if self.mix.rooms && self.faults && self.rooms.len() < ROOMS_MAX && self.rng.chance(0.02) {
+            self.create_room();
         }
         for room in self.rooms.keys().copied().collect::<Vec<_>>() {
             if self.rng.chance(0.5) {
@@ -290,9 +297,9 @@ impl Simulation {
 
     pub(super) fn judge_rooms(&mut self) -> Result<(), Violation> {
         for (room, said) in &self.rooms {
-            // A panic can take an update along.
             let count = self.room_count(*room);
-            if count != Some(*said) && self.world.struck() == 0 {
+            // A panic can take an update along, but not a room that its owner believes in.
+            if count.is_none() || (count != Some(*said) && self.world.struck() == 0) {
                 return Err(format!("room {room} has {count:?}, its owner last said {said}"));
             }
         }

@@ -90,6 +90,9 @@ impl Simulation {
                 let result: RemoveChannelMessage = message.decode()?;
                 self.servers[index].owned.remove(&result.channel_id);
                 self.servers[index].known.remove(&result.channel_id);
+                if index == 0 {
+                    self.rooms.remove(&result.channel_id);
+                }
             }
             8 if is_entity => {
                 let update: ChannelDataUpdateMessage = message.decode()?;
