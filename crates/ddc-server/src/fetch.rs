@@ -19,7 +19,7 @@ use crate::answer::Problem;
 use crate::blocking;
 use crate::origin::{Closed, Origin, Reach};
 use crate::service::Service;
-use crate::streaming::StreamedBlob;
+use crate::streaming::{Begun, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
 use crate::upstream::{Form, Lookup, Upstream};
 use crate::watchdog::Watchdog;
@@ -33,6 +33,9 @@ const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
 const FRESH_MAX: usize = 1 << 18;
 /// Attachments of one object that are looked up at a time.
 const LOOKUPS_MAX: usize = 32;
+
+/// Times that a blob is fetched which is evicted each time before it is opened.
+const FETCHES: usize = 4;
 
 impl Service {
     pub(crate) fn tier(&self) -> Option<&Tier> {
@@ -88,7 +91,11 @@ impl Service {
     ) -> Result<Option<Blob>, Problem> {
         let mut found = self.store.blob(namespace, hash)?;
         let hit = found.is_some();
-        if !hit && self.fetch_blob(namespace, hash, None).await? {
+        // An eviction may remove what was fetched before it is opened.
+        for _ in 0..FETCHES {
+            if found.is_some() || !self.fetch_blob(namespace, hash, None).await? {
+                break;
+            }
             found = self.store.blob(namespace, hash)?;
         }
         let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
@@ -280,6 +287,9 @@ impl Service {
         let Some(mut received) = self.arrived(received)? else { return Ok(false) };
         if received.hash() != *hash {
             self.counters.add_damaged();
+            if let Some(streamed) = streamed {
+                streamed.break_off();
+            }
             tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
             let Some(tier) = self.tier() else { return Ok(false) };
             // Bits may have flipped on the way: only what arrives twice alike is damaged there.
@@ -590,23 +600,27 @@ impl Service {
             return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         }
         self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
-        let found = match self.begin(namespace, hash).await? {
-            Some((streamed, len)) => Some(Found::Streamed(streamed, len)),
-            None => self.store.blob(namespace, hash)?.map(Found::Here),
-        };
-        if found.is_some() {
-            self.note_use(hash);
+        for _ in 0..FETCHES {
+            let found = match self.begin(namespace, hash).await? {
+                (streamed, Begun::Large(len)) => Some(Found::Streamed(streamed, len)),
+                (_, Begun::Over { was_brought: true }) => self.store.blob(namespace, hash)?.map(Found::Here),
+                (_, Begun::Over { was_brought: false }) => break,
+            };
+            if found.is_some() {
+                self.note_use(hash);
+                return Ok(found);
+            }
         }
-        Ok(found)
+        Ok(None)
     }
 
-    /// Begins to bring a blob, unless that began already. Its size if it is large; else it is here,
-    /// if it can be had.
+    /// Begins to bring a blob, unless that began already. Waits until it is known to be large, or
+    /// over.
     async fn begin(
         self: &Arc<Service>,
         namespace: &Namespace,
         hash: &IoHash,
-    ) -> Result<Option<(Arc<StreamedBlob>, u64)>, Problem> {
+    ) -> Result<(Arc<StreamedBlob>, Begun), Problem> {
         let wanted = (namespace.clone(), *hash);
         let (streamed, first) = {
             let mut all = self.streamed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -623,10 +637,10 @@ impl Service {
                 streamed.end(brought.map_err(|problem| (problem.status, problem.title)));
             });
         }
-        let total = std::future::poll_fn(|context| streamed.poll_begun(context)).await;
-        let total =
-            total.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
-        Ok(total.map(|total| (streamed, total)))
+        let begun = std::future::poll_fn(|context| streamed.poll_begun(context)).await;
+        let begun =
+            begun.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
+        Ok((streamed, begun))
     }
 }
 

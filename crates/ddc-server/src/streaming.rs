@@ -21,6 +21,15 @@ pub(crate) struct StreamedBlob(Mutex<State>);
 /// Status and reason of a transfer that failed.
 pub(crate) type Failure = (StatusCode, String);
 
+/// State of a transfer that a reader has waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// Its first bytes are here, of this size in all.
+    Large(u64),
+    /// It is over. An eviction may have removed again what it brought.
+    Over { was_brought: bool },
+}
+
 #[derive(Default)]
 struct State {
     /// Its size, once the sender said it and it is too large to be waited for.
@@ -45,11 +54,22 @@ impl StreamedBlob {
         self.change(|state| state.part = Some(part));
     }
 
-    /// It came and was sound, or why not.
+    /// It came and was sound, or why not. Does nothing after [`break_off`](Self::break_off).
     pub(crate) fn end(&self, brought: Result<bool, Failure>) {
         self.change(|state| match brought {
+            _ if state.end.is_some() => {}
             Ok(sound) => state.end = Some(sound),
             Err(failure) => (state.end, state.failure) = (Some(false), Some(failure)),
+        });
+    }
+
+    /// The bytes shown so far are not those of the blob, whatever comes after them.
+    pub(crate) fn break_off(&self) {
+        self.change(|state| {
+            if state.total.is_some() {
+                let why = "the blob was damaged on its way here; try again".to_owned();
+                (state.end, state.failure) = (Some(false), Some((StatusCode::SERVICE_UNAVAILABLE, why)));
+            }
         });
     }
 
@@ -65,13 +85,15 @@ impl StreamedBlob {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its size when its first bytes are here; `None` when there will be nothing to wait for.
-    pub(crate) fn poll_begun(&self, context: &Context<'_>) -> Poll<Result<Option<u64>, Failure>> {
+    /// Waits for its first bytes, or for its end if it is small.
+    pub(crate) fn poll_begun(&self, context: &Context<'_>) -> Poll<Result<Begun, Failure>> {
         let mut state = self.state();
         match &*state {
             State { failure: Some(failure), .. } => Poll::Ready(Err(failure.clone())),
-            State { end: Some(_), .. } => Poll::Ready(Ok(None)),
-            State { total: Some(total), part: Some(_), .. } => Poll::Ready(Ok(Some(*total))),
+            State { end: Some(was_brought), .. } => {
+                Poll::Ready(Ok(Begun::Over { was_brought: *was_brought }))
+            }
+            State { total: Some(total), part: Some(_), .. } => Poll::Ready(Ok(Begun::Large(*total))),
             _ => {
                 state.waiting.push(context.waker().clone());
                 Poll::Pending
@@ -97,5 +119,29 @@ impl StreamedBlob {
         }
         state.waiting.push(context.waker().clone());
         Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_were_damaged_on_the_way_are_not_completed_by_a_second_transfer() {
+        let context = Context::from_waker(Waker::noop());
+        let streamed = StreamedBlob::default();
+        streamed.begin(1 << 20);
+        streamed.break_off();
+        streamed.end(Ok(true));
+        assert!(matches!(streamed.poll_part(&context, 0), Poll::Ready(Err(_))));
+        assert!(matches!(
+            streamed.poll_begun(&context),
+            Poll::Ready(Err((StatusCode::SERVICE_UNAVAILABLE, _)))
+        ));
+        // Nobody has seen anything of a small one.
+        let small = StreamedBlob::default();
+        small.break_off();
+        small.end(Ok(true));
+        assert_eq!(small.poll_begun(&context), Poll::Ready(Ok(Begun::Over { was_brought: true })));
     }
 }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _};
 use hyper::{Request, Response, StatusCode};
@@ -24,6 +26,8 @@ pub(super) enum Op {
     /// A blob, and the ref that names it alone.
     PutRaw(Key, Bytes),
     Batch(Vec<(Key, Bytes)>),
+    /// Blobs that are put, and others that are read.
+    BlobBatch(Vec<Bytes>, Vec<IoHash>),
     Finalise(Key, IoHash),
     DeleteRef(Key),
     DeleteBlob(IoHash),
@@ -50,6 +54,13 @@ impl Seen {
     pub(super) fn needs(&self) -> Option<usize> {
         let json: serde_json::Value = serde_json::from_slice(&self.body).ok()?;
         (self.status == StatusCode::OK).then(|| json["needs"].as_array().map(Vec::len))?
+    }
+
+    /// The blobs that a batch read, after so many that it put.
+    pub(super) fn batch_blobs(&self, puts: usize) -> Vec<Bytes> {
+        let results: Vec<String> = serde_json::from_slice(&self.body).expect("an answer to each operation");
+        let decode = |content: &String| STANDARD.decode(content).expect("base64").into();
+        results.iter().skip(puts).map(decode).collect()
     }
 
     /// The same for each operation of a batch.
@@ -102,6 +113,7 @@ impl Op {
         let blob = |hash: &IoHash| format!("/api/v1/blobs/{NAMESPACE}/{hash}");
         let form = |id: &IoHash| format!("/api/v1/compressed-blobs/{NAMESPACE}/{id}");
         let (octets, cb, comp) = ("application/octet-stream", "application/x-ue-cb", "application/x-ue-comp");
+        let json = "application/json";
         let none = Bytes::new();
         let mut breaks_off = false;
         let (method, path, kind, body) = match self {
@@ -115,6 +127,7 @@ impl Op {
             Op::PutRef(key, object) => ("PUT", reference(key), cb, object.clone()),
             Op::PutRaw(key, bytes) => ("PUT", reference(key), octets, bytes.clone()),
             Op::Batch(puts) => ("POST", format!("/api/v1/refs/{NAMESPACE}"), cb, batch(puts)),
+            Op::BlobBatch(puts, gets) => ("POST", "/api/v1/blobs".to_owned(), json, blob_batch(puts, gets)),
             Op::Finalise(key, hash) => ("POST", format!("{}/finalize/{hash}", reference(key)), cb, none),
             Op::DeleteRef(key) => ("DELETE", reference(key), cb, none),
             Op::DeleteBlob(hash) => ("DELETE", blob(hash), cb, none),
@@ -134,9 +147,7 @@ impl Op {
         request = match self {
             Op::GetRef(_) => request.header("Accept", cb),
             Op::Batch(_) => request.header("Accept", cb),
-            Op::PutRef(..) | Op::PutRaw(..) | Op::Finalise(..) => {
-                request.header("Accept", "application/json")
-            }
+            Op::PutRef(..) | Op::PutRaw(..) | Op::Finalise(..) => request.header("Accept", json),
             Op::GetPart(_, start, end) => request.header("Range", format!("bytes={start}-{}", end - 1)),
             _ => request.header("Accept", "*/*"),
         };
@@ -176,6 +187,16 @@ fn batch(puts: &[(Key, Bytes)]) -> Bytes {
     };
     let ops = puts.iter().enumerate().map(op).collect();
     Value::object([("ops", Value::Array(ops))]).encode(Style::Plain).into()
+}
+
+fn blob_batch(puts: &[Bytes], gets: &[IoHash]) -> Bytes {
+    let put = |bytes: &Bytes| {
+        let (id, content) = (IoHash::of(bytes).to_string(), STANDARD.encode(bytes));
+        serde_json::json!({ "op": "PUT", "namespace": NAMESPACE, "id": id, "content": content })
+    };
+    let get = |id: &IoHash| serde_json::json!({ "op": "GET", "namespace": NAMESPACE, "id": id.to_string() });
+    let operations: Vec<_> = puts.iter().map(put).chain(gets.iter().map(get)).collect();
+    serde_json::json!({ "operations": operations }).to_string().into()
 }
 
 /// A body that arrives in pieces, with pauses.

@@ -178,7 +178,7 @@ impl World {
     }
 
     fn any_op(&mut self) -> Option<Op> {
-        Some(match self.rng.below(30) {
+        Some(match self.rng.below(32) {
             0..=4 => Op::PutBlob(self.any_bytes()),
             5 => {
                 let bytes = self.any_bytes();
@@ -221,6 +221,11 @@ impl World {
             }
             25 => Op::GetForm(self.any_content()?),
             26 => Op::GetPackage(self.key()),
+            27..=28 => {
+                let puts = (0..self.rng.below(4)).map(|_| self.any_bytes()).collect();
+                let gets = (0..self.rng.below(4)).filter_map(|_| self.any_blob()).collect();
+                Op::BlobBatch(puts, gets)
+            }
             _ => Op::GetRef(self.key()),
         })
     }
@@ -291,6 +296,9 @@ impl World {
                 |(place, upkeep): &(usize, Upkeep)| *place == 0 && matches!(upkeep, Upkeep::Evict(_));
             let may_remove_refs = self.expires || upkeep.iter().any(evicts);
             self.learn_removals(&before, &attached, may_remove_refs);
+            if self.nodes[0].is_dead() {
+                self.model.forget_unheard(&outcomes);
+            }
         }
         if let Some(bytes_max) = self.bytes_max {
             let size = self.nodes[0].store().size_of(&namespace()).expect("readable");
@@ -494,7 +502,6 @@ impl World {
     /// Copies of what the bucket has are damaged in every way.
     fn damage_copies(&mut self, place: usize) {
         self.nodes[place].store().checkpoint().expect("the disk works");
-        self.model.trouble.copies_damage = true;
         let mut state = self.nodes[place].disk.state();
         for _ in 0..1 + self.rng.below(5) {
             match self.rng.chance(0.7) {
@@ -627,13 +634,7 @@ impl World {
         let node = Node::new(disk, &self.clock, &role, self.settings);
         node.service.import(&mut &exported[..]).expect("an export");
         self.nodes[0] = node;
-        for possible in self.model.refs.values_mut() {
-            // Refs are resolved again against what there is now.
-            let both: Vec<_> = possible.iter().flatten().copied().collect();
-            for value in both {
-                possible.extend([false, true].map(|finalised| Some(Value { finalised, ..value })));
-            }
-        }
+        self.model.resolve_again();
         self.set_rules();
     }
 
