@@ -77,8 +77,8 @@ pub(crate) enum Leaving {
     #[default]
     No,
     Later,
-    /// What arrives from now on, or has not been taken, is not delivered: programs free what they
-    /// keep of a peer when they disconnect it.
+    /// Packets that arrive from now on, or have not been taken, are not delivered: programs free
+    /// what they keep of a peer when they disconnect it.
     Now,
 }
 

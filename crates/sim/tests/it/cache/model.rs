@@ -281,7 +281,8 @@ impl Model {
     }
 
     /// Forgets blobs whose upload was not acknowledged: the power failed while others were removed,
-    /// so a blob that was removed and uploaded again is there until the power failed, and not after.
+    /// so a blob that was removed and uploaded again is there until the power failed, and not
+    /// after.
     pub(super) fn forget_unheard(&mut self, outcomes: &[Exchange]) {
         for outcome in outcomes.iter().filter(|outcome| outcome.is_unheard) {
             match &outcome.op {
