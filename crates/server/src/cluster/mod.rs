@@ -48,6 +48,8 @@ const COMMANDS_MAX: usize = 4_096;
 const START: Duration = Duration::from_secs(40);
 /// Time for the last record after the worlds have stopped.
 const LEAVE: Duration = Duration::from_secs(3);
+/// Time without an answer of the directory after which a stop moves no more worlds.
+const SILENCE: Duration = Duration::from_secs(3);
 /// Time for moving worlds away, beside `cluster.drain_wait_s`.
 const MOVE: Duration = Duration::from_secs(10);
 
@@ -365,11 +367,22 @@ impl Cluster {
         };
         if let Some(wait) = self.drain.filter(|_| can_move)
             && self.tell(Command::Drain(wait)).is_ok()
-            && self.wait_for_end(wait + MOVE)
         {
-            return;
+            let end = self.shared.clock.now() + wait + MOVE;
+            while self.shared.clock.now() < end && self.is_renewing() {
+                if self.wait_for_end(Duration::from_secs(1)) {
+                    return;
+                }
+            }
         }
         self.stop();
+    }
+
+    /// Returns whether the directory has answered a renewal in the last seconds.
+    fn is_renewing(&self) -> bool {
+        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = status.lease_until.map(|until| until.since(self.shared.clock.now()));
+        left.is_some_and(|left| left + SILENCE > throng_cluster::FREEZE)
     }
 
     /// Stops serving and leaves, without moving anything. Waits for it, for a short time.
