@@ -64,8 +64,8 @@ pub enum Verdict {
         /// The world's number.
         world: u32,
     },
-    /// The login is right, and for a world that another node of the cluster serves; the connection
-    /// is told the way, and closed.
+    /// The login is valid, and another node of the cluster serves its world: the answer names that
+    /// node's addresses, and the connection is closed.
     OtherNode {
         /// Name of the world.
         world: String,

@@ -138,7 +138,7 @@ async fn goes_to_the_node_that_serves_its_world_and_gives_up_after_three_moves()
     assert_eq!((&addresses[..], &gone[..]), (&[format!("tcp://{at_one}")][..], &way[..]));
     assert_eq!(world, "hub!!!!", "each node was asked for the world that the one before named");
     assert!(reason.to_string().contains("world_elsewhere"), "{reason}");
-    // One that does not go there is told at once.
+    // A client with no moves left reports the first answer.
     let Err(ConnectError::Closed(reason)) = lost(SessionConfig { moves_max: 0, ..config() }).await else {
         panic!("it is elsewhere")
     };

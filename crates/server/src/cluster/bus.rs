@@ -304,7 +304,7 @@ impl Bus {
     /// (one that does not exist), and the flow control of a watch.
     ///
     /// # Errors
-    /// What the server forbids.
+    /// The first subject that the server refuses, or no answer.
     pub(crate) async fn try_permissions(&self) -> Result<(), String> {
         let flow = self.client.publish("$JS.FC.check", Bytes::new()).await;
         flow.map_err(|error| self.explained(with_source(&error)))?;

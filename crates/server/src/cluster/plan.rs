@@ -232,9 +232,9 @@ impl Ground {
         let system = File::open(&folder).and_then(|file| Ok(rustix::fs::fstatfs(&file)?)).map_err(failed)?;
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = boot.trim().to_owned();
-        // Without a boot id the lock proves nothing: the folder may be a copy.
         // A copy of the folder has the same id and another lock.
         let id = format!("{id}/{}", Folder::lock_id(&folder).map_err(failed)?);
+        // Without a boot id, the lock may be that of an image of the disk on another machine.
         let has_lock = !boot.is_empty() && !REMOTE_SYSTEMS.contains(&system.f_type);
         Ok(Ground { folder: id, boot, has_lock, _lock: lock })
     }
