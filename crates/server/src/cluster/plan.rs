@@ -61,6 +61,9 @@ pub(crate) fn node_name(settings: &Settings) -> Result<Name, String> {
 /// A secret that cannot be read or is none.
 pub(crate) fn cluster_record(settings: &Settings) -> Result<ClusterRecord, String> {
     let cluster = &settings.cluster;
+    if cluster.name.is_empty() {
+        return Err("no cluster is configured: name a file that has `cluster.name` with --config".to_owned());
+    }
     let name = Name::new(&cluster.name).map_err(|why| format!("bad value for `cluster.name`: {why}"))?;
     let key_id = key_id(&cluster.secret_file)?;
     Ok(ClusterRecord { format: FORMAT, name, key_id, rest: Default::default() })
@@ -376,6 +379,12 @@ mod tests {
         assert_eq!(check_size(&setup(8)), Ok(()));
         let why = check_size(&setup(60)).unwrap_err();
         assert!(why.contains("60 addresses") && why.contains("`cluster.advertise`"), "{why}");
+    }
+
+    #[test]
+    fn a_command_without_a_cluster_names_the_way_out() {
+        let settings = Loader::new().load().unwrap().settings;
+        assert!(cluster_record(&settings).unwrap_err().contains("--config"));
     }
 
     #[test]
