@@ -64,6 +64,7 @@ mod schedule;
 mod socket;
 pub mod spatial;
 pub mod stats;
+mod stream;
 pub mod suites;
 mod tls;
 mod watch;

@@ -53,6 +53,24 @@ impl Probe {
         self.clock.and_then(|clock| clock.used().ok())
     }
 
+    /// CPU time of each thread whose name begins with `prefix`, by name; empty as for
+    /// [`Self::cpu`].
+    #[must_use]
+    pub fn threads(&self, prefix: &str) -> Vec<(String, Duration)> {
+        let tasks = self.pid.and_then(|pid| std::fs::read_dir(format!("/proc/{pid}/task")).ok());
+        let tasks = tasks.into_iter().flatten().flatten().map(|task| task.path());
+        let mut threads: Vec<_> = tasks
+            .filter_map(|task| {
+                let name = std::fs::read_to_string(task.join("comm")).ok()?.trim_end().to_owned();
+                let times = std::fs::read_to_string(task.join("schedstat")).ok()?;
+                let on_cpu_ns = times.split_ascii_whitespace().next()?.parse().ok()?;
+                name.starts_with(prefix).then_some((name, Duration::from_nanos(on_cpu_ns)))
+            })
+            .collect();
+        threads.sort();
+        threads
+    }
+
     /// Memory in use; `None` as for [`Self::cpu`].
     #[must_use]
     pub fn memory(&self) -> Option<Memory> {
@@ -278,6 +296,14 @@ mod tests {
         let memory = probe.memory().expect("alive");
         assert!(memory.resident_bytes >= memory.anonymous_bytes && memory.anonymous_bytes > 0);
         assert!(probe.cpu().is_some());
+        let of_thread = std::thread::Builder::new().name("probed 1".into()).spawn(move || {
+            let threads = probe.threads("probed ");
+            assert!(
+                matches!(&threads[..], [(name, cpu)] if name == "probed 1" && !cpu.is_zero()),
+                "{threads:?}"
+            );
+        });
+        of_thread.expect("a thread").join().expect("it sees itself");
         assert!(Probe::new(Some(5_000_000), None).is_err(), "no such process");
     }
 }

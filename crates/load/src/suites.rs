@@ -100,6 +100,11 @@ pub const TESTS: &[Test] = &[
         run: gateway::forward,
     },
     Test {
+        name: "gateway stream",
+        summary: "60,000-byte messages from one game server to one client: bytes per second",
+        run: gateway::stream,
+    },
+    Test {
         name: "gateway stalled",
         summary: "one subscriber that stops reading: latency of the others, with and without it",
         run: gateway::stalled,
@@ -650,6 +655,13 @@ mod tests {
         let measured = row(&report, "forwarded").measured;
         assert!(measured >= 0.0, "a busy machine may not hold the rate: {measured}");
         assert_eq!(report.runs[0].inputs_arrived, report.runs[0].inputs_due);
+    }
+
+    #[test]
+    fn gateway_stream_measures_every_window() {
+        let report = try_out("gateway stream", |_| {});
+        assert!(row(&report, "one game server to one client").measured > 0.0);
+        assert!(row(&report, "CPU per gigabyte").measured > 0.0);
     }
 
     /// Runs a test with a world small against a fake that has cells.

@@ -16,6 +16,8 @@ use crate::stats::{Counts, Times};
 /// Longest sleep without a check for an interruption.
 const NAP_NS: u64 = 100_000_000;
 
+/// Beginning of the names of a server's shard threads.
+const SHARD_THREADS: &str = "shard ";
 /// Sum and number of the rounds that a server's threads made of their work, in seconds.
 const ROUND_SECONDS_SUM: &[&str] = &["throng_shard_round_seconds_sum"];
 const ROUND_COUNT: &[&str] = &["throng_shard_round_seconds_count"];
@@ -176,6 +178,8 @@ struct Players {
 struct Mark {
     at_ns: u64,
     cpu: Option<Duration>,
+    /// CPU time of each shard of the server.
+    shards: Vec<Duration>,
     machine: Option<(u64, u64)>,
     players: Players,
     servers: Servers,
@@ -271,6 +275,7 @@ impl Mark {
         Self {
             at_ns,
             cpu,
+            shards: probe.threads(SHARD_THREADS).into_iter().map(|(_, cpu)| cpu).collect(),
             machine: probe::machine_ticks(),
             players: Players {
                 cpu: players_cpu,
@@ -296,6 +301,12 @@ impl Window {
     /// Processor time of the server.
     pub(crate) fn server_cpu(&self) -> Option<Duration> {
         self.first.cpu.zip(self.last.cpu).map(|(first, last)| last.saturating_sub(first))
+    }
+
+    /// Processor time of each shard of the server.
+    pub(crate) fn shards_cpu(&self) -> Vec<Duration> {
+        let (first, last) = (&self.first.shards, &self.last.shards);
+        last.iter().zip(first).map(|(last, first)| last.saturating_sub(*first)).collect()
     }
 
     /// Processor time of the players.

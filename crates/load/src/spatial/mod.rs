@@ -289,6 +289,8 @@ pub struct WorldReport {
     pub frames_per_s: f64,
     /// CPU time that the server used inside the window.
     pub server_cpu: Option<Duration>,
+    /// Part of it that each shard used.
+    pub shards_cpu: Vec<Duration>,
     /// Memory of the server before the players came, and at the end of the window.
     pub server_memory: Option<(Memory, Memory)>,
     /// Mean and longest round of the server's threads inside the window, in milliseconds; the
@@ -572,6 +574,7 @@ impl Watch<'_> {
             window_frames_in: window.frames_in(),
             frames_per_s: frames_per_s / self.server_count() as f64,
             server_cpu: window.server_cpu(),
+            shards_cpu: window.shards_cpu(),
             round_ms: window.round_ms(),
             ticks: metrics.map(ticks_between).unwrap_or_default(),
             channels,

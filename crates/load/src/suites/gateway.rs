@@ -1,9 +1,13 @@
 //! Tests of the gateway at rest, of forwarding, and of readers that stall.
 
+use std::time::Duration;
+
+use super::channel::median;
 use super::{BenchError, Context, MEASURED, SHARE_MIN};
 use crate::engine::Plan;
 use crate::protocol::CHANNEL_TYPE_SUBWORLD;
 use crate::report::{Better, Report, Row, Run};
+use crate::stream::{self, StreamPlan};
 
 pub(super) fn idle(context: &Context<'_>) -> Result<Report, BenchError> {
     let (players, canonical) = context.size(10_000, 200);
@@ -112,6 +116,36 @@ pub(super) fn forward(context: &Context<'_>) -> Result<Report, BenchError> {
     }
     let row = Row::new("64-byte messages forwarded to one owner", "messages/s", Better::Higher, best);
     report.row(row.marks(300_000.0, 600_000.0));
+    Ok(report)
+}
+
+/// Bytes of each message of the stream: nearly the largest frame.
+const STREAM_MESSAGE_BYTES: usize = 60_000;
+
+pub(super) fn stream(context: &Context<'_>) -> Result<Report, BenchError> {
+    let (windows, ms) = context.options.effort.pick((5, 2_000), (5, 1_000), (1, 200));
+    let mut report = context.report(true);
+    report.setting("message_bytes", STREAM_MESSAGE_BYTES);
+    let server = context.quiet_server()?;
+    let name = "one game server to one client";
+    context.progress.borrow_mut().begin(&format!("{}: {name}", context.name), None);
+    let plan = StreamPlan {
+        clients: server.target.clients,
+        servers: server.target.servers,
+        message_bytes: STREAM_MESSAGE_BYTES,
+        windows,
+        window: context.options.duration.unwrap_or(Duration::from_millis(ms)),
+    };
+    let before = server.probe.cpu();
+    let streamed = stream::run(&plan)?;
+    let mut rates: Vec<f64> = streamed.rates.iter().map(|rate| rate / 1e6).collect();
+    if let Some((before, after)) = before.zip(server.probe.cpu()) {
+        let per_gb = after.saturating_sub(before).as_secs_f64() / (streamed.bytes as f64 / 1e9);
+        report.row(Row::new("server CPU per gigabyte", "s", Better::Lower, per_gb));
+    }
+    let median = median(&mut rates);
+    let row = Row::new(format!("bytes from {name}, median of {windows}"), "MB/s", Better::Higher, median);
+    report.row(row.marks(300.0, 400.0));
     Ok(report)
 }
 

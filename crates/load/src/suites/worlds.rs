@@ -39,6 +39,7 @@ pub(super) fn spatial(context: &Context<'_>) -> Result<Report, BenchError> {
         let complete = outcome.delivered_share() >= SHARE_MIN;
         let holds = complete && outcome.counts.state.quantile_ms(0.99) < P99_MAX_MS;
         let first = report.runs.is_empty();
+        shards(&mut report, &outcome);
         report.run(outcome.run(name));
         if first {
             spatial_basics(&mut report, &outcome);
@@ -299,6 +300,25 @@ impl Sweep {
         }
         Ok(())
     }
+}
+
+/// Work of the busiest shard, if there are several.
+fn shards(report: &mut Report, outcome: &WorldReport) {
+    let cpu: Vec<f64> = outcome.shards_cpu.iter().map(Duration::as_secs_f64).collect();
+    let mean = cpu.iter().sum::<f64>() / cpu.len().max(1) as f64;
+    if cpu.len() < 2 || mean == 0.0 {
+        return;
+    }
+    let what =
+        format!("CPU of the busiest of {} shards, their mean = 1, at {} players", cpu.len(), outcome.players);
+    let row = Row::new(what, "x", Better::Lower, cpu.iter().copied().fold(0.0, f64::max) / mean);
+    report.row(row.marks(1.25, 1.1));
+    let cores = cpu.iter().map(|cpu| format!("{:.2}", cpu / outcome.window.as_secs_f64()));
+    report.note(format!(
+        "cores of the shards at {} players: {}",
+        outcome.players,
+        cores.collect::<Vec<_>>().join(", ")
+    ));
 }
 
 fn spatial_basics(report: &mut Report, outcome: &WorldReport) {

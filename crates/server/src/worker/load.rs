@@ -12,10 +12,16 @@ use super::host::Slot;
 /// that they cause must be seen while they do.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Time between two notes of a shard's own work.
+const NOTE_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Total work of each shard, and its connections.
+///
+/// Work is the processor time of the shard's thread. On a machine with fewer processors than
+/// threads, the length of its rounds would include the work of the others.
 pub(crate) struct ShardLoads(Box<[Published]>);
 
-/// A cache line of its own: every shard writes one in every round.
+/// A cache line of its own: every shard writes one, and the first reads all.
 #[derive(Default)]
 #[repr(align(64))]
 struct Published {
@@ -30,9 +36,10 @@ struct Load {
     conns: u64,
 }
 
-/// State of the first shard between two looks.
+/// State of a shard between two notes, and of the first one between two looks.
 #[derive(Debug, Default)]
 pub(super) struct Looks {
+    next_note: Instant,
     next: Instant,
     /// Work up to the last look: of the first shard, and of all others.
     busy_ns: [u64; 2],
@@ -45,7 +52,7 @@ impl ShardLoads {
     }
 
     fn publish(&self, shard: usize, busy_ns: u64, conns: usize) {
-        self.0[shard].busy_ns.fetch_add(busy_ns, Ordering::Relaxed);
+        self.0[shard].busy_ns.store(busy_ns, Ordering::Relaxed);
         self.0[shard].conns.store(conns as u64, Ordering::Relaxed);
     }
 
@@ -91,17 +98,29 @@ impl Looks {
 }
 
 impl Worker {
-    /// Publishes a round's work. The first shard tells its core what it does for the world.
-    pub(super) fn note_load(&mut self, busy: Duration) {
-        let (index, loads) = (self.driver.index, &self.driver.loads);
-        loads.publish(usize::from(index), busy.as_nanos() as u64, self.event_loop.conn_count());
+    /// Publishes the work of this shard, if it is time for that. The first shard tells its core
+    /// what it does for the world.
+    pub(super) fn note_load(&mut self) {
+        let (index, now) = (self.driver.index, self.driver.now);
+        if now < self.looks.next_note {
+            return;
+        }
+        self.looks.next_note = now + NOTE_INTERVAL;
+        let loads = &self.driver.loads;
+        loads.publish(usize::from(index), thread_time_ns(), self.event_loop.conn_count());
         if index == 0
-            && let Some(weight) = self.looks.look(self.driver.now, loads.totals())
+            && let Some(weight) = self.looks.look(now, loads.totals())
             && let Some(main) = self.driver.hosts.get_mut(Slot::MAIN)
         {
             main.shard.set_world_weight(weight as usize);
         }
     }
+}
+
+/// Processor time of this thread.
+fn thread_time_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
@@ -121,16 +140,16 @@ mod tests {
     fn a_look_is_about_the_time_since_the_last_one() {
         let loads = ShardLoads::new(3);
         let mut looks = Looks::default();
-        let publish = |busy: [u64; 3]| {
-            busy.iter().enumerate().for_each(|(shard, busy_ns)| loads.publish(shard, *busy_ns, 100));
+        let publish = |total: [u64; 3]| {
+            total.iter().enumerate().for_each(|(shard, busy_ns)| loads.publish(shard, *busy_ns, 100));
         };
         publish([100, 100, 100]);
         assert_eq!(looks.look(Instant::from_millis(1), loads.totals()), Some(0));
-        publish([500, 100, 100]);
+        publish([600, 200, 200]);
         assert_eq!(looks.look(Instant::from_millis(200), loads.totals()), None, "not yet");
         // 500 for 100 connections, where others take 100: 400 besides, at most the 300 there are.
         assert_eq!(looks.look(Instant::from_millis(251), loads.totals()), Some(150));
-        publish([100, 100, 100]);
+        publish([700, 300, 300]);
         assert_eq!(looks.look(Instant::from_millis(502), loads.totals()), Some(75), "it fades");
     }
 }

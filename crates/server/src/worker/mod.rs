@@ -209,7 +209,7 @@ impl Worker {
         let now = self.driver.clock.now();
         let busy = now.since(self.driver.now);
         self.driver.rounds.record(busy.as_nanos() as u64);
-        self.note_load(busy);
+        self.note_load();
         self.driver.heartbeat.end();
         now
     }
