@@ -174,12 +174,11 @@ impl Shard {
     }
 
     /// This shard runs the world, which takes as much work as so many connections: it gets that
-    /// many fewer than the others. Without a world the weight is ignored. Shard 0 only.
+    /// many fewer than the others. Called four times a second; between calls the world's work for
+    /// new clients is estimated. Without a world the weight is ignored. Shard 0 only.
     pub fn set_world_weight(&mut self, connections: usize) {
-        if self.board.config.spatial.is_world()
-            && let Some(global) = &mut self.global
-        {
-            global.world_weight = connections;
+        if let Some(weight) = self.global.as_mut().and_then(|global| global.world_weight.as_mut()) {
+            weight.measure(connections);
         }
     }
 

@@ -578,11 +578,14 @@ fn a1_idle_connections_and_channels_cost_nothing() {
 
 #[test]
 fn the_shard_that_runs_the_world_gets_fewer_connections() {
-    for (has_world, expected) in [(true, [3, 9, 9, 9]), (false, [8, 8, 7, 7])] {
+    // Nothing is measured when the first players arrive at once: a third of them is estimated.
+    for (has_world, measured, expected) in
+        [(true, 18, [0, 10, 10, 10]), (true, 0, [1, 10, 10, 9]), (false, 18, [8, 8, 7, 7])]
+    {
         let lod = has_world.then(|| Lod::published(100.0));
         let spatial = Spatial { lod, ..Spatial::default() };
         let mut world = World::sharded(Config { spatial, ..development() }, 4);
-        world.shards[0].set_world_weight(6);
+        world.shards[0].set_world_weight(measured);
         let mut count = [0; 4];
         for _ in 0..30 {
             let client = world.connect(ConnKind::Client);
@@ -590,4 +593,21 @@ fn the_shard_that_runs_the_world_gets_fewer_connections() {
         }
         assert_eq!(count, expected, "with a world: {has_world}");
     }
+}
+
+#[test]
+fn the_estimate_of_the_worlds_work_gives_way_to_the_measurement() {
+    let spatial = Spatial { lod: Some(Lod::published(100.0)), ..Spatial::default() };
+    let mut world = World::sharded(Config { spatial, ..development() }, 4);
+    let mut of_the_first = 0;
+    for round in 0..10 {
+        for _ in 0..16 {
+            let client = world.connect(ConnKind::Client);
+            of_the_first += usize::from(world.shard_of(client) == 0);
+        }
+        // Ten seconds in which the world takes no work.
+        (0..40).for_each(|_| world.shards[0].set_world_weight(0));
+        assert!(round > 0 || of_the_first <= 1, "{of_the_first} of the first 16");
+    }
+    assert!((36..=40).contains(&of_the_first), "{of_the_first} of 160 with four shards");
 }
