@@ -128,12 +128,9 @@ impl ClassStore {
         let live = &self.live[slot as usize * class.live_words..][..class.live_words];
         let quant = &mut self.quant[slot as usize * class.words..][..class.words];
         let (mut changed, mut nans) = (0, 0);
-        let mut left = mask;
         if class.plain {
             // Property and word have the same number, and nothing lies on the heap.
-            while left != 0 {
-                let at = left.trailing_zeros() as usize;
-                left &= left - 1;
+            for at in crate::wire::bits_of(mask) {
                 let (Some(prop), Some(old)) = (class.props.get(at), quant.get_mut(at)) else { break };
                 let (q, none) = prop.codec.quantise_word(live.get(prop.live..).unwrap_or(&[]));
                 nans += none;
@@ -142,6 +139,7 @@ impl ClassStore {
             }
             return (changed, nans);
         }
+        let mut left = mask;
         while left != 0 {
             let at = left.trailing_zeros() as usize;
             left &= left - 1;

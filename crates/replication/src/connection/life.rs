@@ -228,6 +228,9 @@ impl Stage<'_> {
     /// State and attachments of an object stand in one packet: so an attachment never overtakes the
     /// state of its frame, even when a packet is lost or comes too late.
     pub(super) fn write_attachments(&mut self, allowance: usize) {
+        if self.conn.calling.is_empty() {
+            return;
+        }
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;
         let calling = core::mem::take(&mut self.conn.calling);
         for object in &calling {

@@ -258,7 +258,15 @@ impl Connection {
     }
 
     /// Room for objects in `words` bitmap words, sent through `streams` streams.
+    #[inline]
     fn grow(&mut self, words: usize, streams: usize) {
+        if self.scope.words().len() < words {
+            self.grow_all(words, streams);
+        }
+    }
+
+    #[cold]
+    fn grow_all(&mut self, words: usize, streams: usize) {
         self.scope.grow(words);
         self.forced_in.grow(words);
         self.live.grow(words);

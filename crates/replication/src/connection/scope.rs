@@ -15,9 +15,10 @@ impl Stage<'_> {
         let objects = &sh.objects;
         let words = objects.bitmap_words();
         conn.grow(words, sh.streams.len());
-        scratch.grow(words, sh.bands.len());
         let exit = sh.config.exit_factor * sh.config.exit_factor;
-        conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        if conn.nearby.len() != conn.views.len() {
+            conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        }
         for (view, nearby) in conn.views.iter().zip(&mut conn.nearby) {
             let bands = &sh.bands[..];
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
@@ -37,13 +38,14 @@ impl Stage<'_> {
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // Objects in scope without the grid, then those that are out in spite of everything.
-        let others = objects.always.top().iter().zip(conn.forced_in.top());
-        for (at, (always, forced)) in others.enumerate() {
-            scratch.top[at] |= always | forced;
-        }
-        for word in members(scratch.top.iter().copied()) {
-            let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
-            scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
+        for at in 0..scratch.top.len() {
+            let top = scratch.top[at] | objects.always.top()[at] | conn.forced_in.top()[at];
+            scratch.top[at] = top;
+            for bit in bits_of(top) {
+                let word = at * 64 + bit;
+                let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
+                scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
+            }
         }
         if sh.config.hysteresis_frames > 0 {
             self.linger();

@@ -35,7 +35,6 @@ impl Stage<'_> {
             0
         };
         scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
-        scratch.cache.begin(sh.frame, sh.config.record_cache_bytes);
 
         self.hold();
         self.write_destroys();
@@ -53,11 +52,11 @@ impl Stage<'_> {
         self.write_creates(allowance, waiting > 0);
         self.write_arrays(allowance);
         self.write_parts(allowance);
-        let left = allowance.saturating_sub(self.scratch.out.spent());
-        let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
         if self.conn.budget.is_none() && packet_max > 0 {
             self.write_all();
         } else if waiting > 0 || packet_max == 0 {
+            let left = allowance.saturating_sub(self.scratch.out.spent());
+            let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
             if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
                 self.write_all();
             } else {
@@ -74,9 +73,11 @@ impl Stage<'_> {
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last
         // ones.
-        let asks = conn.unheard.is_some()
-            && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4));
-        if scratch.out.is_empty() && (conn.ack_owed || asks) {
+        let asks = |conn: &Connection| {
+            conn.unheard.is_some()
+                && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4))
+        };
+        if scratch.out.is_empty() && (conn.ack_owed || asks(conn)) {
             scratch.out.acknowledge(&mut conn.log);
         }
         if let Some(interval) = sh.config.clock_interval
@@ -184,8 +185,8 @@ impl Stage<'_> {
         for (at, stream) in sh.streams.iter().enumerate() {
             for seen in 0..self.conn.scope.top().len() {
                 let words = stream.top.get(seen).copied().unwrap_or(0) & self.conn.scope.top()[seen];
-                self.conn.stats.words_seen += u64::from(words.count_ones());
                 for bit in bits_of(words) {
+                    self.conn.stats.words_seen += 1;
                     let word = &stream.present().words[stream.place_of((seen * 64 + bit) as u32)];
                     let bits = Self::fast_bits(self.conn, sh, at, word);
                     if bits != 0 {
@@ -314,10 +315,11 @@ impl Stage<'_> {
         if sh.any_delta {
             bits = self.copy_differences(index, stream, word, bits);
         }
-        let first = word.first as usize;
-        let offsets = &stream.offsets[first..];
-        let left = copy_records(self, (index, word, bits), offsets, &stream.bytes);
-        self.postpone_all(stream, word, left);
+        if bits != 0 {
+            let offsets = &stream.offsets[word.first as usize..];
+            let left = copy_records(self, (index, stream, word, bits), offsets, &stream.bytes);
+            self.postpone_all(stream, word, left);
+        }
     }
 
     /// Postpones what found no room.
@@ -346,7 +348,7 @@ impl Stage<'_> {
             let mut variants = core::mem::take(&mut self.scratch.variants);
             let built = &mut self.conn.stats.records_built;
             let (offsets, bytes) = variants.records(sh, (index, stream), word, age, built);
-            let left = copy_records(self, (index, word, group), offsets, bytes);
+            let left = copy_records(self, (index, stream, word, group), offsets, bytes);
             self.scratch.variants = variants;
             self.postpone_all(stream, word, left);
             rest &= !group;
@@ -618,12 +620,12 @@ pub(super) fn hide<'a>(
 #[inline]
 fn copy_records(
     stage: &mut Stage<'_>,
-    (index, word, bits): (usize, &Word, u64),
+    (index, stream, word, bits): (usize, &Stream, &Word, u64),
     offsets: &[u32],
     bytes: &[u8],
 ) -> u64 {
     let (log, out) = (&mut stage.conn.log, &mut stage.scratch.out);
-    let place_of = |bit: u32| (word.bits & ((1 << bit) - 1)).count_ones() as usize;
+    let place_of = |bit: u32| (stream.places[(word.word * 64 + bit) as usize] - word.first) as usize;
     let mut left = bits;
     while left != 0 {
         let start = left.trailing_zeros();
@@ -633,7 +635,7 @@ fn copy_records(
             if interrupted == 0 { left } else { left & ((interrupted & interrupted.wrapping_neg()) - 1) };
         left &= !run;
         let mut place = place_of(start);
-        let end = place + run.count_ones() as usize;
+        let end = place_of(63 - run.leading_zeros()) + 1;
         while place < end {
             let from = offsets[place] as usize;
             let one = offsets[place + 1] as usize - from;
@@ -656,12 +658,12 @@ fn copy_records(
             }
             out.wrote(len, count);
             place += count;
+            stage.conn.stats.records_copied += count as u64;
             let written = if place == end { run } else { first_bits(run, count) };
             run &= !written;
             log.push_word(index, word.word, written);
         }
     }
-    stage.conn.stats.records_copied += u64::from(bits.count_ones());
     0
 }
 
