@@ -1,13 +1,28 @@
 //! The objects in scope of a connection, their levels of detail, and the changes
 //! of both.
 
-use super::{Connection, Count, Pair, Stage};
+use super::{Connection, Count, Pair, Scratch, Stage};
 use crate::bitmap::{Sparse, members};
 use crate::grid::{Nearby, Query};
 use crate::handle::Handle;
 use crate::interest::FilterBatch;
 use crate::server::{Event, FollowerKind};
 use crate::wire::bits_of;
+
+/// Takes 64 words of the new scope over, and notes what entered and what left.
+#[inline(always)]
+fn settle(conn: &mut Connection, scratch: &mut Scratch, at: usize) {
+    for bit in bits_of(core::mem::take(&mut scratch.top[at]) | conn.scope.top()[at]) {
+        let word = at * 64 + bit;
+        let (old, new) = (conn.scope.word(word), core::mem::take(&mut scratch.scope[word]));
+        if old != new {
+            let name = |bit: usize| (word * 64 + bit) as u32;
+            scratch.entered.extend(bits_of(new & !old).map(name));
+            scratch.left.extend(bits_of(old & !new).map(name));
+            conn.scope.put_word(word, new);
+        }
+    }
+}
 
 impl Stage<'_> {
     pub(super) fn update_scope(&mut self) {
@@ -38,6 +53,7 @@ impl Stage<'_> {
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // Objects in scope without the grid, then those that are out in spite of everything.
+        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.bands.is_empty();
         for at in 0..scratch.top.len() {
             let top = scratch.top[at] | objects.always.top()[at] | conn.forced_in.top()[at];
             scratch.top[at] = top;
@@ -46,6 +62,12 @@ impl Stage<'_> {
                 let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
                 scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
             }
+            if !more {
+                settle(conn, scratch, at);
+            }
+        }
+        if !more {
+            return;
         }
         if sh.config.hysteresis_frames > 0 {
             self.linger();
@@ -56,19 +78,8 @@ impl Stage<'_> {
         if !sh.bands.is_empty() {
             self.detail();
         }
-        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-        for at in 0..conn.scope.top().len() {
-            for bit in bits_of(scratch.top[at] | conn.scope.top()[at]) {
-                let word = at * 64 + bit;
-                let (old, new) = (conn.scope.word(word), core::mem::take(&mut scratch.scope[word]));
-                if old != new {
-                    let name = |bit: usize| (word * 64 + bit) as u32;
-                    scratch.entered.extend(bits_of(new & !old).map(name));
-                    scratch.left.extend(bits_of(old & !new).map(name));
-                    conn.scope.put_word(word, new);
-                }
-            }
-            scratch.top[at] = 0;
+        for at in 0..self.scratch.top.len() {
+            settle(self.conn, self.scratch, at);
         }
     }
 

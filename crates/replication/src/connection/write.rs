@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::transfer::Purpose;
 use super::{Connection, Pair, Stage};
-use crate::frames::{SLACK, Stream, Word};
+use crate::frames::{Stream, Word};
 use crate::sent::Item;
 use crate::server::{FollowerKind, Hint, Shared};
 use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_record, write_record};
@@ -111,6 +111,9 @@ impl Stage<'_> {
     pub(super) fn fast_bits(conn: &Connection, sh: &Shared, stream: usize, word: &Word) -> u64 {
         let at = word.word as usize;
         let mut bits = word.fast & conn.scope.words()[at] & conn.live.words()[at];
+        if bits == 0 {
+            return 0;
+        }
         if let Some(band) = conn.bands.get(stream) {
             bits &= band.words()[at];
         }
@@ -626,6 +629,18 @@ fn copy_records(
 ) -> u64 {
     let (log, out) = (&mut stage.conn.log, &mut stage.scratch.out);
     let place_of = |bit: u32| (stream.places[(word.word * 64 + bit) as usize] - word.first) as usize;
+    if bits & bits.wrapping_sub(1) == 0 && bits != 0 {
+        // One object: the usual case where few change.
+        let place = place_of(bits.trailing_zeros());
+        let (from, to) = (offsets[place] as usize, offsets[place + 1] as usize);
+        if !out.reserve(log, kind::UPDATE, to - from) {
+            return bits;
+        }
+        out.copy(&bytes[from..], to - from, 1);
+        log.push_word(index, word.word, bits);
+        stage.conn.stats.records_copied += 1;
+        return 0;
+    }
     let mut left = bits;
     while left != 0 {
         let start = left.trailing_zeros();
@@ -644,19 +659,14 @@ fn copy_records(
                 return run | left;
             }
             let (room, items) = out.room();
-            let rest = &offsets[place + 1..(place + items).min(end) + 1];
             let limit = (from + room) as u32;
-            let count = match rest.last() {
-                Some(last) if *last <= limit => rest.len(),
-                _ => rest.partition_point(|end| *end <= limit),
+            let count = if end - place <= items && offsets[end] <= limit {
+                end - place
+            } else {
+                offsets[place + 1..(place + items).min(end) + 1].partition_point(|end| *end <= limit)
             };
             let len = offsets[place + count] as usize - from;
-            if len <= SLACK {
-                out.buf[out.at..out.at + SLACK].copy_from_slice(&bytes[from..from + SLACK]);
-            } else {
-                out.buf[out.at..out.at + len].copy_from_slice(&bytes[from..from + len]);
-            }
-            out.wrote(len, count);
+            out.copy(&bytes[from..], len, count);
             place += count;
             stage.conn.stats.records_copied += count as u64;
             let written = if place == end { run } else { first_bits(run, count) };

@@ -99,7 +99,7 @@ impl Scale {
         if sure { q } else { self.exactly(value) }
     }
 
-    /// The same for some values at once, with one branch.
+    /// The same for some values at once.
     #[inline(always)]
     pub(super) fn quantise_all<const N: usize>(axes: [&Self; N], values: [f64; N]) -> [u64; N] {
         let (parts, sure) = Self::quickly_all(axes, values);
@@ -115,13 +115,16 @@ impl Scale {
 
     #[inline(always)]
     fn quickly_all<const N: usize>(axes: [&Self; N], values: [f64; N]) -> ([u64; N], bool) {
-        let (mut parts, mut all_sure) = ([0; N], true);
+        let mut parts = [0; N];
         for i in 0..N {
             let (q, sure) = axes[i].quickly(values[i]);
+            // Gathered into one condition, this becomes vectors of truth values, which cost more.
+            if !sure {
+                return (parts, false);
+            }
             parts[i] = q;
-            all_sure &= sure;
         }
-        (parts, all_sure)
+        (parts, true)
     }
 
     /// The result without a division, and whether it is beyond doubt.
@@ -132,7 +135,7 @@ impl Scale {
         let rest = scaled - (rounded - ROUNDER);
         // What is below zero, too large or not a number has bits far above the largest value.
         let q = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
-        (q, (q <= self.max) & (rest.abs() < self.sure))
+        (q, q <= self.max && rest.abs() < self.sure)
     }
 
     #[cold]
