@@ -299,12 +299,7 @@ impl GridIndex {
     pub(crate) fn query(&self, query: &Query<'_>, nearby: &mut Nearby, found: &mut Found<'_>) {
         // Results that depend on the frame before, or on bands, are tested anew.
         if query.exit > 1.0 || !query.bands.is_empty() {
-            self.around(query.view, |cell| {
-                *found.tested += (cell.settled.count + cell.moving.count) as u64;
-                cell.settled.query(query, found);
-                cell.moving.query(query, found);
-            });
-            return;
+            return self.query_all(query, found);
         }
         let mut versions = 0_u64;
         self.around(query.view, |cell| {
@@ -315,15 +310,8 @@ impl GridIndex {
         let square: f32 = (0..3).map(|i| (query.view[i] - nearby.origin[i]).powi(2)).sum();
         // A view that is not a number is near nothing: its square is NaN, which is in no range.
         if versions != nearby.versions || !(0.0..=REACH * REACH).contains(&square) {
-            nearby.origin = query.view;
             nearby.versions = versions;
-            nearby.inside.clear();
-            nearby.border.clear();
-            self.around(query.view, |cell| {
-                *found.tested += cell.settled.count as u64;
-                cell.settled.remember(query.view, nearby);
-            });
-            nearby.join();
+            self.remember(query.view, nearby, found);
         }
         for (word, bits) in &nearby.inside {
             found.scope[*word as usize] |= bits;
@@ -331,6 +319,28 @@ impl GridIndex {
         }
         *found.tested += nearby.border.count as u64;
         nearby.border.query_plain(query, found);
+    }
+
+    #[inline(never)]
+    fn query_all(&self, query: &Query<'_>, found: &mut Found<'_>) {
+        self.around(query.view, |cell| {
+            *found.tested += (cell.settled.count + cell.moving.count) as u64;
+            cell.settled.query(query, found);
+            cell.moving.query(query, found);
+        });
+    }
+
+    /// Tests the objects that stand still around a view.
+    #[inline(never)]
+    fn remember(&self, view: [f32; 3], nearby: &mut Nearby, found: &mut Found<'_>) {
+        nearby.origin = view;
+        nearby.inside.clear();
+        nearby.border.clear();
+        self.around(view, |cell| {
+            *found.tested += cell.settled.count as u64;
+            cell.settled.remember(view, nearby);
+        });
+        nearby.join();
     }
 
     /// Calls `each` with the cells that have objects, three by three on each level.

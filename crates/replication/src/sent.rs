@@ -435,10 +435,14 @@ impl PacketOut {
     }
 
     /// Ends the open packet, if there is one.
+    #[inline]
     pub(crate) fn close(&mut self, log: &mut SentLog) {
-        if !self.open {
-            return;
+        if self.open {
+            self.close_open(log);
         }
+    }
+
+    fn close_open(&mut self, log: &mut SentLog) {
         self.close_section();
         self.open = false;
         self.allowance -= (self.at - self.start + self.overhead).min(self.allowance);

@@ -84,6 +84,7 @@ impl Stage<'_> {
     }
 
     /// Asks the game's filters whose turn it is, and takes the last answers of the others.
+    #[inline(never)]
     fn run_filters(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let objects = &sh.objects;
@@ -109,6 +110,7 @@ impl Stage<'_> {
     }
 
     /// Keeps what the dynamic filter alone refused for some frames more (step 8).
+    #[inline(never)]
     fn linger(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let keeps =
@@ -149,6 +151,7 @@ impl Stage<'_> {
 
     /// Sub-objects are where their root is; dependents and creation parents of what is in scope
     /// come with it (step 9).
+    #[inline(never)]
     fn promote(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let mut queue = core::mem::take(&mut scratch.words);
@@ -185,6 +188,7 @@ impl Stage<'_> {
     /// Puts each object in scope into its band: inward at the limit, outward beyond 1.1 times the
     /// limit. What had accumulated in a band that an object leaves becomes pending, so that nothing
     /// is lost in between.
+    #[inline(never)]
     fn detail(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let last = sh.bands.len();
@@ -232,6 +236,7 @@ impl Stage<'_> {
     }
 
     /// Begins and ends lives of pairs that entered or left.
+    #[inline(never)]
     pub(super) fn apply_transitions(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         for object in scratch.left.drain(..) {

@@ -36,22 +36,37 @@ impl Stage<'_> {
         };
         scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
 
+        // Most connections have little of this: conditions stand here, so that they cost no calls.
         self.hold();
-        self.write_destroys();
-        self.write_roles();
+        if !self.conn.destroys.is_empty() {
+            self.write_destroys();
+        }
+        if !self.conn.roles.is_empty() {
+            self.write_roles();
+        }
         if !self.conn.endings.is_empty() {
             self.write_endings();
         }
-        self.collect_slow();
+        if self.has_slow() {
+            self.collect_slow();
+        }
         if sh.any_limiter {
             self.take_turns();
         }
-        self.write_attachments(allowance);
+        if !self.conn.calling.is_empty() {
+            self.write_attachments(allowance);
+        }
         // Without a budget everything has room.
         let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
-        self.write_creates(allowance, waiting > 0);
-        self.write_arrays(allowance);
-        self.write_parts(allowance);
+        if !self.conn.creates.is_empty() {
+            self.write_creates(allowance, waiting > 0);
+        }
+        if !self.conn.cursors.is_empty() {
+            self.write_arrays(allowance);
+        }
+        if self.conn.transfer.is_some() {
+            self.write_parts(allowance);
+        }
         if self.conn.budget.is_none() && packet_max > 0 {
             self.write_all();
         } else if waiting > 0 || packet_max == 0 {
@@ -127,19 +142,23 @@ impl Stage<'_> {
         if conn.pending.is_empty() { bits } else { bits & !conn.pending.bits(word.word) }
     }
 
+    /// Something in scope may have changed that cannot be copied.
+    #[inline]
+    fn has_slow(&self) -> bool {
+        let (conn, sh) = (&*self.conn, self.sh);
+        !conn.pairs.is_empty()
+            || sh.any_special
+            || conn.replay
+            || !conn.pending.is_empty()
+            || !conn.owned_special.words().is_empty()
+            || conn.holds
+            || sh.any_slow
+    }
+
     /// Everything that changed and cannot be copied becomes pending.
+    #[inline(never)]
     fn collect_slow(&mut self) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.pairs.is_empty()
-            && !sh.any_special
-            && !conn.replay
-            && conn.pending.is_empty()
-            && conn.owned_special.words().is_empty()
-            && !conn.holds
-            && !sh.any_slow
-        {
-            return;
-        }
         for (index, stream) in sh.streams.iter().enumerate() {
             let list = stream.present();
             for word in stream.among(conn.scope.top()) {
@@ -162,6 +181,7 @@ impl Stage<'_> {
     }
 
     /// Upper bound of the bytes of all updates that wait.
+    #[inline(never)]
     fn estimate_updates(&mut self) -> usize {
         let (conn, sh) = (&*self.conn, self.sh);
         let mut bytes = 0;
@@ -198,9 +218,14 @@ impl Stage<'_> {
                 }
             }
         }
-        if self.conn.pending.is_empty() {
-            return;
+        if !self.conn.pending.is_empty() {
+            self.write_all_pending();
         }
+    }
+
+    #[inline(never)]
+    fn write_all_pending(&mut self) {
+        let sh = self.sh;
         let mut words = core::mem::take(&mut self.scratch.words);
         self.conn.pending.words(&mut words);
         for word in &words {
@@ -221,7 +246,7 @@ impl Stage<'_> {
     }
 
     /// Computes priorities of the objects `bits` of `word`; returns those below the threshold.
-    #[inline]
+    #[inline(never)]
     fn prioritise(&mut self, word: u32, bits: u64) -> u64 {
         let threshold = self.sh.config.send_threshold;
         if bits.count_ones() <= FEW && self.prioritise_few(word, bits) {
@@ -296,6 +321,7 @@ impl Stage<'_> {
     }
 
     /// Common records that are not sent now become pending, with the priority just computed.
+    #[inline(never)]
     fn postpone(&mut self, stream: &Stream, word: &Word, bits: u64) {
         for bit in bits_of(bits) {
             let object = word.word * 64 + bit as u32;
@@ -487,6 +513,7 @@ impl Stage<'_> {
     }
 
     /// The frame has no room for everything: the best first.
+    #[inline(never)]
     fn write_best(&mut self, left: usize) {
         let sh = self.sh;
         let mut candidates = core::mem::take(&mut self.scratch.candidates);
