@@ -133,7 +133,7 @@ impl Scale {
         let scaled = (value - self.axis.min) * self.inverse;
         let rounded = scaled + ROUNDER;
         let rest = scaled - (rounded - ROUNDER);
-        // What is below zero, too large or not a number has bits far above the largest value.
+        // Bits of values below zero, too large or not a number lie above those of the largest one.
         let q = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
         (q, q <= self.max && rest.abs() < self.sure)
     }
