@@ -422,6 +422,15 @@ impl Prop {
     }
 }
 
+/// An unsigned integer of a plain class.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Integer {
+    /// First word in the live block, and the one in the quantised block.
+    pub(crate) live: usize,
+    pub(crate) word: usize,
+    pub(crate) max: u64,
+}
+
 /// A registered class, ready for use. Share it between threads and peers freely.
 #[derive(Clone, Debug)]
 pub struct Class {
@@ -463,6 +472,9 @@ pub struct Class {
     pub(crate) calls: Vec<CallClass>,
     /// Every property is one word of fixed width, so that property and word have the same number.
     pub(crate) plain: bool,
+    /// Unsigned integers of a plain class, and the same as bits: most properties of most classes.
+    pub(crate) integers: Vec<Integer>,
+    pub(crate) integer_mask: u64,
     /// No record is longer, values on the heap aside.
     pub(crate) record_bytes_max: usize,
 }
@@ -517,6 +529,8 @@ impl Class {
             record_bytes_max: 0,
             word_bits: Vec::new(),
             plain: true,
+            integers: Vec::new(),
+            integer_mask: 0,
             keyed: Vec::new(),
             calls: Vec::new(),
         };
@@ -628,6 +642,10 @@ impl Class {
         }
         self.plain &= codec.words() == 1 && codec.word_bits()[0] != 0 && !codec.is_heap();
         self.word_bits.extend_from_slice(codec.word_bits());
+        if let Quantiser::UInt(bits) = quantiser {
+            self.integers.push(Integer { live, word, max: crate::quantise::mask(u32::from(bits)) });
+            self.integer_mask |= bit;
+        }
         self.words += codec.words();
         self.live_words += codec.live_words();
         let hide = matches!(quantiser, Quantiser::Handle { hide: true });

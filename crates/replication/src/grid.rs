@@ -35,6 +35,9 @@ const LEVELS_MAX: usize = 16;
 /// Objects that one step of a query tests.
 const LANES: usize = 8;
 
+/// So many objects are quicker one by one.
+const FEW: usize = 2;
+
 /// Some objects side by side. Lanes beyond the cell's last object have a negative limit, below
 /// which no square lies.
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +114,10 @@ struct Level {
     cells: Vec<Cell>,
     /// Objects of each cell: empty ones are passed over without touching them.
     counts: Vec<u32>,
+    /// Cells of the three by three around each cell that have objects, row by row; and how far each
+    /// lies from the middle one.
+    occupied: Vec<u16>,
+    steps: [usize; 16],
     objects: u32,
 }
 
@@ -240,8 +247,7 @@ impl GridIndex {
 
     fn add(&mut self, object: u32, slot: GridSlot, position: [f32; 3], cull: f32) {
         let level = &mut self.levels[usize::from(slot.level)];
-        level.counts[slot.cell as usize] += 1;
-        level.objects += 1;
+        level.count(slot.cell, 1);
         let cell = &mut level.cells[slot.cell as usize];
         let list = if slot.moving { &mut cell.moving } else { &mut cell.settled };
         list.push(object, position, cull);
@@ -256,8 +262,7 @@ impl GridIndex {
     pub(crate) fn remove(&mut self, object: u32) {
         let Some(slot) = self.slots.get_mut(object as usize).and_then(Option::take) else { return };
         let level = &mut self.levels[usize::from(slot.level)];
-        level.counts[slot.cell as usize] -= 1;
-        level.objects -= 1;
+        level.count(slot.cell, -1);
         let cell = &mut level.cells[slot.cell as usize];
         if !slot.moving {
             self.changes += 1;
@@ -294,40 +299,48 @@ impl GridIndex {
     pub(crate) fn query(&self, query: &Query<'_>, nearby: &mut Nearby, found: &mut Found<'_>) {
         // Results that depend on the frame before, or on bands, are tested anew.
         if query.exit > 1.0 || !query.bands.is_empty() {
-            self.around(query.view, |cell| {
-                *found.tested += (cell.settled.count + cell.moving.count) as u64;
-                cell.settled.query(query, found);
-                cell.moving.query(query, found);
-            });
-            return;
+            return self.query_all(query, found);
         }
         let mut versions = 0_u64;
         self.around(query.view, |cell| {
             versions = (versions ^ cell.version).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-            if cell.moving.count > 0 {
-                *found.tested += cell.moving.count as u64;
-                cell.moving.query(query, found);
-            }
+            *found.tested += cell.moving.count as u64;
+            cell.moving.query_plain(query, found);
         });
         let square: f32 = (0..3).map(|i| (query.view[i] - nearby.origin[i]).powi(2)).sum();
         // A view that is not a number is near nothing: its square is NaN, which is in no range.
         if versions != nearby.versions || !(0.0..=REACH * REACH).contains(&square) {
-            nearby.origin = query.view;
             nearby.versions = versions;
-            nearby.inside.clear();
-            nearby.border.clear();
-            self.around(query.view, |cell| {
-                *found.tested += cell.settled.count as u64;
-                cell.settled.remember(query.view, nearby);
-            });
-            nearby.join();
+            self.remember(query.view, nearby, found);
         }
         for (word, bits) in &nearby.inside {
             found.scope[*word as usize] |= bits;
             found.top[*word as usize / 64] |= 1 << (word % 64);
         }
         *found.tested += nearby.border.count as u64;
-        nearby.border.query(query, found);
+        nearby.border.query_plain(query, found);
+    }
+
+    #[inline(never)]
+    fn query_all(&self, query: &Query<'_>, found: &mut Found<'_>) {
+        self.around(query.view, |cell| {
+            *found.tested += (cell.settled.count + cell.moving.count) as u64;
+            cell.settled.query(query, found);
+            cell.moving.query(query, found);
+        });
+    }
+
+    /// Tests the objects that stand still around a view.
+    #[inline(never)]
+    fn remember(&self, view: [f32; 3], nearby: &mut Nearby, found: &mut Found<'_>) {
+        nearby.origin = view;
+        nearby.inside.clear();
+        nearby.border.clear();
+        self.around(view, |cell| {
+            *found.tested += cell.settled.count as u64;
+            cell.settled.remember(view, nearby);
+        });
+        nearby.join();
     }
 
     /// Calls `each` with the cells that have objects, three by three on each level.
@@ -336,13 +349,9 @@ impl GridIndex {
         for level in self.levels.iter().filter(|level| level.objects > 0) {
             let column = level.column(&self.config, view[0]);
             let row = level.row(&self.config, view[1]);
-            for row in (row - 1).max(0)..=(row + 1).min(level.rows - 1) {
-                for column in (column - 1).max(0)..=(column + 1).min(level.columns - 1) {
-                    let at = (row * level.columns + column) as usize;
-                    if level.counts[at] > 0 {
-                        each(&level.cells[at]);
-                    }
-                }
+            let at = (row * level.columns + column) as usize;
+            for place in crate::wire::bits_of(u64::from(level.occupied[at])) {
+                each(&level.cells[at.wrapping_add(level.steps[place & 15])]);
             }
         }
     }
@@ -367,7 +376,39 @@ impl Level {
             |axis: usize| (((config.max[axis] - config.min[axis]) / edge).ceil() as i32).clamp(1, 4096);
         let (columns, rows) = (count(0), count(1));
         let cells = (columns * rows) as usize;
-        Self { edge, columns, rows, cells: vec![Cell::default(); cells], counts: vec![0; cells], objects: 0 }
+        let mut steps = [0; 16];
+        for (place, step) in steps.iter_mut().enumerate().take(9) {
+            *step = (place / 3 * columns as usize + place % 3).wrapping_sub(columns as usize + 1);
+        }
+        Self {
+            edge,
+            columns,
+            rows,
+            cells: vec![Cell::default(); cells],
+            counts: vec![0; cells],
+            occupied: vec![0; cells],
+            steps,
+            objects: 0,
+        }
+    }
+
+    /// Adds objects to a cell's count, or takes them off.
+    fn count(&mut self, at: u32, change: i32) {
+        let count = &mut self.counts[at as usize];
+        let before = *count;
+        *count = before.wrapping_add_signed(change);
+        self.objects = self.objects.wrapping_add_signed(change);
+        if (before > 0) == (*count > 0) {
+            return;
+        }
+        let (column, row) = (at as i32 % self.columns, at as i32 / self.columns);
+        for place in 0..9 {
+            // The cell that has this one at `place`.
+            let (column, row) = (column + 1 - place % 3, row + 1 - place / 3);
+            if (0..self.columns).contains(&column) && (0..self.rows).contains(&row) {
+                self.occupied[(row * self.columns + column) as usize] ^= 1 << place;
+            }
+        }
     }
 
     fn cell_of(&self, config: &GridConfig, position: [f32; 3]) -> (u32, bool) {
@@ -471,7 +512,25 @@ impl List {
         }
     }
 
+    /// As [`query`](Self::query), without exit factor and bands.
     #[inline]
+    fn query_plain(&self, query: &Query<'_>, found: &mut Found<'_>) {
+        if self.count > FEW {
+            return self.query(query, found);
+        }
+        let Some(lanes) = self.lanes.first() else { return };
+        let [vx, vy, vz] = query.view;
+        for i in 0..self.count.min(LANES) {
+            let (dx, dy, dz) = (lanes.x[i] - vx, lanes.y[i] - vy, lanes.z[i] - vz);
+            if dx * dx + dy * dy + dz * dz <= lanes.cull[i] {
+                let object = lanes.objects[i] as usize;
+                found.scope[object / 64] |= 1 << (object % 64);
+                found.top[object / 64 / 64] |= 1 << (object / 64 % 64);
+            }
+        }
+    }
+
+    #[inline(never)]
     fn query(&self, query: &Query<'_>, found: &mut Found<'_>) {
         if !query.bands.is_empty() {
             self.query_bands(query, found);

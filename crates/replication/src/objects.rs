@@ -128,20 +128,31 @@ impl ClassStore {
         let live = &self.live[slot as usize * class.live_words..][..class.live_words];
         let quant = &mut self.quant[slot as usize * class.words..][..class.words];
         let (mut changed, mut nans) = (0, 0);
-        let mut left = mask;
         if class.plain {
             // Property and word have the same number, and nothing lies on the heap.
-            while left != 0 {
-                let at = left.trailing_zeros() as usize;
-                left &= left - 1;
+            let mut left = mask;
+            if mask & class.integer_mask == class.integer_mask {
+                left &= !class.integer_mask;
+                for integer in &class.integers {
+                    let (at, live) =
+                        (integer.word, live.get(integer.live..).and_then(|live| live.first_chunk()));
+                    let (Some([low, high]), Some(old)) = (live, quant.get_mut(at)) else { break };
+                    let q = (u64::from(*low) | u64::from(*high) << 32).min(integer.max);
+                    changed |= u64::from(*old != q) << (at % 64);
+                    *old = q;
+                }
+            }
+            for at in crate::wire::bits_of(left) {
                 let (Some(prop), Some(old)) = (class.props.get(at), quant.get_mut(at)) else { break };
-                let (q, none) = prop.codec.quantise_word(live.get(prop.live..).unwrap_or(&[]));
+                let Some(live) = live.get(prop.live..) else { break };
+                let (q, none) = prop.codec.quantise_word(live);
                 nans += none;
                 changed |= u64::from(*old != q) << at;
                 *old = q;
             }
             return (changed, nans);
         }
+        let mut left = mask;
         while left != 0 {
             let at = left.trailing_zeros() as usize;
             left &= left - 1;

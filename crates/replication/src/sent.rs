@@ -389,6 +389,20 @@ impl PacketOut {
         self.wrote(item.len(), 1);
     }
 
+    /// Appends `count` items for which there is room: the first `len` of `bytes`, which go on for
+    /// [`SLACK`] more.
+    #[inline]
+    pub(crate) fn copy(&mut self, bytes: &[u8], len: usize, count: usize) {
+        let at = self.at;
+        if len <= SLACK {
+            // A constant length takes no call.
+            self.buf[at..at + SLACK].copy_from_slice(&bytes[..SLACK]);
+        } else {
+            self.buf[at..at + len].copy_from_slice(&bytes[..len]);
+        }
+        self.wrote(len, count);
+    }
+
     /// Notes `count` items of `len` bytes in all, written at `at`.
     #[inline]
     pub(crate) fn wrote(&mut self, len: usize, count: usize) {
@@ -421,10 +435,14 @@ impl PacketOut {
     }
 
     /// Ends the open packet, if there is one.
+    #[inline]
     pub(crate) fn close(&mut self, log: &mut SentLog) {
-        if !self.open {
-            return;
+        if self.open {
+            self.close_open(log);
         }
+    }
+
+    fn close_open(&mut self, log: &mut SentLog) {
         self.close_section();
         self.open = false;
         self.allowance -= (self.at - self.start + self.overhead).min(self.allowance);

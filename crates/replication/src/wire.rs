@@ -243,15 +243,16 @@ const PLAIN_BYTES_MAX: usize = 64;
 /// of the shared stage. The same bits as the general way.
 #[inline]
 fn write_plain(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64]) {
-    let mut bytes = [0_u8; PLAIN_BYTES_MAX + 8];
-    let (mut word, mut used, mut at) = (0_u64, 0_u32, 0_usize);
+    let mut words = [[0_u8; 8]; PLAIN_BYTES_MAX / 8 + 1];
+    let (mut word, mut used, mut full) = (0_u64, 0_u32, 0_usize);
     let mut put = |value: u64, bits: u32| {
         word |= value << used;
         let total = used + bits;
         if total >= 64 {
-            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
-            at += 8;
-            word = if used == 0 { 0 } else { value >> (64 - used) };
+            words[full] = word.to_le_bytes();
+            full += 1;
+            // Nothing is left of a value that ends with the word.
+            word = value >> 1 >> (63 - used);
             used = total - 64;
         } else {
             used = total;
@@ -283,15 +284,21 @@ fn write_plain(out: &mut Vec<u8>, index: u32, class: &Class, mask: u64, q: &[u64
         }
         put(0, 1);
     }
-    let mut left = mask;
-    while left != 0 {
-        let property = left.trailing_zeros() as usize;
-        left &= left - 1;
-        let (Some(value), Some(bits)) = (q.get(property), class.word_bits.get(property)) else { break };
-        put(*value, u32::from(*bits));
+    if mask == class.all_mask() {
+        for (value, bits) in q.iter().zip(&class.word_bits) {
+            put(*value, u32::from(*bits));
+        }
+    } else {
+        for property in bits_of(mask) {
+            let (Some(value), Some(bits)) = (q.get(property), class.word_bits.get(property)) else { break };
+            put(*value, u32::from(*bits));
+        }
     }
-    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
-    out.extend_from_slice(&bytes[..at + used.div_ceil(8) as usize]);
+    words[full] = word.to_le_bytes();
+    // More than needed, but of a known length, which takes no call.
+    let from = out.len();
+    out.extend_from_slice(words.as_flattened());
+    out.truncate(from + full * 8 + used.div_ceil(8) as usize);
 }
 
 /// Writes an update record whose properties are differences to `base`, the state of `age` frames

@@ -44,7 +44,10 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn grow(&mut self, words: usize, bands: usize) {
+    /// Begins a frame.
+    pub(crate) fn begin(&mut self, sh: &Shared) {
+        self.cache.begin(sh.frame, sh.config.record_cache_bytes);
+        let (words, bands) = (sh.objects.bitmap_words(), sh.bands.len());
         if self.scope.len() < words {
             self.scope.resize(words, 0);
             self.top.resize(words.div_ceil(64), 0);

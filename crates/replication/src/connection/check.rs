@@ -13,6 +13,7 @@ impl Stage<'_> {
     /// Appends hashes of the objects whose turn it is to the packet that is being written. Only
     /// what is settled is hashed: nothing of it waits, and `since` lets the receiver tell whether
     /// it got everything that was under way.
+    #[inline(never)]
     pub(super) fn write_checks(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let period = u32::from(sh.config.check_frames);

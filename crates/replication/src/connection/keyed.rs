@@ -57,11 +57,9 @@ impl Connection {
 impl Stage<'_> {
     /// Writes what receivers lack of arrays, as long as less than a share of `allowance` is spent.
     /// What finds no room stays behind until the next frame.
+    #[inline(never)]
     pub(super) fn write_arrays(&mut self, allowance: usize) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.cursors.is_empty() {
-            return;
-        }
         for word in crate::bitmap::members(sh.keyed_changed.top().iter().copied()) {
             for bit in bits_of(sh.keyed_changed.word(word) & conn.scope.word(word)) {
                 conn.recheck_arrays((word * 64 + bit) as u32);

@@ -21,11 +21,9 @@ enum CreateResult {
 }
 
 impl Stage<'_> {
+    #[inline(never)]
     pub(super) fn write_destroys(&mut self) {
         let sh = self.sh;
-        if self.conn.destroys.is_empty() {
-            return;
-        }
         let mut queued = core::mem::take(&mut self.conn.destroys);
         // An object that came back and left again is listed twice.
         queued.sort_unstable();
@@ -166,6 +164,7 @@ impl Stage<'_> {
 
     /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are
     /// back.
+    #[inline(never)]
     pub(super) fn write_roles(&mut self) {
         let mut from = 0;
         while let Some(object) = self.conn.roles.range(from..).next().copied() {
@@ -185,6 +184,7 @@ impl Stage<'_> {
     }
 
     /// Tells which objects of the receiver's map have ended, by name.
+    #[inline(never)]
     pub(super) fn write_endings(&mut self) {
         while let Some((token, reason)) = self.conn.endings.last().copied() {
             let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
@@ -227,6 +227,7 @@ impl Stage<'_> {
 
     /// State and attachments of an object stand in one packet: so an attachment never overtakes the
     /// state of its frame, even when a packet is lost or comes too late.
+    #[inline(never)]
     pub(super) fn write_attachments(&mut self, allowance: usize) {
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;
         let calling = core::mem::take(&mut self.conn.calling);
@@ -274,10 +275,8 @@ impl Stage<'_> {
     }
 
     /// Create items, nearest first when not all fit; `waiting`: updates want their share too.
+    #[inline(never)]
     pub(super) fn write_creates(&mut self, allowance: usize, waiting: bool) {
-        if self.conn.creates.is_empty() {
-            return;
-        }
         let sh = self.sh;
         let conn = &mut *self.conn;
         let quota = if conn.joining { sh.create_quota.1 } else { sh.create_quota.0 };

@@ -16,6 +16,7 @@ pub(super) struct Turns {
 impl Stage<'_> {
     /// Chooses the objects whose turn it is. Costs a look at each object in scope that has such a
     /// prioritiser.
+    #[inline(never)]
     pub(super) fn take_turns(&mut self) {
         let sh = self.sh;
         let words = sh.objects.bitmap_words();

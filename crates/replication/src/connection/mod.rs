@@ -258,7 +258,15 @@ impl Connection {
     }
 
     /// Room for objects in `words` bitmap words, sent through `streams` streams.
+    #[inline]
     fn grow(&mut self, words: usize, streams: usize) {
+        if self.scope.words().len() < words {
+            self.grow_all(words, streams);
+        }
+    }
+
+    #[cold]
+    fn grow_all(&mut self, words: usize, streams: usize) {
         self.scope.grow(words);
         self.forced_in.grow(words);
         self.live.grow(words);
@@ -413,6 +421,7 @@ impl Connection {
         }
     }
 
+    #[inline(never)]
     fn delivered_items(&mut self, sh: &Shared) {
         let mut fate = core::mem::take(&mut self.fate);
         let packet = if sh.any_delta {
@@ -470,6 +479,7 @@ impl Connection {
         }
     }
 
+    #[inline(never)]
     fn lost(&mut self, sh: &Shared) {
         let mut fate = core::mem::take(&mut self.fate);
         let Some(packet) = self.log.pop(&mut fate.words, &mut fate.items) else { return };
@@ -604,7 +614,8 @@ struct Fate {
     items: Vec<Item>,
 }
 
-/// One connection's turn.
+/// One connection's turn. Methods for what most connections do not have in most frames are never
+/// inlined, so that the usual way keeps its values in registers.
 pub(crate) struct Stage<'a> {
     pub(crate) conn: &'a mut Connection,
     pub(crate) sh: &'a Shared,

@@ -1,7 +1,7 @@
 //! The objects in scope of a connection, their levels of detail, and the changes
 //! of both.
 
-use super::{Connection, Count, Pair, Stage};
+use super::{Connection, Count, Pair, Scratch, Stage};
 use crate::bitmap::{Sparse, members};
 use crate::grid::{Nearby, Query};
 use crate::handle::Handle;
@@ -9,15 +9,31 @@ use crate::interest::FilterBatch;
 use crate::server::{Event, FollowerKind};
 use crate::wire::bits_of;
 
+/// Takes 64 words of the new scope over, and notes what entered and what left.
+#[inline(always)]
+fn settle(conn: &mut Connection, scratch: &mut Scratch, at: usize) {
+    for bit in bits_of(core::mem::take(&mut scratch.top[at]) | conn.scope.top()[at]) {
+        let word = at * 64 + bit;
+        let (old, new) = (conn.scope.word(word), core::mem::take(&mut scratch.scope[word]));
+        if old != new {
+            let name = |bit: usize| (word * 64 + bit) as u32;
+            scratch.entered.extend(bits_of(new & !old).map(name));
+            scratch.left.extend(bits_of(old & !new).map(name));
+            conn.scope.put_word(word, new);
+        }
+    }
+}
+
 impl Stage<'_> {
     pub(super) fn update_scope(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let objects = &sh.objects;
         let words = objects.bitmap_words();
         conn.grow(words, sh.streams.len());
-        scratch.grow(words, sh.bands.len());
         let exit = sh.config.exit_factor * sh.config.exit_factor;
-        conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        if conn.nearby.len() != conn.views.len() {
+            conn.nearby.resize_with(conn.views.len(), Nearby::default);
+        }
         for (view, nearby) in conn.views.iter().zip(&mut conn.nearby) {
             let bands = &sh.bands[..];
             let query = Query { view: view.position, exit, before: &conn.scope, bands };
@@ -37,13 +53,21 @@ impl Stage<'_> {
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // Objects in scope without the grid, then those that are out in spite of everything.
-        let others = objects.always.top().iter().zip(conn.forced_in.top());
-        for (at, (always, forced)) in others.enumerate() {
-            scratch.top[at] |= always | forced;
+        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.bands.is_empty();
+        for at in 0..scratch.top.len() {
+            let top = scratch.top[at] | objects.always.top()[at] | conn.forced_in.top()[at];
+            scratch.top[at] = top;
+            for bit in bits_of(top) {
+                let word = at * 64 + bit;
+                let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
+                scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
+            }
+            if !more {
+                settle(conn, scratch, at);
+            }
         }
-        for word in members(scratch.top.iter().copied()) {
-            let seen = scratch.scope[word] | objects.always.word(word) | conn.forced_in.word(word);
-            scratch.scope[word] = seen & !conn.forced_out.word(word) & objects.alive.word(word);
+        if !more {
+            return;
         }
         if sh.config.hysteresis_frames > 0 {
             self.linger();
@@ -54,23 +78,13 @@ impl Stage<'_> {
         if !sh.bands.is_empty() {
             self.detail();
         }
-        let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-        for at in 0..conn.scope.top().len() {
-            for bit in bits_of(scratch.top[at] | conn.scope.top()[at]) {
-                let word = at * 64 + bit;
-                let (old, new) = (conn.scope.word(word), core::mem::take(&mut scratch.scope[word]));
-                if old != new {
-                    let name = |bit: usize| (word * 64 + bit) as u32;
-                    scratch.entered.extend(bits_of(new & !old).map(name));
-                    scratch.left.extend(bits_of(old & !new).map(name));
-                    conn.scope.put_word(word, new);
-                }
-            }
-            scratch.top[at] = 0;
+        for at in 0..self.scratch.top.len() {
+            settle(self.conn, self.scratch, at);
         }
     }
 
     /// Asks the game's filters whose turn it is, and takes the last answers of the others.
+    #[inline(never)]
     fn run_filters(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let objects = &sh.objects;
@@ -96,6 +110,7 @@ impl Stage<'_> {
     }
 
     /// Keeps what the dynamic filter alone refused for some frames more (step 8).
+    #[inline(never)]
     fn linger(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let keeps =
@@ -136,6 +151,7 @@ impl Stage<'_> {
 
     /// Sub-objects are where their root is; dependents and creation parents of what is in scope
     /// come with it (step 9).
+    #[inline(never)]
     fn promote(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let mut queue = core::mem::take(&mut scratch.words);
@@ -172,6 +188,7 @@ impl Stage<'_> {
     /// Puts each object in scope into its band: inward at the limit, outward beyond 1.1 times the
     /// limit. What had accumulated in a band that an object leaves becomes pending, so that nothing
     /// is lost in between.
+    #[inline(never)]
     fn detail(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let last = sh.bands.len();
@@ -219,6 +236,7 @@ impl Stage<'_> {
     }
 
     /// Begins and ends lives of pairs that entered or left.
+    #[inline(never)]
     pub(super) fn apply_transitions(&mut self) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         for object in scratch.left.drain(..) {

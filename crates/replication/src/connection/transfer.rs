@@ -153,6 +153,7 @@ impl Stage<'_> {
     }
 
     /// Writes the parts that wait, as long as less than a share of `allowance` is spent.
+    #[inline(never)]
     pub(super) fn write_parts(&mut self, allowance: usize) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         let Some(transfer) = conn.transfer.as_mut().filter(|transfer| transfer.queued > 0) else { return };

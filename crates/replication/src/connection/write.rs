@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::transfer::Purpose;
 use super::{Connection, Pair, Stage};
-use crate::frames::{SLACK, Stream, Word};
+use crate::frames::{Stream, Word};
 use crate::sent::Item;
 use crate::server::{FollowerKind, Hint, Shared};
 use crate::wire::{BASELINE_AGE_MAX, HEADER_BYTES, bits_of, kind, write_delta_record, write_record};
@@ -35,29 +35,43 @@ impl Stage<'_> {
             0
         };
         scratch.out.begin((allowance, packet_max, overhead), &conn.acks, sh.frame, sh.now);
-        scratch.cache.begin(sh.frame, sh.config.record_cache_bytes);
 
+        // Most connections have little of this: conditions stand here, so that they cost no calls.
         self.hold();
-        self.write_destroys();
-        self.write_roles();
+        if !self.conn.destroys.is_empty() {
+            self.write_destroys();
+        }
+        if !self.conn.roles.is_empty() {
+            self.write_roles();
+        }
         if !self.conn.endings.is_empty() {
             self.write_endings();
         }
-        self.collect_slow();
+        if self.has_slow() {
+            self.collect_slow();
+        }
         if sh.any_limiter {
             self.take_turns();
         }
-        self.write_attachments(allowance);
+        if !self.conn.calling.is_empty() {
+            self.write_attachments(allowance);
+        }
         // Without a budget everything has room.
         let waiting = if self.conn.budget.is_none() { 0 } else { self.estimate_updates() };
-        self.write_creates(allowance, waiting > 0);
-        self.write_arrays(allowance);
-        self.write_parts(allowance);
-        let left = allowance.saturating_sub(self.scratch.out.spent());
-        let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
+        if !self.conn.creates.is_empty() {
+            self.write_creates(allowance, waiting > 0);
+        }
+        if !self.conn.cursors.is_empty() {
+            self.write_arrays(allowance);
+        }
+        if self.conn.transfer.is_some() {
+            self.write_parts(allowance);
+        }
         if self.conn.budget.is_none() && packet_max > 0 {
             self.write_all();
         } else if waiting > 0 || packet_max == 0 {
+            let left = allowance.saturating_sub(self.scratch.out.spent());
+            let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
             if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
                 self.write_all();
             } else {
@@ -74,9 +88,11 @@ impl Stage<'_> {
         }
         // With nothing to send, an empty packet after a round trip asks what became of the last
         // ones.
-        let asks = conn.unheard.is_some()
-            && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4));
-        if scratch.out.is_empty() && (conn.ack_owed || asks) {
+        let asks = |conn: &Connection| {
+            conn.unheard.is_some()
+                && conn.log.is_quiet(sh.now - Duration::from_nanos(conn.rtt_ns + conn.rtt_ns / 4))
+        };
+        if scratch.out.is_empty() && (conn.ack_owed || asks(conn)) {
             scratch.out.acknowledge(&mut conn.log);
         }
         if let Some(interval) = sh.config.clock_interval
@@ -110,6 +126,9 @@ impl Stage<'_> {
     pub(super) fn fast_bits(conn: &Connection, sh: &Shared, stream: usize, word: &Word) -> u64 {
         let at = word.word as usize;
         let mut bits = word.fast & conn.scope.words()[at] & conn.live.words()[at];
+        if bits == 0 {
+            return 0;
+        }
         if let Some(band) = conn.bands.get(stream) {
             bits &= band.words()[at];
         }
@@ -123,19 +142,23 @@ impl Stage<'_> {
         if conn.pending.is_empty() { bits } else { bits & !conn.pending.bits(word.word) }
     }
 
+    /// Something in scope may have changed that cannot be copied.
+    #[inline]
+    fn has_slow(&self) -> bool {
+        let (conn, sh) = (&*self.conn, self.sh);
+        !conn.pairs.is_empty()
+            || sh.any_special
+            || conn.replay
+            || !conn.pending.is_empty()
+            || !conn.owned_special.words().is_empty()
+            || conn.holds
+            || sh.any_slow
+    }
+
     /// Everything that changed and cannot be copied becomes pending.
+    #[inline(never)]
     fn collect_slow(&mut self) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.pairs.is_empty()
-            && !sh.any_special
-            && !conn.replay
-            && conn.pending.is_empty()
-            && conn.owned_special.words().is_empty()
-            && !conn.holds
-            && !sh.any_slow
-        {
-            return;
-        }
         for (index, stream) in sh.streams.iter().enumerate() {
             let list = stream.present();
             for word in stream.among(conn.scope.top()) {
@@ -158,6 +181,7 @@ impl Stage<'_> {
     }
 
     /// Upper bound of the bytes of all updates that wait.
+    #[inline(never)]
     fn estimate_updates(&mut self) -> usize {
         let (conn, sh) = (&*self.conn, self.sh);
         let mut bytes = 0;
@@ -184,8 +208,8 @@ impl Stage<'_> {
         for (at, stream) in sh.streams.iter().enumerate() {
             for seen in 0..self.conn.scope.top().len() {
                 let words = stream.top.get(seen).copied().unwrap_or(0) & self.conn.scope.top()[seen];
-                self.conn.stats.words_seen += u64::from(words.count_ones());
                 for bit in bits_of(words) {
+                    self.conn.stats.words_seen += 1;
                     let word = &stream.present().words[stream.place_of((seen * 64 + bit) as u32)];
                     let bits = Self::fast_bits(self.conn, sh, at, word);
                     if bits != 0 {
@@ -194,9 +218,14 @@ impl Stage<'_> {
                 }
             }
         }
-        if self.conn.pending.is_empty() {
-            return;
+        if !self.conn.pending.is_empty() {
+            self.write_all_pending();
         }
+    }
+
+    #[inline(never)]
+    fn write_all_pending(&mut self) {
+        let sh = self.sh;
         let mut words = core::mem::take(&mut self.scratch.words);
         self.conn.pending.words(&mut words);
         for word in &words {
@@ -217,7 +246,7 @@ impl Stage<'_> {
     }
 
     /// Computes priorities of the objects `bits` of `word`; returns those below the threshold.
-    #[inline]
+    #[inline(never)]
     fn prioritise(&mut self, word: u32, bits: u64) -> u64 {
         let threshold = self.sh.config.send_threshold;
         if bits.count_ones() <= FEW && self.prioritise_few(word, bits) {
@@ -292,6 +321,7 @@ impl Stage<'_> {
     }
 
     /// Common records that are not sent now become pending, with the priority just computed.
+    #[inline(never)]
     fn postpone(&mut self, stream: &Stream, word: &Word, bits: u64) {
         for bit in bits_of(bits) {
             let object = word.word * 64 + bit as u32;
@@ -314,10 +344,11 @@ impl Stage<'_> {
         if sh.any_delta {
             bits = self.copy_differences(index, stream, word, bits);
         }
-        let first = word.first as usize;
-        let offsets = &stream.offsets[first..];
-        let left = copy_records(self, (index, word, bits), offsets, &stream.bytes);
-        self.postpone_all(stream, word, left);
+        if bits != 0 {
+            let offsets = &stream.offsets[word.first as usize..];
+            let left = copy_records(self, (index, stream, word, bits), offsets, &stream.bytes);
+            self.postpone_all(stream, word, left);
+        }
     }
 
     /// Postpones what found no room.
@@ -346,7 +377,7 @@ impl Stage<'_> {
             let mut variants = core::mem::take(&mut self.scratch.variants);
             let built = &mut self.conn.stats.records_built;
             let (offsets, bytes) = variants.records(sh, (index, stream), word, age, built);
-            let left = copy_records(self, (index, word, group), offsets, bytes);
+            let left = copy_records(self, (index, stream, word, group), offsets, bytes);
             self.scratch.variants = variants;
             self.postpone_all(stream, word, left);
             rest &= !group;
@@ -482,6 +513,7 @@ impl Stage<'_> {
     }
 
     /// The frame has no room for everything: the best first.
+    #[inline(never)]
     fn write_best(&mut self, left: usize) {
         let sh = self.sh;
         let mut candidates = core::mem::take(&mut self.scratch.candidates);
@@ -618,12 +650,24 @@ pub(super) fn hide<'a>(
 #[inline]
 fn copy_records(
     stage: &mut Stage<'_>,
-    (index, word, bits): (usize, &Word, u64),
+    (index, stream, word, bits): (usize, &Stream, &Word, u64),
     offsets: &[u32],
     bytes: &[u8],
 ) -> u64 {
     let (log, out) = (&mut stage.conn.log, &mut stage.scratch.out);
-    let place_of = |bit: u32| (word.bits & ((1 << bit) - 1)).count_ones() as usize;
+    let place_of = |bit: u32| (stream.places[(word.word * 64 + bit) as usize] - word.first) as usize;
+    if bits & bits.wrapping_sub(1) == 0 && bits != 0 {
+        // One object: the usual case where few change.
+        let place = place_of(bits.trailing_zeros());
+        let (from, to) = (offsets[place] as usize, offsets[place + 1] as usize);
+        if !out.reserve(log, kind::UPDATE, to - from) {
+            return bits;
+        }
+        out.copy(&bytes[from..], to - from, 1);
+        log.push_word(index, word.word, bits);
+        stage.conn.stats.records_copied += 1;
+        return 0;
+    }
     let mut left = bits;
     while left != 0 {
         let start = left.trailing_zeros();
@@ -633,7 +677,7 @@ fn copy_records(
             if interrupted == 0 { left } else { left & ((interrupted & interrupted.wrapping_neg()) - 1) };
         left &= !run;
         let mut place = place_of(start);
-        let end = place + run.count_ones() as usize;
+        let end = place_of(63 - run.leading_zeros()) + 1;
         while place < end {
             let from = offsets[place] as usize;
             let one = offsets[place + 1] as usize - from;
@@ -642,26 +686,21 @@ fn copy_records(
                 return run | left;
             }
             let (room, items) = out.room();
-            let rest = &offsets[place + 1..(place + items).min(end) + 1];
             let limit = (from + room) as u32;
-            let count = match rest.last() {
-                Some(last) if *last <= limit => rest.len(),
-                _ => rest.partition_point(|end| *end <= limit),
+            let count = if end - place <= items && offsets[end] <= limit {
+                end - place
+            } else {
+                offsets[place + 1..(place + items).min(end) + 1].partition_point(|end| *end <= limit)
             };
             let len = offsets[place + count] as usize - from;
-            if len <= SLACK {
-                out.buf[out.at..out.at + SLACK].copy_from_slice(&bytes[from..from + SLACK]);
-            } else {
-                out.buf[out.at..out.at + len].copy_from_slice(&bytes[from..from + len]);
-            }
-            out.wrote(len, count);
+            out.copy(&bytes[from..], len, count);
             place += count;
+            stage.conn.stats.records_copied += count as u64;
             let written = if place == end { run } else { first_bits(run, count) };
             run &= !written;
             log.push_word(index, word.word, written);
         }
     }
-    stage.conn.stats.records_copied += u64::from(bits.count_ones());
     0
 }
 

@@ -70,9 +70,11 @@ pub(super) struct Scale {
     pub(super) axis: Axis,
     /// One over the step.
     inverse: f64,
-    /// Largest value, where multiplying by the inverse is off by less than [`DOUBT`]; below zero
-    /// elsewhere.
-    quick_max: f64,
+    /// Largest value.
+    max: u64,
+    /// Distance from a whole number up to which a product is beyond doubt; below zero where
+    /// multiplying by the inverse may be off by [`DOUBT`].
+    sure: f64,
     pub(super) bits: u8,
 }
 
@@ -85,21 +87,55 @@ const ROUNDER: f64 = (1_u64 << 52) as f64;
 
 impl Scale {
     pub(super) fn new(axis: Axis) -> Self {
-        let quick_max = if axis.bits <= 28 { mask(u32::from(axis.bits)) as f64 } else { -1.0 };
-        Self { axis, inverse: axis.step.recip(), quick_max, bits: axis.bits }
+        let sure = if axis.bits <= 28 { 0.5 - DOUBT } else { -1.0 };
+        let max = mask(u32::from(axis.bits));
+        Self { axis, inverse: axis.step.recip(), max, sure, bits: axis.bits }
     }
 
     /// As [`Axis::quantise`], to the bit, mostly without its division.
     #[inline(always)]
     pub(super) fn quantise(&self, value: f64) -> u64 {
+        let (q, sure) = self.quickly(value);
+        if sure { q } else { self.exactly(value) }
+    }
+
+    /// The same for some values at once.
+    #[inline(always)]
+    pub(super) fn quantise_all<const N: usize>(axes: [&Self; N], values: [f64; N]) -> [u64; N] {
+        let (parts, sure) = Self::quickly_all(axes, values);
+        if sure { parts } else { core::array::from_fn(|i| axes[i].axis.quantise(values[i])) }
+    }
+
+    /// The same, and how many of the values are NaN.
+    #[inline(always)]
+    pub(super) fn quantise_counted<const N: usize>(axes: [&Self; N], values: [f64; N]) -> ([u64; N], u32) {
+        let (parts, sure) = Self::quickly_all(axes, values);
+        if sure { (parts, 0) } else { exactly_all(axes, values) }
+    }
+
+    #[inline(always)]
+    fn quickly_all<const N: usize>(axes: [&Self; N], values: [f64; N]) -> ([u64; N], bool) {
+        let mut parts = [0; N];
+        for i in 0..N {
+            let (q, sure) = axes[i].quickly(values[i]);
+            // Gathered into one condition, this becomes vectors of truth values, which cost more.
+            if !sure {
+                return (parts, false);
+            }
+            parts[i] = q;
+        }
+        (parts, true)
+    }
+
+    /// The result without a division, and whether it is beyond doubt.
+    #[inline(always)]
+    fn quickly(&self, value: f64) -> (u64, bool) {
         let scaled = (value - self.axis.min) * self.inverse;
         let rounded = scaled + ROUNDER;
         let rest = scaled - (rounded - ROUNDER);
-        if scaled >= 0.0 && scaled <= self.quick_max && rest.abs() < 0.5 - DOUBT {
-            rounded.to_bits() - ROUNDER.to_bits()
-        } else {
-            self.exactly(value)
-        }
+        // Bits of values below zero, too large or not a number lie above those of the largest one.
+        let q = rounded.to_bits().wrapping_sub(ROUNDER.to_bits());
+        (q, q <= self.max && rest.abs() < self.sure)
     }
 
     #[cold]
@@ -111,6 +147,12 @@ impl Scale {
     pub(super) fn dequantise(&self, q: u64) -> f64 {
         self.axis.dequantise(q)
     }
+}
+
+#[cold]
+fn exactly_all<const N: usize>(axes: [&Scale; N], values: [f64; N]) -> ([u64; N], u32) {
+    let parts = core::array::from_fn(|i| axes[i].axis.quantise(values[i]));
+    (parts, values.iter().map(|value| u32::from(value.is_nan())).sum())
 }
 
 #[cfg(test)]

@@ -307,14 +307,25 @@ impl Codec {
     /// kinds without a call.
     #[inline(always)]
     pub(crate) fn quantise_word(&self, live: &[u32]) -> (u64, u32) {
+        let float = |word: &u32| f32::from_bits(*word);
+        let wide = |word: &u32| f64::from(float(word));
         match (&self.op, live) {
             (Op::UInt(bits), [low, high, ..]) => {
                 let value = u64::from(*low) | u64::from(*high) << 32;
                 (value.min(u64::MAX >> ((64 - u32::from(*bits)) & 63)), 0)
             }
             (Op::Fixed(axis), [value, ..]) => {
-                let value = f32::from_bits(*value);
-                (axis.quantise(f64::from(value)), u32::from(value.is_nan()))
+                let ([q], nans) = Scale::quantise_counted([axis], [wide(value)]);
+                (q, nans)
+            }
+            (Op::Vec3(axes), [x, y, z, ..]) => {
+                let values = [wide(x), wide(y), wide(z)];
+                let ([x, y, z], nans) = Scale::quantise_counted(axes.each_ref(), values);
+                (x | y << axes[0].bits | z << (axes[0].bits + axes[1].bits), nans)
+            }
+            (Op::Unit3(axis), [x, y, z, ..]) => quantise_unit([float(x), float(y), float(z)], axis),
+            (Op::Quat(axis), [x, y, z, w, ..]) => {
+                quantise_quat([float(x), float(y), float(z), float(w)], axis)
             }
             _ => {
                 let mut q = [0];
@@ -343,9 +354,9 @@ impl Codec {
                 out[0] = (value << 1 ^ value >> 63) as u64;
             }
             Op::Fixed(axis) => {
-                let value = float(0);
-                out[0] = axis.quantise(f64::from(value));
-                return u32::from(value.is_nan());
+                let ([q], nans) = Scale::quantise_counted([axis], [f64::from(float(0))]);
+                out[0] = q;
+                return nans;
             }
             Op::Wide(axis) => {
                 let value = f64::from_bits(two(0));
@@ -353,23 +364,27 @@ impl Codec {
                 return u32::from(value.is_nan());
             }
             Op::Vec2(axes) => {
-                let [x, y] = [float(0), float(1)];
-                let parts = [axes[0].quantise(f64::from(x)), axes[1].quantise(f64::from(y))];
+                let values = [0, 1].map(|at| f64::from(float(at)));
+                let (parts, nans) = Scale::quantise_counted(axes.each_ref(), values);
                 pack(axes, parts, self.words, out);
-                return u32::from(x.is_nan()) + u32::from(y.is_nan());
+                return nans;
             }
             Op::Vec3(axes) => {
-                let [x, y, z] = [float(0), float(1), float(2)];
-                let parts = [
-                    axes[0].quantise(f64::from(x)),
-                    axes[1].quantise(f64::from(y)),
-                    axes[2].quantise(f64::from(z)),
-                ];
+                let values = [0, 1, 2].map(|at| f64::from(float(at)));
+                let (parts, nans) = Scale::quantise_counted(axes.each_ref(), values);
                 pack(axes, parts, self.words, out);
-                return u32::from(x.is_nan()) + u32::from(y.is_nan()) + u32::from(z.is_nan());
+                return nans;
             }
-            Op::Unit3(axis) => return quantise_unit([float(0), float(1), float(2)], axis, out),
-            Op::Quat(axis) => return quantise_quat([float(0), float(1), float(2), float(3)], axis, out),
+            Op::Unit3(axis) => {
+                let (q, nans) = quantise_unit([0, 1, 2].map(float), axis);
+                out[0] = q;
+                return nans;
+            }
+            Op::Quat(axis) => {
+                let (q, nans) = quantise_quat([0, 1, 2, 3].map(float), axis);
+                out[0] = q;
+                return nans;
+            }
             Op::Angle(bits) => {
                 let value = float(0);
                 let count = f64::from(1_u32 << bits);

@@ -26,15 +26,14 @@ fn settle(mut q: u64, again: impl Fn(u64) -> u64) -> u64 {
 }
 
 #[inline]
-pub(super) fn quantise_quat([x, y, z, w]: [f32; 4], axis: &Scale, out: &mut [u64]) -> u32 {
+pub(super) fn quantise_quat([x, y, z, w]: [f32; 4], axis: &Scale) -> (u64, u32) {
     let mut value = [f64::from(x), f64::from(y), f64::from(z), f64::from(w)];
     let square: f64 = value.iter().map(|part| part * part).sum();
-    // Also false for NaN.
-    if !(square.is_finite() && square > 1e-12) {
-        out[0] = smallest_three([0.0, 0.0, 0.0, 1.0], axis).0;
-        return 1;
-    }
-    if (square - 1.0).abs() > 1e-5 {
+    // NaN is in no range.
+    if !(0.0..=1e-5).contains(&(square - 1.0).abs()) {
+        if !(square.is_finite() && square > 1e-12) {
+            return (smallest_three([0.0, 0.0, 0.0, 1.0], axis).0, 1);
+        }
         let scale = square.sqrt().recip();
         value.iter_mut().for_each(|part| *part *= scale);
     }
@@ -42,8 +41,7 @@ pub(super) fn quantise_quat([x, y, z, w]: [f32; 4], axis: &Scale, out: &mut [u64
     if close {
         q = settle(q, |q| smallest_three(dequantise_quat(q, axis).map(f64::from), axis).0);
     }
-    out[0] = q;
-    0
+    (q, 0)
 }
 
 /// The components beside the one of each number.
@@ -65,7 +63,7 @@ fn smallest_three(value: [f64; 4], axis: &Scale) -> (u64, bool) {
     let (a, b, c) = (value[a & 3], value[b & 3], value[c & 3]);
     let close = a.abs().max(b.abs()).max(c.abs()) >= near;
     let bits = u32::from(axis.bits);
-    let (a, b, c) = (axis.quantise(sign * a), axis.quantise(sign * b), axis.quantise(sign * c));
+    let [a, b, c] = Scale::quantise_all([axis; 3], [sign * a, sign * b, sign * c]);
     (largest as u64 | a << 2 | b << (2 + bits) | c << (2 + 2 * bits), close)
 }
 
@@ -85,12 +83,11 @@ pub(super) fn dequantise_quat(q: u64, axis: &Scale) -> [f32; 4] {
 }
 
 #[inline]
-pub(super) fn quantise_unit([x, y, z]: [f32; 3], axis: &Scale, out: &mut [u64]) -> u32 {
+pub(super) fn quantise_unit([x, y, z]: [f32; 3], axis: &Scale) -> (u64, u32) {
     let value = [f64::from(x), f64::from(y), f64::from(z)];
     let sum = value[0].abs() + value[1].abs() + value[2].abs();
     if !(sum.is_finite() && sum > 1e-12) {
-        out[0] = octahedron([0.0, 0.0, 1.0], 1.0, axis);
-        return 1;
+        return (octahedron([0.0, 0.0, 1.0], 1.0, axis), 1);
     }
     let mut q = octahedron(value, sum, axis);
     let top = mask(u32::from(axis.bits));
@@ -103,8 +100,7 @@ pub(super) fn quantise_unit([x, y, z]: [f32; 3], axis: &Scale, out: &mut [u64]) 
             octahedron(back, back.iter().map(|part| part.abs()).sum(), axis)
         });
     }
-    out[0] = q;
-    0
+    (q, 0)
 }
 
 #[inline]
@@ -113,7 +109,8 @@ fn octahedron(value: [f64; 3], sum: f64, axis: &Scale) -> u64 {
     if value[2] < 0.0 {
         (u, v) = ((1.0 - v.abs()).copysign(u), (1.0 - u.abs()).copysign(v));
     }
-    axis.quantise(u) | axis.quantise(v) << axis.bits
+    let [u, v] = Scale::quantise_all([axis; 2], [u, v]);
+    u | v << axis.bits
 }
 
 pub(super) fn dequantise_unit(q: u64, axis: &Scale) -> [f32; 3] {

@@ -299,6 +299,7 @@ impl Lane<'_> {
     /// Runs the connection stage of each connection, in the order of their numbers, and hands its
     /// packets to `sink`. The bytes are valid during the call only.
     pub fn run(&mut self, sink: &mut impl FnMut(Packets<'_>)) {
+        self.scratch.begin(self.shared);
         for conn in self.connections.iter_mut().flatten() {
             let id = conn.id;
             Stage { conn, sh: self.shared, scratch: self.scratch }.run();
