@@ -216,6 +216,8 @@ struct Peer {
     owes: bool,
     /// Frame of the last packet to it that was lost or came too late.
     lost_at: u32,
+    /// Had a budget at some time, under which a lost state waits for its turn.
+    budgeted: bool,
     /// Frame in which the last new acknowledgement arrived.
     heard: u32,
     /// Count of each replica as last reported.
@@ -370,6 +372,7 @@ impl World {
             up: VecDeque::new(),
             owes: false,
             lost_at: 0,
+            budgeted: false,
             heard: self.frame,
             reported: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -814,6 +817,8 @@ impl World {
                 if let Some(id) = someone {
                     let budget = self.rng.chance(0.5).then_some((6000.0, 1500.0));
                     self.server.set_budget(id, budget);
+                    let peer = self.peers.iter_mut().find(|peer| peer.id == id);
+                    peer.expect("it is connected").budgeted |= budget.is_some();
                 }
             }
         }
@@ -1009,7 +1014,8 @@ impl World {
                     );
                     let wanted = call.bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
                     // A state that was lost may arrive after a call of a later frame.
-                    let lossy = peer.forgetful || self.frame - peer.lost_at < 12;
+                    let patience = if peer.budgeted { 60 } else { 12 };
+                    let lossy = peer.forgetful || self.frame - peer.lost_at < patience;
                     let overtook = !lossy && known < u64::from(wanted);
                     assert!(!overtook, "seed {seed}: {call:?} overtook its state: {known}");
                     if call.reliable {
