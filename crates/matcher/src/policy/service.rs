@@ -353,7 +353,9 @@ impl Matcher {
         }
         let body = self.question(point, mode, |matcher, out| match player {
             Some(player) => matcher.write_leaving(room, player, out),
-            None => write_nested(out, 3, |out| matcher.write_room(room, None, out)),
+            None => {
+                write_nested(out, 3, |out| matcher.write_room(room, None, out));
+            }
         });
         let id = self.hooks.number();
         self.send_question(id, point, mode, body, false);
