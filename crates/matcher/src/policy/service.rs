@@ -194,7 +194,7 @@ impl Matcher {
     }
 
     fn answer_late(&mut self, answered: Answered) {
-        self.outputs.add(&answered.body);
+        self.note_output(&answered.body);
         self.hooks.answered.push_back(answered);
     }
 
