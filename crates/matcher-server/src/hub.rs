@@ -801,6 +801,14 @@ mod tests {
     }
 
     #[test]
+    fn a_matcher_without_a_journal_hashes_no_outputs() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None)]);
+        stage.turn([stage.join("a", "ann")]);
+        assert_eq!(stage.hub.engine.matcher.take_outputs(), None);
+    }
+
+    #[test]
     fn a_server_that_is_given_up_takes_nothing_from_the_one_that_has_its_place() {
         let mut stage = Stage::new();
         stage.turn([stage.subscribe("a", None)]);

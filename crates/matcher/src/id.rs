@@ -13,22 +13,49 @@ pub(crate) struct Id {
 }
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
+/// Digits of 32 bits, which are translated at once: most requests name an id, and answers and
+/// notices are full of them.
+const DIGITS: usize = 8;
+/// A value in each of the eight bytes.
+const EACH: u64 = 0x0101_0101_0101_0101;
 
 impl Id {
     /// 24 hex digits.
     pub(crate) fn text(self) -> [u8; ID_BYTES] {
         let mut text = [0; ID_BYTES];
-        hex(&mut text[..8], u64::from(self.index));
-        hex(&mut text[8..], self.nonce);
+        let parts = [self.index, (self.nonce >> 32) as u32, self.nonce as u32];
+        for (digits, part) in text.as_chunks_mut::<DIGITS>().0.iter_mut().zip(parts) {
+            *digits = eight_digits(part);
+        }
         text
     }
 
     pub(crate) fn parse(text: &[u8]) -> Option<Id> {
-        if text.len() != ID_BYTES {
-            return None;
-        }
-        Some(Id { index: unhex(&text[..8])? as u32, nonce: unhex(&text[8..])? })
+        let ([index, high, low], []) = text.as_chunks::<DIGITS>() else { return None };
+        let nonce = u64::from(of_eight_digits(*high)?) << 32 | u64::from(of_eight_digits(*low)?);
+        Some(Id { index: of_eight_digits(*index)?, nonce })
     }
+}
+
+fn eight_digits(value: u32) -> [u8; DIGITS] {
+    // Each digit moves to a byte of its own.
+    let mut digits = u64::from(value);
+    digits = (digits | digits << 16) & 0x0000_FFFF_0000_FFFF;
+    digits = (digits | digits << 8) & 0x00FF_00FF_00FF_00FF;
+    digits = (digits | digits << 4) & (EACH * 0x0F);
+    let letters = (digits + EACH * 6) >> 4 & EACH;
+    (digits + EACH * u64::from(b'0') + letters * u64::from(b'a' - b'9' - 1)).to_be_bytes()
+}
+
+fn of_eight_digits(text: [u8; DIGITS]) -> Option<u32> {
+    let digits = u64::from_be_bytes(text);
+    let letters = digits >> 6 & EACH;
+    let mut value = (digits & (EACH * 0x0F)) + letters * 9;
+    value = (value | value >> 4) & 0x00FF_00FF_00FF_00FF;
+    value = (value | value >> 8) & 0x0000_FFFF_0000_FFFF;
+    let value = (value | value >> 16) as u32;
+    // Other characters give a number, too, of which they are not the digits.
+    (eight_digits(value) == text).then_some(value)
 }
 
 impl From<Id> for v1::Id {
@@ -121,8 +148,25 @@ mod tests {
             let id = Id { index, nonce: nonces.next() };
             assert_eq!(Id::parse(&id.text()), Some(id));
         }
-        for bad in [&b""[..], b"0000", b"00000000000000000000000G", b"00000000000000000000000A"] {
+        for bad in [&b""[..], b"0000", b"0000000000000000000000000", &[b'0'; 32]] {
             assert_eq!(Id::parse(bad), None);
+        }
+    }
+
+    #[test]
+    fn each_place_of_an_id_takes_each_digit_and_nothing_else() {
+        for place in 0..ID_BYTES {
+            for other in [b'0', b'9', b'a', b'f'] {
+                for byte in 0..=u8::MAX {
+                    let mut text = [other; ID_BYTES];
+                    text[place] = byte;
+                    let is_digit = byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+                    assert_eq!(Id::parse(&text).map(Id::text), is_digit.then_some(text));
+                    if let Some(Id { index, nonce }) = Id::parse(&text) {
+                        assert_eq!(format!("{index:08x}{nonce:016x}").as_bytes(), text);
+                    }
+                }
+            }
         }
     }
 }

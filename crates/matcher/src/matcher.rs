@@ -43,7 +43,8 @@ pub struct Matcher {
     pub(crate) config: Config,
     pub(crate) stats: Stats,
     pub(crate) scratch: Scratch,
-    pub(crate) outputs: Outputs,
+    /// Hash of answers and notices; `None` if it is never asked for.
+    pub(crate) outputs: Option<Outputs>,
 }
 
 /// Memory that is used again from input to input.
@@ -105,7 +106,7 @@ impl Matcher {
             config,
             stats: Stats::default(),
             scratch: Scratch::default(),
-            outputs: Outputs::default(),
+            outputs: Some(Outputs::default()),
         }
     }
 

@@ -18,17 +18,23 @@ impl Default for Outputs {
 }
 
 impl Outputs {
-    /// Adds bytes and their length. Cost: about a quarter of a nanosecond a byte.
+    /// Adds bytes and their length. Cost: a multiplication for 8 bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
-        self.0[0] = mix(self.0[0] ^ bytes.len() as u64);
-        let mut blocks = bytes.chunks_exact(LANES * WORD_BYTES);
-        for block in &mut blocks {
-            for (lane, word) in self.0.iter_mut().zip(block.chunks_exact(WORD_BYTES)) {
-                *lane = mix(*lane ^ word_of(word));
+        let Outputs(lanes) = self;
+        lanes[0] = mix(lanes[0] ^ bytes.len() as u64);
+        let (words, rest) = bytes.as_chunks::<WORD_BYTES>();
+        let (blocks, left) = words.as_chunks::<LANES>();
+        let mut add = |lane: usize, word: u64| lanes[lane] = mix(lanes[lane] ^ word);
+        for block in blocks {
+            for (lane, word) in block.iter().enumerate() {
+                add(lane, u64::from_le_bytes(*word));
             }
         }
-        for (lane, word) in self.0.iter_mut().zip(blocks.remainder().chunks(WORD_BYTES)) {
-            *lane = mix(*lane ^ word_of(word));
+        for (lane, word) in left.iter().enumerate() {
+            add(lane, u64::from_le_bytes(*word));
+        }
+        if !rest.is_empty() {
+            add(left.len(), end_of(bytes, rest.len()));
         }
     }
 
@@ -39,8 +45,12 @@ impl Outputs {
     }
 }
 
-fn word_of(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+/// The last `count` bytes as a number, the first of them lowest: fewer than a word, at least one.
+fn end_of(bytes: &[u8], count: usize) -> u64 {
+    match bytes.last_chunk::<WORD_BYTES>() {
+        Some(last) => u64::from_le_bytes(*last) >> (8 * (WORD_BYTES - count)),
+        None => bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+    }
 }
 
 fn mix(word: u64) -> u64 {

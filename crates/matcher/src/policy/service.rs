@@ -194,7 +194,7 @@ impl Matcher {
     }
 
     fn answer_late(&mut self, answered: Answered) {
-        self.outputs.add(&answered.body);
+        self.note_output(&answered.body);
         self.hooks.answered.push_back(answered);
     }
 
@@ -353,7 +353,9 @@ impl Matcher {
         }
         let body = self.question(point, mode, |matcher, out| match player {
             Some(player) => matcher.write_leaving(room, player, out),
-            None => write_nested(out, 3, |out| matcher.write_room(room, None, out)),
+            None => {
+                write_nested(out, 3, |out| matcher.write_room(room, None, out));
+            }
         });
         let id = self.hooks.number();
         self.send_question(id, point, mode, body, false);

@@ -1,7 +1,8 @@
 //! Leaving a room, and its end.
 
-use throng_wire::matcher::{Event, write_bytes, write_nested};
+use throng_wire::matcher::{Event, write_bytes, write_nested, write_u64};
 
+use super::members::ROOM_REV_FIELD;
 use crate::config::HookPoint;
 use crate::history::Change;
 use crate::id::Id;
@@ -103,15 +104,23 @@ impl Matcher {
             }
             self.tell_policy(HookPoint::OnDestroy, index, None);
         }
-        let mut event = std::mem::take(&mut self.scratch.event);
+        let mut encoded = std::mem::take(&mut self.scratch.room);
+        encoded.clear();
         let partial = self.sends_partial(index).then_some(0..0);
+        let rev = self.write_room(index, partial, &mut encoded);
+        let mut event = std::mem::take(&mut self.scratch.event);
         for at in 0..self.rooms[index].members().len() {
             self.rooms.count_change(index);
             let room = &self.rooms[index];
             let player = &self.people[room.members()[at].player];
             event.clear();
             write_nested(&mut event, Event::ROLE_LEAVE_ROOM, |out| {
-                write_nested(out, 1, |out| self.write_room(index, partial.clone(), out));
+                // The events differ in the revision.
+                write_nested(out, 1, |out| {
+                    out.extend_from_slice(&encoded[..rev.start]);
+                    write_u64(out, ROOM_REV_FIELD, room.rev());
+                    out.extend_from_slice(&encoded[rev.end..]);
+                });
                 write_bytes(out, 2, player.id());
                 write_about(out, id, room.rev(), "room_deleted");
             });
@@ -123,6 +132,7 @@ impl Matcher {
             );
         }
         self.scratch.event = event;
+        self.scratch.room = encoded;
         let Some(room) = self.rooms.remove(index) else { return };
         self.stats.rooms_destroyed += 1;
         self.room_of_match_ended(room.matched());

@@ -1,5 +1,7 @@
 //! Members of rooms: picking, filling and showing them.
 
+use std::ops::Range;
+
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
 
@@ -16,6 +18,8 @@ use crate::turn::Turn;
 
 /// Members up to which an event carries all of them, where the mode does not say.
 const SNAPSHOT_MEMBERS_MAX: usize = 16;
+/// Number of the field of a room's revision.
+pub(super) const ROOM_REV_FIELD: u32 = 9;
 /// Rooms of which a random join asks the policy before it makes one.
 const CANDIDATES_MAX: usize = 64;
 
@@ -230,19 +234,25 @@ impl Matcher {
         fan_out(&self.people, players, &self.scratch.event, collapse, turn.notices);
     }
 
-    /// Encodes a room; `only` lists these members instead of all and says so.
-    pub(crate) fn write_room(&self, index: RoomKey, only: Option<std::ops::Range<usize>>, out: &mut Vec<u8>) {
-        self.write_room_with(index, only, &[], out);
+    /// Encodes a room; `only` lists these members instead of all and says so. Returns the place of
+    /// the revision in `out`.
+    pub(crate) fn write_room(
+        &self,
+        index: RoomKey,
+        only: Option<Range<usize>>,
+        out: &mut Vec<u8>,
+    ) -> Range<usize> {
+        self.write_room_with(index, only, &[], out)
     }
 
     /// The same as it would be with newcomers.
     pub(crate) fn write_room_with(
         &self,
         index: RoomKey,
-        only: Option<std::ops::Range<usize>>,
+        only: Option<Range<usize>>,
         newcomers: &[Newcomer],
         out: &mut Vec<u8>,
-    ) {
+    ) -> Range<usize> {
         let room = &self.rooms[index];
         let mode = self.rooms.mode(room.mode());
         let count = room.members().len() + newcomers.len();
@@ -268,7 +278,9 @@ impl Matcher {
             }
             out.extend_from_slice(room.data().bytes());
         }
-        write_u64(out, 9, room.rev());
+        let rev_start = out.len();
+        write_u64(out, ROOM_REV_FIELD, room.rev());
+        let rev = rev_start..out.len();
         if !partial {
             out.extend_from_slice(room.sides().bytes());
             for seat in room.seats() {
@@ -280,6 +292,7 @@ impl Matcher {
         }
         write_u64(out, 12, count as u64);
         write_bool(out, 13, partial);
+        rev
     }
 
     /// Returns whether the caller may change a room from outside.
