@@ -57,6 +57,8 @@ pub enum Endpoint {
     Worlds,
     /// Opens a world.
     WorldOpen,
+    /// Opens a world for a match.
+    MatchOpen,
     /// Closes a world.
     WorldClose,
     /// The derived-data cache.
@@ -229,7 +231,7 @@ pub const ROUTES: &[Route] = &[
         Endpoint::Worlds,
         &[],
         "The open worlds with their classes, shards, connections and channels. The first is the default world; \
-         `lasting` worlds stay open without connections.",
+         `lasting` worlds stay open without connections. A node of a cluster lists the worlds that it serves.",
     ),
     post(
         "/api/v1/worlds",
@@ -237,6 +239,19 @@ pub const ROUTES: &[Route] = &[
         Endpoint::WorldOpen,
         &[("name", "name of the world"), ("class", "one of `[[gateway.classes]]`, may be absent")],
         "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class.",
+    ),
+    post(
+        "/api/v1/matches",
+        Guard::Session,
+        Endpoint::MatchOpen,
+        &[
+            ("class", "class of the world"),
+            ("room", "room of the match, for the tickets, may be absent"),
+            ("players", "player identifiers, at most 1,000"),
+            ("servers", "player identifiers of game servers, at most 1,000"),
+        ],
+        "Opens a world for a match, in a cluster on any node, and waits until it is served, at most 10 s. Answers with \
+         its name, the addresses of its node and a ticket for each player and game server.",
     ),
     post(
         "/api/v1/worlds/close",

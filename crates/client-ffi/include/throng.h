@@ -61,7 +61,8 @@ enum {
 
 /* Kinds of events, and the fields of throng_event that they use besides `kind`. */
 enum {
-    THRONG_EVENT_AUTHENTICATED = 1,   /* conn; flag: the session is being resumed */
+    THRONG_EVENT_AUTHENTICATED = 1,   /* conn; flag: the session is being resumed; code 1: the gateway no longer knows
+                                         the session that was to be resumed, and this is a new one */
     THRONG_EVENT_RECOVERED = 2,       /* one per channel of a resumed session: channel, channel_type, conn (owner),
                                          text (name of the data's type), data */
     THRONG_EVENT_RECOVERY_END = 3,    /* all channels of the session have been reported */

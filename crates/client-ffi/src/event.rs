@@ -62,9 +62,10 @@ impl Inbox {
 
     pub(crate) fn take(&mut self, event: Event) {
         let flat = match event {
-            Event::Authenticated { conn, recovering } => Flat {
+            Event::Authenticated { conn, recovering, resume_refused } => Flat {
                 kind: THRONG_EVENT_AUTHENTICATED,
                 conn: conn.0,
+                code: resume_refused.into(),
                 flag: recovering.into(),
                 ..Flat::default()
             },

@@ -275,6 +275,8 @@ pub enum Event {
         conn: ConnId,
         /// The gateway restores the subscriptions of a lost connection.
         recovering: bool,
+        /// The gateway no longer knows the session that was to be resumed, so this is a new one.
+        resume_refused: bool,
     },
     /// The gateway refused; [`Session::authenticate`](crate::Session::authenticate) tries again.
     AuthRefused {

@@ -55,7 +55,9 @@
 //!   that has just died may leave two writes that are read late or applied late.
 //! - A write that creates a record may be based on the mark of a deletion instead (and the reverse)
 //!   with its nonce unchanged, if its epoch is behind the deletion.
-//! - A home whose record the directory has lost entirely is marked like a silent one.
+//! - A home whose record the directory has lost entirely is marked like a silent one, and so is a
+//!   home whose record cannot be read: every release of a format renews by the same times. Without
+//!   worlds such a record is left alone.
 //! - A node whose driver cannot make a world announces for 5 s that it has no room, else two such
 //!   nodes pass a world to and fro.
 //! - A draining node keeps a world for which no other node has room.

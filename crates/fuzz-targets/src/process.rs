@@ -265,7 +265,7 @@ impl Process {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => {
+            Effect::Close { conn, reason, flush, .. } => {
                 if let Some(mut peer) = self.peers.remove(&conn) {
                     peer.read(&flush);
                     self.closed.insert(conn, reason);

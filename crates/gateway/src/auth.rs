@@ -10,7 +10,7 @@ use throng_wire::channeldpb::auth_result_message::AuthResult;
 use throng_wire::channeldpb::{AuthMessage, AuthResultMessage, CompressionType, Elsewhere};
 
 use crate::ban::Subject;
-use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
+use crate::effect::{Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict, WorldChoice};
 use crate::ids::{AuthTicket, ChannelId, ConnId, ConnKind};
 use crate::mail::{Head, Letter};
 use crate::reason::{CloseReason, Refusal};
@@ -42,9 +42,10 @@ impl Shard {
             return Err(Refusal::AuthPending);
         }
         let is_client = sender.kind == ConnKind::Client;
-        let asked = request.world.filter(|name| !name.is_empty()).map(String::into_boxed_str);
+        let asked = request.world.filter(|name| !name.is_empty());
+        let asked = asked.map(|world| WorldChoice { world: world.into(), by_listener: false });
         if let (Some(here), Some(there)) = (&asked, &entry.asked)
-            && here != there
+            && here.world != there.world
         {
             self.board.close(sender.conn, CloseReason::WorldMismatch);
             return Ok(());
@@ -56,7 +57,8 @@ impl Shard {
             lt: Redacted(request.login_token),
             wants_token: is_client && request.resume_token.is_some(),
             token: request.resume_token.filter(|token| is_client && !token.is_empty()),
-            asked: asked.or_else(|| entry.asked.clone()),
+            token_refused: false,
+            asked: entry.asked.clone().or(asked),
         };
         self.log_in(pending, sender.kind, false)
     }
@@ -89,6 +91,7 @@ impl Shard {
                 }
                 return Ok(());
             }
+            pending.token_refused = true;
             let resumable = kind == ConnKind::Client && !config.recovery.client_window.is_zero();
             if let Some(token) = pending.token.take().filter(|_| resumable) {
                 if self.resume(&token, &pending) {
@@ -181,16 +184,17 @@ impl Shard {
             }
             Verdict::NoWorld => {
                 self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
-                self.log_in_after_all(&pending);
+                self.log_in_after_all(&PendingAuth { token_refused: true, ..pending });
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
             Verdict::OtherNode { world, addresses } => {
                 let reason = CloseReason::WorldElsewhere;
+                let name = Some(world.as_str().into());
                 let elsewhere = Elsewhere { reason: reason.name().to_owned(), addresses, world };
                 let negative = self.auth_result(AuthResult::InvalidLt, pending.conn);
                 let result = AuthResultMessage { elsewhere: Some(elsewhere), ..negative };
                 self.board.send(pending.conn, pending.head, &result);
-                self.board.close(pending.conn, reason);
+                self.board.close_naming(pending.conn, reason, name);
             }
         }
     }
@@ -203,7 +207,7 @@ impl Shard {
     }
 
     fn authenticated(&mut self, pending: PendingAuth) {
-        let PendingAuth { conn, head, ref pit, wants_token, .. } = pending;
+        let PendingAuth { conn, head, ref pit, wants_token, token_refused: resume_refused, .. } = pending;
         let Some(kind) = self.global.as_ref().and_then(|global| global.entries.get(&conn)).map(|e| e.kind)
         else {
             return;
@@ -227,6 +231,9 @@ impl Shard {
         }
         self.board.stats.kind_mut(kind).authenticated += 1;
 
+        if self.board.config.supersedes && kind == ConnKind::Client {
+            self.supersede(conn, pit);
+        }
         let returning = match kind {
             ConnKind::Server => self.returning_server(pit),
             ConnKind::Client => None,
@@ -241,11 +248,24 @@ impl Shard {
         };
         self.admit(conn, recoverable);
         let resume_token = if wants_token { self.token_for(conn) } else { Vec::new() };
-        let result = AuthResultMessage { resume_token, ..self.auth_result(AuthResult::Successful, conn) };
+        let result = self.auth_result(AuthResult::Successful, conn);
+        let result = AuthResultMessage { resume_token, resume_refused, ..result };
         self.send_auth_result(conn, head, result);
         if kind == ConnKind::Client {
             self.greet_with_well_known(conn);
             self.tell_link_of_login(conn, pit);
+        }
+    }
+
+    /// Closes other connections of a player.
+    fn supersede(&mut self, conn: ConnId, pit: &str) {
+        let Some(global) = &self.global else { return };
+        let others = global.entries.iter().filter(|(other, entry)| {
+            **other != conn && entry.authenticated && entry.kind == ConnKind::Client && *entry.pit == *pit
+        });
+        let others: Vec<ConnId> = others.map(|(other, _)| *other).collect();
+        for other in others {
+            self.board.close(other, CloseReason::Superseded);
         }
     }
 
@@ -326,6 +346,7 @@ impl Shard {
             should_recover: false,
             resume_token: Vec::new(),
             elsewhere: None,
+            resume_refused: false,
         }
     }
 

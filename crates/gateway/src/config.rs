@@ -24,6 +24,8 @@ pub struct Config {
     pub development: bool,
     /// Number of the world within its process. Resume tokens name it, except for world 0.
     pub world: u32,
+    /// A login closes other connections of the same player.
+    pub supersedes: bool,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
     pub auth_provider: bool,
     /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING)
@@ -95,6 +97,8 @@ pub struct Recovery {
 pub struct Abuse {
     /// Time from accept to authentication.
     pub auth_timeout: Option<Duration>,
+    /// Time from a connection's first AUTH to authentication, if that ends later.
+    pub verdict_timeout: Duration,
     /// Failed logins of one name from one address before the name is locked for the address.
     pub auth_failures_max: u32,
     /// Messages that a state machine may refuse on one client connection before its player is
@@ -210,6 +214,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             world: 0,
+            supersedes: false,
             development: false,
             auth_provider: false,
             link: None,
@@ -286,6 +291,7 @@ impl Default for Abuse {
     fn default() -> Self {
         Self {
             auth_timeout: Some(Duration::from_secs(5)),
+            verdict_timeout: Duration::ZERO,
             auth_failures_max: 5,
             refusals_max: 10,
             failure_memory: Duration::from_secs(600),

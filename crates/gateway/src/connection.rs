@@ -34,10 +34,14 @@ pub(crate) struct Connection {
     pub(crate) writable: bool,
     /// Why it will be closed when the current input is done.
     pub(crate) doomed: Option<CloseReason>,
+    /// The world that its peer is told with that reason.
+    pub(crate) farewell_world: Option<Box<str>>,
     /// Messages that the state machine refused.
     pub(crate) refusals: u32,
     pub(crate) budget: Budget,
     pub(crate) accepted: Instant,
+    /// Time of its first AUTH.
+    pub(crate) login: Option<Instant>,
     pub(crate) received: Instant,
     /// When the outbox last became non-empty or the transport last took something.
     pub(crate) progressed: Instant,
@@ -139,10 +143,11 @@ impl Connection {
 
     /// The earliest time at which something about this connection may be overdue, and what.
     pub(crate) fn deadline(&self, config: &Config) -> Option<(Instant, CloseReason)> {
-        let auth = (!self.authenticated)
-            .then_some(config.abuse.auth_timeout)
-            .flatten()
-            .map(|timeout| (self.accepted + timeout, CloseReason::AuthTimeout));
+        let auth = (!self.authenticated).then_some(config.abuse.auth_timeout).flatten().map(|timeout| {
+            let until = self.accepted + timeout;
+            let verdict = self.login.map_or(until, |sent| sent + config.abuse.verdict_timeout);
+            (until.max(verdict), CloseReason::AuthTimeout)
+        });
         let idle = config.limits.idle_timeout[self.kind.index()]
             .map(|timeout| (self.received + timeout, CloseReason::IdleTimeout));
         let stall = (!self.outbox.is_empty())

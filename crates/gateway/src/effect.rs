@@ -88,6 +88,15 @@ impl fmt::Debug for Redacted {
     }
 }
 
+/// A world that a connection is to enter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorldChoice {
+    /// Its name.
+    pub world: Box<str>,
+    /// The listener leads there: it may enter without a credential for it.
+    pub by_listener: bool,
+}
+
 /// Something the driver has to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -100,6 +109,8 @@ pub enum Effect {
         conn: ConnHandle,
         /// Why.
         reason: CloseReason,
+        /// The world that the peer is told with the reason.
+        world: Option<Box<str>>,
         /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to
         /// be flushed.
         flush: Vec<u8>,
@@ -120,7 +131,7 @@ pub enum Effect {
         /// Login token.
         lt: Redacted,
         /// The world that the peer asks for. The verdict says whether it enters it.
-        asked: Option<Box<str>>,
+        asked: Option<WorldChoice>,
     },
     /// A login that needs no provider asks for a world: answer with [`Verdict::Success`] if it is
     /// this one, with [`Verdict::Elsewhere`] or with [`Verdict::Refused`].
@@ -129,8 +140,8 @@ pub enum Effect {
         ticket: AuthTicket,
         /// Address of the peer.
         addr: IpAddr,
-        /// The world's name.
-        asked: Box<str>,
+        /// The world.
+        asked: WorldChoice,
     },
     /// Say whether the world is open whose number a resume token names: answer with
     /// [`Verdict::Success`] if it is this one, with [`Verdict::Elsewhere`], [`Verdict::NoWorld`] or
@@ -141,7 +152,7 @@ pub enum Effect {
         /// The world's number.
         world: u32,
         /// The world that the peer asks for besides.
-        asked: Option<Box<str>>,
+        asked: Option<WorldChoice>,
     },
     /// Take the connection's socket to the world that
     /// [`Shard::take_moved`](crate::Shard::take_moved) names. The shard has forgotten it already;

@@ -70,7 +70,9 @@ mod world;
 pub mod data;
 
 pub use config::{Abuse, AddressRange, Config, Limits, OutboxBounds, Recovery};
-pub use effect::{Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict};
+pub use effect::{
+    Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict, WorldChoice,
+};
 pub use fanout::CohortView;
 pub use findings::Broken;
 pub use fsm::{STATES_MAX, StateMachine, StateMachineError};

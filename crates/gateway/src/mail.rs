@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use throng_wire::channeldpb::ChannelSubscriptionOptions;
 
 use crate::data::MergeOptions;
-use crate::effect::Redacted;
+use crate::effect::{Redacted, WorldChoice};
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::outbox::{Entry, Framing};
 use crate::reason::CloseReason;
@@ -128,6 +128,7 @@ pub(crate) enum Letter {
     CloseConn {
         conn: ConnId,
         reason: CloseReason,
+        world: Option<Box<str>>,
     },
     /// Messages of connections to channels of the receiving shard.
     Messages(MessageBatch),
@@ -235,7 +236,8 @@ pub(crate) struct Departure {
     pub(crate) lt: Redacted,
     pub(crate) token: Option<Vec<u8>>,
     pub(crate) wants_token: bool,
-    pub(crate) asked: Option<Box<str>>,
+    pub(crate) token_refused: bool,
+    pub(crate) asked: Option<WorldChoice>,
     /// The provider has said yes.
     pub(crate) judged: bool,
     /// Its address is its own.

@@ -9,7 +9,7 @@ use throng_wire::channeldpb::auth_result_message::AuthResult;
 
 use crate::ban::Bans;
 use crate::config::{Config, Limits};
-use crate::effect::Redacted;
+use crate::effect::{Redacted, WorldChoice};
 use crate::ids::{
     ChannelId, ChannelIds, ConnId, ConnIds, ConnKind, IdHasher, IdMap, Secret, ShardIndex, address_group,
 };
@@ -83,8 +83,8 @@ pub(crate) struct Registered {
     pub(crate) asked_link: bool,
     /// It has come from another world.
     pub(crate) moved: bool,
-    /// The world that its transport names.
-    pub(crate) asked: Option<Box<str>>,
+    /// The world that its listener or its transport names.
+    pub(crate) asked: Option<WorldChoice>,
 }
 
 #[derive(Debug)]
@@ -105,8 +105,10 @@ pub(crate) struct PendingAuth {
     pub(crate) token: Option<Vec<u8>>,
     /// The peer asked for a resume token.
     pub(crate) wants_token: bool,
+    /// A resume token came with it that is of no use any more.
+    pub(crate) token_refused: bool,
     /// The world that the peer asks for. Empty once that is settled.
-    pub(crate) asked: Option<Box<str>>,
+    pub(crate) asked: Option<WorldChoice>,
 }
 
 /// Consequences of a failed login.

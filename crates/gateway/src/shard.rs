@@ -18,7 +18,7 @@ use crate::channel::Channel;
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::data::Schemas;
-use crate::effect::{Accepted, Closed, Effect, Verdict};
+use crate::effect::{Accepted, Closed, Effect, Verdict, WorldChoice};
 use crate::fsm::StateIndex;
 use crate::ids::{AuthTicket, ChannelId, ConnHandle, ConnKind, IdHasher, IdMap, Secret, ShardIndex};
 use crate::mail::{Letter, Mail};
@@ -139,12 +139,12 @@ impl Shard {
         }
     }
 
-    /// The transport of an accepted connection names the world that its peer asks for, as the field
-    /// `world` of AUTH does. Shard 0 only, right after [`accept`](Self::accept).
-    pub fn note_asked(&mut self, conn: ConnHandle, world: &str) {
+    /// The listener or the transport of an accepted connection names the world that its peer asks
+    /// for, as the field `world` of AUTH does. Shard 0 only, right after [`accept`](Self::accept).
+    pub fn note_asked(&mut self, conn: ConnHandle, asked: WorldChoice) {
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn.first_id()))
         {
-            entry.asked = Some(world.into());
+            entry.asked = Some(asked);
         }
     }
 
@@ -491,7 +491,7 @@ impl Shard {
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         conn.timer = None;
         let (id, now, again) = (conn.id, board.now, board.now + board.config.outbox.repair_interval);
-        // Asked for again if it does not come; a lag brings its own.
+        // WorldChoice for again if it does not come; a lag brings its own.
         let due = conn.unsure.iter_mut().filter(|(at, _)| *at <= now);
         let repairs: Vec<ChannelId> = due.map(|(at, channel)| (*at = again, *channel).1).collect();
         for channel in repairs {

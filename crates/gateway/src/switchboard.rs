@@ -428,13 +428,19 @@ impl Switchboard {
 
     /// Has a connection of any shard closed.
     pub(crate) fn close(&mut self, conn: ConnId, reason: CloseReason) {
+        self.close_naming(conn, reason, None);
+    }
+
+    /// The same with the name of a world, which the peer learns with the reason.
+    pub(crate) fn close_naming(&mut self, conn: ConnId, reason: CloseReason, world: Option<Box<str>>) {
         let Some(&peer) = self.peers.get(&conn) else { return };
         if peer.shard == self.index {
-            if self.conns.get(peer.slot as usize).is_some_and(|local| local.id == conn) {
+            if let Some(local) = self.conns.get_mut(peer.slot as usize).filter(|local| local.id == conn) {
+                local.farewell_world = world;
                 self.doom_slot(peer.slot, reason);
             }
         } else {
-            self.post(peer.shard, Letter::CloseConn { conn, reason });
+            self.post(peer.shard, Letter::CloseConn { conn, reason, world });
         }
     }
 

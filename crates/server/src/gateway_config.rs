@@ -183,6 +183,7 @@ pub(crate) fn build(
     let base = if channeld { core::Limits::generous() } else { core::Limits::default() };
     let config = core::Config {
         world: 0,
+        supersedes: false,
         development: gateway.dev,
         // "none" is a provider too: one that says yes. Without any, the core refuses clients.
         auth_provider: auth.kind != "refuse",
@@ -289,13 +290,20 @@ pub(crate) fn millis(ms: u64) -> Option<Duration> {
 }
 
 /// The configuration of a node's lobby: every login is judged, for it leads to another world.
-pub(crate) fn of_lobby(core: core::Config) -> core::Config {
-    core::Config { auth_provider: true, servers_bypass_auth: false, development: false, ..core }
+pub(crate) fn of_lobby(settings: &Settings, core: core::Config) -> core::Config {
+    let mut abuse = core.abuse;
+    if !settings.cluster.name.is_empty() {
+        // The provider has the time of any login, then the node has its patience.
+        let patience = Duration::from_millis(settings.cluster.patience_ms);
+        abuse.verdict_timeout = abuse.auth_timeout.unwrap_or_default() + patience;
+    }
+    core::Config { auth_provider: true, servers_bypass_auth: false, development: false, abuse, ..core }
 }
 
 /// The verdicts about logins in a lobby that need no provider.
 pub(crate) fn lobby(settings: &Settings) -> Lobby {
     Lobby {
+        is_node: !settings.cluster.name.is_empty(),
         servers_bypass: settings.auth.servers_bypass,
         is_closed: settings.auth.kind == "refuse" && !settings.gateway.dev,
     }

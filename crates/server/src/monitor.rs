@@ -7,7 +7,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use throng_admin::{Act, ApiRequest, Endpoint, Family, Health, Monitor, Part, Problem};
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
@@ -16,7 +16,7 @@ use throng_net::Clock;
 use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, LOBBY, plan};
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post, giving};
@@ -25,7 +25,7 @@ use crate::process::ProcessFigures;
 use crate::report::{ChannelReport, ShardReport, WorldReport};
 use crate::runs::Runs;
 use crate::services;
-use crate::start::Address;
+use crate::start::{Address, Service};
 use crate::worker::{Heartbeat, OutputMemory};
 use crate::worlds::{OpenWorld, Worlds};
 
@@ -33,6 +33,9 @@ use crate::worlds::{OpenWorld, Worlds};
 const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
 /// Longest wait for a shard's report. A healthy shard answers within a round.
 pub(crate) const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Players or game servers of a match that get tickets.
+const NAMES_MAX: usize = 1_000;
 
 /// Watches the process from outside its shards.
 pub(crate) struct Watch {
@@ -154,9 +157,13 @@ impl Watch {
 
     /// The world that a request is about: the default one if it names none.
     pub(crate) fn world_of(&self, request: &ApiRequest) -> Result<OpenWorld, Problem> {
-        let in_body = || request.body.get("world").and_then(Value::as_str);
-        match request.query.get("world").map(String::as_str).or_else(in_body) {
-            None | Some("") => Ok(self.worlds.main()),
+        let in_body = text_of(request, "world", "the name of a world")?;
+        match request.query.get("world").map(String::as_str).or(in_body) {
+            None | Some("") => {
+                let default_world =
+                    self.cluster.get().and_then(|node| self.worlds.find(node.default_world()));
+                Ok(default_world.unwrap_or_else(|| self.worlds.main()))
+            }
             Some(name) => self
                 .worlds
                 .find(name)
@@ -186,11 +193,12 @@ impl Watch {
                 "bytes_in": both(&stats, |kind| kind.bytes_in), "bytes_out": both(&stats, |kind| kind.bytes_out),
             })
         };
-        json!({ "worlds": self.worlds.list().into_iter().map(row).collect::<Vec<_>>() })
+        let worlds = self.worlds.list().into_iter().filter(|open| *open.name != *LOBBY);
+        json!({ "worlds": worlds.map(row).collect::<Vec<_>>() })
     }
 
     fn world_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
-        let class = request.body.get("class").and_then(Value::as_str).filter(|class| !class.is_empty());
+        let class = text_of(request, "class", "the name of a class")?.filter(|class| !class.is_empty());
         if let Some(cluster) = self.cluster.get() {
             let name = name_of(request)?;
             cluster.open(name, class).map_err(|why| Problem::new(409, why))?;
@@ -202,6 +210,63 @@ impl Watch {
         Ok(json!({
             "name": *opened.name, "number": opened.world.0, "worker": opened.worker, "class": opened.class.as_deref(),
         }))
+    }
+
+    /// Opens a world for a match, with tickets for its players and game servers.
+    fn match_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let class = text_of(request, "class", "the name of a class")?;
+        let class = class.ok_or_else(|| Problem::new(400, "`class` must be the name of a class"))?;
+        let room = text_of(request, "room", "the id of a room")?.unwrap_or_default();
+        let (players, servers) = (names_of(request, "players")?, names_of(request, "servers")?);
+        let Some(tickets) = self.logins.tickets() else {
+            return Err(Problem::new(
+                409,
+                "there is no class for worlds of matches: add one to [[gateway.classes]]",
+            ));
+        };
+        let name = format!("{class}-{}", base32(plan::random()));
+        let addresses = match self.cluster.get() {
+            Some(cluster) => {
+                cluster.check_room(class).map_err(|why| Problem::new(409, why))?;
+                cluster.host(&name, class).map_err(|why| Problem::new(503, why))?
+            }
+            None => {
+                let opened = self.worlds.open_match(&name, class, giving(&self.mailboxes));
+                opened.map_err(|why| Problem::new(409, why))?;
+                self.listeners()
+            }
+        };
+        tracing::info!(world = name, class, room, "a world has opened for a match");
+        let of_kind = |kind: &str| -> Map<String, Value> {
+            let mine = addresses.iter().filter(|each| each.kind == kind && each.world.is_none());
+            mine.map(|each| (each.transport.clone(), format!("{}://{}", each.transport, each.address).into()))
+                .collect()
+        };
+        let issue = |names: Vec<&str>, kind| -> Result<Map<String, Value>, Problem> {
+            let ticket =
+                |player: &str| Ok((player.to_owned(), tickets.issue(player, kind, &name, room)?.into()));
+            names.into_iter().map(ticket).collect::<Result<_, String>>().map_err(|why| Problem::new(500, why))
+        };
+        Ok(json!({
+            "World": name,
+            "Addresses": { "client": of_kind("client"), "server": of_kind("server") },
+            "Tickets": { "players": issue(players, ConnKind::Client)?, "servers": issue(servers, ConnKind::Server)? },
+        }))
+    }
+
+    /// Addresses of the listeners that other machines may reach.
+    fn listeners(&self) -> Vec<throng_cluster::Address> {
+        let listed = self.addresses.get().into_iter().flatten().filter_map(|each| {
+            let kind = match each.service {
+                Service::Clients => "client",
+                Service::Servers => "server",
+                _ => return None,
+            };
+            let (transport, address) = (each.scheme.to_owned(), each.addr.to_string());
+            let told = throng_cluster::Address { transport, kind: kind.to_owned(), address, world: None };
+            (!each.addr.ip().is_unspecified()).then_some(told)
+        });
+        listed.collect()
     }
 
     fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
@@ -532,6 +597,7 @@ impl Monitor for Watch {
             Endpoint::Worlds => self.worlds_report(),
             Endpoint::WorldOpen => self.world_open(request)?,
             Endpoint::WorldClose => self.world_close(request)?,
+            Endpoint::MatchOpen => self.match_open(request)?,
             Endpoint::Cache => self.cache_report(),
             Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,
@@ -566,8 +632,40 @@ impl Monitor for Watch {
 
 /// The world that is to open or to close.
 fn name_of(request: &ApiRequest) -> Result<&str, Problem> {
-    let name = request.body.get("name").and_then(Value::as_str);
+    let name = text_of(request, "name", "the name of a world")?;
     name.ok_or_else(|| Problem::new(400, "`name` must be the name of a world"))
+}
+
+/// A list of names in the body; empty if it is absent.
+fn names_of<'a>(request: &'a ApiRequest, field: &str) -> Result<Vec<&'a str>, Problem> {
+    let wrong =
+        || Problem::new(400, format!("`{field}` must be a list of up to {NAMES_MAX} player identifiers"));
+    match request.body.get(field) {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::Array(names)) if names.len() <= NAMES_MAX => {
+            names.iter().map(|name| name.as_str().filter(|name| !name.is_empty()).ok_or_else(wrong)).collect()
+        }
+        Some(_) => Err(wrong()),
+    }
+}
+
+/// 13 digits for a number.
+fn base32(mut number: u64) -> String {
+    let digit = |_| {
+        let digit = b"0123456789abcdefghijklmnopqrstuv"[(number & 31) as usize];
+        number >>= 5;
+        char::from(digit)
+    };
+    (0..13).map(digit).collect()
+}
+
+/// A string of the body; `None` if it is absent or null.
+fn text_of<'a>(request: &'a ApiRequest, field: &str, what: &str) -> Result<Option<&'a str>, Problem> {
+    match request.body.get(field) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(other) => Err(Problem::new(400, format!("`{field}` must be {what}, a string, not {other}"))),
+    }
 }
 
 /// An answer of the matcher, or its problem.

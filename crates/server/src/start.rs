@@ -15,7 +15,7 @@ use throng_gateway::{ConnKind, Framing, Shard, ShardIndex};
 use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPolicy, kcp};
 use tokio::sync::{Notify, oneshot};
 
-use crate::auth::{self, Logins};
+use crate::auth::{self, Logins, Tickets};
 use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
 use crate::listen::{self, ListenerPlan, Transport};
 use crate::mailbox::{Mailbox, Post};
@@ -208,8 +208,18 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         .map_err(system("cannot start the side runtime"))?;
     let provider = auth::provider(&settings.auth, runtime.handle()).map_err(StartError::File)?;
     let is_node = !settings.cluster.name.is_empty();
-    let lobby = is_node.then(|| gateway_config::lobby(settings));
-    let logins = Arc::new(Logins::new(provider, runtime.handle().clone(), settings.auth.pending_max, lobby));
+    // Worlds of classes may be those of matches, whose players have tickets.
+    let lobby = (is_node || !settings.classes.is_empty()).then(|| gateway_config::lobby(settings));
+    let tickets = lobby.map(|_| match is_node {
+        true => cluster::plan::secret(&settings.cluster.secret_file)
+            .map_err(StartError::File)
+            .map(|secret| Tickets::new(secret.as_bytes())),
+        false => Ok(Tickets::new(&secret)),
+    });
+    // A build without signed tokens has no tickets.
+    let tickets = tickets.transpose()?.and_then(Result::ok).map(Arc::new);
+    let pending_max = settings.auth.pending_max;
+    let logins = Arc::new(Logins::new(provider, runtime.handle().clone(), pending_max, lobby, tickets));
     let (recorder, recorder_thread) = start_recorder(settings)?;
 
     let count = shard_count(settings.server.shards);
@@ -218,6 +228,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         loops.push(EventLoop::new().map_err(system("cannot create an event loop"))?);
     }
     let mut addresses = Vec::new();
+    let mut doors = Doors::new();
     let mut acceptors = Vec::new();
     let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
     let main = if is_node { cluster::LOBBY } else { &settings.gateway.default_world };
@@ -232,7 +243,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         let give = |worker, parts| others[usize::from(worker)].push(parts);
         worlds.open_configured(name, class, give).map_err(StartError::File)?;
     }
-    let core = if is_node { gateway_config::of_lobby(core) } else { core };
+    let core = if logins.has_lobby() { gateway_config::of_lobby(settings, core) } else { core };
     let mut roles: Vec<Roles> = (0..count).map(|_| Roles::new()).collect();
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     for section in [Section::Servers, Section::Clients].into_iter().filter(|_| gateway) {
@@ -241,6 +252,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             worlds: &worlds,
             loops: &mut loops,
             addresses: &mut addresses,
+            doors: &mut doors,
             acceptors: &mut acceptors,
             roles: &mut roles,
         };
@@ -318,7 +330,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         matcher,
         config: Mutex::new(config),
     };
-    running.join_cluster()?;
+    running.join_cluster(&doors)?;
     running.serve_admin(admin);
     if let (Some(cache), Some((_, addr))) = (&running.cache, pages_at) {
         let monitor: Arc<dyn throng_admin::Monitor> =
@@ -387,7 +399,6 @@ impl Running {
         let classes = gateway_config::classes(settings, self.secret);
         match built.and_then(|(core, _)| Ok((core, classes?))) {
             Ok((core, classes)) => {
-                let is_node = !settings.cluster.name.is_empty();
                 if let Some(cluster) = self.watch.cluster.get() {
                     // Its thread opens the worlds, and the others learn what it opens them with.
                     let again = cluster::plan::classes(&next).and_then(|hashes| {
@@ -398,7 +409,8 @@ impl Running {
                 } else {
                     self.worlds.reconfigure(&core, classes);
                 }
-                let core = Arc::new(if is_node { gateway_config::of_lobby(core) } else { core });
+                let has_lobby = self.logins.has_lobby();
+                let core = Arc::new(if has_lobby { gateway_config::of_lobby(settings, core) } else { core });
                 for mailbox in self.mailboxes.iter() {
                     mailbox.post(Post::Reconfigure(Arc::clone(&core)));
                 }
@@ -519,7 +531,7 @@ impl Running {
     }
 
     /// Makes the process a node, if it is to be one.
-    fn join_cluster(&self) -> Result<(), StartError> {
+    fn join_cluster(&self, doors: &Doors) -> Result<(), StartError> {
         let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         if config.settings.cluster.name.is_empty() {
             return Ok(());
@@ -530,7 +542,8 @@ impl Running {
                 Service::Servers => "server",
                 _ => return None,
             };
-            Some(cluster::plan::Listener { kind, scheme: address.scheme, addr: address.addr })
+            let world = doors.iter().find(|(addr, _)| *addr == address.addr).map(|(_, world)| world.clone());
+            Some(cluster::plan::Listener { kind, scheme: address.scheme, addr: address.addr, world })
         });
         let listeners: Vec<_> = listeners.collect();
         let around = cluster::Around {
@@ -714,12 +727,17 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
     Ok(threads)
 }
 
+/// Worlds that listeners lead to, with the addresses of those.
+type Doors = Vec<(SocketAddr, String)>;
+
 /// Listeners on their way to their workers.
 struct Opening<'a> {
     settings: &'a Settings,
     worlds: &'a Worlds,
     loops: &'a mut [EventLoop],
     addresses: &'a mut Vec<Address>,
+    /// Worlds that listeners lead to, by their addresses.
+    doors: &'a mut Doors,
     acceptors: &'a mut Vec<(Section, TlsAcceptor)>,
     roles: &'a mut [Roles],
 }
@@ -750,15 +768,16 @@ impl Opening<'_> {
                 spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
                 spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
             }
-            let is_node = !self.settings.cluster.name.is_empty();
-            let is_named = match is_node {
+            // Connections of a node wait in its lobby, whatever world they are for.
+            let waits = !self.settings.cluster.name.is_empty();
+            let is_named = match waits {
                 true => !plan.world.is_empty(),
                 false => self.worlds.find(&plan.world).is_some_and(|open| open.world != World::MAIN),
             };
             // The first loop accepts for all shards of the main world; the connections of another
             // world come straight to the worker that it is on.
             let world: Option<Arc<str>> = is_named.then(|| plan.world.as_str().into());
-            let (first, loops) = match &world {
+            let (first, loops) = match world.as_ref().filter(|_| !waits) {
                 None => (0, &mut *self.loops),
                 Some(name) => {
                     let worker = usize::from(self.worlds.bind(name));
@@ -778,10 +797,11 @@ impl Opening<'_> {
             let unproven = plan.transport == Transport::Kcp;
             let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
             let may_give_way = stream && section == Section::Clients;
-            let role = ListenerRole { kind: section.kind(), framing, unproven, may_give_way, world };
+            let role = ListenerRole { kind: section.kind(), framing, unproven, may_give_way, world, waits };
             self.roles[first].insert(key, role);
             let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
             self.addresses.push(Address { service, scheme: plan.scheme(), addr });
+            self.doors.extend(is_named.then_some((addr, plan.world)));
         }
         Ok(())
     }

@@ -156,6 +156,8 @@ struct NewWorld<'a> {
     /// It stays open without connections.
     lasting: bool,
     fence: Option<Arc<Fence>>,
+    /// It is for one match: a login closes other connections of its player.
+    is_match: bool,
 }
 
 impl Worlds {
@@ -224,13 +226,26 @@ impl Worlds {
             Some(wanted) => Some(table.class(wanted)?),
             None => None,
         };
-        if let Some(class) = class.as_deref().filter(|class| table.is_full(class)) {
-            let max = table.classes[class].keys.worlds_max;
-            return Err(format!(
-                "{max} worlds of the class `{class}` are open, which is its limit (`worlds_max`); close one"
-            ));
-        }
-        Ok(self.make(&mut table, NewWorld { name, class, lasting, fence: None }, give))
+        class.as_deref().map_or(Ok(()), |class| table.check_room(class))?;
+        Ok(self.make(&mut table, NewWorld { name, class, lasting, fence: None, is_match: false }, give))
+    }
+
+    /// Opens a world for one match.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_match(
+        &self,
+        name: &str,
+        class: &str,
+        give: impl FnOnce(u16, HostParts),
+    ) -> Result<OpenWorld, String> {
+        check_name(name)?;
+        let mut table = self.lock();
+        let class = table.class(class)?;
+        table.check_room(&class)?;
+        let class = Some(class);
+        Ok(self.make(&mut table, NewWorld { name, class, lasting: false, fence: None, is_match: true }, give))
     }
 
     /// Opens a world of a cluster, which is served while its fence is open. The cluster counts the
@@ -242,7 +257,7 @@ impl Worlds {
         &self,
         fence: Arc<Fence>,
         (name, class): (&str, Option<&str>),
-        lasting: bool,
+        (lasting, is_match): (bool, bool),
         give: impl FnOnce(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         check_name(name)?;
@@ -251,7 +266,7 @@ impl Worlds {
             return Err(format!("the world `{name}` is open"));
         }
         let class = class.map(|class| table.class(class)).transpose()?;
-        let new = NewWorld { name, class, lasting, fence: Some(fence) };
+        let new = NewWorld { name, class, lasting, fence: Some(fence), is_match };
         Ok(self.make(&mut table, new, give))
     }
 
@@ -278,7 +293,7 @@ impl Worlds {
     }
 
     fn make(&self, table: &mut Table, new: NewWorld<'_>, give: impl FnOnce(u16, HostParts)) -> OpenWorld {
-        let NewWorld { name, class, lasting, fence } = new;
+        let NewWorld { name, class, lasting, fence, is_match } = new;
         let worker = match table.bound.get(name) {
             Some(worker) => *worker,
             None => table.emptiest(self.workers),
@@ -290,7 +305,8 @@ impl Worlds {
         let idle = of_class.map(|class| Duration::from_secs(class.keys.world_idle_s));
         // The streams of ids and tokens of two worlds have nothing in common.
         let seed = self.seed ^ u64::from(world.0).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        let core = Arc::new(throng_gateway::Config { world: world.0, ..(**core).clone() });
+        let core = throng_gateway::Config { world: world.0, supersedes: is_match, ..(**core).clone() };
+        let core = Arc::new(core);
         let schemas = Arc::clone(&self.schemas);
         let shard = Shard::new(core, schemas, ShardIndex::FIRST, 1, seed, self.unix_start_ns);
         let parts = HostParts {
@@ -399,7 +415,7 @@ impl Worlds {
             Ok(class) => class,
             Err(reason) => return Verdict::Refused(reason),
         };
-        let new = NewWorld { name, class: Some(class), lasting: false, fence: None };
+        let new = NewWorld { name, class: Some(class), lasting: false, fence: None, is_match: false };
         let open = self.make(&mut table, new, give);
         if let Some(entry) = table.open.get_mut(name) {
             entry.entrants += 1;
@@ -523,8 +539,14 @@ impl Table {
         self.open.values().filter(|entry| entry.world.class.as_deref() == Some(class)).count()
     }
 
-    fn is_full(&self, class: &str) -> bool {
-        self.count(class) >= self.classes.get(class).map_or(0, |class| class.keys.worlds_max)
+    fn check_room(&self, class: &str) -> Result<(), String> {
+        let max = self.classes.get(class).map_or(0, |class| class.keys.worlds_max);
+        match self.count(class) < max {
+            true => Ok(()),
+            false => Err(format!(
+                "{max} worlds of the class `{class}` are open, which is its limit (`worlds_max`); close one"
+            )),
+        }
     }
 
     /// Counts a world that an address is about to open, unless it has opened as many as it may.

@@ -213,7 +213,8 @@ fn place(state: &Value, name: &str) -> Result<String, String> {
     let home = text(&world["home"]);
     let mut out = format!("{name} {} {home} (epoch {})\n", text(&world["state"]), world["epoch"]);
     let node = rows(state, "nodes").find(|node| node["name"] == home).unwrap_or(&Value::Null);
-    for address in rows(node, "addresses") {
+    let leads_there = |address: &&Value| address["world"].as_str().is_none_or(|world| world == name);
+    for address in rows(node, "addresses").filter(leads_there) {
         let url = format!("{}://{}", text(&address["transport"]), text(&address["address"]));
         let _ = writeln!(out, "  {:<7} {url}", text(&address["kind"]));
     }

@@ -402,7 +402,7 @@ export class Throng extends Emitter<ThrongEvents> {
   }
 
   #handleAuth(message: Message): void {
-    const { result, conn, recovering, resumeToken, elsewhere } = decode.auth(message.body);
+    const { result, conn, recovering, resumeToken, elsewhere, resumeRefused } = decode.auth(message.body);
     if (this.#state !== "authenticating") return this.emit("peer", { conn, result, recovering });
     if (elsewhere !== undefined) return this.#follow(elsewhere.addresses, elsewhere.world);
     if (result !== 0) {
@@ -419,7 +419,7 @@ export class Throng extends Emitter<ThrongEvents> {
     const admitted = this.#admitted;
     this.#admitted = undefined;
     admitted?.resolve();
-    this.emit("authenticated", { conn, resumed: recovering });
+    this.emit("authenticated", { conn, resumed: recovering, resumeRefused });
     if (!recovering) this.#flush();
   }
 

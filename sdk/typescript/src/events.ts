@@ -8,6 +8,8 @@ export interface ThrongEvents {
     conn: number;
     /** The gateway restored the session: `recovered` follows, and subscriptions are as before. */
     resumed: boolean;
+    /** The gateway no longer knows the session that was to be resumed, and this is a new one. */
+    resumeRefused: boolean;
   };
   /** The subscriptions of a resumed session, oldest first. Messages that arrived meanwhile follow. */
   recovered: { channels: RecoveredChannel[] };

@@ -222,7 +222,7 @@ export const decode = {
   auth(body: Uint8Array) {
     const result = {
       result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array() as Uint8Array,
-      elsewhere: undefined as { addresses: string[]; world: string } | undefined,
+      elsewhere: undefined as { addresses: string[]; world: string } | undefined, resumeRefused: false,
     };
     each(body, (reader) => {
       if (reader.field === 1) result.result = reader.uint32();
@@ -230,6 +230,7 @@ export const decode = {
       else if (reader.field === 4) result.recovering = reader.bool();
       else if (reader.field === 100) result.resumeToken = reader.bytes().slice();
       else if (reader.field === 101) result.elsewhere = decode.elsewhere(reader.bytes());
+      else if (reader.field === 102) result.resumeRefused = reader.bool();
     });
     return result;
   },

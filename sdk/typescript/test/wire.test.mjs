@@ -38,6 +38,11 @@ test("every golden frame is written with the same bytes", () => {
   }
 });
 
+test("the answer to a login says whether the resume token is void", () => {
+  const answer = (write) => decode.auth(write(new ProtoWriter().uint32(2, 7)).finish());
+  assert.deepEqual([answer((body) => body).resumeRefused, answer((body) => body.uint32(102, 1)).resumeRefused], [false, true]);
+});
+
 test("the tag announces the size", () => {
   for (const { packetSize, tagHex } of golden.tagsBySize.filter(({ packetSize }) => packetSize <= PACKET_BYTES_MAX)) {
     assert.equal(toHex(encodeFrame([new Uint8Array(packetSize)]).subarray(0, 5)), tagHex);

@@ -73,7 +73,8 @@ impl Session {
             self.compress(body.compression_type == pb::CompressionType::Snappy as i32);
         }
         self.state = State::Open;
-        self.push(Event::Authenticated { conn, recovering: body.should_recover });
+        let (recovering, resume_refused) = (body.should_recover, body.resume_refused);
+        self.push(Event::Authenticated { conn, recovering, resume_refused });
         if body.should_recover && self.state == State::Open {
             self.state = State::Recovering;
         }

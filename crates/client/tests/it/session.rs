@@ -41,7 +41,7 @@ impl Pair {
         pair.answer(0, 1, msg_type::AUTH, &pb::AuthResultMessage { conn_id: 7, ..Default::default() });
         assert_eq!(
             pair.session.poll_event(),
-            Some(Event::Authenticated { conn: ConnId(7), recovering: false })
+            Some(Event::Authenticated { conn: ConnId(7), recovering: false, resume_refused: false })
         );
         pair
     }
@@ -220,7 +220,8 @@ fn recovery_collects_until_its_end_and_sorts_by_time() {
         pair.answer(channel_id, 0, msg_type::RECOVERY_CHANNEL_DATA, &body);
     }
     pair.answer(5, 0, msg_type::CHANNEL_OWNER_LOST, &());
-    assert_eq!(pair.events(), [Event::Authenticated { conn: ConnId(1), recovering: true }]);
+    let resumed = Event::Authenticated { conn: ConnId(1), recovering: true, resume_refused: false };
+    assert_eq!(pair.events(), [resumed]);
     pair.answer(0, 0, msg_type::RECOVERY_END, &());
     let events = pair.events();
     let [Event::Recovered { channels }, Event::OwnerLost { channel: ChannelId(5) }] = events.as_slice()
@@ -247,6 +248,12 @@ fn a_resume_token_is_presented_after_a_reconnect() {
     ));
     pair.session.handle_connected(pair.now);
     assert_eq!(token(pair.take_sent()), Some(b"token".to_vec()));
+    let (resume_token, resume_refused) = (b"next".to_vec(), true);
+    let result = pb::AuthResultMessage { conn_id: 8, resume_token, resume_refused, ..Default::default() };
+    pair.answer(0, 1, msg_type::AUTH, &result);
+    let new = Event::Authenticated { conn: ConnId(8), recovering: false, resume_refused: true };
+    assert_eq!(pair.events(), [new], "its session is gone");
+    assert_eq!(pair.session.resume_token(), b"next");
 }
 
 #[test]

@@ -213,7 +213,12 @@ impl Node {
         let incarnation = match known {
             // Behind every incarnation that the directory has forgotten.
             Known::Absent => self.revision_max.max(1),
-            Known::Foreign => return self.fail(Failure::NameUnreadable),
+            // Its holder renews it by the same times, so it is waited for like any other.
+            Known::Foreign => match self.watch_holder(now, revision) {
+                Some(true) => self.revision_max.max(1),
+                Some(false) => return self.fail(Failure::NameUnreadable),
+                None => return self.pump_node(now, &name),
+            },
             Known::Record(record) => {
                 // With the lock of the folder, the process of that record is dead.
                 let is_restart =
@@ -447,9 +452,15 @@ impl Node {
         if slot.pending.is_none() {
             let lost = match &slot.known {
                 Known::Record(record) if record.is_live() => Some(record.clone()),
-                // A home without a record: the directory has lost it.
+                // A home without a record: the directory has lost it. One with a record that cannot
+                // be read holds a lease all the same, which its revisions show, and whose
+                // incarnation is below the revision.
                 Known::Absent => self.absent_home(name),
-                Known::Record(_) | Known::Foreign => None,
+                Known::Foreign => self.absent_home(name).map(|home| {
+                    let incarnation = home.incarnation.max(slot.revision);
+                    NodeRecord { incarnation, ..home }
+                }),
+                Known::Record(_) => None,
             };
             let Some(mut lost) = lost else { return };
             let silence = reading.saturating_sub(slot.since);

@@ -68,7 +68,7 @@ pub enum Failure {
     OtherCluster(ClusterRecord),
     /// Another process holds the node's name and renews its record.
     NameHeld(NodeRecord),
-    /// The node's name has a record that this release cannot read.
+    /// The node's name has a record that this release cannot read, and a process renews it.
     NameUnreadable,
 }
 
@@ -178,6 +178,14 @@ pub enum Event {
     /// Worlds have been frozen for longer than [`Setup::patience`]: their sockets close with
     /// `world_unavailable`. The worlds stay.
     PatienceOver,
+    /// A record cannot be read: it was damaged, or written by a later release. Told once, until it
+    /// can be read again.
+    Unreadable {
+        /// The key of the record.
+        key: Key,
+        /// The defect.
+        why: String,
+    },
     /// Answer to [`Node::handle_arrival`].
     Arrived {
         /// The arrival.
@@ -405,7 +413,11 @@ impl Node {
         self.observe(now);
         self.revision_max = self.revision_max.max(revision);
         match Key::parse(key) {
-            Some(key) => self.learn(now, &key, revision, value),
+            Some(key) => {
+                let was_foreign = self.is_foreign(&key);
+                self.learn(now, &key, revision, value);
+                self.report_unreadable(key, was_foreign, value);
+            }
             None => self.stats.ignored += 1,
         }
         self.step(now);
@@ -462,11 +474,17 @@ impl Node {
         if let DirectoryResult::Applied(revision) | DirectoryResult::Found { revision, .. } = &result {
             self.revision_max = self.revision_max.max(*revision);
         }
+        let was_foreign = self.is_foreign(&flight.key);
+        let value = match &result {
+            DirectoryResult::Found { value, .. } => value.clone(),
+            _ => None,
+        };
         match flight.key.clone() {
             Key::Node(name) => self.on_node_result(now, &name, &flight, result),
             Key::World(name) => self.on_world_result(now, &name, &flight, result),
             Key::Cluster | Key::Matcher(_) | Key::Drain(_) => {}
         }
+        self.report_unreadable(flight.key, was_foreign, value.as_deref());
         self.step(now);
     }
 
@@ -644,6 +662,32 @@ impl Node {
                     self.on_drain_record(now);
                 }
             }
+        }
+    }
+
+    /// Returns whether a key has a record that cannot be read.
+    fn is_foreign(&self, key: &Key) -> bool {
+        match key {
+            Key::Cluster => self.cluster == Known::Foreign,
+            Key::Node(name) => self.nodes.get(name).is_some_and(|slot| slot.known == Known::Foreign),
+            Key::World(name) => self.worlds.get(name).is_some_and(|slot| slot.known == Known::Foreign),
+            Key::Matcher(name) => self.matchers.get(name).is_some_and(|(_, known)| *known == Known::Foreign),
+            Key::Drain(name) => self.drains.get(name).is_some_and(|(_, known)| *known == Known::Foreign),
+        }
+    }
+
+    /// Reports a record that cannot be read, unless the one before could not be read either.
+    fn report_unreadable(&mut self, key: Key, was_foreign: bool, value: Option<&[u8]>) {
+        let Some(value) = value.filter(|_| !was_foreign && self.is_foreign(&key)) else { return };
+        let why = match &key {
+            Key::Cluster => ClusterRecord::parse(value).err(),
+            Key::Node(_) => NodeRecord::parse(value).err(),
+            Key::World(_) => WorldRecord::parse(value).err(),
+            Key::Matcher(_) => Record::parse(value).err(),
+            Key::Drain(_) => DrainRecord::parse(value).err(),
+        };
+        if let Some(why) = why {
+            self.events.push_back(Event::Unreadable { key, why });
         }
     }
 

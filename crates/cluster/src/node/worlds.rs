@@ -334,8 +334,12 @@ impl Node {
             Some(Known::Record(record)) => {
                 // An earlier epoch of this home is one that the directory went back to.
                 let is_ours = record.epoch <= held.record.epoch && record.home == held.record.home;
+                // The bucket keeps one revision of a key, so the assignment may never be seen.
+                let has_moved = self.drain.is_moving(name) && record.home.node != self.setup.node;
                 if is_ours && record.state == WorldState::Closed {
                     Some(EndReason::Closed)
+                } else if has_moved {
+                    Some(EndReason::Moved { home: record.home.clone() })
                 } else {
                     (!is_ours).then_some(EndReason::GivenUp)
                 }
@@ -430,11 +434,13 @@ impl Node {
             }
         }
         for home in homes.into_iter().flatten() {
-            if self.by_home.entry(home.clone()).or_default().insert(world.clone())
-                && !self.nodes.contains_key(&home)
-            {
-                let (now, reading) = (self.worlds[world].seen_at, self.stopwatch.reading());
-                self.nodes.insert(home.clone(), Slot::new(now, reading));
+            if !self.by_home.entry(home.clone()).or_default().insert(world.clone()) {
+                continue;
+            }
+            let (now, reading) = (self.worlds[world].seen_at, self.stopwatch.reading());
+            let slot = self.nodes.entry(home.clone()).or_insert_with(|| Slot::new(now, reading));
+            // Only for its worlds a node without a readable record is marked as lost.
+            if slot.known.record().is_none() {
                 self.dirty_nodes.insert(home);
             }
         }

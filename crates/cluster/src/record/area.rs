@@ -42,6 +42,7 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Incremented with every new holder.
+    #[serde(deserialize_with = "super::ordinal")]
     pub epoch: u64,
     /// Id of the holder's process.
     pub incarnation: String,

@@ -11,10 +11,26 @@ pub use cluster::{ClusterRecord, DrainRecord};
 pub use node::{Address, NodeRecord, NodeState};
 pub use world::{Home, WorldRecord, WorldState};
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize as _, Deserializer};
 
 /// Longest record that is read, in bytes. Every string and list in it is therefore bounded too.
 pub const RECORD_BYTES_MAX: usize = 4 << 10;
+
+/// Greatest epoch or incarnation that is read. They grow by one from a revision of the bucket, so
+/// no cluster gets there, and below it there is room for every successor.
+const ORDINAL_MAX: u64 = 1 << 62;
+
+/// Reads an epoch or an incarnation. A forged one beyond the limit would have no successor.
+fn ordinal<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let number = u64::deserialize(from)?;
+    match number <= ORDINAL_MAX {
+        true => Ok(number),
+        false => Err(D::Error::custom(format!(
+            "{number} exceeds {ORDINAL_MAX}, the limit of epochs and incarnations"
+        ))),
+    }
+}
 
 /// Parses a record. Total: any bytes give a record or a description of the defect.
 fn parse<R: DeserializeOwned>(bytes: &[u8]) -> Result<R, String> {

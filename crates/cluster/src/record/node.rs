@@ -31,12 +31,16 @@ pub struct Address {
     pub kind: String,
     /// `host:port`.
     pub address: String,
+    /// The world that its connections enter; `None` if their logins decide.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub world: Option<Name>,
 }
 
 /// Value of `node.<name>`: the lease of all worlds of this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// Period in which one process holds the name. Each taking of the name increments it.
+    #[serde(deserialize_with = "super::ordinal")]
     pub incarnation: u64,
     /// Number that distinguishes writes: the writing process in the upper 32 bits, its count of
     /// writes in the lower.

@@ -14,6 +14,7 @@ pub struct Home {
     /// Name of the node.
     pub node: Name,
     /// Incarnation of the node.
+    #[serde(deserialize_with = "super::ordinal")]
     pub incarnation: u64,
 }
 
@@ -41,6 +42,7 @@ pub enum WorldState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorldRecord {
     /// Period of ownership. Every new home and every restart of the world increments it.
+    #[serde(deserialize_with = "super::ordinal")]
     pub epoch: u64,
     /// Owner; of a closed world, the last one.
     pub home: Home,

@@ -10,6 +10,8 @@ use throng_cluster::{
 use throng_stdx::Rng;
 
 const CASES: u64 = 2_000;
+/// The greatest epoch and incarnation.
+const ORDINAL_MAX: u64 = 1 << 62;
 
 /// Letters of names, and some that JSON escapes.
 fn text(rng: &mut Rng) -> String {
@@ -26,6 +28,11 @@ fn name(rng: &mut Rng) -> Name {
 
 fn number(rng: &mut Rng) -> u64 {
     [0, 1, rng.below(1_000), u64::MAX, 1 << 53][rng.below(5) as usize]
+}
+
+/// An epoch or incarnation.
+fn ordinal(rng: &mut Rng) -> u64 {
+    number(rng).min(ORDINAL_MAX)
 }
 
 fn rest(rng: &mut Rng) -> serde_json::Map<String, serde_json::Value> {
@@ -48,9 +55,10 @@ fn drain_record(rng: &mut Rng) -> DrainRecord {
 
 fn node_record(rng: &mut Rng) -> NodeRecord {
     let state = [NodeState::Up, NodeState::Draining, NodeState::Left, NodeState::Lost];
-    let address = |rng: &mut Rng| Address { transport: text(rng), kind: text(rng), address: text(rng) };
+    let address =
+        |rng: &mut Rng| Address { transport: text(rng), kind: text(rng), address: text(rng), world: None };
     NodeRecord {
-        incarnation: number(rng),
+        incarnation: ordinal(rng),
         nonce: number(rng),
         state: state[rng.below(4) as usize],
         addresses: (0..rng.below(3)).map(|_| address(rng)).collect(),
@@ -70,8 +78,8 @@ fn node_record(rng: &mut Rng) -> NodeRecord {
 fn world_record(rng: &mut Rng) -> WorldRecord {
     let state = [WorldState::Assigned, WorldState::Serving, WorldState::Closing, WorldState::Closed];
     WorldRecord {
-        epoch: number(rng),
-        home: Home { node: name(rng), incarnation: number(rng) },
+        epoch: ordinal(rng),
+        home: Home { node: name(rng), incarnation: ordinal(rng) },
         state: state[rng.below(4) as usize],
         class: name(rng),
         class_hash: text(rng),
@@ -86,7 +94,7 @@ fn world_record(rng: &mut Rng) -> WorldRecord {
 fn area_record(rng: &mut Rng) -> Record {
     let state = [State::Serving, State::Lost, State::Given];
     Record {
-        epoch: number(rng),
+        epoch: ordinal(rng),
         incarnation: text(rng),
         journal: text(rng),
         machine: text(rng),
@@ -139,6 +147,23 @@ fn records_survive_their_bytes_and_others_are_refused() {
     check(node_record, NodeRecord::to_bytes, NodeRecord::parse);
     check(world_record, WorldRecord::to_bytes, WorldRecord::parse);
     check(area_record, Record::to_bytes, Record::parse);
+}
+
+#[test]
+fn an_epoch_or_incarnation_without_a_successor_is_refused() {
+    let rng = &mut Rng::new(3);
+    let (mut world, mut node) = (world_record(rng), node_record(rng));
+    for (ordinal, fits) in [(ORDINAL_MAX, true), (ORDINAL_MAX + 1, false), (u64::MAX, false)] {
+        (world.epoch, world.home.incarnation, node.incarnation) = (ordinal, 1, ordinal);
+        let mut found =
+            vec![WorldRecord::parse(&world.to_bytes()).err(), NodeRecord::parse(&node.to_bytes()).err()];
+        (world.epoch, world.home.incarnation) = (1, ordinal);
+        found.push(WorldRecord::parse(&world.to_bytes()).err());
+        for why in found {
+            assert_eq!(why.is_none(), fits, "{ordinal}");
+            assert!(why.is_none_or(|why| why.contains("the limit of epochs")), "{ordinal}");
+        }
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Shard {
                 }
             }
             Letter::Leave { conn, departure } => self.on_leave(conn, *departure),
-            Letter::CloseConn { conn, reason } => self.board.close(conn, reason),
+            Letter::CloseConn { conn, reason, world } => self.board.close_naming(conn, reason, world),
             Letter::Resume { channel, conn } => self.on_resume(channel, conn),
             Letter::NotSubscribed { channel, conn } => self.forget_lag(channel, conn),
             Letter::CreateChannel(new) => self.create_here(*new),

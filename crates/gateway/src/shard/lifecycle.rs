@@ -88,9 +88,11 @@ impl Shard {
                 recoverable: false,
                 writable: false,
                 doomed: None,
+                farewell_world: None,
                 refusals: 0,
                 budget: Budget::new(board.now, &config.limits),
                 accepted: board.now,
+                login: None,
                 received: board.now,
                 progressed: board.now,
                 timer: None,
@@ -165,7 +167,8 @@ impl Shard {
             if !reason.is_of_slow_reader() {
                 conn.outbox.drain_into(&mut flush);
             }
-            board.effect(Effect::Close { conn: handle, reason, flush });
+            let world = conn.farewell_world.take();
+            board.effect(Effect::Close { conn: handle, reason, world, flush });
         }
         let keep = conn.recoverable && reason.is_unexpected() && !self.draining;
         let (id, kind) = (conn.id, conn.kind);

@@ -134,6 +134,11 @@ impl Shard {
         if home == board.index && msg_type != MessageType::Auth as u32 {
             self.dispatch(sender, head, message.body);
         } else {
+            if msg_type == MessageType::Auth as u32
+                && let Some(conn) = board.conns.get_mut(slot as usize)
+            {
+                conn.login.get_or_insert(board.now);
+            }
             board.post_message(home, sender.conn, head, message.body);
         }
         ControlFlow::Continue(())

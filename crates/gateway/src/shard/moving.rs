@@ -44,13 +44,14 @@ impl Shard {
     /// Shard 0: the connection belongs to another world. Until it has left, it waits as if for its
     /// verdict.
     pub(crate) fn send_away(&mut self, pending: PendingAuth, world: u32, judged: bool) {
-        let PendingAuth { conn, head, pit, lt, token, wants_token, asked } = pending;
+        let PendingAuth { conn, head, pit, lt, token, wants_token, token_refused, asked } = pending;
         let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else {
             return;
         };
         entry.pending = true;
         let (shard, proven) = (entry.shard, entry.proven);
-        let departure = Departure { world, head, pit, lt, token, wants_token, asked, judged, proven };
+        let departure =
+            Departure { world, head, pit, lt, token, wants_token, token_refused, asked, judged, proven };
         self.board.post(shard, Letter::Leave { conn, departure: Box::new(departure) });
     }
 
@@ -110,7 +111,7 @@ impl Shard {
         fresh.outbox = connection.outbox;
         fresh.recorder = connection.recorder.filter(|_| board.config.recording);
         // A move begins nothing again: not the time to log in, and not what it may send.
-        fresh.accepted = connection.accepted;
+        (fresh.accepted, fresh.login) = (connection.accepted, connection.login);
         fresh.budget = connection.budget;
         fresh.refusals = connection.refusals;
         fresh.count_backlog(&mut board.backlog);
@@ -119,8 +120,9 @@ impl Shard {
             board.writable_again(slot);
         }
         board.arm_connection(slot);
-        let Departure { head, pit, lt, token, wants_token, asked, judged, proven, .. } = departure;
-        let pending = PendingAuth { conn, head, pit, lt, token, wants_token, asked };
+        let Departure { head, pit, lt, token, wants_token, token_refused, asked, judged, proven, .. } =
+            departure;
+        let pending = PendingAuth { conn, head, pit, lt, token, wants_token, token_refused, asked };
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
             (entry.proven, entry.moved) = (proven, true);
         }

@@ -256,6 +256,26 @@ fn slow_logins_are_closed_and_ban_nobody() {
     assert_eq!(world.closed(fine), None, "an idle authenticated connection stays");
 }
 
+#[test]
+fn a_login_waits_for_its_verdict_as_long_as_configured() {
+    let mut config = Config { auth_provider: true, ..development() };
+    config.abuse.verdict_timeout = Duration::from_secs(30);
+    let mut world = World::sharded(config, 2);
+    let silent = world.try_connect(ConnKind::Client, "10.0.0.66").expect("accepted");
+    let waiting = world.try_connect(ConnKind::Client, "10.0.0.67").expect("accepted");
+    world.run_ms(4_000);
+    world.auth(waiting, "ann");
+    world.run_ms(1_000);
+    assert_eq!(world.closed(silent), Some(CloseReason::AuthTimeout), "it has sent nothing");
+    // Another AUTH does not begin the time again.
+    world.run_ms(20_000);
+    world.auth(waiting, "ann");
+    world.run_ms(8_999);
+    assert_eq!(world.closed(waiting), None);
+    world.run_ms(1);
+    assert_eq!(world.closed(waiting), Some(CloseReason::AuthTimeout));
+}
+
 // the reference bans the empty identifier here, and with it everybody who has none.
 #[test]
 fn a18_refused_messages_ban_a_named_player_and_never_the_empty_name() {

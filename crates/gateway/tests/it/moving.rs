@@ -8,7 +8,7 @@ use std::time::Duration;
 use prost::Message;
 use throng_gateway::{
     Abuse, AcceptRefusal, AuthTicket, CloseReason, Closed, Config, ConnHandle, ConnKind, Effect, Framing,
-    Mail, Recovery, Shard, ShardIndex, StateMachine, Verdict,
+    Mail, Recovery, Shard, ShardIndex, StateMachine, Verdict, WorldChoice,
 };
 use throng_stdx::Instant;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
@@ -313,7 +313,8 @@ fn a_session_that_gives_no_place_up_leaves_its_newcomer_to_an_ordinary_login() {
     let moved = main.shards[peer.shard].take_moved(conn).unwrap();
     let _entered = hub.shards[0].enter(hub.now, moved).unwrap();
     hub.settle();
-    let close = Effect::Close { conn: stale.conn, reason: CloseReason::Superseded, flush: Vec::new() };
+    let (reason, flush) = (CloseReason::Superseded, Vec::new());
+    let close = Effect::Close { conn: stale.conn, reason, world: None, flush };
     assert_eq!(hub.effect().1, close);
     let home = hub.moves(&mut main).unwrap();
     let ticket = main.ticket();
@@ -335,6 +336,7 @@ fn a_token_of_a_world_that_is_gone_leads_to_an_ordinary_login() {
     main.answer(ticket, Verdict::Success);
     let result = result(&main.take(peer));
     assert_eq!((result.result, result.resume_token.len()), (0, 24));
+    assert!(result.resume_refused, "it learns that its session is gone");
 }
 
 #[test]
@@ -345,8 +347,8 @@ fn one_whose_world_another_node_serves_is_told_the_way_and_closed() {
     let ticket = main.ticket();
     let addresses = vec!["tcp://10.0.0.2:12108".to_owned()];
     main.answer(ticket, Verdict::OtherNode { world: "hub".to_owned(), addresses: addresses.clone() });
-    let (_, Effect::Close { conn, reason, flush }) = main.effect() else { panic!("a closure") };
-    assert_eq!((conn, reason), (peer.conn, CloseReason::WorldElsewhere));
+    let (_, Effect::Close { conn, reason, world, flush }) = main.effect() else { panic!("a closure") };
+    assert_eq!((conn, reason, world.as_deref()), (peer.conn, CloseReason::WorldElsewhere, Some("hub")));
     let answer = result(&read(&flush));
     assert_eq!((answer.result, answer.resume_token), (AuthResult::InvalidLt as i32, Vec::new()));
     let elsewhere = Elsewhere { reason: "world_elsewhere".to_owned(), addresses, world: "hub".to_owned() };
@@ -362,7 +364,10 @@ fn one_that_may_not_enter_is_closed() {
         main.send(peer, &auth("p", None));
         let ticket = main.ticket();
         main.answer(ticket, Verdict::Refused(reason));
-        assert_eq!(main.effect().1, Effect::Close { conn: peer.conn, reason, flush: Vec::new() });
+        assert_eq!(
+            main.effect().1,
+            Effect::Close { conn: peer.conn, reason, world: None, flush: Vec::new() }
+        );
     }
 }
 
@@ -384,6 +389,10 @@ fn moved_connections_can_cross_threads() {
     is_send::<throng_gateway::Moved>();
 }
 
+fn asks_for(world: &str) -> WorldChoice {
+    WorldChoice { world: world.into(), by_listener: false }
+}
+
 #[test]
 fn a_request_for_a_world_is_put_to_the_driver_with_the_login() {
     let mut main = World::new(0, 2, |_| {});
@@ -391,7 +400,7 @@ fn a_request_for_a_world_is_put_to_the_driver_with_the_login() {
     let peer = main.accept();
     main.send(peer, &auth_for("p", None, Some("hub")));
     let Effect::Authenticate { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
-    assert_eq!(asked.as_deref(), Some("hub"));
+    assert_eq!(asked, Some(asks_for("hub")));
     main.answer(ticket, Verdict::Elsewhere { world: HUB });
     let there = main.moves(&mut hub).unwrap();
     assert_eq!(result(&hub.take(there)).result, 0, "it is not asked again");
@@ -405,7 +414,7 @@ fn a_request_for_a_world_is_put_to_the_driver_with_the_login() {
         let peer = main.accept();
         main.send(peer, &auth_for("p", None, Some("hub")));
         let Effect::ChooseWorld { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
-        assert_eq!(&*asked, "hub");
+        assert_eq!(asked, asks_for("hub"));
         main.answer(ticket, Verdict::Success);
         assert_eq!(result(&main.take(peer)).result, 0);
         // An empty name asks for nothing.
@@ -420,15 +429,18 @@ fn a_request_for_a_world_is_put_to_the_driver_with_the_login() {
 fn a_path_and_a_login_that_ask_for_different_worlds_are_refused() {
     let mut main = World::new(0, 1, |_| {});
     for (path, field, expected) in
-        [("hub", None, Some("hub")), ("hub", Some("hub"), Some("hub")), ("hub", Some("arena"), None)]
+        [("hub", None, true), ("hub", Some("hub"), true), ("hub", Some("arena"), false)]
     {
-        let peer = main.accept();
-        main.shards[0].note_asked(peer.conn, path);
-        main.send(peer, &auth_for("p", None, field));
-        match (main.effect().1, expected) {
-            (Effect::Authenticate { asked, .. }, Some(_)) => assert_eq!(asked.as_deref(), expected),
-            (Effect::Close { reason: CloseReason::WorldMismatch, .. }, None) => {}
-            (other, _) => panic!("{path} {field:?}: {other:?}"),
+        for by_listener in [false, true] {
+            let peer = main.accept();
+            let asks = WorldChoice { by_listener, ..asks_for(path) };
+            main.shards[0].note_asked(peer.conn, asks.clone());
+            main.send(peer, &auth_for("p", None, field));
+            match (main.effect().1, expected) {
+                (Effect::Authenticate { asked, .. }, true) => assert_eq!(asked, Some(asks)),
+                (Effect::Close { reason: CloseReason::WorldMismatch, .. }, false) => {}
+                (other, _) => panic!("{path} {field:?}: {other:?}"),
+            }
         }
     }
 }
@@ -448,7 +460,7 @@ fn a_token_and_a_request_are_judged_together() {
         let peer = main.accept();
         main.send(peer, &auth_for("p", Some(token.clone()), Some("main")));
         let (_, Effect::FindWorld { ticket, world: 0, asked }) = main.effect() else { panic!("a question") };
-        assert_eq!(asked.as_deref(), Some("main"));
+        assert_eq!(asked, Some(asks_for("main")));
         main.answer(ticket, verdict);
         let reason = match main.effect().1 {
             Effect::Close { reason, .. } => reason,

@@ -16,6 +16,11 @@ mod jwt;
 #[cfg(not(feature = "jwt"))]
 #[path = "no_jwt.rs"]
 mod jwt;
+#[cfg(feature = "jwt")]
+mod tickets;
+#[cfg(not(feature = "jwt"))]
+#[path = "no_tickets.rs"]
+mod tickets;
 mod tokens;
 
 use std::fmt;
@@ -25,12 +30,13 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use throng_gateway::{AuthTicket, CloseReason, ConnKind, Redacted, Verdict};
+use throng_gateway::{AuthTicket, CloseReason, ConnKind, Redacted, Verdict, WorldChoice};
 use throng_stdx::Instant;
 
 pub use callout::Callout;
 pub(crate) use fetch::check_url;
 pub use jwt::Jwt;
+pub(crate) use tickets::Tickets;
 pub use tokens::Tokens;
 
 use crate::cluster::Cluster;
@@ -101,6 +107,7 @@ pub fn provider(
 /// Hands logins to the provider and its verdicts back to the worker that asked.
 pub(crate) struct Logins {
     provider: Option<Arc<dyn Authenticator>>,
+    tickets: Option<Arc<Tickets>>,
     runtime: tokio::runtime::Handle,
     process: OnceLock<(Arc<[Mailbox]>, Arc<Worlds>)>,
     pending: Arc<AtomicUsize>,
@@ -109,9 +116,11 @@ pub(crate) struct Logins {
     cluster: OnceLock<Arc<Cluster>>,
 }
 
-/// The world of a node in which every login is judged, by these settings.
+/// The main world of a process whose every login is judged there, by these settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lobby {
+    /// The process is a node of a cluster, which finds the worlds of logins.
+    pub(crate) is_node: bool,
     /// Game servers need no verdict of a provider.
     pub(crate) servers_bypass: bool,
     /// Without a provider, logins are refused.
@@ -136,9 +145,10 @@ impl Logins {
         runtime: tokio::runtime::Handle,
         pending_max: usize,
         lobby: Option<Lobby>,
+        tickets: Option<Arc<Tickets>>,
     ) -> Logins {
         let (process, cluster) = (OnceLock::new(), OnceLock::new());
-        Logins { provider, runtime, process, pending: Arc::default(), pending_max, lobby, cluster }
+        Logins { provider, tickets, runtime, process, pending: Arc::default(), pending_max, lobby, cluster }
     }
 
     /// Says by which node logins find their worlds.
@@ -157,6 +167,15 @@ impl Logins {
         self.provider.as_ref()
     }
 
+    pub(crate) fn tickets(&self) -> Option<&Arc<Tickets>> {
+        self.tickets.as_ref()
+    }
+
+    /// Returns whether every login of the main world is judged.
+    pub(crate) fn has_lobby(&self) -> bool {
+        self.lobby.is_some()
+    }
+
     /// Logins without a verdict yet.
     pub(crate) fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
@@ -170,21 +189,26 @@ impl Logins {
         to: WorldEpoch,
         ticket: AuthTicket,
         login: Login,
-        asked: Option<Box<str>>,
+        asked: Option<WorldChoice>,
         now: Instant,
     ) -> Option<Verdict> {
         let (addr, kind, requested) = (login.addr, login.kind, asked.clone());
         let settle = move |mailboxes: &[Mailbox], worlds: &Worlds, judged: Judgement| {
-            let asked = asked.as_deref().map(|world| WorldRequest { world, addr, now });
+            let asked = asked.as_ref().map(|asked| WorldRequest { world: &asked.world, addr, now });
             worlds.settle(to.world, judged, asked, giving(mailboxes))
         };
         let lobby = self.lobby.filter(|_| to.world == World::MAIN);
-        let judged = lobby.and_then(|lobby| lobby.judge(login.kind, self.provider.is_some()));
-        if judged.is_none() && self.provider.is_none() {
+        let is_node = lobby.is_some_and(|lobby| lobby.is_node);
+        let is_long =
+            login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX;
+        let tickets = self.tickets.clone().filter(|tickets| !is_long && tickets.is_one(&login.token.0));
+        let judged = lobby.filter(|_| tickets.is_none());
+        let judged = judged.and_then(|lobby| lobby.judge(login.kind, self.provider.is_some()));
+        if !is_node && tickets.is_none() && (judged.is_some() || self.provider.is_none()) {
             let (mailboxes, worlds) = self.process.get()?;
-            return Some(settle(mailboxes, worlds, Verdict::Success.into()));
+            return Some(settle(mailboxes, worlds, judged.unwrap_or(Verdict::Success).into()));
         }
-        if login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX {
+        if is_long {
             return Some(Verdict::InvalidLt);
         }
         if self.pending.fetch_add(1, Ordering::Relaxed) >= self.pending_max {
@@ -197,10 +221,11 @@ impl Logins {
         let (provider, pending) = (self.provider.clone(), Pending(Arc::clone(&self.pending)));
         let cluster = self.cluster.get().cloned();
         self.runtime.spawn(async move {
-            let judged = match (judged, provider) {
-                (Some(verdict), _) => verdict.into(),
-                (None, None) => Verdict::Success.into(),
-                (None, Some(provider)) => {
+            let judged = match (judged, tickets, provider) {
+                (_, Some(tickets), _) => tickets.judge(&login),
+                (Some(verdict), ..) => verdict.into(),
+                (None, None, None) => Verdict::Success.into(),
+                (None, None, Some(provider)) => {
                     // A provider that panics must not leave the peer waiting for ever.
                     let judged = tokio::spawn(async move { provider.judge(&login).await }).await;
                     judged.unwrap_or_else(|error| {
@@ -209,14 +234,16 @@ impl Logins {
                 }
             };
             drop(pending);
-            let verdict = match (lobby, cluster) {
-                (None, _) => settle(&mailboxes, &worlds, judged),
-                (Some(_), Some(cluster)) => {
-                    let asked = requested.as_deref().map(|world| WorldRequest { world, addr, now });
-                    cluster.settle(kind, judged, asked).await
+            let verdict = match (is_node, cluster) {
+                (false, _) => settle(&mailboxes, &worlds, judged),
+                (true, Some(cluster)) => {
+                    let by_listener = requested.as_ref().is_some_and(|asked| asked.by_listener);
+                    let asked =
+                        requested.as_ref().map(|asked| WorldRequest { world: &asked.world, addr, now });
+                    cluster.settle(kind, judged, asked, by_listener).await
                 }
                 // The node starts.
-                (Some(_), None) => Verdict::Refused(CloseReason::WorldUnavailable),
+                (true, None) => Verdict::Refused(CloseReason::WorldUnavailable),
             };
             mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
         });

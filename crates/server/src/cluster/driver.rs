@@ -57,6 +57,7 @@ pub(super) struct Parts {
     /// Worlds that are to be open by the settings, with their classes. They stay open without
     /// connections.
     pub(super) wanted: BTreeMap<Name, Name>,
+    pub(super) default_world: Name,
 }
 
 /// A world of this node.
@@ -74,13 +75,22 @@ struct Here {
     deserted_from: Instant,
 }
 
+/// Place for the answer to an arrival.
+enum Reply {
+    /// The verdict about a login.
+    Login(oneshot::Sender<Verdict>),
+    /// The addresses of the world's home, or why it has none.
+    Host(oneshot::Sender<Result<Vec<Address>, String>>),
+}
+
 /// A login that waits for the home of its world.
 struct Arrival {
     world: Name,
     kind: ConnKind,
     /// It may enter only because it asks for the world.
     has_asked: bool,
-    reply: oneshot::Sender<Verdict>,
+    /// It may enter only by a listener that leads to the world.
+    by_listener: bool,
 }
 
 type Flight =
@@ -95,7 +105,7 @@ pub(super) struct Driver {
     /// Workers that have stopped serving a world.
     frozen: mpsc::UnboundedReceiver<(Name, u64)>,
     freezes: mpsc::UnboundedSender<(Name, u64)>,
-    arrivals: BTreeMap<u64, Arrival>,
+    arrivals: BTreeMap<u64, (Arrival, Reply)>,
     next_arrival: u64,
     /// Keys with a value, and those that were read since the gap.
     known: BTreeSet<String>,
@@ -136,7 +146,7 @@ impl Driver {
         let mut news = self.parts.directory.watch();
         let now = self.parts.clock.now();
         for (world, class) in self.parts.wanted.clone() {
-            self.open(now, world, class);
+            self.open(now, world, class, false);
         }
         loop {
             if let Some(end) = self.act() {
@@ -170,13 +180,13 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, now: Instant, world: Name, class: Name) {
+    fn open(&mut self, now: Instant, world: Name, class: Name, is_match: bool) {
         let is_served =
             self.parts.core.world(&world).is_some_and(|record| record.state == WorldState::Serving);
         if !is_served {
             self.wanted_since.entry(world.clone()).or_insert(now);
         }
-        self.parts.core.handle_open(now, world, class, false);
+        self.parts.core.handle_open(now, world, class, is_match);
     }
 
     /// The class with which a login may open its world.
@@ -209,17 +219,27 @@ impl Driver {
     fn command(&mut self, command: Command) {
         let now = self.parts.clock.now();
         match command {
-            Command::Arrive { world, kind, asked, reply } => match self.class_for(&world, asked) {
+            Command::Arrive { world, kind, asked, by_listener, reply } => match self.class_for(&world, asked)
+            {
                 Ok(class) => {
                     self.next_arrival += 1;
-                    let arrival = Arrival { world: world.clone(), kind, has_asked: asked.is_some(), reply };
-                    self.arrivals.insert(self.next_arrival, arrival);
+                    let has_asked = asked.is_some();
+                    let arrival = Arrival { world: world.clone(), kind, has_asked, by_listener };
+                    self.arrivals.insert(self.next_arrival, (arrival, Reply::Login(reply)));
                     self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, class);
                 }
                 // Its connection may be gone.
                 Err(reason) => drop(reply.send(Verdict::Refused(reason))),
             },
-            Command::Open(world, class) => self.open(now, world, class),
+            Command::Open(world, class) => self.open(now, world, class, false),
+            Command::Host { world, class, reply } => {
+                self.open(now, world.clone(), class.clone(), true);
+                self.next_arrival += 1;
+                let (kind, name) = (ConnKind::Server, world.clone());
+                let arrival = Arrival { world: name, kind, has_asked: false, by_listener: false };
+                self.arrivals.insert(self.next_arrival, (arrival, Reply::Host(reply)));
+                self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
+            }
             Command::Reconfigure(settings) => {
                 let super::Reconfigured { core, classes, hashes } = *settings;
                 self.parts.worlds.reconfigure(&core, classes);
@@ -400,6 +420,14 @@ impl Driver {
                     here.fence.close();
                 }
             }
+            Event::Unreadable { key, why } => {
+                let bucket = super::plan::bucket(&self.parts.shared.cluster().name);
+                tracing::error!(
+                    %key, why,
+                    "a record cannot be read and is left alone; a later release wrote it, or it is damaged: then \
+                     `nats kv del {bucket} {key}` removes it"
+                );
+            }
             Event::PatienceOver => {
                 tracing::error!("the worlds have stood still for too long: their connections are closed");
                 for here in self.here.values() {
@@ -407,7 +435,21 @@ impl Driver {
                 }
             }
             Event::Arrived { arrival, answer } => {
-                let arrival = self.arrivals.remove(&arrival.0)?;
+                let (arrival, reply) = self.arrivals.remove(&arrival.0)?;
+                let reply = match reply {
+                    Reply::Login(reply) => reply,
+                    Reply::Host(reply) => {
+                        let found = match answer {
+                            Answer::Here { .. } => Ok(self.parts.addresses.clone()),
+                            Answer::Elsewhere { addresses, .. } => Ok(addresses),
+                            Answer::Refused(Refusal::NoRoom) => Err("no node has room for it".to_owned()),
+                            Answer::Refused(_) => Err("its home was not known in time".to_owned()),
+                        };
+                        // The one who waited may have given up.
+                        drop(reply.send(found));
+                        return None;
+                    }
+                };
                 let verdict = match answer {
                     Answer::Here { .. } | Answer::Elsewhere { .. } if !self.may_enter(&arrival) => {
                         Verdict::Refused(CloseReason::UnknownWorld)
@@ -418,8 +460,22 @@ impl Driver {
                             ConnKind::Client => "client",
                             ConnKind::Server => "server",
                         };
+                        // A listener of the world comes first. Others need a credential for it, or
+                        // an open class.
+                        let record = self.parts.core.world(&arrival.world);
+                        let needs_door =
+                            arrival.by_listener && !record.is_some_and(|record| self.admits_all(record));
+                        let mut addresses: Vec<Address> = addresses
+                            .into_iter()
+                            .filter(|each| each.kind == kind)
+                            .filter(|each| match &each.world {
+                                Some(world) => *world == arrival.world,
+                                None => !needs_door || self.is_default(&arrival.world),
+                            })
+                            .collect();
+                        addresses.sort_by_key(|each| each.world.is_none());
                         let url = |each: Address| format!("{}://{}", each.transport, each.address);
-                        let addresses = addresses.into_iter().filter(|each| each.kind == kind).map(url);
+                        let addresses = addresses.into_iter().map(url);
                         Verdict::OtherNode {
                             world: arrival.world.to_string(),
                             addresses: addresses.collect(),
@@ -438,10 +494,15 @@ impl Driver {
                     self.report_players(now);
                 }
                 // Its connection may be gone.
-                let _ = arrival.reply.send(verdict);
+                let _ = reply.send(verdict);
             }
         }
         None
+    }
+
+    /// Returns whether logins that name no world enter this one.
+    fn is_default(&self, world: &Name) -> bool {
+        self.parts.default_world == *world
     }
 
     /// Makes a world that was assigned to this node. Its fence is closed until it is served.
@@ -452,7 +513,9 @@ impl Driver {
         let give = |worker, parts| mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)));
         let class = Some(class.as_str()).filter(|class| *class != CLASS);
         let lasting = self.parts.wanted.contains_key(&world);
-        let opened = worlds.open_behind(Arc::clone(&fence), (world.as_str(), class), lasting, give);
+        let is_match = self.parts.core.world(&world).is_some_and(|record| record.ephemeral);
+        let kind = (lasting, is_match);
+        let opened = worlds.open_behind(Arc::clone(&fence), (world.as_str(), class), kind, give);
         let is_made = opened.is_ok();
         match opened {
             Ok(open) => {
@@ -652,7 +715,8 @@ impl Driver {
                 )
             }
             Failure::NameUnreadable => format!(
-                "the record of the node `{}` was written by a later release; use that one, or another `cluster.node`",
+                "another process is the node `{}` and its record cannot be read: it is of a later release; use \
+                 that one, or another `cluster.node`",
                 self.parts.node
             ),
         }

@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use throng_admin::{Family, Part};
-use throng_cluster::Name;
+use throng_cluster::{Address, Name};
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
 use throng_stdx::Instant;
@@ -42,6 +42,9 @@ use status::Status;
 
 /// Name of the process's own world in a cluster. No world of the cluster can have it.
 pub(crate) const LOBBY: &str = "_lobby";
+/// The answer to the wish to close the default world of a cluster.
+pub(crate) const DEFAULT_STAYS: &str =
+    "the default world (`gateway.default_world`) stays open as long as a node runs";
 /// Commands that wait for the driver. Beyond, logins are refused.
 const COMMANDS_MAX: usize = 4_096;
 /// Time for the name of the node: another process may hold it for a lease of 15 s.
@@ -50,15 +53,25 @@ const START: Duration = Duration::from_secs(40);
 const LEAVE: Duration = Duration::from_secs(3);
 /// Time without an answer of the directory after which a stop moves no more worlds.
 const SILENCE: Duration = Duration::from_secs(3);
+/// Time for the home of a match's world.
+const HOME: Duration = Duration::from_secs(10);
 /// Time for moving worlds away, beside `cluster.drain_wait_s`.
 const MOVE: Duration = Duration::from_secs(10);
 
 /// Request to the driver.
 enum Command {
     /// A login wants into a world. The answer is success if the world is here.
-    Arrive { world: Name, kind: ConnKind, asked: Option<EntryRequest>, reply: oneshot::Sender<Verdict> },
+    Arrive {
+        world: Name,
+        kind: ConnKind,
+        asked: Option<EntryRequest>,
+        by_listener: bool,
+        reply: oneshot::Sender<Verdict>,
+    },
     /// Open a world of a class, on any node.
     Open(Name, Name),
+    /// Open a world of a class for a match, on any node. The answer comes when it is served.
+    Host { world: Name, class: Name, reply: oneshot::Sender<Result<Vec<Address>, String>> },
     /// The settings have changed, for worlds that open from now on.
     Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node.
@@ -161,7 +174,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
     let addresses = plan::advertised(settings, around.listeners)?;
     let default_world = Name::new(&settings.gateway.default_world)?;
     let configured: BTreeMap<Name, Name> = plan::wanted(settings)?.into_iter().collect();
-    let wanted = configured.clone();
+    let (wanted, entrance) = (configured.clone(), default_world.clone());
     let keys = &settings.cluster;
     let patience = Duration::from_millis(keys.patience_ms);
     let setup = Setup {
@@ -220,6 +233,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
                 worlds_max: settings.cluster.worlds_max,
                 connections_max: settings.limits.connections_max,
                 wanted,
+                default_world: entrance,
             };
             driver::Driver::new(parts).run().await;
             // The folder stays locked until here.
@@ -281,17 +295,24 @@ impl Cluster {
         }
     }
 
+    /// The world of logins that name none.
+    pub(crate) fn default_world(&self) -> &str {
+        self.default_world.as_str()
+    }
+
     fn tell(&self, command: Command) -> Result<(), String> {
         self.commands.try_send(command).map_err(|_| "the node is busy, or has ended".to_owned())
     }
 
     /// The verdict about a login in the lobby: the world that its credential names, the one that it
-    /// asks for, or the default one, if that is here.
+    /// asks for, or the default one, if that is here. `by_listener`: its listener leads to the one
+    /// that it asks for.
     pub(crate) async fn settle(
         &self,
         kind: ConnKind,
         judged: Judgement,
         asked: Option<WorldRequest<'_>>,
+        by_listener: bool,
     ) -> Verdict {
         if judged.verdict != Verdict::Success {
             return judged.verdict;
@@ -302,11 +323,12 @@ impl Cluster {
         }
         let default_world = self.default_world.as_str();
         let entered = named.or(asked.map(|asked| asked.world)).unwrap_or(default_world);
-        let asked = asked.filter(|_| named.is_none() && entered != default_world);
+        let needs_door = named.is_none() && !by_listener && entered != default_world;
+        let asked = asked.filter(|_| needs_door);
         let asked = asked.map(|asked| EntryRequest { addr: asked.addr, now: asked.now });
         let Ok(world) = Name::new(entered) else { return Verdict::Refused(CloseReason::UnknownWorld) };
         let (reply, answer) = oneshot::channel();
-        if self.tell(Command::Arrive { world: world.clone(), kind, asked, reply }).is_err() {
+        if self.tell(Command::Arrive { world: world.clone(), kind, asked, by_listener, reply }).is_err() {
             return Verdict::Refused(CloseReason::WorldUnavailable);
         }
         match answer.await {
@@ -329,17 +351,47 @@ impl Cluster {
         let world = Name::new(world)?;
         let own = self.configured.get(&world).map(Name::as_str);
         let class = class.or(own).filter(|class| *class != plan::CLASS);
-        if let Some(class) = class {
-            let max = self.worlds.class(class)?.worlds_max;
-            let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
-            if status.classes.get(class).is_some_and(|open| *open >= max) {
-                return Err(format!(
-                    "{max} worlds of the class `{class}` are open in the cluster, which is its limit \
-                     (`worlds_max`); close one"
-                ));
-            }
-        }
+        class.map_or(Ok(()), |class| self.check_room(class))?;
         self.tell(Command::Open(world, Name::new(class.unwrap_or(plan::CLASS))?))
+    }
+
+    /// Refuses a class that does not exist, or whose limit of worlds is reached.
+    ///
+    /// # Errors
+    /// Which of them it is.
+    pub(crate) fn check_room(&self, class: &str) -> Result<(), String> {
+        let max = self.worlds.class(class)?.worlds_max;
+        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        if status.classes.get(class).is_some_and(|open| *open >= max) {
+            return Err(format!(
+                "{max} worlds of the class `{class}` are open in the cluster, which is its limit \
+                 (`worlds_max`); close one"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Has a world opened for a match, on any node, and waits until it is served. Returns the
+    /// addresses of its home.
+    ///
+    /// # Errors
+    /// No home within 10 s.
+    pub(crate) fn host(&self, world: &str, class: &str) -> Result<Vec<Address>, String> {
+        let (world, class) = (Name::new(world)?, Name::new(class)?);
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Host { world: world.clone(), class, reply })?;
+        let waiting = async { tokio::time::timeout(HOME, answer).await };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        let found = match runtime.map_err(|error| error.to_string())?.block_on(waiting) {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) => Err("the node has ended".to_owned()),
+            Err(_) => Err(format!("it has no home after {} s", HOME.as_secs())),
+        };
+        found.map_err(|why| {
+            // It is not wanted any more, wherever it may open.
+            let _ = self.tell(Command::Close(world));
+            format!("the world of the match cannot be opened: {why}")
+        })
     }
 
     /// Worlds that open from now on have other settings.
@@ -353,9 +405,13 @@ impl Cluster {
     /// Has a world closed, on any node.
     ///
     /// # Errors
-    /// No name; the node is busy.
+    /// No name; the default world; the node is busy.
     pub(crate) fn close(&self, world: &str) -> Result<(), String> {
-        self.tell(Command::Close(Name::new(world)?))
+        let world = Name::new(world)?;
+        match world == self.default_world {
+            true => Err(DEFAULT_STAYS.to_owned()),
+            false => self.tell(Command::Close(world)),
+        }
     }
 
     /// Moves the worlds to other nodes as configured, and leaves. Waits for it.

@@ -14,12 +14,14 @@ use crate::config::{CLASS_KEYS, Config, Key, Settings, Value, Values};
 use crate::worlds::name_and_class;
 
 /// An open listener.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Listener {
     /// `client` or `server`.
     pub(crate) kind: &'static str,
     pub(crate) scheme: &'static str,
     pub(crate) addr: SocketAddr,
+    /// The world that it leads to, if that is one.
+    pub(crate) world: Option<String>,
 }
 
 /// A number that no other process has.
@@ -71,6 +73,15 @@ pub(crate) fn cluster_record(settings: &Settings) -> Result<ClusterRecord, Strin
 
 /// Id of the secret key in a file.
 fn key_id(path: &str) -> Result<String, String> {
+    let id = blake3::derive_key("throng 2026 cluster key id", secret(path)?.as_bytes());
+    Ok(id[..8].iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// The secret key in a file.
+///
+/// # Errors
+/// It cannot be read, or is none.
+pub(crate) fn secret(path: &str) -> Result<String, String> {
     let wrong = |why: &str| {
         Err(format!("`cluster.secret_file`: `{path}` {why}; `openssl rand -hex 32` makes one, for all nodes"))
     };
@@ -82,9 +93,7 @@ fn key_id(path: &str) -> Result<String, String> {
     if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
         return wrong("does not hold 64 hex digits");
     }
-    let secret = digits.to_ascii_lowercase();
-    let id = blake3::derive_key("throng 2026 cluster key id", secret.as_bytes());
-    Ok(id[..8].iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(digits.to_ascii_lowercase())
 }
 
 /// Hash of the settings that the worlds of a class are made with: those of the gateway, and `own`,
@@ -120,9 +129,12 @@ fn class_hash(config: &Config, own: &Values) -> String {
 /// # Errors
 /// An address that others cannot reach, or that is none.
 pub(crate) fn advertised(settings: &Settings, listeners: &[Listener]) -> Result<Vec<Told>, String> {
-    let own = listeners.iter().map(|each| told(each.kind, each.scheme, &each.addr.to_string()));
+    let own = |each: &Listener| {
+        let world = each.world.as_deref().map(Name::new).transpose()?;
+        Ok::<_, String>(Told { world, ..told(each.kind, each.scheme, &each.addr.to_string()) })
+    };
     let told: Vec<Told> = match settings.cluster.advertise.as_slice() {
-        [] => own.collect(),
+        [] => listeners.iter().map(own).collect::<Result<_, _>>()?,
         listed => listed.iter().map(|each| parse_address(each)).collect::<Result<_, _>>()?,
     };
     for each in &told {
@@ -163,25 +175,30 @@ pub(crate) fn check_size(setup: &throng_cluster::Setup) -> Result<(), String> {
 }
 
 fn told(kind: &str, transport: &str, address: &str) -> Told {
-    Told { kind: kind.to_owned(), transport: transport.to_owned(), address: address.to_owned() }
+    Told { kind: kind.to_owned(), transport: transport.to_owned(), address: address.to_owned(), world: None }
 }
 
-/// Reads `client=wss://HOST:PORT`.
+/// Reads `client=wss://HOST:PORT` or `client=tcp://HOST:PORT/WORLD`.
 pub(crate) fn parse_address(text: &str) -> Result<Told, String> {
     let parsed = text.split_once('=').and_then(|(kind, url)| {
-        let (transport, address) = url.split_once("://")?;
+        let (transport, rest) = url.split_once("://")?;
+        let (address, world) = match rest.split_once('/') {
+            Some((address, world)) => (address, Some(Name::new(world).ok()?)),
+            None => (rest, None),
+        };
         let (host, port) = address.rsplit_once(':')?;
         let is_known = ["tcp", "tls", "ws", "wss", "kcp", "enet"].contains(&transport);
         let fits = ["client", "server"].contains(&kind)
             && is_known
             && !host.is_empty()
             && port.parse::<u16>().is_ok_and(|port| port > 0);
-        fits.then(|| told(kind, transport, address))
+        fits.then(|| Told { world, ..told(kind, transport, address) })
     });
     parsed.ok_or_else(|| {
         format!(
             "bad value for `cluster.advertise`: `{text}`; write client=TRANSPORT://HOST:PORT or \
-             server=TRANSPORT://HOST:PORT, with tcp, tls, ws, wss, kcp or enet"
+             server=TRANSPORT://HOST:PORT, with tcp, tls, ws, wss, kcp or enet, and /WORLD behind it if the \
+             listener there leads to a world"
         )
     })
 }
@@ -284,7 +301,10 @@ mod tests {
         let settings = |advertise: &str| {
             Loader::new().flag("a flag", "cluster.advertise", advertise).load().unwrap().settings
         };
-        let listener = |addr: &str| Listener { kind: "client", scheme: "ws", addr: addr.parse().unwrap() };
+        let listener = |addr: &str| {
+            let world = None;
+            Listener { kind: "client", scheme: "ws", addr: addr.parse().unwrap(), world }
+        };
         let own = advertised(&settings(""), &[listener("10.0.0.7:12108")]).unwrap();
         assert_eq!(own, [told("client", "ws", "10.0.0.7:12108")]);
         for (advertise, addr) in
@@ -296,7 +316,10 @@ mod tests {
         let listed =
             advertised(&settings("server=tcp://s:1,client=wss://play.example.com:443"), &[]).unwrap();
         assert_eq!(listed[1], told("client", "wss", "play.example.com:443"));
+        let door = parse_address("client=tcp://a:1/hub").unwrap();
+        assert_eq!((door.address.as_str(), door.world), ("a:1", Some(Name::new("hub").unwrap())));
         for wrong in [
+            "client=tcp://a:1/No",
             "ws://a:1",
             "client=ftp://a:1",
             "client=ws://a",

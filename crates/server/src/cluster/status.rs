@@ -188,6 +188,11 @@ impl Status {
                 self.arrivals as f64,
             ),
             count("throng_cluster_no_room", "Logins and worlds for which no node had room.", stats.no_room),
+            gauge(
+                "throng_cluster_records_unreadable",
+                "Records of the directory that this release cannot read.",
+                stats.unreadable as f64,
+            ),
             count("throng_cluster_bus_reconnects", "Connections to NATS.", self.reconnects),
         ]
     }

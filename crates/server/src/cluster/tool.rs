@@ -11,7 +11,7 @@ use throng_cluster::{
 
 use super::bus::{Bus, Directory, replicas};
 use super::plan;
-use crate::config::Settings;
+use crate::config::{Settings, nearest};
 
 /// Times that an act is tried again when another writer came first.
 const TRIES: usize = 20;
@@ -182,9 +182,11 @@ pub fn drain(settings: &Settings, node: &str, wait: Option<Duration>) -> Result<
         let DirectoryResult::Found { value: Some(value), .. } =
             directory.execute(&Key::Node(name.clone()), Action::Read).await?
         else {
-            return Err(format!("there is no node `{name}` in the cluster"));
+            return Err(no_node(&directory, &name).await);
         };
-        let incarnation = NodeRecord::parse(&value)?.incarnation;
+        let record = NodeRecord::parse(&value);
+        let incarnation =
+            record.map_err(|why| unreadable(settings, &Key::Node(name.clone()), &why))?.incarnation;
         let by = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let record = DrainRecord { incarnation, by, at_ms: unix_ms(), rest: Default::default() };
         replace(&directory, &Key::Drain(name.clone()), |_| Ok(Some(record.to_bytes()))).await?;
@@ -223,11 +225,16 @@ async fn gone(directory: &Directory, name: &Name, incarnation: u64) -> Result<St
 /// Takes a drain back.
 ///
 /// # Errors
-/// The bus or the bucket cannot be used.
+/// No such node; the bus or the bucket cannot be used.
 pub fn undrain(settings: &Settings, node: &str) -> Result<String, String> {
     let name = Name::new(node)?;
     block_on(async {
         let directory = directory(settings).await?;
+        if let DirectoryResult::Found { value: None, .. } =
+            directory.execute(&Key::Node(name.clone()), Action::Read).await?
+        {
+            return Err(no_node(&directory, &name).await);
+        }
         replace(&directory, &Key::Drain(name.clone()), |_| Ok(None)).await?;
         Ok(format!("{name} keeps its worlds\n"))
     })
@@ -236,15 +243,19 @@ pub fn undrain(settings: &Settings, node: &str) -> Result<String, String> {
 /// Has the home of a world close it.
 ///
 /// # Errors
-/// The world is not open; the bus or the bucket cannot be used.
+/// The world is not open, or the default one; the bus or the bucket cannot be used.
 pub fn close(settings: &Settings, world: &str) -> Result<String, String> {
     let name = Name::new(world)?;
+    if settings.gateway.default_world == name.as_str() {
+        return Err(super::DEFAULT_STAYS.to_owned());
+    }
     let missing = || Err(format!("the world `{name}` is not open"));
     block_on(async {
         let directory = directory(settings).await?;
         let closing = |value: Option<&[u8]>| {
             let Some(value) = value else { return missing() };
-            let mut record = WorldRecord::parse(value)?;
+            let record = WorldRecord::parse(value);
+            let mut record = record.map_err(|why| unreadable(settings, &Key::World(name.clone()), &why))?;
             if record.state == WorldState::Closed {
                 return missing();
             }
@@ -255,6 +266,36 @@ pub fn close(settings: &Settings, world: &str) -> Result<String, String> {
         replace(&directory, &Key::World(name.clone()), closing).await?;
         Ok(format!("{name} is being closed\n"))
     })
+}
+
+/// The error of a record that cannot be read, with the way out.
+fn unreadable(settings: &Settings, key: &Key, why: &str) -> String {
+    let way = match key {
+        Key::World(name) => format!(", then `throng world open {name}` at a node"),
+        _ => String::new(),
+    };
+    format!(
+        "the record `{key}` of the directory cannot be read ({why}): use the release that wrote it, or, if it is \
+         damaged, delete it with `nats kv del throng-{}-dir {key}`{way}",
+        settings.cluster.name
+    )
+}
+
+/// The error of a node that does not exist, with a similar name.
+async fn no_node(directory: &Directory, name: &Name) -> String {
+    let all = directory.read_all().await.unwrap_or_default();
+    let nodes: Vec<Name> = all
+        .iter()
+        .filter_map(|entry| match Key::parse(&entry.key) {
+            Some(Key::Node(name)) => Some(name),
+            _ => None,
+        })
+        .collect();
+    let hint = match nearest(name.as_str(), nodes.iter().map(Name::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => "`throng cluster status` lists the nodes".to_owned(),
+    };
+    format!("there is no node `{name}` in the cluster; {hint}")
 }
 
 /// Replaces a value, or deletes it, again while other writers come first.

@@ -862,8 +862,9 @@ section! {
         /// another secret does not start. `openssl rand -hex 32` makes one.
         secret_file: String = "", Kind::Path;
         /// Addresses at which players and game servers reach this node, as in
-        /// `client=wss://HOST:PORT` and `server=tcp://HOST:PORT`. Empty: those of the listeners,
-        /// which other machines must reach then.
+        /// `client=wss://HOST:PORT` and `server=tcp://HOST:PORT`; for a listener that leads to a
+        /// world, `client=tcp://HOST:PORT/WORLD`. Empty: those of the listeners, which other
+        /// machines must reach then.
         advertise: Vec<String> = [], Kind::List;
         /// Replicas of the directory, which `throng cluster init` makes and every node checks. With
         /// 1, the loss of one NATS server's disk is the loss of the directory.

@@ -128,6 +128,7 @@ pub(super) struct HandOff {
 /// The end of a connection that the core has forgotten already.
 pub(super) struct Farewell {
     pub(super) reason: CloseReason,
+    pub(super) world: Option<Arc<str>>,
     pub(super) bytes: Vec<u8>,
     pub(super) sent: usize,
     pub(super) until: Instant,
@@ -323,11 +324,17 @@ impl Driver {
     }
 
     pub(super) fn close(&mut self, peer: Peer, reason: CloseReason, flush: Vec<u8>) {
+        let host = self.hosts.get(peer.host).filter(|_| reason == CloseReason::WorldMoving);
+        let world = host.map(|host| Arc::clone(&host.name));
+        self.close_naming(peer, reason, world, flush);
+    }
+
+    fn close_naming(&mut self, peer: Peer, reason: CloseReason, world: Option<Arc<str>>, flush: Vec<u8>) {
         let conn = self.forget(peer);
         // A world that stands still says nothing, not to those who leave it either.
         let is_silent = self.hosts.get(peer.host).is_some_and(Host::stands_still);
         let flush = if is_silent { Vec::new() } else { flush };
-        self.closing.push(Closing { peer, conn, reason, flush });
+        self.closing.push(Closing { peer, conn, reason, world, flush });
     }
 
     /// The transport lost a connection.
@@ -562,7 +569,10 @@ impl Driver {
 
     fn carry_out(&mut self, slot: Slot, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => self.close(Peer { host: slot, conn }, reason, flush),
+            Effect::Close { conn, reason, world: Some(world), flush } => {
+                self.close_naming(Peer { host: slot, conn }, reason, Some(world.into()), flush);
+            }
+            Effect::Close { conn, reason, flush, .. } => self.close(Peer { host: slot, conn }, reason, flush),
             Effect::Authenticate { ticket, conn, kind, addr, pit, lt, asked } => {
                 let login = Login { conn: conn.0, kind, addr, player: pit, token: lt };
                 let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
@@ -572,14 +582,15 @@ impl Driver {
             }
             Effect::ChooseWorld { ticket, addr, asked } => {
                 let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
-                let asked = WorldRequest { world: &asked, addr, now: self.now };
+                let asked = WorldRequest { world: &asked.world, addr, now: self.now };
                 let give = giving(&self.mailboxes);
                 let verdict = self.worlds.settle(here, Verdict::Success.into(), Some(asked), give);
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::FindWorld { ticket, world, asked } => {
                 let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
-                let verdict = self.worlds.settle_token(here, World(world), asked.as_deref());
+                let asked = asked.as_ref().map(|asked| &*asked.world);
+                let verdict = self.worlds.settle_token(here, World(world), asked);
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::Move { conn } => {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use throng_gateway::{AcceptRefusal, Accepted, Closed, ConnKind, close_code};
+use throng_gateway::{AcceptRefusal, Accepted, CloseReason, Closed, ConnKind, WorldChoice, close_code};
 use throng_net::{Accept, CloseCause, ConnKey, Flow, Handler, ListenerKey, TimedOut};
 use throng_stdx::Instant;
 
@@ -60,7 +60,7 @@ impl Handler for Driver {
 
     fn accepted(&mut self, listener: ListenerKey, key: ConnKey, peer: SocketAddr) -> Accept {
         let Some(role) = self.listeners.get(&listener).cloned() else { return REFUSED };
-        let slot = match &role.world {
+        let slot = match role.world.as_deref().filter(|_| !role.waits) {
             None => Some(Slot::MAIN),
             Some(name) => self.hosts.slot_of_name(name),
         };
@@ -70,7 +70,16 @@ impl Handler for Driver {
             self.guard(Slot::MAIN, |host, _| host.shard.count_refused(refusal));
             return Accept::Refuse { code: refusal.close_code(), reason: refusal.name() };
         };
-        let asked = self.requested.take().filter(|(of, _)| *of == key).map(|(_, world)| world);
+        let requested = self.requested.take().filter(|(of, _)| *of == key).map(|(_, world)| world);
+        let bound = role.world.as_deref().filter(|_| role.waits);
+        if let (Some(bound), Some(requested)) = (bound, &requested)
+            && *bound != **requested
+        {
+            let reason = CloseReason::WorldMismatch;
+            return Accept::Refuse { code: close_code::WORLD_MISMATCH, reason: reason.name() };
+        }
+        let by_listener = bound.is_some();
+        let asked = bound.map(Box::from).or(requested).map(|world| WorldChoice { world, by_listener });
         if !self.worlds.connections.reserve() {
             let refusal = AcceptRefusal::ConnectionsMax;
             self.guard(slot, |host, _| host.shard.count_refused(refusal));
@@ -87,8 +96,8 @@ impl Handler for Driver {
                 if role.unproven {
                     host.shard.note_unproven(new.conn);
                 }
-                if let Some(world) = &asked {
-                    host.shard.note_asked(new.conn, world);
+                if let Some(asked) = asked {
+                    host.shard.note_asked(new.conn, asked);
                 }
                 (new, host.worker_of(new.shard))
             }));

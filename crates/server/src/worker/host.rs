@@ -81,6 +81,8 @@ pub(super) struct Closing {
     /// round. `None` when the socket is still on its way here.
     pub(super) conn: Option<Conn>,
     pub(super) reason: CloseReason,
+    /// World that the peer is told with the reason.
+    pub(super) world: Option<Arc<str>>,
     pub(super) flush: Vec<u8>,
 }
 

@@ -56,6 +56,8 @@ pub(crate) struct ListenerRole {
     pub(crate) may_give_way: bool,
     /// The world that it leads to; `None` for the main one.
     pub(crate) world: Option<Arc<str>>,
+    /// Its connections log in in the main world before they enter that one.
+    pub(crate) waits: bool,
 }
 
 /// Parts of a worker besides its loop.

@@ -126,7 +126,7 @@ impl Worker {
     }
 
     pub(super) fn carry_out_closures(&mut self) {
-        for Closing { peer, conn, reason, flush } in std::mem::take(&mut self.driver.closing) {
+        for Closing { peer, conn, reason, world, flush } in std::mem::take(&mut self.driver.closing) {
             let Some(entry) = conn else {
                 if let Some(host) = self.driver.hosts.get_mut(peer.host) {
                     host.closed_early.insert(peer.conn);
@@ -140,7 +140,7 @@ impl Worker {
             }
             self.event_loop.pause_read(entry.key);
             let until = self.driver.now + FAREWELL_TIMEOUT;
-            self.driver.farewells.insert(entry.key, Farewell { reason, bytes: flush, sent: 0, until });
+            self.driver.farewells.insert(entry.key, Farewell { reason, world, bytes: flush, sent: 0, until });
             self.driver.farewells_ready.push(entry.key);
         }
     }
@@ -154,9 +154,9 @@ impl Worker {
                 farewell.sent += self.event_loop.write(key, &[IoSlice::new(rest)]).taken;
             }
             if farewell.sent == farewell.bytes.len() {
-                let reason = farewell.reason;
+                let (reason, world) = (farewell.reason, farewell.world.take());
                 self.driver.farewells.remove(&key);
-                self.say_goodbye(key, reason);
+                self.say_goodbye(key, reason, world.as_deref());
             }
         }
         let now = self.driver.now;
@@ -166,14 +166,17 @@ impl Worker {
         let late = self.driver.farewells.extract_if(|_, each| each.until <= now);
         // A frame that has begun is sent whole; the other bytes are dropped.
         for (key, farewell) in late.collect::<Vec<_>>() {
-            self.say_goodbye(key, farewell.reason);
+            self.say_goodbye(key, farewell.reason, farewell.world.as_deref());
         }
     }
 
-    fn say_goodbye(&mut self, key: ConnKey, reason: CloseReason) {
-        match reason.close_code() {
-            Some(code) => self.event_loop.close_with(key, code, reason.name()),
-            None => self.event_loop.close(key, CloseMode::Now),
+    fn say_goodbye(&mut self, key: ConnKey, reason: CloseReason, world: Option<&str>) {
+        match (reason.close_code(), world) {
+            (Some(code), Some(world)) => {
+                self.event_loop.close_with(key, code, &format!("{} {world}", reason.name()));
+            }
+            (Some(code), None) => self.event_loop.close_with(key, code, reason.name()),
+            (None, _) => self.event_loop.close(key, CloseMode::Now),
         }
     }
 }

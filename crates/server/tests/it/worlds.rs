@@ -537,6 +537,72 @@ fn one_that_is_banned_in_its_world_hears_so_on_arrival() {
 }
 
 #[test]
+fn a_match_has_a_world_of_its_own_that_its_tickets_open() {
+    let files = Files::new();
+    let tokens = files.path("tokens");
+    let without: &[(&str, &str)] = &[("gateway.auth.kind", "none")];
+    let with: &[(&str, &str)] = &[
+        ("gateway.auth.kind", "tokens"),
+        ("gateway.auth.servers_bypass", "false"),
+        ("gateway.auth.tokens_file", &tokens),
+    ];
+    for auth in [without, with] {
+        let keys = [auth, &[("gateway.clients.transport", "ws")]].concat();
+        let running = files.classes(CLASSES, &keys);
+        let open = |body: &str| call(&running, "POST", "/api/v1/matches", ADMIN_TOKEN, body);
+        let (status, answer) =
+            open(r#"{"class":"closed","room":"r1","players":["ann","bob"],"servers":["s9"]}"#);
+        assert_eq!(status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let world = answer["World"].as_str().unwrap();
+        assert!(world.starts_with("closed-") && world.len() == "closed-".len() + 13, "{world}");
+        assert_eq!(answer["Addresses"]["client"]["ws"], format!("ws://{}", clients(&running)));
+        assert_eq!(answer["Addresses"]["server"]["tcp"], format!("tcp://{}", servers(&running)));
+        let ticket = |kind: &str, name: &str| answer["Tickets"][kind][name].as_str().unwrap().to_owned();
+        let (ann, bob, server) =
+            (ticket("players", "ann"), ticket("players", "bob"), ticket("servers", "s9"));
+
+        let _server = Peer::login(servers(&running), &Dial::Tcp, "s9", &server);
+        let mut first = Peer::login(clients(&running), &Dial::WebSocket, "ann", &ann);
+        let _bob = Peer::login(clients(&running), &Dial::WebSocket, "bob", &bob);
+        assert_eq!(figures(&running, world)[0], 3);
+        // The next use takes the place of the one before.
+        let mut second = Peer::login(clients(&running), &Dial::WebSocket, "ann", &ann);
+        assert_eq!(close_code(&mut first), Some(4005));
+        assert_eq!(figures(&running, world)[0], 3);
+        // A ticket is for its player and its kind.
+        for (player, token, result) in
+            [("bob", &ann, AuthResult::InvalidPit), ("s9", &server, AuthResult::InvalidLt)]
+        {
+            let mut other = Peer::connect(clients(&running), &Dial::WebSocket);
+            assert_eq!(other.authenticate(player, token).result, result as i32, "{player}");
+        }
+        // Without one, the world cannot be entered, and the others are entered as before.
+        let _main = Peer::login(clients(&running), &Dial::WebSocket, "p", "any");
+        assert_eq!(figures(&running, "main")[0], 1);
+        let mut stranger = Peer::connect(clients(&running), &Dial::WebSocket);
+        ask_for(&mut stranger, "p", "any", world);
+        assert_eq!(close_code(&mut stranger), Some(4010));
+
+        let close = format!("{{\"name\":\"{world}\"}}");
+        assert_eq!(call(&running, "POST", "/api/v1/worlds/close", ADMIN_TOKEN, &close).0, 200);
+        assert_eq!(close_code(&mut second), Some(4012));
+        let mut late = Peer::connect(clients(&running), &Dial::WebSocket);
+        try_login(&mut late, "ann", &ann);
+        assert_eq!(close_code(&mut late), Some(4010), "its world is over");
+        for (body, status, part) in [
+            (r#"{"players":["ann"]}"#, 400, "`class`"),
+            (r#"{"class":"closed","players":"ann"}"#, 400, "`players`"),
+            (r#"{"class":"closed","servers":[""]}"#, 400, "`servers`"),
+            (r#"{"class":"close"}"#, 409, "did you mean `closed`?"),
+        ] {
+            let (found, why) = open(body);
+            assert!(found == status && why.contains(part), "{body}: {found} {why}");
+        }
+    }
+}
+
+#[test]
 fn worlds_open_and_close_at_run_time() {
     let files = Files::new();
     let running = files.gateway(&[
@@ -561,6 +627,15 @@ fn worlds_open_and_close_at_run_time() {
     assert_eq!((status, why.contains("is open")), (409, true), "{why}");
     assert_eq!((open("No Name").0, close("main").0, close("void").0), (409, 409, 404));
     assert_eq!(post("/api/v1/worlds", "not-a-token-of-the-admin", "x").0, 401);
+    for (path, body, field) in [
+        ("/api/v1/worlds", r#"{"name":"x","class":5}"#, "`class`"),
+        ("/api/v1/worlds", r#"{"name":5}"#, "`name`"),
+        ("/api/v1/worlds/close", r#"{"name":["hub"]}"#, "`name`"),
+        ("/api/v1/capture", r#"{"world":5,"connection":1}"#, "`world`"),
+    ] {
+        let (status, why) = call(&running, "POST", path, ADMIN_TOKEN, body);
+        assert_eq!((status, why.contains(field)), (400, true), "{body}: {why}");
+    }
 
     // Those who are inside hear why they leave; its listener refuses until it is open again.
     let mut player = Peer::login(door, &Dial::WebSocket, "p", "any");

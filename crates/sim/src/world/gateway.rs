@@ -184,7 +184,7 @@ impl World {
 
     fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Close { conn, reason, flush } => self.close(conn, reason, &flush),
+            Effect::Close { conn, reason, flush, .. } => self.close(conn, reason, &flush),
             Effect::Authenticate { ticket, pit, lt, .. } => {
                 let delay = self.rng.below(self.conditions.verdict_delay_max.as_nanos() as u64 + 1);
                 let verdict = if self.rng.chance(self.conditions.verdict_error) {

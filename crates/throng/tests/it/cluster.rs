@@ -7,6 +7,8 @@
 #![allow(clippy::print_stdout, reason = "the times are results of a long run")]
 
 use std::fmt::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -159,6 +161,10 @@ struct Node {
     name: String,
     process: Process,
     servers: String,
+    /// Further listeners for game servers.
+    doors: Vec<String>,
+    /// WebSocket listener for players.
+    players: String,
     admin: String,
 }
 
@@ -184,7 +190,8 @@ impl Cluster {
     /// Writes a configuration with further lines in its section of the cluster.
     fn configure(&self, name: &str, url: &str, lines: &str) {
         let mut text = format!("[gateway]\nworlds = {:?}\n", &WORLDS[1..]);
-        text.push_str("[gateway.auth]\nkind = \"none\"\n[gateway.clients]\naddr = \"127.0.0.1:0\"\n");
+        text.push_str("[gateway.auth]\nkind = \"none\"\n");
+        text.push_str("[gateway.clients]\naddr = \"127.0.0.1:0\"\ntransport = \"ws\"\n");
         text.push_str("[gateway.servers]\naddr = \"127.0.0.1:0\"\n");
         let _ = writeln!(text, "[cluster]\nname = \"test\"\nnats_url = {url:?}\nreplicas = 1");
         let _ = writeln!(text, "secret_file = {:?}\n{lines}", self.path("secret").display().to_string());
@@ -208,13 +215,15 @@ impl Cluster {
 
     fn start(&self, name: &str) -> Node {
         let (process, said) = Process::ready(&mut self.command(name));
-        let of = |service: &str, scheme: &str| {
-            let line = said.iter().find_map(|line| line.trim_start().strip_prefix(service)).expect("a line");
-            let address = line.split_whitespace().find_map(|each| each.strip_prefix(scheme));
-            address.expect("an address").to_owned()
+        let all = |service: &str, scheme: &str| -> Vec<String> {
+            let lines = said.iter().filter_map(|line| line.trim_start().strip_prefix(service));
+            let words = lines.flat_map(str::split_whitespace);
+            words.filter_map(|each| each.strip_prefix(scheme)).map(str::to_owned).collect()
         };
-        let (servers, admin) = (of("game servers", "tcp://"), of("admin", "http://"));
-        Node { name: name.to_owned(), process, servers, admin }
+        let (mut servers, mut admin) = (all("game servers", "tcp://"), all("admin", "http://"));
+        let (doors, players) = (servers.split_off(1), all("players", "ws://").remove(0));
+        let (name, servers, admin) = (name.to_owned(), servers.remove(0), admin.remove(0));
+        Node { name, process, servers, doors, players, admin }
     }
 
     /// Starts a node that must not start. Returns what it says.
@@ -251,9 +260,13 @@ impl Cluster {
 
 /// Enters a world at a node, and asks for its channels.
 fn enter(node: &Node, config: SessionConfig) -> Result<Visitor, ConnectError> {
+    enter_at(&node.servers, config)
+}
+
+fn enter_at(address: &str, config: SessionConfig) -> Result<Visitor, ConnectError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let endpoint = format!("tcp://{}", node.servers).parse().expect("an address");
+    let endpoint = format!("tcp://{address}").parse().expect("an address");
     let (client, events) = runtime.block_on(async {
         let (client, events) = Client::connect_with(endpoint, config, Backoff::never()).await?;
         client.list_channels(None, Vec::new()).await.expect("it is served");
@@ -268,6 +281,49 @@ struct Visitor {
     _runtime: tokio::runtime::Runtime,
     _client: Client,
     _events: Events,
+}
+
+/// A player who logs in over a WebSocket, and then only waits for the end.
+fn log_in(node: &Node) -> TcpStream {
+    let mut stream = TcpStream::connect(&node.players).expect("it listens");
+    write!(
+        stream,
+        "GET / HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        node.players
+    )
+    .expect("sent");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        answer.push(byte[0]);
+    }
+    // A masked frame with AUTH of the player `p`.
+    let login = [0x0A, 9, 0x18, 1, 0x20, 1, 0x2A, 3, 0x0A, 1, b'p'];
+    stream.write_all(&[0x82, 0x80 | 16, 0, 0, 0, 0, b'C', b'H', 0, 11, 0]).expect("sent");
+    stream.write_all(&login).expect("sent");
+    stream
+}
+
+/// The code and the text with which a WebSocket is closed.
+fn farewell(mut stream: TcpStream) -> (u16, String) {
+    loop {
+        let mut head = [0; 2];
+        stream.read_exact(&mut head).expect("a frame");
+        let mut length = usize::from(head[1]);
+        if length == 126 {
+            let mut long = [0; 2];
+            stream.read_exact(&mut long).expect("its length");
+            length = usize::from(u16::from_be_bytes(long));
+        }
+        let mut payload = vec![0; length];
+        stream.read_exact(&mut payload).expect("its payload");
+        if head[0] & 15 == 8 {
+            let code = u16::from_be_bytes([payload[0], payload[1]]);
+            return (code, String::from_utf8(payload.split_off(2)).expect("text"));
+        }
+    }
 }
 
 fn world(name: &str) -> SessionConfig {
@@ -326,6 +382,162 @@ fn worlds_of_a_class_open_on_request_at_nodes_with_its_settings() {
     assert_eq!(cluster.homes().len(), WORLDS.len(), "those of `gateway.worlds` stay");
 }
 
+/// Connections of a kind in a world of a node; `None` if it does not serve the world.
+fn inside(node: &Node, world: &str, kind: &str) -> Option<u64> {
+    let list = fetch(&node.admin, "/api/v1/worlds").expect("it answers");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let rows = list["worlds"].as_array().expect("a list");
+    assert!(rows.iter().all(|row| row["name"] != "_lobby"), "{list}");
+    rows.iter().find(|row| row["name"] == world)?[kind].as_u64()
+}
+
+#[test]
+fn listeners_lead_to_their_world_on_every_node_and_wait_for_its_home() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    for node in ["n1", "n2"] {
+        let path = cluster.path(&format!("{node}.toml"));
+        let text = std::fs::read_to_string(&path).expect("it is there");
+        let door = "[gateway.servers]\nextra = [\"tcp://127.0.0.1:0/hub\"]\n";
+        let text = text.replace("[gateway.servers]\n", door);
+        std::fs::write(&path, format!("[gateway.limits]\nauth_timeout_ms = 500\n{text}")).expect("written");
+    }
+    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    let homes = cluster.homes();
+    let [home, other] = if homes[1] == "n1" { [&n1, &n2] } else { [&n2, &n1] };
+    let plain = || SessionConfig { world: None, ..world("") };
+
+    let visitor = enter_at(&home.doors[0], plain()).expect("it is here");
+    assert_eq!(inside(home, "hub", "servers"), Some(1));
+    drop(visitor);
+    drop(enter_at(&other.doors[0], plain()).expect("it is sent to the listener of the other node"));
+    let unmoved =
+        enter_at(&other.doors[0], SessionConfig { moves_max: 0, ..plain() }).expect_err("elsewhere");
+    let unmoved = unmoved.to_string();
+    assert!(unmoved.contains(&home.doors[0]) && !unmoved.contains(&home.servers), "{unmoved}");
+    let unmoved = enter(other, SessionConfig { moves_max: 0, ..plain() }).err().map(|why| why.to_string());
+    assert!(unmoved.is_none_or(|why| !why.contains(&home.doors[0])), "they lead to another world");
+    // Such a login asks for that world, or for none.
+    assert!(enter_at(&home.doors[0], world("hub")).is_ok());
+    assert!(enter_at(&home.doors[0], world("arena")).is_err());
+    assert!(enter(home, world("hub")).is_err(), "other listeners do not lead there");
+
+    // A home that does not accept the world within 5 s is replaced. The login waits, although
+    // that is longer than the time to log in.
+    let far = r#"{"epoch":1000000,"home":{"node":"n9","incarnation":1},"state":"assigned","class":"default",
+        "class_hash":"h","nonce":1}"#;
+    overwrite(&bus, "world.hub", far);
+    let until = Instant::now() + PATIENCE;
+    while inside(home, "hub", "servers").is_some() {
+        assert!(Instant::now() < until, "it gives the world up");
+    }
+    drop(enter_at(&other.doors[0], plain()).expect("it waits for the next home"));
+}
+
+#[test]
+fn a_match_gets_a_world_and_tickets_that_every_node_accepts() {
+    const TOKEN: &str = "a-token-of-the-operator";
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    std::fs::write(cluster.path("tokens"), format!("{TOKEN}\n")).expect("written");
+    for node in ["n1", "n2"] {
+        let path = cluster.path(&format!("{node}.toml"));
+        let mut text = std::fs::read_to_string(&path).expect("it is there");
+        let tokens = cluster.path("tokens").display().to_string();
+        let _ = writeln!(text, "[http]\ntokens_file = {tokens:?}");
+        text.push_str("[[gateway.classes]]\nname = \"duel\"\nworld_idle_s = 1\nconnections_max = 8\n");
+        std::fs::write(&path, text).expect("written");
+    }
+    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    let open = |node: &Node, class: &str| {
+        let body = format!(r#"{{"class":"{class}","room":"r1","players":["ann"],"servers":["s1","s2"]}}"#);
+        let mut stream = TcpStream::connect(&node.admin).expect("it listens");
+        write!(
+            stream,
+            "POST /api/v1/matches HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {TOKEN}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            node.admin,
+            body.len()
+        )
+        .expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+        let answer: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        (head.split_whitespace().nth(1).expect("a status").to_owned(), answer)
+    };
+    let mut homes = std::collections::BTreeSet::new();
+    let until = Instant::now() + PATIENCE;
+    // Until both nodes have been the home of one.
+    while homes.len() < 2 {
+        assert!(Instant::now() < until, "{homes:?}");
+        let (status, found) = open(&n1, "duel");
+        assert_eq!(status, "200", "{found}");
+        let name = found["World"].as_str().expect("a name");
+        let address = found["Addresses"]["server"]["tcp"].as_str().expect("an address");
+        let home = [&n1, &n2].into_iter().find(|node| address == format!("tcp://{}", node.servers));
+        let home = home.expect("one of the nodes");
+        if !homes.insert(home.name.clone()) {
+            continue;
+        }
+        let ticket = |server: &str| found["Tickets"]["servers"][server].as_str().expect("a ticket");
+        let config = |server: &str, token: &str| {
+            let (pit, login_token) = (server.to_owned(), token.to_owned());
+            SessionConfig { world: None, pit, login_token, ..world("") }
+        };
+        let visitors = [(&n1, "s1"), (&n2, "s2")]
+            .map(|(node, server)| enter(node, config(server, ticket(server))).expect("the ticket admits it"));
+        let place = cluster.act("n1", &["where", name]).expect("it is open");
+        assert!(place.starts_with(&format!("{name} serving {}", home.name)), "{place}");
+        assert!(enter(&n1, config("s2", ticket("s1"))).is_err(), "the ticket of another");
+        assert!(enter(&n1, world(name)).is_err(), "without a ticket");
+        drop(visitors);
+        // Its record goes with it.
+        while cluster.act("n1", &["where", name]).is_ok() {
+            assert!(Instant::now() < until, "it closes");
+        }
+    }
+    let (status, why) = open(&n1, "dual");
+    assert!(status == "409" && why.to_string().contains("did you mean `duel`?"), "{status} {why}");
+}
+
+#[test]
+fn records_that_cannot_be_read_and_names_that_do_not_exist_are_named() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let n1 = cluster.start("n1");
+    cluster.homes();
+    for words in [["undrain", "n2"], ["drain", "n2"]] {
+        let why = cluster.act("n1", &words).expect_err("it does not exist");
+        assert!(why.contains("no node `n2`") && why.contains("did you mean `n1`?"), "{why}");
+    }
+    let why = cluster.act("n1", &["close", "main"]).expect_err("it is the default world");
+    assert!(why.contains("default world"), "{why}");
+    // One that is damaged, and one with an epoch that has no successor.
+    let last = r#"{"epoch":18446744073709551615,"home":{"node":"n1","incarnation":1},"state":"serving",
+        "class":"default","class_hash":"h","nonce":1}"#;
+    overwrite(&bus, "world.duel", "{}");
+    overwrite(&bus, "world.arena", last);
+    for (name, part) in [("duel", "missing field"), ("arena", "limit of epochs")] {
+        let why = cluster.act("n1", &["close", name]).expect_err("it cannot be read");
+        let way = format!("`nats kv del throng-test-dir world.{name}`, then `throng world open {name}`");
+        assert!(why.contains(&way) && why.contains(part), "{why}");
+    }
+    let until = Instant::now() + PATIENCE;
+    while !fetch(&n1.admin, "/metrics")
+        .expect("it answers")
+        .contains("\nthrong_cluster_records_unreadable 2\n")
+    {
+        assert!(Instant::now() < until, "it counts them");
+    }
+    let status = cluster.act("n1", &["status"]).expect("it answers");
+    assert!(status.contains("world.duel") && status.contains("world.arena"), "{status}");
+    assert!(inside(&n1, "duel", "servers").is_none() && inside(&n1, "hub", "servers").is_some());
+}
+
 fn is_ready(node: &Node) -> bool {
     fetch(&node.admin, "/health/ready").is_some()
 }
@@ -353,6 +565,18 @@ fn nodes_share_worlds_and_give_them_away() {
     let _second = Player::start("n2", &n2.servers, &history);
     assert!(is_ready(&n1) && is_ready(&n2));
 
+    assert_eq!(farewell(log_in(&n2)), (4013, "world_elsewhere main".to_owned()));
+    let player = log_in(&n1);
+    let until = Instant::now() + PATIENCE;
+    while inside(&n1, "main", "clients") != Some(1) {
+        assert!(Instant::now() < until, "it enters");
+    }
+    // Without another node there would be none to move to.
+    let two = "throng_cluster_nodes{state=\"up\"} 2\n";
+    while !fetch(&n1.admin, "/metrics").is_some_and(|text| text.contains(two)) {
+        assert!(Instant::now() < until, "it learns of the other node");
+    }
+
     // The home stops and gives its worlds away, and leaves.
     let stopped = Instant::now();
     signal(n1.process.0.id(), "-TERM");
@@ -361,6 +585,7 @@ fn nodes_share_worlds_and_give_them_away() {
         "drained: served elsewhere after {} ms",
         (history.served_after(stopped, Some("n1")) - stopped).as_millis()
     );
+    assert_eq!(farewell(player), (4014, "world_moving main".to_owned()));
     let mut n1 = n1;
     assert!(n1.process.0.wait().expect("it ends").success());
     let status = cluster.act("n2", &["status"]).expect("it answers");

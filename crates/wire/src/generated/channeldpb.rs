@@ -68,6 +68,9 @@ pub struct AuthResultMessage {
     /// Throng: the way to the world, if another node of the cluster serves it. The result is negative.
     #[prost(message, optional, tag = "101")]
     pub elsewhere: ::core::option::Option<Elsewhere>,
+    /// Throng: the resume token that was presented is void, and this is a new session.
+    #[prost(bool, tag = "102")]
+    pub resume_refused: bool,
 }
 /// Nested message and enum types in `AuthResultMessage`.
 pub mod auth_result_message {

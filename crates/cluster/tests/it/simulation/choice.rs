@@ -205,6 +205,7 @@ fn what_a_node_cannot_read_is_left_alone_and_what_it_does_not_know_is_kept() {
     assert!(run.server(&name("w0")).is_none());
     let core = run.machines[0].core.as_ref().expect("it runs");
     assert_eq!(core.stats().unreadable, 1);
+    assert_eq!(run.machines[0].unreadable, [key("w0")], "reported once");
     let record = run.world(&name("w1")).expect("it is open");
     assert_eq!((record.state, record.epoch), (WorldState::Serving, 6));
     assert_eq!(record.rest.get("later"), Some(&serde_json::json!({ "a": [1] })));

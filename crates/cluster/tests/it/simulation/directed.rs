@@ -73,6 +73,48 @@ fn a_home_that_is_gone_is_replaced_within_20_s() {
 }
 
 #[test]
+fn a_home_whose_record_cannot_be_read_is_replaced_within_20_s_and_gets_its_name_back() {
+    for is_alone in [false, true] {
+        let (mut run, home) = cluster(if is_alone { 1 } else { 3 }, None);
+        quietly(&mut run, 5 * S);
+        let key = Key::Node(name(&format!("n{home}"))).to_string();
+        let revision = run.bus.get(&key).expect("its record").revision;
+        run.bus.write(run.now, &key, revision, Some(b"{}".to_vec())).expect("written");
+        for node in 0..run.machines.len() {
+            run.gap(node, run.now);
+        }
+        // Its next renewal is refused, so it gives its worlds up long before they are served again.
+        quietly(&mut run, 2 * S);
+        assert_eq!(run.server(&world()), None);
+        until_served(&mut run, 20 * S);
+        assert_eq!(run.server(&world()) == Some(home), is_alone);
+        quietly(&mut run, 25 * S);
+        assert!(run.machines[home].is_up && run.server(&world()).is_some());
+        assert_eq!(run.machines[home].failure, None);
+        let others = (0..run.machines.len()).filter(|node| *node != home);
+        assert!(others.into_iter().all(|node| run.machines[node].unreadable == [key.clone()]));
+    }
+}
+
+#[test]
+fn a_record_that_cannot_be_read_and_is_renewed_is_left_alone() {
+    let (mut run, _) = cluster(2, None);
+    let (key, later) = ("node.n9", br#"{"worlds":[]}"#);
+    let home = br#"{"epoch":5,"home":{"node":"n9","incarnation":1},"state":"serving","class":"hub",
+        "class_hash":"h","nonce":1}"#;
+    run.bus.write(run.now, "world.w9", 0, Some(home.to_vec())).expect("written");
+    let mut revision = 0;
+    for _ in 0..40 {
+        revision = run.bus.write(run.now, key, revision, Some(later.to_vec())).expect("no other writes it");
+        for node in 0..2 {
+            run.gap(node, run.now);
+        }
+        quietly(&mut run, S);
+    }
+    assert_eq!(run.world(&name("w9")).map(|record| record.epoch), Some(5), "its home lives");
+}
+
+#[test]
 fn a_home_that_restarts_without_its_folder_gets_its_name_back() {
     let (mut run, home) = cluster(3, None);
     run.kill(home);
@@ -148,6 +190,21 @@ fn a_drain_moves_every_world_and_the_node_leaves() {
     assert!(run.machines[home].core.is_none(), "it has left");
     assert!((0..6).all(|world| run.server(&name(&format!("w{world}"))).is_some()));
     assert_eq!((run.tally.marks, run.tally.moves > 0), (0, true));
+}
+
+#[test]
+fn a_world_whose_assignment_its_old_home_did_not_see_has_moved() {
+    let (mut run, home) = cluster(2, None);
+    run.machines[home].is_supervised = false;
+    // The assignment gets no answer, and the watch shows only the record after it.
+    run.script.push((Key::World(world()), Fate::NoAnswer));
+    run.machines[home].late_watch_until = run.now + 5 * S;
+    run.handle(home, |core, now| core.handle_drain(now, Some(Duration::ZERO)));
+    quietly(&mut run, 50 * MS);
+    run.gap(home, run.now + S);
+    quietly(&mut run, 3 * S);
+    assert!(run.server(&world()).is_some_and(|server| server != home));
+    assert_eq!(run.tally.moves, 1, "its connections learn that");
 }
 
 #[test]

@@ -122,6 +122,8 @@ pub(crate) struct Machine {
     pub(crate) workers: BTreeMap<Name, OnWorker>,
     pub(crate) is_up: bool,
     pub(crate) failure: Option<Failure>,
+    /// Keys of the records that it could not read.
+    pub(crate) unreadable: Vec<String>,
     /// The supervisor starts the process again when it ends.
     pub(crate) is_supervised: bool,
     pub(crate) answers: BTreeMap<u64, Answer>,
@@ -225,6 +227,7 @@ impl Run {
                 workers: BTreeMap::new(),
                 is_up: false,
                 failure: None,
+                unreadable: Vec::new(),
                 is_supervised: true,
                 answers: BTreeMap::new(),
             })
@@ -308,6 +311,7 @@ impl Run {
                     transport: "tcp".to_owned(),
                     kind: "client".to_owned(),
                     address: format!("{}:1", machine.name),
+                    world: None,
                 }],
                 release: "0.1.0".to_owned(),
                 folder: format!("f{}", machine.folder),
@@ -477,6 +481,7 @@ impl Run {
                 self.tally.arrived += 1;
                 self.machines[node].answers.insert(arrival.0, answer.clone());
             }
+            Event::Unreadable { key, .. } => self.machines[node].unreadable.push(key.to_string()),
             Event::PatienceOver => {}
         }
     }
@@ -760,7 +765,7 @@ impl Run {
     }
 
     fn node_written(&mut self, name: &Name, before: Option<&[u8]>, record: NodeRecord) {
-        let before = before.map(|before| NodeRecord::parse(before).expect("nodes write records"));
+        let before = before.and_then(|before| NodeRecord::parse(before).ok());
         if before.as_ref().is_some_and(|before| before.incarnation > record.incarnation) {
             self.fail(format!("{name}: the incarnation falls to {}", record.incarnation));
         }

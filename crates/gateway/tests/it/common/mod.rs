@@ -326,7 +326,7 @@ impl World {
             for shard in 0..self.shards.len() {
                 while let Some(effect) = self.shards[shard].poll_effect() {
                     busy = true;
-                    if let Effect::Close { conn, reason, flush } = &effect
+                    if let Effect::Close { conn, reason, flush, .. } = &effect
                         && let Some(&id) = self.by_conn.get(conn)
                     {
                         let peer = &mut self.peers[id.0];

@@ -338,7 +338,7 @@ export class Throng extends Emitter {
         }
     }
     #handleAuth(message) {
-        const { result, conn, recovering, resumeToken, elsewhere } = decode.auth(message.body);
+        const { result, conn, recovering, resumeToken, elsewhere, resumeRefused } = decode.auth(message.body);
         if (this.#state !== "authenticating")
             return this.emit("peer", { conn, result, recovering });
         if (elsewhere !== undefined)
@@ -359,7 +359,7 @@ export class Throng extends Emitter {
         const admitted = this.#admitted;
         this.#admitted = undefined;
         admitted?.resolve();
-        this.emit("authenticated", { conn, resumed: recovering });
+        this.emit("authenticated", { conn, resumed: recovering, resumeRefused });
         if (!recovering)
             this.#flush();
     }

@@ -138,7 +138,7 @@ export const decode = {
     auth(body) {
         const result = {
             result: 0, conn: 0, recovering: false, resumeToken: new Uint8Array(),
-            elsewhere: undefined,
+            elsewhere: undefined, resumeRefused: false,
         };
         each(body, (reader) => {
             if (reader.field === 1)
@@ -151,6 +151,8 @@ export const decode = {
                 result.resumeToken = reader.bytes().slice();
             else if (reader.field === 101)
                 result.elsewhere = decode.elsewhere(reader.bytes());
+            else if (reader.field === 102)
+                result.resumeRefused = reader.bool();
         });
         return result;
     },
