@@ -22,10 +22,11 @@ pub(crate) struct Player {
     team: Option<TeamKey>,
     /// The live room whose mode is exclusive.
     room: Option<RoomKey>,
-    /// Every room that lists it as a member, lingering ones too.
-    rooms: SmallVec<[RoomKey; 2]>,
-    /// Rooms that keep a seat for it.
-    seats: SmallVec<[RoomKey; 1]>,
+    /// Every room that lists it as a member, lingering ones too; then those that keep a seat for
+    /// it. One list, as each costs every player 24 bytes.
+    places: SmallVec<[RoomKey; 4]>,
+    /// Number of the former.
+    memberships: u32,
     /// Its live tickets.
     tickets: SmallVec<[TicketKey; 2]>,
     /// No new ticket before: a match was declined.
@@ -57,8 +58,8 @@ impl Player {
             next: None,
             team: None,
             room: None,
-            rooms: SmallVec::new(),
-            seats: SmallVec::new(),
+            places: SmallVec::new(),
+            memberships: 0,
             tickets: SmallVec::new(),
             cooldown_until: 0,
             holds: 0,
@@ -70,8 +71,8 @@ impl Player {
             role: &self.id,
             team: self.team.map(TeamKey::index),
             room: self.room.map(RoomKey::index),
-            rooms: self.rooms.iter().map(|room| room.index()).collect(),
-            seats: self.seats.iter().map(|room| room.index()).collect(),
+            rooms: self.rooms().iter().map(|room| room.index()).collect(),
+            seats: self.seats().iter().map(|room| room.index()).collect(),
             tickets: self.tickets.iter().map(|ticket| ticket.index()).collect(),
             cooldown_until: self.cooldown_until,
         }
@@ -81,8 +82,8 @@ impl Player {
         Player {
             team: saved.team.map(TeamKey::new),
             room: saved.room.map(RoomKey::new),
-            rooms: saved.rooms.iter().map(|room| RoomKey::new(*room)).collect(),
-            seats: saved.seats.iter().map(|room| RoomKey::new(*room)).collect(),
+            places: saved.rooms.iter().chain(&saved.seats).map(|room| RoomKey::new(*room)).collect(),
+            memberships: saved.rooms.len() as u32,
             tickets: saved.tickets.iter().map(|ticket| TicketKey::new(*ticket)).collect(),
             cooldown_until: saved.cooldown_until,
             ..Player::new(saved.role, server)
@@ -112,12 +113,12 @@ impl Player {
 
     /// Every room that lists it as a member, lingering ones too.
     pub(crate) fn rooms(&self) -> &[RoomKey] {
-        &self.rooms
+        &self.places[..self.memberships as usize]
     }
 
     /// Rooms that keep a seat for it.
     pub(crate) fn seats(&self) -> &[RoomKey] {
-        &self.seats
+        &self.places[self.memberships as usize..]
     }
 
     /// Its live tickets.
@@ -418,7 +419,8 @@ impl People {
     /// A role is a member of a room; `is_only` if the room's mode is exclusive.
     pub(crate) fn enter_room(&mut self, player: PlayerKey, room: RoomKey, is_only: bool) {
         let player = &mut self.players[player];
-        player.rooms.push(room);
+        player.places.insert(player.memberships as usize, room);
+        player.memberships += 1;
         if is_only {
             player.room = Some(room);
         }
@@ -432,21 +434,25 @@ impl People {
 
     /// A role is no member of a room any more, and is forgotten if it is in nothing else.
     pub(crate) fn leave_room(&mut self, player: PlayerKey, room: RoomKey) {
-        self.players[player].rooms.retain(|other| *other != room);
+        let entry = &mut self.players[player];
+        while let Some(at) = entry.rooms().iter().position(|other| *other == room) {
+            entry.places.remove(at);
+            entry.memberships -= 1;
+        }
         self.free_from_room(player, room);
         self.release(player);
     }
 
     /// A room keeps a seat for a role.
     pub(crate) fn take_seat(&mut self, player: PlayerKey, room: RoomKey) {
-        self.players[player].seats.push(room);
+        self.players[player].places.push(room);
     }
 
     /// A room keeps one seat less for a role.
     pub(crate) fn lose_seat(&mut self, player: PlayerKey, room: RoomKey) {
-        let seats = &mut self.players[player].seats;
-        if let Some(at) = seats.iter().position(|other| *other == room) {
-            seats.remove(at);
+        let player = &mut self.players[player];
+        if let Some(at) = player.seats().iter().position(|other| *other == room) {
+            player.places.remove(player.memberships as usize + at);
         }
     }
 
@@ -474,8 +480,8 @@ impl People {
     /// Forgets a role that is in nothing.
     pub(crate) fn release(&mut self, key: PlayerKey) {
         let Some(player) = self.get_player(key) else { return };
-        let is_in = player.team.is_some() || !player.rooms.is_empty() || !player.tickets.is_empty();
-        if is_in || !player.seats.is_empty() || player.holds > 0 {
+        let is_in = player.team.is_some() || !player.places.is_empty() || !player.tickets.is_empty();
+        if is_in || player.holds > 0 {
             return;
         }
         let server = player.server;
@@ -543,7 +549,7 @@ impl People {
             if self.player(&player.id) != Some(key) {
                 return Err("the name of a player");
             }
-            if player.room.is_some_and(|room| !player.rooms.contains(&room)) {
+            if player.room.is_some_and(|room| !player.rooms().contains(&room)) {
                 return Err("a player's only room");
             }
         }
