@@ -53,7 +53,7 @@ pub static DOCS: &[(&str, &str, &str)] = docs! {
     "how-to/migrate-from-channeld.md" "Migrate from channeld",
     "how-to/one-world-over-nine-servers.md" "One world over nine servers",
     "how-to/many-worlds.md" "Many worlds in one process",
-    "how-to/many-nodes.md" "Many worlds on many machines",
+    "how-to/many-nodes.md" "From one machine to ten",
     "reference/config.md" "Configuration",
     "reference/http.md" "HTTP interface",
     "reference/matcher.md" "Matcher",

@@ -18,10 +18,12 @@ use crate::spatial::{Grid, avatar};
 use crate::tls::{SERVER_NAME, Trust};
 use crate::{arena, demo_players, interrupt, probe};
 
+/// Class of named worlds: logins may ask for them.
+pub const CLASS: &str = "arena";
 /// Time for a server to become ready before the bench gives up.
-const START_PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(20);
 /// Poll interval of a starting server. It bounds the error of the measured start time.
-const ASK_INTERVAL: Duration = Duration::from_micros(500);
+pub(crate) const ASK_INTERVAL: Duration = Duration::from_micros(500);
 /// Time that a ready server has to print the address of its console.
 const ANNOUNCEMENT_PATIENCE: Duration = Duration::from_secs(1);
 /// Time that a server has to end.
@@ -51,6 +53,12 @@ pub enum StartError {
         /// The end of its output.
         log: String,
     },
+    /// There is no NATS server for a cluster.
+    #[error(
+        "a cluster needs nats-server 2.11 or newer, which is neither in PATH nor built by `scripts/setup --tests`; \
+         https://github.com/nats-io/nats-server/releases has the program"
+    )]
+    NoBus,
 }
 
 /// A one-time token of a web console: 32 hexadecimal digits.
@@ -221,6 +229,8 @@ pub struct ServerOptions {
     pub default_ports: bool,
     /// The world that it is to have, if any.
     pub world: Option<World>,
+    /// Named worlds that it opens, which logins may ask for.
+    pub worlds: Vec<String>,
     /// True if it chooses the rates of entities by distance, in a world without cells.
     pub lod: bool,
 }
@@ -271,23 +281,16 @@ impl OwnServer {
         let started = Instant::now();
         let child = Owned::spawn(&mut command).map_err(failed)?;
         let mut server = Self { child, folder, clients, servers, http, trust, start: Duration::ZERO };
-        server.wait_until_ready(&program, started)?;
+        let log = server.folder.path("log");
+        server.start = wait_until_ready(&mut server.child, &program, http, &log, started)?;
         server.child.watch("the server under test");
         Ok(server)
     }
 
-    /// Token of one session of its web console. It is printed just after the server is ready, hence
-    /// a short wait.
+    /// Token of one session of its web console.
     #[must_use]
     pub fn console(&self) -> Option<ConsoleToken> {
-        let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
-        loop {
-            let log = std::fs::read_to_string(self.folder.path("log")).ok()?;
-            match ConsoleToken::find(&log) {
-                None if Instant::now() < until => std::thread::sleep(ASK_INTERVAL),
-                found => return found,
-            }
-        }
+        wait_for_console(&self.folder.path("log"))
     }
 
     /// Its process id.
@@ -295,24 +298,42 @@ impl OwnServer {
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
+}
 
-    fn wait_until_ready(&mut self, program: &str, started: Instant) -> Result<(), StartError> {
-        let what = loop {
-            if probe::fetch(self.http, "/health/ready").is_ok() {
-                self.start = started.elapsed();
-                return Ok(());
+/// Waits until the server at `http` is ready; returns the time since `started`.
+pub(crate) fn wait_until_ready(
+    child: &mut Owned,
+    program: &str,
+    http: SocketAddr,
+    log: &Path,
+    started: Instant,
+) -> Result<Duration, StartError> {
+    let what = loop {
+        if probe::fetch(http, "/health/ready").is_ok() {
+            return Ok(started.elapsed());
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => break format!("ended with {status}"),
+            Ok(None) if interrupt::requested() => break "was interrupted while starting".to_owned(),
+            Ok(None) if started.elapsed() > START_PATIENCE => {
+                break format!("was not ready within {START_PATIENCE:?}");
             }
-            match self.child.try_wait() {
-                Ok(Some(status)) => break format!("ended with {status}"),
-                Ok(None) if interrupt::requested() => break "was interrupted while starting".to_owned(),
-                Ok(None) if started.elapsed() > START_PATIENCE => {
-                    break format!("was not ready within {START_PATIENCE:?}");
-                }
-                Ok(None) => std::thread::sleep(ASK_INTERVAL),
-                Err(error) => break format!("cannot be observed: {error}"),
-            }
-        };
-        Err(StartError::NotReady { program: program.to_owned(), what, log: tail(&self.folder.path("log")) })
+            Ok(None) => std::thread::sleep(ASK_INTERVAL),
+            Err(error) => break format!("cannot be observed: {error}"),
+        }
+    };
+    Err(StartError::NotReady { program: program.to_owned(), what, log: tail(log) })
+}
+
+/// The console token in the output of a server that is ready. It is printed just after that, hence
+/// a short wait.
+pub(crate) fn wait_for_console(log: &Path) -> Option<ConsoleToken> {
+    let until = Instant::now() + ANNOUNCEMENT_PATIENCE;
+    loop {
+        match ConsoleToken::find(&std::fs::read_to_string(log).ok()?) {
+            None if Instant::now() < until => std::thread::sleep(ASK_INTERVAL),
+            found => return found,
+        }
     }
 }
 
@@ -350,6 +371,10 @@ fn config(
     }
     let schema = if options.world.is_some() { "world.proto" } else { "demo.proto" };
     line(format_args!("[gateway]\nschemas = [{}]", quote(folder.path(schema))));
+    if !options.worlds.is_empty() {
+        let worlds: Vec<String> = options.worlds.iter().map(|world| format!("\"{world}:{CLASS}\"")).collect();
+        line(format_args!("worlds = [{}]", worlds.join(", ")));
+    }
     match options.world {
         Some(World::Grid(_)) => {
             let grid = quote(folder.path("grid.json"));
@@ -378,6 +403,9 @@ fn config(
     }
     // A login that a saturated machine delays is a slow login, not an attack.
     line(format_args!("[gateway.limits]\nauth_timeout_ms = 60000"));
+    if !options.worlds.is_empty() {
+        line(format_args!("[[gateway.classes]]\nname = \"{CLASS}\"\nopen = true"));
+    }
     if options.whole {
         let rules = quote(folder.path("queues.toml"));
         line(format_args!("[ddc]\naddr = \"127.0.0.1:0\""));
@@ -388,7 +416,7 @@ fn config(
     text
 }
 
-fn toml_string(text: &str) -> String {
+pub(crate) fn toml_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
@@ -448,7 +476,7 @@ impl BareWriter {
 pub(crate) const DEFAULT_PORTS: [u16; 3] = [12_108, 11_288, 11_280];
 
 /// Loopback addresses with these ports (0 for any) that were free a moment ago.
-fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
+pub(crate) fn listen(ports: [u16; 3]) -> io::Result<[SocketAddr; 3]> {
     let [a, b, c] = ports.map(|port| TcpListener::bind(("127.0.0.1", port)));
     // All three are held until here, so that free ones are different ones.
     let (a, b, c) = (a?, b?, c?);

@@ -41,6 +41,7 @@ pub mod case;
 pub mod chart;
 pub mod child;
 pub mod clock;
+pub mod cluster;
 pub mod ddc;
 pub mod demo_players;
 pub mod direct;

@@ -22,6 +22,7 @@ const PREFIX_BYTES: usize = 384;
 pub(crate) mod kind {
     pub(crate) const AUTH: u32 = 1;
     pub(crate) const CREATE_CHANNEL: u32 = 3;
+    pub(crate) const LIST_CHANNEL: u32 = 5;
     pub(crate) const SUB_TO_CHANNEL: u32 = 6;
     pub(crate) const UNSUB_FROM_CHANNEL: u32 = 7;
     pub(crate) const CHANNEL_DATA_UPDATE: u32 = 8;
@@ -100,9 +101,15 @@ pub(crate) fn put_message(out: &mut Vec<u8>, head: Head, body: &[u8]) {
 }
 
 pub(crate) fn auth(out: &mut Vec<u8>, stub: u32, player: &str, login: &str) {
+    enter(out, stub, player, login, "");
+}
+
+/// A login that asks for `world`, unless that is empty.
+pub(crate) fn enter(out: &mut Vec<u8>, stub: u32, player: &str, login: &str, world: &str) {
     let body = pb::AuthMessage {
         player_identifier_token: player.to_owned(),
         login_token: login.to_owned(),
+        world: Some(world.to_owned()).filter(|world| !world.is_empty()),
         ..pb::AuthMessage::default()
     };
     put_message(out, Head { stub, kind: kind::AUTH, ..Head::default() }, &body.encode_to_vec());

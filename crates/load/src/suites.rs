@@ -5,6 +5,7 @@
 //! load, which the published figures and marks are for; any other load is measured but not judged.
 
 mod channel;
+mod cluster;
 mod gateway;
 mod worlds;
 
@@ -17,6 +18,7 @@ use thiserror::Error;
 
 use crate::bare::BarePlan;
 use crate::child::{BareWriter, ConsoleToken, DEFAULT_PORTS, OwnServer, ServerOptions, StartError, World};
+use crate::cluster::Cluster;
 use crate::engine::{self, EngineReport, Plan, RunError, Sample};
 use crate::link::Transport;
 use crate::network::{Fates, Network};
@@ -114,6 +116,37 @@ pub const TESTS: &[Test] = &[
         summary: "time from the start of the process to ready",
         run: gateway::start,
     },
+    Test {
+        name: "cluster single",
+        summary: "CPU per player without a cluster, in pairs with the build that --against names",
+        run: cluster::single,
+    },
+    Test {
+        name: "cluster local",
+        summary: "CPU per player of a node of a cluster, in pairs with a server without one",
+        run: cluster::local,
+    },
+    Test {
+        name: "cluster many",
+        summary: "60 worlds of 10 players in one process: CPU against one world with as many groups",
+        run: cluster::many,
+    },
+    Test { name: "cluster idle", summary: "three nodes without players: CPU of each", run: cluster::idle },
+    Test {
+        name: "cluster worlds",
+        summary: "a node with 256 idle worlds: CPU, and memory of each world",
+        run: cluster::worlds,
+    },
+    Test {
+        name: "cluster open",
+        summary: "worlds that arrivals open on three nodes: worlds per second, time to the first message",
+        run: cluster::open,
+    },
+    Test {
+        name: "cluster failover",
+        summary: "the home of a world is killed, with and without a restart: time without messages",
+        run: cluster::failover,
+    },
 ];
 
 /// The test of this name.
@@ -129,6 +162,8 @@ pub struct Options {
     pub target: Option<Target>,
     /// Program to start servers and bare writers with.
     pub program: PathBuf,
+    /// For `cluster single`: the program to compare with.
+    pub against: Option<PathBuf>,
     /// Threads of our own server.
     pub shards: Option<u16>,
     /// Further flags for our own server.
@@ -275,8 +310,25 @@ struct Context<'a> {
 /// The server being measured, ours or not.
 struct Server {
     own: Option<OwnServer>,
+    /// The cluster that it is a node of.
+    _cluster: Option<Cluster>,
     target: Target,
     probe: Probe,
+}
+
+impl Server {
+    /// The first node of a cluster.
+    fn of_cluster(cluster: Cluster) -> Result<Self, BenchError> {
+        let node = &cluster.nodes[0];
+        let (clients, servers, pid) = (node.clients, node.servers, node.pid());
+        let target = Target { clients, servers, pid, metrics: None, console: None };
+        Ok(Self { own: None, _cluster: Some(cluster), probe: probe_of(&target)?, target })
+    }
+}
+
+fn probe_of(target: &Target) -> Result<Probe, BenchError> {
+    Probe::new(target.pid, target.metrics)
+        .map_err(|source| BenchError::Probe { pid: target.pid.unwrap_or(0), source })
 }
 
 impl Context<'_> {
@@ -308,37 +360,40 @@ impl Context<'_> {
     }
 
     fn server_on(&self, transport: Transport, world: Option<World>) -> Result<Server, BenchError> {
+        match self.options.target {
+            Some(_) if transport.is_encrypted() => Err(BenchError::Unfit(format!(
+                "players on {transport} trust the certificate of a server of their own only; omit --addr"
+            ))),
+            Some(target) => Ok(Server { own: None, _cluster: None, probe: probe_of(&target)?, target }),
+            None => self.start(&self.server_options(transport, world)),
+        }
+    }
+
+    /// Options of a server of our own.
+    fn server_options(&self, transport: Transport, world: Option<World>) -> ServerOptions {
         let options = self.options;
-        let (own, target) = match options.target {
-            Some(_) if transport.is_encrypted() => {
-                return Err(BenchError::Unfit(format!(
-                    "players on {transport} trust the certificate of a server of their own only; omit --addr"
-                )));
-            }
-            Some(target) => (None, target),
-            None => {
-                let mut flags = options.server_flags.clone();
-                flags.extend(options.console.then(|| "--console-token".to_owned()));
-                let own = OwnServer::start(&ServerOptions {
-                    program: options.program.clone(),
-                    shards: options.shards,
-                    transport,
-                    flags,
-                    whole: options.whole,
-                    default_ports: options.default_ports,
-                    world,
-                    lod: !options.ask_for_rates,
-                })?;
-                let (clients, servers) = (own.clients, own.servers);
-                let console = options.console.then(|| own.console()).flatten();
-                let target =
-                    Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http), console };
-                (Some(own), target)
-            }
-        };
-        let probe = Probe::new(target.pid, target.metrics)
-            .map_err(|source| BenchError::Probe { pid: target.pid.unwrap_or(0), source })?;
-        Ok(Server { own, target, probe })
+        let mut flags = options.server_flags.clone();
+        flags.extend(options.console.then(|| "--console-token".to_owned()));
+        ServerOptions {
+            program: options.program.clone(),
+            shards: options.shards,
+            transport,
+            flags,
+            whole: options.whole,
+            default_ports: options.default_ports,
+            world,
+            worlds: Vec::new(),
+            lod: !options.ask_for_rates,
+        }
+    }
+
+    /// Starts a server of our own.
+    fn start(&self, options: &ServerOptions) -> Result<Server, BenchError> {
+        let own = OwnServer::start(options)?;
+        let console = self.options.console.then(|| own.console()).flatten();
+        let (clients, servers) = (own.clients, own.servers);
+        let target = Target { clients, servers, pid: Some(own.pid()), metrics: Some(own.http), console };
+        Ok(Server { own: Some(own), _cluster: None, probe: probe_of(&target)?, target })
     }
 
     /// The published scenario with the options of this run; tests adapt it.
@@ -377,10 +432,8 @@ impl Context<'_> {
         let plan = BarePlan { sockets: players, bytes: bytes.round() as usize, per_second };
         let writer = BareWriter::start(&self.options.program, plan)?;
         let (addr, pid) = (writer.addr, Some(writer.pid()));
-        let probe =
-            Probe::new(pid, None).map_err(|source| BenchError::Probe { pid: writer.pid(), source })?;
         let target = Target { clients: addr, servers: addr, pid, metrics: None, console: None };
-        let server = Server { own: None, target, probe };
+        let server = Server { own: None, _cluster: None, probe: probe_of(&target)?, target };
         let plan = Plan {
             transport: Transport::Tcp,
             owner: false,

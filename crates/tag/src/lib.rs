@@ -9,7 +9,9 @@
 //! - `web/` is the page for human players, on the TypeScript client; its built form is part of this
 //!   crate.
 //!
-//! [`Tag::start`] connects these parts to a running gateway.
+//! [`Tag::start`] connects these parts to a running gateway, or to the nodes of a cluster. There it
+//! plays a game in each of several worlds, wherever they are, and starts a game again when its
+//! world has another home.
 
 mod arena;
 pub mod messages;
@@ -22,10 +24,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use throng_admin::{File, serve_files};
-use throng_client::{
-    Client, ConnectError, Endpoint, EndpointError, Matcher, MatcherConfig, MatcherConnectError, RequestError,
-    SessionConfig,
-};
+use throng_client::{ConnectError, Endpoint, EndpointError, MatcherConnectError, RequestError};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
@@ -36,21 +35,30 @@ pub use arena::Arena;
 /// `tag.proto`, which the gateway needs as a schema.
 pub const SCHEMA: &str = include_str!("../tag.proto");
 
-/// The match modes that the matcher needs: rooms that players can join while a seat is free.
-pub const MODES: &str = include_str!("../modes.toml");
+/// The match modes that the matcher needs: rooms that players can join while a seat is free, of
+/// each of these worlds.
+#[must_use]
+pub fn modes(worlds: &[String]) -> String {
+    const MODES: &str = include_str!("../modes.toml");
+    let of =
+        |world: &String| MODES.replace(&format!("[modes.{}]", server::NAME), &format!("[modes.{world}]"));
+    if worlds.is_empty() { MODES.to_owned() } else { worlds.iter().map(of).collect() }
+}
 
 /// Options of the game.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The gateway's listener for game servers, TCP.
-    pub servers: SocketAddr,
-    /// Its listener for players, WebSocket.
-    pub players: SocketAddr,
-    /// The matcher, which assigns players to rooms; it needs the modes [`MODES`].
+    /// Listeners for game servers, TCP: that of a gateway, or those of the nodes of a cluster.
+    pub servers: Vec<SocketAddr>,
+    /// Listeners for players, WebSocket, in the same order.
+    pub players: Vec<SocketAddr>,
+    /// Worlds with a game each; empty for one game in the world of the listeners.
+    pub worlds: Vec<String>,
+    /// The matcher, which assigns players to rooms; it needs the modes of [`modes`].
     pub matcher: SocketAddr,
     /// Address of the page.
     pub page: SocketAddr,
-    /// Simulated players.
+    /// Simulated players of each game.
     pub simulated: usize,
     /// Length of a round.
     pub round: Duration,
@@ -131,34 +139,32 @@ async fn start(options: Options) -> Result<(SocketAddr, JoinSet<()>), StartError
     let failed = |source| StartError::Page { addr: options.page, source };
     let listener = TcpListener::bind(options.page).await.map_err(failed)?;
     let page = listener.local_addr().map_err(failed)?;
-    let url = format!("ws://{}", options.players);
-    let players: Endpoint = url.parse()?;
-    let config = SessionConfig::server("tag", "");
-    let (client, events) = Client::connect(Endpoint::tcp(options.servers), config).await?;
-    let (matcher, notices) =
-        Matcher::connect(Endpoint::tcp(options.matcher), MatcherConfig::new("tag")).await?;
-    let server = server::GameServer::open(client, matcher, options.round).await?;
-    let mut tasks = JoinSet::new();
-    tasks.spawn(async move {
-        if let Err(error) = server.run(events, notices).await {
-            tracing::warn!(%error, "the game of tag has ended");
-        }
-    });
-    for index in 0..options.simulated {
-        let (endpoint, seed) = (players.clone(), options.seed);
-        tasks.spawn(async move {
-            if let Err(error) = players::play(endpoint, index, seed).await {
-                tracing::warn!(%error, "a simulated player of tag cannot connect");
-            }
-        });
+    let urls: Vec<String> = options.players.iter().map(|player| format!("ws://{player}")).collect();
+    let players = urls.iter().map(|url| url.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
+    let servers: Vec<Endpoint> = options.servers.iter().copied().map(Endpoint::tcp).collect();
+    let mut worlds: Vec<Option<String>> = options.worlds.iter().cloned().map(Some).collect();
+    if worlds.is_empty() {
+        worlds.push(None);
     }
-    let files = files(&url);
+    let mut tasks = JoinSet::new();
+    for (number, world) in worlds.into_iter().enumerate() {
+        let servers = servers.clone();
+        let (matcher, round) = (Endpoint::tcp(options.matcher), options.round);
+        let location = server::GameLocation { servers, matcher, world: world.clone(), round };
+        let first = location.open(0).await?;
+        tasks.spawn(location.run(first));
+        for index in 0..options.simulated {
+            let (players, world, seed) = (players.clone(), world.clone(), options.seed);
+            tasks.spawn(players::play(players, world, number * options.simulated + index, seed));
+        }
+    }
+    let files = files(&urls, &options.worlds);
     tasks.spawn(serve_files(listener, files, std::future::pending()));
     Ok((page, tasks))
 }
 
-/// The files of the page, and the address of the gateway for it.
-fn files(gateway: &str) -> Vec<File> {
+/// The files of the page, and the addresses and worlds for it.
+fn files(gateways: &[String], worlds: &[String]) -> Vec<File> {
     const SCRIPT: &str = "text/javascript; charset=utf-8";
     macro_rules! built {
         ($($path:literal),*) => {
@@ -181,8 +187,12 @@ fn files(gateway: &str) -> Vec<File> {
     ];
     let mut files = vec![
         File::new("/", "text/html; charset=utf-8", include_str!("../web/index.html")),
-        // An address needs no escapes in JSON.
-        File::new("/config.json", "application/json", format!("{{\"gateway\":\"{gateway}\"}}")),
+        // Addresses and names of worlds need no escapes in JSON.
+        File::new(
+            "/config.json",
+            "application/json",
+            format!("{{\"gateways\":{gateways:?},\"worlds\":{worlds:?}}}"),
+        ),
     ];
     files.extend(scripts);
     files

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use throng_client::{ChannelId, Client, ConnectError, Endpoint, Event, RequestError, SessionConfig};
+use throng_client::{Backoff, ChannelId, Client, ConnectError, Endpoint, Event, RequestError, SessionConfig};
 use throng_stdx::Rng;
 use tokio::time::MissedTickBehavior;
 
@@ -32,14 +32,34 @@ const NAMES: [&str; 16] = [
 /// Decisions per second, about as many as a person makes in a chase.
 const DECISIONS_PER_SECOND: u32 = 10;
 
+/// Time in which the game server brings a player into a room. One that logged in before the game
+/// server did is never noticed by it, and logs in again.
+const ROOM_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before another login.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Plays in a world for ever. After a loss it logs in again, at the next of the nodes.
+pub(crate) async fn play(nodes: Vec<Endpoint>, world: Option<String>, index: usize, seed: u64) {
+    for endpoint in nodes.iter().cycle().skip(index % nodes.len()) {
+        if let Err(error) = visit(endpoint.clone(), world.clone(), index, seed).await {
+            tracing::debug!(%error, "a simulated player of tag cannot connect");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 /// Plays until the connection ends.
-///
-/// # Errors
-/// If the connection fails.
-pub(crate) async fn play(endpoint: Endpoint, index: usize, seed: u64) -> Result<(), ConnectError> {
+async fn visit(
+    endpoint: Endpoint,
+    world: Option<String>,
+    index: usize,
+    seed: u64,
+) -> Result<(), ConnectError> {
     let name = NAMES[index % NAMES.len()];
-    let (client, mut events) =
-        Client::connect(endpoint, SessionConfig::client(format!("simulated-{index}"), "")).await?;
+    let config = SessionConfig { world, ..SessionConfig::client(format!("simulated-{index}"), "") };
+    let (client, mut events) = Client::connect_with(endpoint, config, Backoff::never()).await?;
+    let no_room = tokio::time::sleep(ROOM_PATIENCE);
+    tokio::pin!(no_room);
     let mut rng = Rng::new(seed + index as u64);
     let mut mood = rng.f64() as f32 * 6.0;
     let mut room: Option<ChannelId> = None;
@@ -57,6 +77,7 @@ pub(crate) async fn play(endpoint: Endpoint, index: usize, seed: u64) -> Result<
                     return Ok(());
                 }
             }
+            () = &mut no_room, if room.is_none() => return Ok(()),
             event = events.next() => match event {
                 Some(Event::Subscribed { channel, conn, .. }) if conn == client.conn() && room.is_none() => {
                     room = Some(channel);

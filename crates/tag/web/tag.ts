@@ -21,10 +21,35 @@ let isPlaying = false;
 /** For the line about the network. */
 const traffic = { updates: 0, bytes: 0, since: performance.now() };
 
-async function connect(): Promise<void> {
-  const { gateway } = (await (await fetch("config.json")).json()) as { gateway: string };
+/** Time in which the game server brings a player into a room, and pause before another login; in milliseconds. */
+const [ROOM_PATIENCE, PAUSE] = [5_000, 500];
+const query = new URLSearchParams(location.search);
+
+/** Plays at a gateway, or in a world of a cluster: there each of the nodes knows the way, and one may be lost. */
+async function play(): Promise<void> {
+  const { gateways, worlds } = (await (await fetch("config.json")).json()) as { gateways: string[]; worlds: string[] };
   const random = crypto.getRandomValues(new Uint32Array(2)).join("-");
-  const connection = await Throng.connect(gateway, { pit: `tag-${random}` });
+  const options = { pit: `tag-${random}`, world: query.get("world") ?? worlds[0] ?? "" };
+  if (gateways.length === 1) return connect(await Throng.connect(gateways[0]!, options));
+  for (let turn = 0; ; turn++) {
+    try {
+      const connection = await Throng.connect(gateways[turn % gateways.length]!, { ...options, reconnect: false });
+      const closed = new Promise<void>((resolve) => connection.on("closed", () => resolve()));
+      connect(connection);
+      // A player who logged in before the game server did is never noticed by it.
+      const timer = setTimeout(() => room === undefined && connection.close(), ROOM_PATIENCE);
+      await closed;
+      clearTimeout(timer);
+    } catch (error) {
+      status(String(error), "bad");
+    }
+    room?.stop();
+    room = undefined;
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
+function connect(connection: Throng): void {
   throng = connection;
   status("connected", "good");
   connection.on("update", ({ value }) => {
@@ -202,6 +227,11 @@ function frame(now: number): void {
 }
 requestAnimationFrame(frame);
 
-connect().catch((error: unknown) => {
+const given = query.get("name");
+if (given !== null) {
+  nameField.value = given;
+  form.requestSubmit();
+}
+play().catch((error: unknown) => {
   status(error instanceof ThrongError ? `no gateway: ${error.message}` : String(error), "bad");
 });

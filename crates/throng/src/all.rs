@@ -1,7 +1,8 @@
 //! `throng bench all`: every suite in turn, each with a report of its own.
 
+use throng_load::child::StartError;
 use throng_load::report::Report;
-use throng_load::suites::{Effort, Progress as _};
+use throng_load::suites::{BenchError, Effort, Progress as _};
 
 use crate::bench::{AnyError, BenchArgs, bounded, measure, measure_enet, names, print, save, say, show};
 use crate::{bench_ddc, matcher, replication};
@@ -19,6 +20,11 @@ const SUITES: &[Suite] = &[
 /// Waits for ticks of ten seconds: too long for a smoke test.
 const SLOW: &str = "matcher tickets";
 
+/// True if the test needs a NATS server, and this machine has none.
+fn is_without_bus(error: &AnyError) -> bool {
+    matches!(error.downcast_ref(), Some(BenchError::Start(StartError::NoBus)))
+}
+
 /// Runs them. A test without a result does not cost the others theirs.
 pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
     let (mut reports, mut failed) = (Vec::new(), Vec::new());
@@ -35,6 +41,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
                 }
                 reports.push(report);
             }
+            // Worth having, not needed: as everywhere else.
+            Err(error) if is_without_bus(&error) => say(&format!("skipped: {name}: {error}")),
             Err(error) => {
                 say(&format!("error: {name}: {error}"));
                 failed.push(name);

@@ -65,6 +65,9 @@ pub(crate) struct BenchArgs {
     /// character, as much as the rest of a game's state
     #[arg(hide_short_help = true, long, default_value_t = 0, value_name = "BYTES", value_parser = padding, help_heading = "Load")]
     padding: usize,
+    /// For `cluster single`: program of the build to compare with
+    #[arg(hide_short_help = true, long, value_name = "FILE", help_heading = "Server")]
+    against: Option<PathBuf>,
     /// Print the report as JSON instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -407,6 +410,7 @@ fn options(args: &BenchArgs) -> Result<Options, AnyError> {
         crash_server_at: args.crash_server_at,
         ask_for_rates: args.ask_for_rates,
         padding_bytes: args.padding,
+        against: args.against.clone(),
         ..args.server.options()?
     })
 }

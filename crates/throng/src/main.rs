@@ -8,6 +8,7 @@ mod bench_ddc;
 mod channeld;
 mod cli;
 mod cluster;
+mod cluster_demo;
 mod config;
 mod ddc;
 mod doctor;

@@ -18,6 +18,7 @@ use throng_load::{Transport, duration, interrupt, probe};
 use throng_replication::Server;
 
 use crate::bench::{Live, ServerArgs, count, print, say};
+use crate::cluster_demo;
 use crate::output::program;
 use crate::tag::Game;
 
@@ -143,6 +144,10 @@ pub(crate) struct DemoArgs {
     /// and level of detail
     #[arg(long, conflicts_with = "spatial")]
     direct: bool,
+    /// A cluster of so many nodes on this machine, with a NATS server and players in six worlds,
+    /// who follow their world when a node is drained or killed
+    #[arg(long, value_name = "NODES", value_parser = count, conflicts_with_all = ["spatial", "direct"])]
+    cluster: Option<usize>,
     /// With --direct: address of the replication metrics
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", requires = "direct")]
     http: std::net::SocketAddr,
@@ -190,6 +195,9 @@ pub(crate) fn run(args: SwarmArgs) -> ExitCode {
 pub(crate) fn demo(args: DemoArgs) -> ExitCode {
     if args.direct {
         return direct_demo(&args);
+    }
+    if let Some(nodes) = args.cluster {
+        return cluster_demo::run(nodes, args.players, args.shards, args.duration);
     }
     let program = match std::env::current_exe() {
         Ok(program) => program,

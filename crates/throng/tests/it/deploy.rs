@@ -109,6 +109,42 @@ fn the_deployed_configurations_are_closed_until_tokens_are_there() {
     }
 }
 
+/// The configuration inside of the manifests lacks nothing but the files of its secret.
+#[test]
+fn the_manifests_configure_a_node_that_lacks_only_its_secrets() {
+    let manifest = read("deploy/kubernetes/throng.yaml");
+    let (_, rest) = manifest.split_once("throng.toml: |\n").unwrap();
+    let config: String =
+        rest.lines().map_while(|line| line.strip_prefix("    ")).map(|line| format!("{line}\n")).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let (file, secret) = (folder.path().join("throng.toml"), folder.path().display().to_string());
+    std::fs::write(&file, config.replace("/etc/throng-secret", &secret)).unwrap();
+    let check = || {
+        let advertise = manifest.lines().find_map(|line| line.trim().strip_prefix("value: ")).unwrap();
+        let advertise = advertise
+            .replace("$(HOST_IP)", "192.0.2.1")
+            .replace("$(POD)", "throng-0")
+            .replace("$(NAMESPACE)", "x");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_throng"));
+        command.args(["config", "check", "--config"]).arg(&file).env("THRONG_CLUSTER_ADVERTISE", advertise);
+        let done = command.output().unwrap();
+        (done.status.success(), String::from_utf8_lossy(&done.stderr).into_owned())
+    };
+    let (is_well, said) = check();
+    assert!(!is_well && said.contains("player-tokens"), "{said}");
+    for name in ["player-tokens", "node.creds", "nats-ca.pem", "secret"] {
+        std::fs::write(folder.path().join(name), "alice 0123456789abcdef\n").unwrap();
+    }
+    let (is_well, said) = check();
+    assert!(is_well, "{said}");
+    // Players of a world go on for so long, and a minute remains to move them.
+    let number = |name: &str| -> u32 {
+        let line = manifest.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap();
+        line.trim().parse().unwrap()
+    };
+    assert_eq!(number("terminationGracePeriodSeconds:"), number("drain_wait_s =") + 60);
+}
+
 #[test]
 fn the_service_accepts_game_servers_from_its_own_machine_only() {
     let service = read("deploy/service.toml");

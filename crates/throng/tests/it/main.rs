@@ -7,6 +7,7 @@ mod cache;
 mod cache_pages;
 mod cli;
 mod cluster;
+mod demo;
 mod deploy;
 mod docs;
 mod hygiene;
