@@ -371,7 +371,6 @@ impl World {
             bytes_max: 2_000 + self.rng.below(20_000),
             copies: false,
             now: self.now(),
-            blob_age_min: Duration::from_secs(1800),
             keeps: &|_| false,
             last_use: &|_| None,
             last_access: &|_, _, _| None,
