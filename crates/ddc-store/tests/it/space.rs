@@ -260,7 +260,7 @@ fn a_ref_that_is_used_during_an_eviction_stays_with_its_blobs() {
         let mut asked = asked.borrow_mut();
         let times = asked.entry(*key).or_insert(0);
         *times += 1;
-        (*times > 1 && key.as_str().as_bytes()[39] % 3 == 0).then(|| at(10))
+        (*times > 1 && key.as_str().as_bytes()[39].is_multiple_of(3)).then(|| at(10))
     };
     let options = EvictOptions {
         bytes_max: 50_000,
