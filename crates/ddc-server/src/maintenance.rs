@@ -31,8 +31,8 @@ impl Service {
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
         let last =
             |namespace: &Namespace, bucket: &Bucket, key: &Key| self.last_access(namespace, bucket, key);
-        // On a full disk nothing but uploads in progress is spared.
-        let blob_age_min = match self.store.space().is_full {
+        // Where space is short nothing but uploads in progress is spared.
+        let blob_age_min = match self.store.space().is_full || self.store.was_over_quota() {
             true => throng_ddc::gc::UPLOAD_AGE_MIN,
             false => throng_ddc::gc::BLOB_AGE_MIN,
         };
@@ -68,7 +68,10 @@ impl Service {
     }
 
     /// Refs and copies that the next eviction removes first, at most `count`.
-    pub(crate) fn longest_unused(&self, count: usize) -> Result<Vec<Unused>, StoreError> {
+    ///
+    /// # Errors
+    /// As the store says.
+    pub fn longest_unused(&self, count: usize) -> Result<Vec<Unused>, StoreError> {
         self.with_eviction(self.bytes_max(), |options| self.store.longest_unused(options, count))
     }
 
@@ -79,7 +82,6 @@ impl Service {
             bytes_max,
             copies: self.tier().is_some(),
             now: self.now(),
-            blob_age_min: throng_ddc::gc::UPLOAD_AGE_MIN,
             keeps: &|namespace| self.rules_of(namespace).keeps,
             last_use: &last_use,
             last_access: &|namespace, bucket, key| self.last_access(namespace, bucket, key),
@@ -162,6 +164,11 @@ impl Service {
                 service.forget_events(maintenance.events_age_max);
             }),
             Task::new(Some(EVICT_EVERY), Service::evict_and_tell),
+            Task::new(Some(throng_ddc::gc::UPLOAD_AGE_MIN).filter(|_| !copies), |service| {
+                if service.store.was_over_quota() {
+                    service.collect_and_tell();
+                }
+            }),
         ];
         loop {
             let next = tasks.iter().filter_map(|task| task.due).min().unwrap_or_else(Instant::now);

@@ -135,6 +135,7 @@ impl Store {
     /// As the system says. What was removed by then stays removed; nothing else is affected.
     pub fn collect(&self, options: &CollectOptions<'_>) -> Result<CollectReport, StoreError> {
         let _one = lock(&self.maintenance);
+        self.was_over_quota.store(false, Ordering::Relaxed);
         let mut done = CollectReport::default();
         loop {
             let before = done;

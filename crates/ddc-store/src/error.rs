@@ -3,6 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
+use throng_ddc::Namespace;
+
 /// Failure of the index.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -43,6 +45,17 @@ pub enum StoreError {
         "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
     )]
     Full,
+    /// Nothing of the namespace may go, and it and its like hold more than the folder may. Reads and
+    /// deletes go on.
+    #[error(
+        "nothing is evicted from the namespace {namespace} (ddc.keep_namespaces), and the namespaces kept so hold more than ddc.bytes_max ({bytes_max} bytes); delete refs in them and collect, raise ddc.bytes_max, or shorten ddc.keep_namespaces"
+    )]
+    Kept {
+        /// Namespace of the upload.
+        namespace: Namespace,
+        /// Bytes that the folder may hold.
+        bytes_max: u64,
+    },
     /// Written by a version that knows more.
     #[error(
         "the store has format {0}, and this version reads formats 1 and 2; use the version that wrote it"

@@ -1,8 +1,13 @@
 //! Eviction: keeps a folder below its limit by deleting the longest unused refs and blobs.
+//!
+//! Everything that may go is in one order of last uses. A blob is used whenever a ref that reaches
+//! it is, and goes in the pass that takes the last of these refs: a pass that took refs and left
+//! their blobs would give nothing back, and take more refs the next time. A blob that no ref
+//! reaches was used when it was put or read, so an upload whose ref is on its way is among the
+//! last to go.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
@@ -12,7 +17,8 @@ use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::marks::Marks;
-use crate::store::Store;
+use crate::run::fingerprint;
+use crate::store::{Kept, Store};
 
 /// Blobs are removed when the folder has reached this part of what it may hold ...
 pub const FULL_PERCENT: u64 = 95;
@@ -22,9 +28,13 @@ const KEEP_PERCENT: u64 = 72;
 /// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that
 /// are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
-/// Uses are told apart by steps of this length: all refs of the last step that goes are removed
-/// together.
-const TIME_UNIT_MS: u64 = 4000;
+/// Ages are told apart by this many bits: to the millisecond up to four seconds, then to one part
+/// in 4096. All refs of the last step that goes are removed together.
+const AGE_BITS: u32 = 12;
+/// Uses of the same age are split into so many steps, by name: a burst of uses does not go at once.
+const SLICES: u64 = 32;
+/// Step of what is never removed.
+const NEVER: u32 = u32::MAX;
 
 /// Settings of an eviction.
 pub struct EvictOptions<'a> {
@@ -34,8 +44,6 @@ pub struct EvictOptions<'a> {
     pub copies: bool,
     /// The time.
     pub now: Timestamp,
-    /// Blobs that no ref reaches stay when they are younger than this: their refs are on the way.
-    pub blob_age_min: Duration,
     /// True if nothing of a namespace may go.
     pub keeps: &'a dyn Fn(&Namespace) -> bool,
     /// Last use of a blob, where that is known.
@@ -44,51 +52,59 @@ pub struct EvictOptions<'a> {
     pub last_access: &'a dyn Fn(&Namespace, &Bucket, &Key) -> Option<Timestamp>,
 }
 
-fn unit(time: Timestamp) -> u32 {
-    u32::try_from(time.unix_ms() / TIME_UNIT_MS).unwrap_or(u32::MAX).max(1)
+impl EvictOptions<'_> {
+    /// Step of a last use, which is not 0: later uses have larger ones.
+    fn step(&self, used: Timestamp, name: &[u8]) -> u32 {
+        let age = self.now.since(used).as_millis() as u64;
+        let spread = u64::BITS.saturating_sub(age.leading_zeros() + AGE_BITS + 1);
+        let age_step = (u64::from(spread) << AGE_BITS) + (age >> spread);
+        let slice = (u128::from(fingerprint(name)) * u128::from(SLICES)) >> 64;
+        NEVER - 1 - (age_step * SLICES) as u32 - slice as u32
+    }
 }
 
 impl Store {
     /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
     /// `bytes_max`, until it holds about 85 %. A blob goes only when no ref that stays reaches it.
     ///
-    /// Namespaces that keep everything take no uploads while the folder is above `bytes_max`
-    /// although the others gave what they had.
+    /// Namespaces that keep everything take no uploads while they alone hold more than `bytes_max`.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
     pub fn evict(&self, options: &EvictOptions<'_>) -> Result<CollectReport, StoreError> {
         let mut done = CollectReport::default();
         if self.disk_bytes() < options.bytes_max / 100 * FULL_PERCENT {
-            self.set_kept(BTreeSet::new());
+            self.set_kept(Kept::default());
             return Ok(done);
         }
         let _one = lock(&self.maintenance);
         self.note_reliance(true);
         let result = self.evict_unused(options, &mut done);
         self.note_reliance(false);
-        result?;
+        let kept_bytes = result?;
         self.give_back(&mut done, LIVE_PERCENT_MIN)?;
-        let mut kept = BTreeSet::new();
-        if self.disk_bytes() > options.bytes_max {
-            kept.extend(self.namespaces()?.into_iter().filter(|namespace| (options.keeps)(namespace)));
+        let mut kept = Kept { namespaces: BTreeSet::new(), bytes_max: options.bytes_max };
+        if kept_bytes > options.bytes_max {
+            let namespaces = self.namespaces()?.into_iter();
+            kept.namespaces.extend(namespaces.filter(|namespace| (options.keeps)(namespace)));
         }
         self.set_kept(kept);
         Ok(done)
     }
 
-    fn set_kept(&self, kept: BTreeSet<Namespace>) {
+    fn set_kept(&self, kept: Kept) {
         let mut now = self.kept.write().unwrap_or_else(PoisonError::into_inner);
-        if kept != *now && !kept.is_empty() {
+        if kept.namespaces != now.namespaces && !kept.namespaces.is_empty() {
             tracing::warn!(
-                namespaces = kept.len(),
-                "namespaces that keep everything and take no uploads, because the folder holds more than it may"
+                namespaces = kept.namespaces.len(),
+                "the namespaces that keep everything take no uploads, because they alone hold more than the folder may"
             );
         }
         *now = kept;
     }
 
-    fn evict_unused(&self, options: &EvictOptions<'_>, done: &mut CollectReport) -> Result<(), StoreError> {
+    /// Returns the bytes of namespaces that keep everything.
+    fn evict_unused(&self, options: &EvictOptions<'_>, done: &mut CollectReport) -> Result<u64, StoreError> {
         let namespaces = self.namespaces()?;
         let mut marks = Marks::new(self.index.entries(), true);
         if !options.copies {
@@ -96,46 +112,51 @@ impl Store {
                 self.mark_uses(namespace, options, &mut marks)?;
             }
         }
-        let used_at = |marks: &Marks, hash: &IoHash, location: &Location| {
-            let noted = (options.last_use)(hash).max(Some(location.put)).map_or(1, unit);
+        let used_at = |marks: &Marks, index_key: &[u8], hash: &IoHash, location: &Location| {
             // A ref's last use counts for what it reaches, however long ago that was put.
             match marks.last_use(hash) {
-                0 => noted,
+                0 => options.step((options.last_use)(hash).unwrap_or_default().max(location.put), index_key),
                 used => used,
             }
         };
         // Bytes of blobs and refs by last use, and of the records that delete them.
         let mut bytes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
-        let mut add = |used: u32, len: u64, key: &[u8]| {
+        let (mut live, mut kept) = (0, 0);
+        let mut add = |used: u32, len: u64, index_key: &[u8]| {
+            live += len;
+            if used == NEVER {
+                return;
+            }
             let (sum, cost_sum) = bytes.entry(used).or_default();
             *sum += len;
-            *cost_sum += cost(key);
+            *cost_sum += cost(index_key);
         };
-        let mut live = 0;
         for namespace in &namespaces {
             let keeps = (options.keeps)(namespace);
+            marks.begin_namespace(namespace);
             self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
                 if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
                 {
-                    live += location.len;
-                    if !keeps {
-                        add(used_at(&marks, &hash, &location), location.len, index_key);
-                    }
+                    kept += if keeps { location.len } else { 0 };
+                    let used = if keeps { NEVER } else { used_at(&marks, index_key, &hash, &location) };
+                    add(used, location.len, index_key);
                 }
                 Ok(())
             })?;
             self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
-                live += stored.len() as u64;
-                if let (Some((_, bucket, key)), Some(value), false) =
-                    (key::read_reference(index_key), RefValue::read(stored), keeps)
-                {
-                    let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
-                    add(used, stored.len() as u64, index_key);
-                }
+                kept += if keeps { stored.len() as u64 } else { 0 };
+                let used = match (key::read_reference(index_key), RefValue::read(stored)) {
+                    (Some((_, bucket, key)), Some(value)) if !keeps => {
+                        let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
+                        options.step(used, index_key)
+                    }
+                    _ => NEVER,
+                };
+                add(used, stored.len() as u64, index_key);
                 Ok(())
             })?;
         }
-        let mut surplus = live.saturating_sub(options.bytes_max / 100 * KEEP_PERCENT);
+        let surplus = live.saturating_sub(options.bytes_max / 100 * KEEP_PERCENT);
         // A delete takes space until its segment is empty: on a disk that is nearly full, the
         // oldest go for which there is space, and the next eviction goes on with what they gave
         // back.
@@ -147,66 +168,57 @@ impl Store {
             spent += cost;
             goes
         });
-        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(()) };
-        let young = options.now.unix_ms().saturating_sub(options.blob_age_min.as_millis() as u64);
+        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(kept) };
         for namespace in namespaces.iter().filter(|namespace| !(options.keeps)(namespace)) {
             let mut is_out = false;
+            marks.begin_namespace(namespace);
             // Before the blobs: no ref may stay without what it reaches.
             self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
-                let (Some((_, bucket, key)), Some(value)) =
-                    (key::read_reference(index_key), RefValue::read(stored))
+                let (Some((_, bucket, key)), Some(value), false) =
+                    (key::read_reference(index_key), RefValue::read(stored), options.copies)
                 else {
                     return Ok(());
                 };
-                if self.ref_use(namespace, &bucket, &key, &value, options)? <= limit && !options.copies {
-                    if room == 0 {
-                        is_out = true;
-                        return Ok(());
+                let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
+                if options.step(used, index_key) > limit {
+                    // It may have been used since it was marked, and stays with what it reaches.
+                    // Noted uses are whole seconds.
+                    if used.unix_ms() + 1_000 > options.now.unix_ms() {
+                        marks.begin_ref(false);
+                        self.mark(namespace, &value, limit + 1, &mut marks)?;
                     }
-                    room = room.saturating_sub(cost(index_key));
-                    done.refs += 1;
-                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })?;
+                    return Ok(());
                 }
-                Ok(())
+                if room == 0 {
+                    is_out = true;
+                    return Ok(());
+                }
+                room = room.saturating_sub(cost(index_key));
+                done.refs += 1;
+                self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })
             })?;
             self.commit_own()?;
             if is_out {
                 break;
             }
-            // Of the last step those go first that were not read since this process started.
-            for spares in [true, false] {
-                if surplus == 0 {
-                    break;
+            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+                let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
+                else {
+                    return Ok(());
+                };
+                if room > 0 && used_at(&marks, index_key, &hash, &location) <= limit {
+                    room = room.saturating_sub(cost(index_key));
+                    done.blobs += 1;
+                    done.blob_bytes += location.len;
+                    self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })?;
                 }
-                self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
-                    let (Some((_, hash)), Some(location)) =
-                        (key::read_blob(index_key), Location::read(stored))
-                    else {
-                        return Ok(());
-                    };
-                    // A copy has no ref here that could be on its way.
-                    let used = used_at(&marks, &hash, &location);
-                    let is_spared = spares && used == limit && (options.last_use)(&hash).is_some();
-                    let is_young =
-                        !options.copies && location.put.unix_ms() > young && marks.last_use(&hash) == 0;
-                    if surplus > 0 && room > 0 && used <= limit && !is_young && !is_spared {
-                        room = room.saturating_sub(cost(index_key));
-                        surplus = surplus.saturating_sub(location.len);
-                        done.blobs += 1;
-                        done.blob_bytes += location.len;
-                        self.queue_and_commit(Change::Collect {
-                            key: index_key.to_vec(),
-                            value: stored.into(),
-                        })?;
-                    }
-                    Ok(())
-                })?;
-                self.commit_own()?;
-            }
+                Ok(())
+            })?;
+            self.commit_own()?;
             self.drop_unused_accesses(namespace)?;
             self.drop_unused_forms(namespace)?;
         }
-        Ok(())
+        Ok(kept)
     }
 
     /// Marks what every ref of a namespace reaches with the ref's last use.
@@ -217,6 +229,7 @@ impl Store {
         marks: &mut Marks,
     ) -> Result<(), StoreError> {
         let keeps = (options.keeps)(namespace);
+        marks.begin_namespace(namespace);
         self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
             let (Some((_, bucket, key)), Some(value)) =
                 (key::read_reference(index_key), RefValue::read(stored))
@@ -224,14 +237,14 @@ impl Store {
                 return Ok(());
             };
             let used = match keeps {
-                true => u32::MAX,
-                false => self.ref_use(namespace, &bucket, &key, &value, options)?,
+                true => NEVER,
+                false => options.step(self.ref_use(namespace, &bucket, &key, &value, options)?, index_key),
             };
             marks.begin_ref(false);
             self.mark(namespace, &value, used, marks)
         })?;
         for snapshot in self.snapshots(namespace)? {
-            marks.mark(&snapshot.blob, u32::MAX);
+            marks.mark(&snapshot.blob, NEVER);
         }
         Ok(())
     }
@@ -243,9 +256,9 @@ impl Store {
         key: &Key,
         value: &RefValue,
         options: &EvictOptions<'_>,
-    ) -> Result<u32, StoreError> {
+    ) -> Result<Timestamp, StoreError> {
         let noted = self.last_access(namespace, bucket, key)?;
-        let used = (options.last_access)(namespace, bucket, key).max(noted).max(Some(value.put));
-        Ok(used.map_or(1, unit))
+        let known = (options.last_access)(namespace, bucket, key).max(noted);
+        Ok(known.unwrap_or_default().max(value.put))
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Marks {
     /// Last uses, four bytes each; none if every use counts the same.
     slots: Vec<u32>,
     seed: u64,
+    /// What the namespace adds to the fingerprints of its blobs.
+    salt: u64,
     walked: BTreeSet<IoHash>,
 }
 
@@ -41,12 +43,13 @@ impl Marks {
             reached: Filter::new(entries.max(FILTER_ENTRIES_MIN)),
             slots: vec![0; slots as usize],
             seed: random(),
+            salt: 0,
             walked: BTreeSet::new(),
         }
     }
 
     fn fingerprint(&self, hash: &IoHash) -> u64 {
-        (fingerprint(hash.as_bytes()) ^ self.seed).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        (fingerprint(hash.as_bytes()) ^ self.salt ^ self.seed).wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
     fn slots_of(&self, fingerprint: u64) -> [usize; 2] {
@@ -75,6 +78,12 @@ impl Marks {
             return 0;
         }
         self.slots_of(self.fingerprint(hash)).iter().map(|slot| self.slots[*slot]).min().unwrap_or(0)
+    }
+
+    /// Marks from now on blobs of this namespace: another one has its own with the same hash.
+    pub(crate) fn begin_namespace(&mut self, namespace: &Namespace) {
+        self.salt = fingerprint(namespace.as_str().as_bytes());
+        self.walked.clear();
     }
 
     /// Forgets which objects were walked: those of the next refs were used at another time.

@@ -141,6 +141,7 @@ impl Store {
             is_broken: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             kept: RwLock::default(),
+            was_over_quota: AtomicBool::new(false),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
             quotas: RwLock::default(),

@@ -174,6 +174,9 @@ impl<'s> Plan<'s> {
             }
             Change::Collect { key, value } => {
                 let wanted = lock(&self.store.relied_on).as_ref().is_some_and(|wanted| wanted.contains(&key));
+                if self.has_blob_of_form(&key)? {
+                    return Ok(ChangeResult::Unchanged);
+                }
                 let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
                 let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
                 self.delete(key, &old)?;
@@ -210,6 +213,14 @@ impl<'s> Plan<'s> {
         Location::read(value).is_some_and(|location| location.is_large() && !self.store.has_file(&location))
     }
 
+    /// Reports whether a key is that of a form whose blob is stored: it was put again since the form
+    /// was found without it, and refs may rely on it.
+    fn has_blob_of_form(&self, key: &[u8]) -> Result<bool, StoreError> {
+        let form = key.strip_prefix(b"c").and_then(|_| key::last_hash(key));
+        let (Some(hash), Some((namespace, _))) = (form, key::split_namespace(key)) else { return Ok(false) };
+        Ok(self.get(&key::blob(&namespace, &hash))?.is_some())
+    }
+
     /// Takes the bytes of a large blob that goes off the total; its file goes once that is written.
     fn forget_large(&mut self, old: Option<&IndexEntry>) {
         if let Some(location) = old.and_then(|old| Location::read(&old.value)).filter(Location::is_large) {
@@ -226,7 +237,11 @@ impl<'s> Plan<'s> {
         }
         let Some((namespace, _)) = key::split_namespace(key) else { return Ok(true) };
         let count = || self.store.size_of(&namespace);
-        lock(&self.store.sizes).admit(&namespace, (freed, len), count)
+        let fits = lock(&self.store.sizes).admit(&namespace, (freed, len), count)?;
+        if !fits {
+            self.store.was_over_quota.store(true, Ordering::Relaxed);
+        }
+        Ok(fits)
     }
 
     fn release(&mut self, key: &[u8], len: u64) -> Result<(), StoreError> {

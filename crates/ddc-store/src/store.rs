@@ -116,6 +116,14 @@ pub(crate) struct Counters {
     pub(crate) damaged: AtomicU64,
 }
 
+/// Namespaces of which nothing may go, while they alone hold more than the folder may.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) namespaces: BTreeSet<Namespace>,
+    /// Bytes that the folder may hold.
+    pub(crate) bytes_max: u64,
+}
+
 /// A cache on disk. Shared by threads; see the crate's documentation.
 ///
 /// Changes are queued and answered through [`Done`]; somebody must call [`commit`](Store::commit)
@@ -150,14 +158,16 @@ pub struct Store {
     pub(crate) is_broken: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
-    /// Namespaces of which nothing may go, while the folder holds more than it may without them.
-    pub(crate) kept: RwLock<BTreeSet<Namespace>>,
+    /// Namespaces that take no uploads because nothing of them may go.
+    pub(crate) kept: RwLock<Kept>,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
     /// Only used by whoever holds `log`.
     pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
     pub(crate) quotas: RwLock<Arc<Quotas>>,
+    /// A quota refused something since the last collection.
+    pub(crate) was_over_quota: AtomicBool,
     /// What namespaces with a quota hold. Only used by whoever holds `log`.
     pub(crate) sizes: Mutex<Sizes>,
     /// The newest bucket of time that any event has. Only used by whoever holds `log`.
@@ -344,6 +354,13 @@ impl Store {
         *self.quotas.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(quotas);
     }
 
+    /// Reports whether a quota refused something since the last collection began. What refs no
+    /// longer reach counts until it is collected.
+    #[must_use]
+    pub fn was_over_quota(&self) -> bool {
+        self.was_over_quota.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn quotas(&self) -> Arc<Quotas> {
         Arc::clone(&self.quotas.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -393,9 +410,13 @@ impl Store {
     pub(crate) fn check_uploads_to(&self, key: &[u8]) -> Result<(), StoreError> {
         self.check_uploads()?;
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
-        let is_kept = !kept.is_empty()
-            && key::split_namespace(key).is_some_and(|(namespace, _)| kept.contains(&namespace));
-        if is_kept { Err(StoreError::Full) } else { Ok(()) }
+        if kept.namespaces.is_empty() {
+            return Ok(());
+        }
+        match key::split_namespace(key).filter(|(namespace, _)| kept.namespaces.contains(namespace)) {
+            Some((namespace, _)) => Err(StoreError::Kept { namespace, bytes_max: kept.bytes_max }),
+            None => Ok(()),
+        }
     }
 
     /// Damage that it had when it was opened.

@@ -37,8 +37,8 @@ impl RefPolicy {
 /// that began before its ref was put.
 pub const BLOB_AGE_MIN: Duration = Duration::from_secs(3600);
 
-/// In a cache that holds more than it may, a blob that no ref reaches is kept this long: an upload
-/// puts its ref seconds after its blobs.
+/// On a full disk, or above a quota, a blob that no ref reaches is kept this long: an upload puts
+/// its ref seconds after its blobs.
 pub const UPLOAD_AGE_MIN: Duration = Duration::from_secs(5 * 60);
 
 /// Reports whether a blob may be removed now.

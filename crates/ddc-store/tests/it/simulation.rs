@@ -371,7 +371,6 @@ impl World {
             bytes_max: 2_000 + self.rng.below(20_000),
             copies: false,
             now: self.now(),
-            blob_age_min: Duration::from_secs(1800),
             keeps: &|_| false,
             last_use: &|_| None,
             last_access: &|_, _, _| None,
@@ -551,6 +550,10 @@ impl World {
         for (key, values) in after.refs {
             let mut possible = before.refs.remove(&key).unwrap_or_else(|| vec![None]);
             possible.extend(values);
+            // One operation may put several values of a key.
+            let old = before.history.get(&key).map_or(0, Vec::len);
+            let new = after.history.get(&key).into_iter().flatten().skip(old);
+            possible.extend(new.cloned().map(Some));
             self.model.refs.insert(key, possible);
         }
         self.check();

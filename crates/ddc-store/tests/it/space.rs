@@ -27,7 +27,6 @@ fn evict(store: &Store, bytes_max: u64, minutes: u64, kept: Option<&Namespace>) 
         bytes_max,
         copies: false,
         now: at(minutes),
-        blob_age_min: Duration::from_secs(60),
         keeps: &|namespace| Some(namespace) == kept,
         last_use: &|_| None,
         last_access: &|_, _, _| None,
@@ -144,11 +143,15 @@ fn a_namespace_that_is_kept_takes_no_uploads_while_the_folder_holds_too_much() {
         let bytes = Bytes::from(vec![byte; 100]);
         result(&store, |done| store.put_blob(namespace, IoHash::of(&bytes), bytes.clone(), at(0), done))
     };
-    assert!(matches!(put(&kept, 201), Err(StoreError::Full)));
+    let refused = put(&kept, 201).expect_err("they hold more than the folder may").to_string();
+    assert!(
+        refused.contains("namespace game (ddc.keep_namespaces)") && refused.contains("10000"),
+        "{refused}"
+    );
     let mut writer = store.begin_large().expect("other namespaces take uploads");
     writer.write(&[9; 5_000]).expect("the disk works");
     let large = result(&store, |done| store.put_large(&kept, writer, at(0), done).expect("the disk works"));
-    assert!(matches!(large, Err(StoreError::Full)));
+    assert!(matches!(large, Err(StoreError::Kept { .. })), "{large:?}");
     assert!(disk.list("large").expect("listed").is_empty(), "a refused upload leaves no file");
     assert_eq!(put(&"other".parse().expect("a name"), 201).expect("it is not kept"), ChangeResult::Done);
     for gone in 0..60 {
@@ -157,6 +160,120 @@ fn a_namespace_that_is_kept_takes_no_uploads_while_the_folder_holds_too_much() {
     collect(&store, 600).expect("the disk works");
     evict(&store, 100_000, 601, Some(&kept));
     assert_eq!(put(&kept, 202).expect("there is space"), ChangeResult::Done);
+}
+
+/// Puts `count` blobs of 900 bytes with a ref each, within one second.
+fn put_burst(store: &Store, count: u64) {
+    for n in 0..count {
+        let bytes = n.to_le_bytes().repeat(113);
+        put_ref(store, n, &[put_blob(store, &bytes)], 0);
+    }
+}
+
+/// Refs of a burst, and blobs.
+fn counts(store: &Store) -> (u64, u64) {
+    let usage = store.usage(&namespace()).expect("readable");
+    (usage.refs, usage.blobs)
+}
+
+#[test]
+fn a_young_cache_keeps_refs_with_their_blobs_for_as_much_as_it_may_hold() {
+    let disk = disk();
+    let mut store = open(disk.clone());
+    put_burst(&store, 1_000);
+    let all = store.size_of(&namespace()).expect("readable");
+    let mut bytes_max = all / 2;
+    for round in 0..4 {
+        evict(&store, bytes_max, 0, None);
+        let (refs, blobs) = counts(&store);
+        let left = store.size_of(&namespace()).expect("readable");
+        let kept = bytes_max / 100 * 72;
+        assert!(left <= kept, "round {round}: {left} of {bytes_max} bytes");
+        // What was used in the same millisecond goes in 32 steps.
+        assert!(left + all / 16 >= kept, "round {round}: {left} of {bytes_max} bytes");
+        assert!(blobs - refs <= 1, "round {round}: {refs} refs for {blobs} blobs");
+        assert_eq!(store.verify().expect("readable").incomplete, 0);
+        // A smaller limit after a restart.
+        drop(store);
+        store = open(disk.clone());
+        bytes_max = bytes_max * 2 / 3;
+    }
+}
+
+#[test]
+fn names_of_a_small_folder_stay_however_fast_values_arrive() {
+    let store = open(disk());
+    for n in 0..2_000_u64 {
+        let bytes = n.to_le_bytes().repeat(113);
+        put_ref(&store, n, &[put_blob(&store, &bytes)], 0);
+        if n % 20 == 0 {
+            evict(&store, 200_000, 0, None);
+        }
+    }
+    let (refs, blobs) = counts(&store);
+    assert!(refs > 100 && blobs - refs <= 5, "{refs} refs for {blobs} blobs");
+}
+
+#[test]
+fn blobs_without_a_ref_are_evicted_by_the_age_of_their_upload() {
+    let store = open(disk());
+    for n in 0..100_u64 {
+        let bytes = Bytes::from(n.to_le_bytes().repeat(113));
+        let hash = IoHash::of(&bytes);
+        done(&store, |done| store.put_blob(&namespace(), hash, bytes, at(n), done));
+    }
+    evict(&store, 60_000, 100, None);
+    let is_there =
+        |n: u64| store.has_blob(&namespace(), &IoHash::of(&n.to_le_bytes().repeat(113))).expect("readable");
+    let left: Vec<u64> = (0..100).filter(|n| is_there(*n)).collect();
+    assert!((40..50).contains(&left.len()) && left[0] + left.len() as u64 == 100, "{left:?}");
+}
+
+#[test]
+fn a_namespace_that_is_kept_takes_uploads_while_others_fill_the_folder() {
+    let store = open(disk());
+    put_ref(&store, 1, &[put_blob(&store, &[1; 900])], 0);
+    let other: Namespace = "other".parse().expect("a name");
+    for n in 0..200_u64 {
+        // The kept namespace has the first of them as well.
+        let bytes = Bytes::from(if n == 0 { vec![1; 900] } else { n.to_le_bytes().repeat(113) });
+        done(&store, |done| store.put_blob(&other, IoHash::of(&bytes), bytes.clone(), at(0), done));
+    }
+    let report = evict(&store, 50_000, 0, Some(&namespace()));
+    assert!(report.blobs > 100 && report.refs == 0, "{report:?}");
+    assert!(store.size_of(&other).expect("readable") < 40_000);
+    put_ref(&store, 2, &[put_blob(&store, &[2; 900])], 0);
+    assert_eq!(counts(&store), (2, 2));
+    // A blob of another namespace is not what the kept one reaches.
+    evict(&store, 1_100, 0, Some(&namespace()));
+    assert_eq!(store.size_of(&other).expect("readable"), 0);
+    assert_eq!(counts(&store), (2, 2));
+}
+
+#[test]
+fn a_ref_that_is_used_during_an_eviction_stays_with_its_blobs() {
+    let store = open(disk());
+    put_burst(&store, 200);
+    let asked = std::cell::RefCell::new(std::collections::BTreeMap::new());
+    // Every third ref is read after the eviction has looked at what it reaches.
+    let last_access = |_: &Namespace, _: &throng_ddc::Bucket, key: &throng_ddc::Key| {
+        let mut asked = asked.borrow_mut();
+        let times = asked.entry(*key).or_insert(0);
+        *times += 1;
+        (*times > 1 && key.as_str().as_bytes()[39].is_multiple_of(3)).then(|| at(10))
+    };
+    let options = EvictOptions {
+        bytes_max: 50_000,
+        copies: false,
+        now: at(10),
+        keeps: &|_| false,
+        last_use: &|_| None,
+        last_access: &last_access,
+    };
+    let report = store.evict(&options).expect("the disk works");
+    assert!(report.refs > 0, "{report:?}");
+    let found = store.verify().expect("readable");
+    assert!(found.refs > 50 && found.incomplete == 0, "{found:?}");
 }
 
 #[test]
@@ -384,6 +501,26 @@ fn refs_count_in_the_quota_of_a_namespace() {
     assert_eq!(put(2, 60_000), ChangeResult::Done);
     done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(2), done));
     assert_eq!(put(3, 60_000), ChangeResult::Done);
+}
+
+#[test]
+fn what_no_ref_reaches_any_more_counts_in_a_quota_until_it_is_collected() {
+    let store = open(disk());
+    store.set_quotas(Quotas { default: Some(10_000), ..Quotas::default() });
+    let put = |n: u8| {
+        let bytes = Bytes::from(vec![n; 900]);
+        result(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(0), done))
+    };
+    let mut n = 0;
+    while put(n).expect("the disk works") == ChangeResult::Done {
+        assert!(!store.was_over_quota());
+        put_ref(&store, 1, &[IoHash::of(&[n; 900])], 0);
+        n += 1;
+    }
+    assert!(n > 5 && store.was_over_quota());
+    assert_eq!(collect(&store, 600).expect("the disk works").blobs, u64::from(n) - 1);
+    assert!(!store.was_over_quota());
+    assert_eq!(put(n).expect("the disk works"), ChangeResult::Done);
 }
 
 #[test]

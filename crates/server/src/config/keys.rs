@@ -675,7 +675,9 @@ section! {
         /// Namespaces whose blobs are answered with a redirect (302) to the object storage, if the
         /// client requests it with `supportsRedirect=true`.
         redirect_namespaces: Vec<String> = [], Kind::List; reload;
-        /// Bytes of blobs in one namespace; further uploads are answered with 507. 0 = no limit.
+        /// Bytes of blobs and refs in one namespace; further uploads are answered with 507. What was
+        /// overwritten or deleted counts until it is collected, which begins within five minutes of
+        /// a refusal and spares unreferenced blobs of the last five minutes. 0 = no limit.
         namespace_bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Bytes of blobs in single namespaces, by name: `game = "500000000000"`.
         quotas: BTreeMap<String, String> = (), Kind::Map; reload;
@@ -710,7 +712,7 @@ section! {
         /// 0 = 90% of the folder's size plus free disk space. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead. Deleted blobs free space in segments of a
         /// 32nd of this value at the last start, at least 1 MiB and at most 256 MiB; less than
-        /// 8 MiB is refused.
+        /// 8 MiB is refused. The 64 MiB that are reserved for deletes on a full disk come on top.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are
         /// answered with 507 while they hold more than that alone.
