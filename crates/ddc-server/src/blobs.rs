@@ -325,6 +325,11 @@ impl Service {
         Ok(())
     }
 
+    /// Reports whether [`push_whole`](Service::push_whole) reads a blob into memory.
+    pub(crate) fn is_pushed_in_memory(&self, blob: &Blob) -> bool {
+        blob.len() <= READ_BYTES_MAX || blob.len() <= SMALL_BYTES_MAX as u64 && !self.is_verified(blob)
+    }
+
     /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if
     /// not.
     async fn hash_now(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) -> Result<bool, Problem> {

@@ -8,13 +8,13 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
-use throng_ddc::batch::{Op, OpAction, OpResult, read_request, write_response};
+use throng_ddc::batch::{Op, OpAction, ResponseHead, frame_responses, read_request};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
-use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
+use throng_ddc::{Attachment, Document, IoHash, Kind, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
-use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::answer::{Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blocking;
 use crate::body::Body;
@@ -395,6 +395,18 @@ impl Service {
         Ok(self.close(namespace, &bytes, Reach::All).await?.missing.is_empty())
     }
 
+    /// The same for an operation of a batch, whose object of `len` bytes is read into memory.
+    async fn is_complete_within(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+        len: u64,
+        budget: &Budget<'_>,
+    ) -> Result<bool, Problem> {
+        let _held = budget.hold(len).await?;
+        self.is_complete(namespace, value).await
+    }
+
     pub(crate) async fn metadata(&self, name: &RefName) -> Answer {
         use base64::Engine as _;
         let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
@@ -490,69 +502,96 @@ impl Service {
             };
             self.permit(request, action, namespace, Some(&op.bucket))?;
         }
+        drop(body);
         let overwrite = self.rules_of(namespace).overwrite_refs;
-        let budget = Budget::new();
+        let budget = Budget::new(&self.memory);
         let chains = chains(ops, |op| (op.bucket.clone(), op.key)).into_iter();
         let chains = chains.map(|chain| self.run_chain(namespace, chain, overwrite, &budget));
-        let mut results: Vec<(usize, OpResult)> =
+        let mut results: Vec<(usize, ResponseHead, Body)> =
             stream::iter(chains).buffer_unordered(self.chains_max()).concat().await;
-        results.sort_by_key(|(place, _)| *place);
-        let results = results.into_iter().map(|(_, result)| result).collect();
-        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), write_response(results)))
+        results.sort_by_key(|(place, ..)| *place);
+        let heads: Vec<ResponseHead> = results.iter().map(|(_, head, _)| *head).collect();
+        let mut pieces = frame_responses(&heads).into_iter().map(Bytes::from);
+        let mut answer = Body::bytes(pieces.next().unwrap_or_default());
+        for ((.., response), piece) in results.into_iter().zip(pieces) {
+            answer.append(response);
+            answer.push_bytes(piece);
+        }
+        Ok(with_type(answer, Media::CompactBinary))
     }
 
     /// Runs the operations of a batch on one key, one after the other. Gives each result with the
     /// operation's place in the batch.
     async fn run_chain(
-        &self,
+        self: &Arc<Service>,
         namespace: &Namespace,
         chain: Vec<(usize, Op)>,
         overwrite: bool,
-        budget: &Budget,
-    ) -> Vec<(usize, OpResult)> {
+        budget: &Budget<'_>,
+    ) -> Vec<(usize, ResponseHead, Body)> {
         let mut results = Vec::with_capacity(chain.len());
         for (place, op) in chain {
             let id = op.id;
-            let (status, response) = match self.run(namespace, op, overwrite, budget).await {
+            let (status, mut response) = match self.run(namespace, op, overwrite, budget).await {
                 Ok(done) => done,
-                Err(problem) => (problem.status, problem.to_value()),
+                Err(problem) => (problem.status, document(&problem.to_value())),
             };
-            results.push((place, OpResult { id, status: status.as_u16(), response }));
+            // All objects are stored, and checked, without a name.
+            let kind = response.take_byte().ok().flatten().unwrap_or(Kind::Object as u8);
+            let head = ResponseHead { id, status: status.as_u16(), kind, bytes: response.len() };
+            results.push((place, head, response));
         }
         results
     }
 
+    /// Runs an operation. The response is a document, whose first byte can be taken.
     async fn run(
-        &self,
+        self: &Arc<Service>,
         namespace: &Namespace,
         op: Op,
         overwrite: bool,
-        budget: &Budget,
-    ) -> Result<(StatusCode, Value), Problem> {
+        budget: &Budget<'_>,
+    ) -> Result<(StatusCode, Body), Problem> {
         let name = RefName { namespace: namespace.clone(), bucket: op.bucket, key: op.key };
         match op.action {
             OpAction::Get { resolve } => {
                 let value = self.finalised_value(&name).await?;
-                let len = match &value.inline {
-                    Some(object) => Some(object.len() as u64),
-                    None => self.blob_len(namespace, &value.object).await?,
-                };
-                budget.take(len.unwrap_or(0))?;
-                let bytes = self.object_of(namespace, &value).await?.ok_or_else(object_gone)?;
-                if resolve && !self.is_complete(namespace, &value).await? {
+                let mut response = Body::default();
+                if let Some(object) = &value.inline {
+                    budget.take(object.len() as u64)?;
+                    response.hold(budget.hold(object.len() as u64).await?);
+                    response.push_bytes(object.clone());
+                } else {
+                    let blob = self.find_blob(namespace, &value.object).await?.ok_or_else(object_gone)?;
+                    budget.take(blob.len())?;
+                    if self.is_pushed_in_memory(&blob) {
+                        response.hold(budget.hold(blob.len()).await?);
+                    }
+                    self.push_whole(&mut response, namespace, &value.object, blob).await?;
+                }
+                if resolve && !self.is_complete_within(namespace, &value, response.len(), budget).await? {
                     return Err(Problem::missing("something that the ref refers to is gone"));
                 }
                 self.touch(&name);
-                Ok((StatusCode::OK, Value::Document(bytes.to_vec())))
+                Ok((StatusCode::OK, response))
             }
             OpAction::Head { resolve } => {
                 let found = self.reference(&name).await?;
                 let there = match found.filter(|value| value.finalised) {
-                    Some(value) => !resolve || self.is_complete(namespace, &value).await?,
-                    None => false,
+                    Some(value) if resolve => {
+                        let len = match &value.inline {
+                            Some(object) => Some(object.len() as u64),
+                            None => self.blob_len(namespace, &value.object).await?,
+                        };
+                        match len {
+                            Some(len) => self.is_complete_within(namespace, &value, len, budget).await?,
+                            None => false,
+                        }
+                    }
+                    found => found.is_some(),
                 };
                 let status = if there { StatusCode::OK } else { StatusCode::NOT_FOUND };
-                Ok((status, Value::object([("exists", Value::Bool(there))])))
+                Ok((status, document(&Value::object([("exists", Value::Bool(there))]))))
             }
             OpAction::Put { payload, hash } => {
                 let payload = payload.ok_or_else(|| Problem::bad("a PUT has no payload"))?;
@@ -560,12 +599,25 @@ impl Service {
                     return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
                 }
                 match self.store_ref(&name, payload.into(), overwrite).await? {
-                    Ok(needs) => Ok((StatusCode::OK, Value::object([("needs", Value::hashes(needs))]))),
-                    Err(existing) => Ok((StatusCode::CONFLICT, Value::Document(existing.to_vec()))),
+                    Ok(needs) => {
+                        Ok((StatusCode::OK, document(&Value::object([("needs", Value::hashes(needs))]))))
+                    }
+                    Err(existing) => {
+                        budget.take(existing.len() as u64)?;
+                        let mut response = Body::default();
+                        response.hold(budget.hold(existing.len() as u64).await?);
+                        response.push_bytes(existing);
+                        Ok((StatusCode::CONFLICT, response))
+                    }
                 }
             }
         }
     }
+}
+
+/// A small object as a body.
+fn document(value: &Value) -> Body {
+    Body::bytes(value.encode(Style::Plain))
 }
 
 fn object_gone() -> Problem {
@@ -574,10 +626,4 @@ fn object_gone() -> Problem {
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
     object(&Value::object([("needs", Value::hashes(needs))]), media)
-}
-
-fn with_type(body: Body, media: Media) -> Response<Body> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
-    response
 }

@@ -22,6 +22,7 @@ use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
+use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
@@ -83,6 +84,9 @@ pub struct Rules {
     pub object_bytes_max: u64,
     /// Largest package.
     pub package_bytes_max: u64,
+    /// Memory of all bodies that are received as a whole and of all answers to batches. Read when
+    /// the service starts.
+    pub memory_bytes_max: u64,
     /// Name of this site.
     pub site: String,
     /// Addresses of this site, for clients that look for the nearest.
@@ -142,6 +146,7 @@ impl Default for Rules {
             blob_bytes_max: 16 << 30,
             object_bytes_max: 64 << 20,
             package_bytes_max: 2 << 30,
+            memory_bytes_max: 256 << 20,
             site: "local".to_owned(),
             endpoints: Vec::new(),
             quotas: Quotas::default(),
@@ -164,6 +169,7 @@ pub struct Service {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<Store>,
     rules: RwLock<Arc<Rules>>,
+    pub(crate) memory: Memory,
     pub(crate) origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
@@ -253,6 +259,7 @@ impl Service {
         Arc::new(Service {
             clock: Arc::clone(store.clock()),
             store,
+            memory: Memory::new(rules.memory_bytes_max),
             rules: RwLock::new(Arc::new(rules)),
             origin,
             origin_counters: OriginCounters::default(),
@@ -367,7 +374,7 @@ impl Service {
                 )
                 .with(header::WWW_AUTHENTICATE, "Bearer"),
             })?;
-        let upload = Upload::new(source, self.rules().blob_bytes_max)?;
+        let upload = Upload::new(source, self.rules().blob_bytes_max)?.charged_to(&self.memory);
         // WebDAV has more methods, none of which has to do with a body.
         let method = Method::parse(verb).unwrap_or(Method::Get);
         let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };

@@ -12,6 +12,7 @@ mod hosts;
 #[path = "common/linear.rs"]
 mod linear;
 mod maintenance;
+mod memory;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
 mod replication;
