@@ -33,6 +33,7 @@ mod memory;
 mod node;
 mod oodle;
 mod origin;
+mod preconditions;
 mod refresh;
 mod refs;
 mod replication;

@@ -20,6 +20,7 @@ use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::origin::{Closed, Reach};
+use crate::preconditions::{Preconditions, tag_of};
 use crate::service::{ApiRequest, Service, decompress, hash_value, json, over_quota};
 use crate::upload::Received;
 
@@ -78,7 +79,7 @@ impl Service {
                 Bytes::from(value.encode(Style::Separate))
             }
         };
-        match self.store_ref(name, bytes, overwrite).await? {
+        match self.store_ref(name, bytes, overwrite, &request.preconditions()).await? {
             Ok(needs) => Ok(needs_answer(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
@@ -94,6 +95,7 @@ impl Service {
         name: &RefName,
         bytes: Bytes,
         overwrite: bool,
+        when: &Preconditions,
     ) -> Result<Result<Vec<IoHash>, Bytes>, Problem> {
         let hash = IoHash::of(&bytes);
         // Checked before anything is stored.
@@ -122,7 +124,7 @@ impl Service {
                 overwrite,
                 relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
             };
-            match self.put_reference(put).await? {
+            match self.put_reference(put, when).await? {
                 ChangeResult::Lost => {}
                 ChangeResult::Conflict(existing) => {
                     let object = self.object_of(&name.namespace, &existing).await?;
@@ -269,6 +271,10 @@ impl Service {
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
         let (value, bytes) = self.finalised(name).await?;
+        if request.preconditions().is_unmodified(&value.object)? {
+            self.touch(name);
+            return Ok(unmodified(&value.object));
+        }
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
         let mut response = match media {
@@ -287,6 +293,9 @@ impl Service {
         self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.insert(IO_HASH, hash_value(&object));
+        if media == Media::CompactBinary {
+            headers.extend(HeaderValue::try_from(tag_of(&object)).ok().map(|tag| (header::ETAG, tag)));
+        }
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
         Ok(response)
     }
@@ -378,14 +387,31 @@ impl Service {
         Ok(with_type(body, Media::Package))
     }
 
-    pub(crate) async fn head_ref(&self, name: &RefName) -> Answer {
+    pub(crate) async fn head_ref(
+        &self,
+        request: &ApiRequest<'_>,
+        name: &RefName,
+        suffix: Option<Media>,
+    ) -> Answer {
         let found = self.reference(name).await?;
         let value = found.filter(|value| value.finalised).ok_or_else(|| Problem::missing("no such ref"))?;
-        if !self.is_complete(&name.namespace, &value).await? {
+        let bytes = self.object_of(&name.namespace, &value).await?.ok_or_else(object_gone)?;
+        if !self.close(&name.namespace, &bytes, Reach::All).await?.missing.is_empty() {
             return Err(Problem::missing("something that the ref refers to is gone"));
         }
+        if request.preconditions().is_unmodified(&value.object)? {
+            return Ok(unmodified(&value.object));
+        }
         let mut response = empty(StatusCode::OK);
-        response.headers_mut().insert(IO_HASH, hash_value(&value.object));
+        let headers = response.headers_mut();
+        headers.insert(IO_HASH, hash_value(&value.object));
+        // The lengths of other forms are known once they are made.
+        let media = suffix.or_else(|| negotiate(request.accept(), &[Media::CompactBinary, Media::Json]));
+        if media == Some(Media::CompactBinary) {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Media::CompactBinary.name()));
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+            headers.extend(HeaderValue::try_from(tag_of(&value.object)).ok().map(|tag| (header::ETAG, tag)));
+        }
         Ok(response)
     }
 
@@ -479,7 +505,7 @@ impl Service {
     // --- Delete
 
     pub(crate) async fn delete_ref(&self, request: &ApiRequest<'_>, name: &RefName) -> Answer {
-        let count = u64::from(self.delete_reference(name).await?);
+        let count = u64::from(self.delete_reference(name, &request.preconditions()).await?);
         Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), request.answer_media(None)))
     }
 
@@ -598,7 +624,7 @@ impl Service {
                 if hash != Some(IoHash::of(&payload)) {
                     return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
                 }
-                match self.store_ref(&name, payload.into(), overwrite).await? {
+                match self.store_ref(&name, payload.into(), overwrite, &Preconditions::default()).await? {
                     Ok(needs) => {
                         Ok((StatusCode::OK, document(&Value::object([("needs", Value::hashes(needs))]))))
                     }
@@ -613,6 +639,15 @@ impl Service {
             }
         }
     }
+}
+
+/// The answer to a client that has the object of a ref already.
+fn unmodified(object: &IoHash) -> Response<Body> {
+    let mut response = empty(StatusCode::NOT_MODIFIED);
+    let headers = response.headers_mut();
+    headers.insert(IO_HASH, hash_value(object));
+    headers.extend(HeaderValue::try_from(tag_of(object)).ok().map(|tag| (header::ETAG, tag)));
+    response
 }
 
 /// A small object as a body.

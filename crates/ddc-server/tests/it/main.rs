@@ -15,6 +15,7 @@ mod maintenance;
 mod memory;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
+mod preconditions;
 mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]
