@@ -8,6 +8,7 @@ use throng_ddc::{Document, Style, Value};
 use throng_ddc_store::StoreError;
 
 use crate::body::Body;
+use crate::memory::Exhausted;
 
 /// An answer, or why there is none.
 pub(crate) type Answer = Result<Response<Body>, Problem>;
@@ -87,6 +88,13 @@ impl Problem {
         let mut response = reply(self.status, media, bytes);
         response.headers_mut().extend(self.headers);
         response
+    }
+}
+
+impl From<Exhausted> for Problem {
+    fn from(error: Exhausted) -> Problem {
+        let title = format!("other requests hold the {} bytes that requests may hold", error.bytes);
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
     }
 }
 

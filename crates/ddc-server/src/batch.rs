@@ -76,6 +76,6 @@ impl Budget<'_> {
     /// # Errors
     /// 503 if others hold it.
     pub(crate) async fn hold(&self, bytes: u64) -> Result<Held, Problem> {
-        self.memory.take(bytes, self.until).await
+        Ok(self.memory.take(bytes, self.until).await?)
     }
 }

@@ -7,12 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use hyper::{StatusCode, header};
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout_at};
-
-use crate::answer::Problem;
 
 /// Time that a request waits for memory that others hold. Editors wait 10 s for a first byte.
 pub(crate) const MEMORY_WAIT: Duration = Duration::from_secs(2);
@@ -53,8 +50,8 @@ impl Memory {
     /// Takes memory for `bytes`, which waits until `until` if others hold it.
     ///
     /// # Errors
-    /// 503 if they still do.
-    pub(crate) async fn take(&self, bytes: u64, until: Instant) -> Result<Held, Problem> {
+    /// If they still do.
+    pub(crate) async fn take(&self, bytes: u64, until: Instant) -> Result<Held, Exhausted> {
         let bytes = bytes.min(TAKEN_MAX).min(self.bytes);
         let count = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let taken = match Arc::clone(&self.permits).try_acquire_many_owned(count) {
@@ -64,11 +61,14 @@ impl Memory {
                 waited.ok().and_then(Result::ok)
             }
         };
-        taken.map(Held).ok_or_else(|| {
-            let title = format!("other requests hold the {} bytes that requests may hold", self.bytes);
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
-        })
+        taken.map(Held).ok_or(Exhausted { bytes: self.bytes })
     }
+}
+
+/// Other requests hold all memory, which is this much.
+#[derive(Debug)]
+pub(crate) struct Exhausted {
+    pub(crate) bytes: u64,
 }
 
 /// Memory that a request holds, until this is dropped.
