@@ -8,6 +8,7 @@ use throng_ddc::{Document, Style, Value};
 use throng_ddc_store::StoreError;
 
 use crate::body::Body;
+use crate::memory::Exhausted;
 
 /// An answer, or why there is none.
 pub(crate) type Answer = Result<Response<Body>, Problem>;
@@ -64,24 +65,36 @@ impl Problem {
         ])
     }
 
+    /// The problem as JSON.
+    pub(crate) fn to_json(&self) -> String {
+        let mut fields = serde_json::Map::new();
+        if let Some(kind) = self.kind {
+            fields.insert("type".to_owned(), kind.into());
+        }
+        fields.insert("title".to_owned(), self.title.clone().into());
+        fields.insert("status".to_owned(), self.status.as_u16().into());
+        fields.extend(self.members.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())));
+        serde_json::Value::Object(fields).to_string()
+    }
+
     /// The answer, in compact binary if that is what the client reads.
     pub(crate) fn answer(self, accept: Option<&str>) -> Response<Body> {
         let binary = accept.is_some_and(|accept| accept.contains(Media::CompactBinary.name()));
         let (media, bytes) = if binary {
             (Media::CompactBinary.name(), self.to_value().encode(Style::Plain))
         } else {
-            let mut fields = serde_json::Map::new();
-            if let Some(kind) = self.kind {
-                fields.insert("type".to_owned(), kind.into());
-            }
-            fields.insert("title".to_owned(), self.title.clone().into());
-            fields.insert("status".to_owned(), self.status.as_u16().into());
-            fields.extend(self.members.into_iter().map(|(name, value)| (name.to_owned(), value.into())));
-            ("application/problem+json", serde_json::Value::Object(fields).to_string().into_bytes())
+            ("application/problem+json", self.to_json().into_bytes())
         };
         let mut response = reply(self.status, media, bytes);
         response.headers_mut().extend(self.headers);
         response
+    }
+}
+
+impl From<Exhausted> for Problem {
+    fn from(error: Exhausted) -> Problem {
+        let title = format!("other requests hold the {} bytes that requests may hold", error.bytes);
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
     }
 }
 
@@ -111,6 +124,13 @@ pub(crate) fn reply(status: StatusCode, media: &'static str, body: impl Into<Byt
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
+    response
+}
+
+/// An answer with a body of this type.
+pub(crate) fn with_type(body: Body, media: Media) -> Response<Body> {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
     response
 }
 

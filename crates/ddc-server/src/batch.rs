@@ -5,8 +5,10 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hyper::StatusCode;
+use tokio::time::Instant;
 
 use crate::answer::Problem;
+use crate::memory::{Held, MEMORY_WAIT, Memory};
 use crate::origin::Origin;
 use crate::service::Service;
 
@@ -43,24 +45,37 @@ pub(crate) fn chains<T, K: Eq + Hash>(ops: Vec<T>, key: impl Fn(&T) -> K) -> Vec
     chains
 }
 
-/// Bytes that the answer to a batch may still take.
-pub(crate) struct Budget(AtomicU64);
+/// What one batch may still take: bytes of its answer, and of the memory of all requests.
+pub(crate) struct Budget<'m> {
+    answer: AtomicU64,
+    memory: &'m Memory,
+    /// Operations wait for memory until then.
+    until: Instant,
+}
 
-impl Budget {
-    pub(crate) fn new() -> Budget {
-        Budget(AtomicU64::new(BATCH_BYTES_MAX))
+impl Budget<'_> {
+    pub(crate) fn new(memory: &Memory) -> Budget<'_> {
+        Budget { answer: AtomicU64::new(BATCH_BYTES_MAX), memory, until: Instant::now() + MEMORY_WAIT }
     }
 
-    /// Takes what a ref or blob needs, before it is read.
+    /// Takes what a ref or blob adds to the answer, before it is read.
     ///
     /// # Errors
     /// 413 if that is not left.
     pub(crate) fn take(&self, bytes: u64) -> Result<(), Problem> {
         let left = |left: u64| left.checked_sub(bytes);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).map(drop).map_err(|_| {
+        self.answer.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).map(drop).map_err(|_| {
             let title =
                 format!("what the batch asks for exceeds {BATCH_BYTES_MAX} bytes; ask in smaller batches");
             Problem::new(StatusCode::PAYLOAD_TOO_LARGE, title)
         })
+    }
+
+    /// Takes memory for what is about to be read.
+    ///
+    /// # Errors
+    /// 503 if others hold it.
+    pub(crate) async fn hold(&self, bytes: u64) -> Result<Held, Problem> {
+        Ok(self.memory.take(bytes, self.until).await?)
     }
 }

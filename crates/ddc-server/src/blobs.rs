@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
-use hyper::header::{self, HeaderName, HeaderValue};
+use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Family, Media, Method, Range, negotiate};
 use throng_ddc::compressed::Decoder;
@@ -18,6 +18,7 @@ use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
 use crate::headers::IO_HASH;
 use crate::origin::Reach;
+use crate::preconditions::tag_of;
 use crate::service::{ApiRequest, Service, check_hash, hash_value, over_quota};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
@@ -50,6 +51,9 @@ impl Service {
         namespace: &Namespace,
         hash: IoHash,
     ) -> Answer {
+        if matches!(request.method, Method::Put | Method::Delete) {
+            self.permit_change(request, family, namespace, &hash).await?;
+        }
         match (request.method, family) {
             (Method::Put, Family::Compressed) => {
                 request.content_type(&[Media::Compressed])?;
@@ -97,6 +101,27 @@ impl Service {
         }
     }
 
+    /// Decides about a change of a blob. What is stored under a hash never changes, so that nothing
+    /// another request does meanwhile makes the decision wrong, except that it stores or deletes
+    /// the same blob.
+    pub(crate) async fn permit_change(
+        self: &Arc<Service>,
+        request: &ApiRequest<'_>,
+        family: Family,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<(), Problem> {
+        let preconditions = request.preconditions();
+        if preconditions.is_empty() {
+            return Ok(());
+        }
+        let found = match family {
+            Family::Compressed => self.locate(namespace, hash, Reach::Own).await?,
+            _ => self.blob_len(namespace, hash).await?.map(|_| *hash),
+        };
+        preconditions.permit_change(found.as_ref())
+    }
+
     pub(crate) async fn get_blob(
         self: &Arc<Service>,
         request: &ApiRequest<'_>,
@@ -111,7 +136,7 @@ impl Service {
                 len = self.blob_len(namespace, hash).await?;
             }
             let len = len.ok_or_else(missing)?;
-            return Ok(match is_unmodified(request, hash)? {
+            return Ok(match request.preconditions().is_unmodified(hash)? {
                 true => unmodified(hash, media),
                 false => head_answer(hash, len, media),
             });
@@ -150,7 +175,7 @@ impl Service {
         }
         let mut response = if request.method == Method::Head {
             let len = self.blob_len(namespace, &hash).await?.ok_or_else(missing)?;
-            match is_unmodified(request, &hash)? {
+            match request.preconditions().is_unmodified(&hash)? {
                 true => unmodified(&hash, media),
                 false => head_answer(&hash, len, media),
             }
@@ -195,7 +220,7 @@ impl Service {
         media: Media,
     ) -> Answer {
         let tag = tag_of(hash);
-        if is_unmodified(request, hash)? {
+        if request.preconditions().is_unmodified(hash)? {
             return Ok(unmodified(hash, media));
         }
         let response = {
@@ -323,6 +348,11 @@ impl Service {
             body.push_blob(blob, 0, len, None);
         }
         Ok(())
+    }
+
+    /// Reports whether [`push_whole`](Service::push_whole) reads a blob into memory.
+    pub(crate) fn is_pushed_in_memory(&self, blob: &Blob) -> bool {
+        blob.len() <= READ_BYTES_MAX || blob.len() <= SMALL_BYTES_MAX as u64 && !self.is_verified(blob)
     }
 
     /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if
@@ -611,31 +641,4 @@ fn describe(mut response: Response<Body>, hash: &IoHash, media: Media) -> Respon
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.extend(HeaderValue::try_from(tag_of(hash)).ok().map(|tag| (header::ETAG, tag)));
     response
-}
-
-fn tag_of(hash: &IoHash) -> String {
-    format!("\"{hash}\"")
-}
-
-/// Evaluates `If-Match` and `If-None-Match`: RFC 9110, section 13.2.2. Reports whether the client
-/// has the blob already.
-///
-/// # Errors
-/// 412, if the client asks for another one.
-fn is_unmodified(request: &ApiRequest<'_>, hash: &IoHash) -> Result<bool, Problem> {
-    let tag = tag_of(hash);
-    if matches_tag(request, header::IF_MATCH, |each| each == tag) == Some(false) {
-        let title = format!("the blob has the entity tag {tag}, which If-Match does not name");
-        return Err(Problem::new(StatusCode::PRECONDITION_FAILED, title));
-    }
-    Ok(matches_tag(request, header::IF_NONE_MATCH, |each| each.trim_start_matches("W/") == tag) == Some(true))
-}
-
-/// Reports whether the lists of entity tags in a header, which may stand on several lines, have one
-/// that `matches`; `None` without the header.
-fn matches_tag(request: &ApiRequest<'_>, name: HeaderName, matches: impl Fn(&str) -> bool) -> Option<bool> {
-    let lines = request.headers.get_all(name);
-    lines.iter().next()?;
-    let tags = lines.iter().filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(','));
-    Some(tags.map(str::trim).any(|each| each == "*" || matches(each)))
 }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
+use crate::memory::Held;
 use crate::streaming::StreamedBlob;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
@@ -20,6 +21,8 @@ const PIECE_BYTES: u64 = 512 << 10;
 pub(crate) struct Body {
     parts: VecDeque<Part>,
     left: u64,
+    /// Given back after the parts, which it is for.
+    held: Option<Held>,
 }
 
 enum Part {
@@ -144,6 +147,33 @@ impl Body {
     pub(crate) fn append(&mut self, mut other: Body) {
         self.left += other.left;
         self.parts.append(&mut other.parts);
+        if let Some(held) = other.held.take() {
+            self.hold(held);
+        }
+    }
+
+    /// Holds memory for the parts as long as they are there.
+    pub(crate) fn hold(&mut self, held: Held) {
+        Held::add(&mut self.held, held);
+    }
+
+    /// Takes the first byte away, of bytes in memory or of a blob that needs no check.
+    pub(crate) fn take_byte(&mut self) -> io::Result<Option<u8>> {
+        let byte = match self.parts.front_mut() {
+            Some(Part::Bytes(bytes)) => bytes.split_to(1)[0],
+            Some(Part::Blob { blob, at, check: None, .. }) => {
+                let byte = blob.read(*at, 1)?[0];
+                *at += 1;
+                byte
+            }
+            _ => return Ok(None),
+        };
+        self.left -= 1;
+        self.parts.pop_front_if(|part| match part {
+            Part::Bytes(bytes) => bytes.is_empty(),
+            Part::Blob { at, end, .. } | Part::Streamed { at, end, .. } => at == end,
+        });
+        Ok(Some(byte))
     }
 
     pub(crate) fn len(&self) -> u64 {

@@ -22,6 +22,7 @@ use crate::answer::{Answer, Problem, empty, reply};
 use crate::body::Body;
 use crate::entry::{Entry, Kind, Sha256, ref_name};
 use crate::origin::Reach;
+use crate::preconditions::Preconditions;
 use crate::service::{ApiRequest, Service};
 use action::Digest;
 
@@ -52,7 +53,7 @@ impl Service {
         match verb {
             "PUT" => self.put_entry(request, &name, &kind).await,
             "MKCOL" => Ok(empty(StatusCode::CREATED)),
-            "DELETE" => match self.delete_reference(&name).await? {
+            "DELETE" => match self.delete_reference(&name, &entry_preconditions(request)).await? {
                 true => Ok(empty(StatusCode::NO_CONTENT)),
                 false => Err(Problem::missing("no such entry")),
             },
@@ -92,7 +93,8 @@ impl Service {
         self.keep(&name.namespace, received).await?;
         let value =
             Value::object([("RawHash", Value::BinaryAttachment(hash)), ("RawSize", Value::Integer(len))]);
-        match self.store_ref(name, Bytes::from(value.encode(Style::Separate)), true).await? {
+        let object = Bytes::from(value.encode(Style::Separate));
+        match self.store_ref(name, object, true, &entry_preconditions(request)).await? {
             Ok(needs) if needs.is_empty() => Ok(empty(StatusCode::OK)),
             _ => {
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the blob was removed while it was stored"))
@@ -185,6 +187,11 @@ impl Service {
             None => Ok(None),
         }
     }
+}
+
+/// What a request demands of an entry, whose tag is that of its blob.
+fn entry_preconditions(request: &ApiRequest<'_>) -> Preconditions {
+    request.preconditions().of_entry()
 }
 
 /// Properties of an entry with so many bytes, or of a folder, for PROPFIND.

@@ -12,10 +12,11 @@ use throng_ddc::batch::{BatchError, OPS_MAX};
 use throng_ddc::policy::Action;
 use throng_ddc::{IoHash, Namespace, Value};
 
-use crate::answer::{Answer, Problem, object};
+use crate::answer::{Answer, Problem, object, with_type};
 use crate::batch::{Budget, chains};
+use crate::body::Body;
 use crate::origin::Reach;
-use crate::service::{ApiRequest, Service, check_hash, json};
+use crate::service::{ApiRequest, Service, check_hash};
 use crate::upload::Received;
 
 /// Bytes of a request that lists hashes or operations.
@@ -56,8 +57,8 @@ impl Service {
         Ok(object(&value, request.answer_media(None)))
     }
 
-    /// Runs a batch of operations on blobs, those on one blob in their order. All are done, and the
-    /// first that fails answers for the batch.
+    /// Runs a batch of operations on blobs, those on one blob in their order. One that fails is
+    /// answered with its problem and takes none of the others along.
     pub(crate) async fn blob_batch(self: &Arc<Service>, request: &mut ApiRequest<'_>) -> Answer {
         request.upload.limit(LIST_BYTES_MAX)?;
         let body = request.upload.all().await?;
@@ -72,27 +73,33 @@ impl Service {
             };
             self.permit(request, action, &op.namespace, None)?;
         }
-        let budget = Budget::new();
+        let budget = Budget::new(&self.memory);
         let chains = chains(ops, |op| (op.namespace.clone(), op.id)).into_iter();
         let chains = chains.map(|chain| self.run_blob_chain(request, chain, &budget));
-        let mut results: Vec<(usize, Result<serde_json::Value, Problem>)> =
+        let mut results: Vec<(usize, Body)> =
             stream::iter(chains).buffer_unordered(self.chains_max()).concat().await;
         results.sort_by_key(|(place, _)| *place);
-        let results: Result<Vec<_>, _> = results.into_iter().map(|(_, result)| result).collect();
-        Ok(json(&serde_json::Value::Array(results?)))
+        let mut answer = Body::default();
+        for (place, (_, element)) in results.into_iter().enumerate() {
+            answer.push_bytes(Bytes::from_static(if place == 0 { b"[" } else { b"," }));
+            answer.append(element);
+        }
+        answer.push_bytes(Bytes::from_static(if answer.len() == 0 { b"[]" } else { b"]" }));
+        Ok(with_type(answer, Media::Json))
     }
 
-    /// Runs the operations of a batch on one blob, one after the other. Gives each result with the
-    /// operation's place in the batch.
+    /// Runs the operations of a batch on one blob, one after the other. Gives the JSON of each
+    /// result with the operation's place in the batch.
     async fn run_blob_chain(
         self: &Arc<Service>,
         request: &ApiRequest<'_>,
         chain: Vec<(usize, BlobOp)>,
-        budget: &Budget,
-    ) -> Vec<(usize, Result<serde_json::Value, Problem>)> {
+        budget: &Budget<'_>,
+    ) -> Vec<(usize, Body)> {
         let mut results = Vec::with_capacity(chain.len());
         for (place, op) in chain {
-            results.push((place, self.run_blob_op(request, op, budget).await));
+            let element = self.run_blob_op(request, op, budget).await;
+            results.push((place, element.unwrap_or_else(|problem| Body::bytes(problem.to_json()))));
         }
         results
     }
@@ -101,27 +108,40 @@ impl Service {
         self: &Arc<Service>,
         request: &ApiRequest<'_>,
         op: BlobOp,
-        budget: &Budget,
-    ) -> Result<serde_json::Value, Problem> {
+        budget: &Budget<'_>,
+    ) -> Result<Body, Problem> {
         let BlobOp { namespace, id, what } = op;
         let missing = || Problem::missing("no such blob");
+        let null = || Body::bytes(Bytes::from_static(b"null"));
+        let name = || Body::bytes(format!("\"{id:X}\""));
         Ok(match what {
             What::Get => {
                 let blob = self.find_blob(&namespace, &id).await?.ok_or_else(missing)?;
                 budget.take(blob.len())?;
+                // The bytes and their Base64.
+                let encoded_len = 4 * blob.len().div_ceil(3) + 2;
+                let mut held = budget.hold(blob.len() + encoded_len).await?;
                 let bytes = self.checked_bytes(&namespace, &id, &blob).await?.ok_or_else(missing)?;
-                STANDARD.encode(bytes).into()
+                let mut encoded = String::with_capacity(encoded_len as usize);
+                encoded.push('"');
+                STANDARD.encode_string(&bytes, &mut encoded);
+                encoded.push('"');
+                drop(bytes);
+                held.keep(encoded_len);
+                let mut element = Body::bytes(encoded);
+                element.hold(held);
+                element
             }
-            What::Head if self.blob_len(&namespace, &id).await?.is_some() => serde_json::Value::Null,
-            What::Head => format!("{id:X}").into(),
+            What::Head if self.blob_len(&namespace, &id).await?.is_some() => null(),
+            What::Head => name(),
             What::Put(content) => {
                 self.keep(&namespace, Received::Small(content, id)).await?;
                 self.fill_fallback(request, &namespace, &id, false).await?;
-                format!("{id:X}").into()
+                name()
             }
             What::Delete => {
                 self.delete_blob(&namespace, &id).await?;
-                serde_json::Value::Null
+                null()
             }
         })
     }

@@ -8,18 +8,19 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
-use throng_ddc::batch::{Op, OpAction, OpResult, read_request, write_response};
+use throng_ddc::batch::{Op, OpAction, ResponseHead, frame_responses, read_request};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
-use throng_ddc::{Attachment, Document, IoHash, Namespace, Style, Value};
+use throng_ddc::{Attachment, Document, IoHash, Kind, Namespace, Style, Value};
 use throng_ddc_store::{ChangeResult, PutRef, RefValue};
 
-use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::answer::{Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::origin::{Closed, Reach};
+use crate::preconditions::{Preconditions, tag_of};
 use crate::service::{ApiRequest, Service, decompress, hash_value, json, over_quota};
 use crate::upload::Received;
 
@@ -78,7 +79,7 @@ impl Service {
                 Bytes::from(value.encode(Style::Separate))
             }
         };
-        match self.store_ref(name, bytes, overwrite).await? {
+        match self.store_ref(name, bytes, overwrite, &request.preconditions()).await? {
             Ok(needs) => Ok(needs_answer(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
@@ -94,6 +95,7 @@ impl Service {
         name: &RefName,
         bytes: Bytes,
         overwrite: bool,
+        when: &Preconditions,
     ) -> Result<Result<Vec<IoHash>, Bytes>, Problem> {
         let hash = IoHash::of(&bytes);
         // Checked before anything is stored.
@@ -122,7 +124,7 @@ impl Service {
                 overwrite,
                 relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
             };
-            match self.put_reference(put).await? {
+            match self.put_reference(put, when).await? {
                 ChangeResult::Lost => {}
                 ChangeResult::Conflict(existing) => {
                     let object = self.object_of(&name.namespace, &existing).await?;
@@ -269,6 +271,10 @@ impl Service {
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
         let (value, bytes) = self.finalised(name).await?;
+        if request.preconditions().is_unmodified(&value.object)? {
+            self.touch(name);
+            return Ok(unmodified(&value.object));
+        }
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
         let mut response = match media {
@@ -287,6 +293,9 @@ impl Service {
         self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.insert(IO_HASH, hash_value(&object));
+        if media == Media::CompactBinary {
+            headers.extend(HeaderValue::try_from(tag_of(&object)).ok().map(|tag| (header::ETAG, tag)));
+        }
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
         Ok(response)
     }
@@ -378,14 +387,31 @@ impl Service {
         Ok(with_type(body, Media::Package))
     }
 
-    pub(crate) async fn head_ref(&self, name: &RefName) -> Answer {
+    pub(crate) async fn head_ref(
+        &self,
+        request: &ApiRequest<'_>,
+        name: &RefName,
+        suffix: Option<Media>,
+    ) -> Answer {
         let found = self.reference(name).await?;
         let value = found.filter(|value| value.finalised).ok_or_else(|| Problem::missing("no such ref"))?;
-        if !self.is_complete(&name.namespace, &value).await? {
+        let bytes = self.object_of(&name.namespace, &value).await?.ok_or_else(object_gone)?;
+        if !self.close(&name.namespace, &bytes, Reach::All).await?.missing.is_empty() {
             return Err(Problem::missing("something that the ref refers to is gone"));
         }
+        if request.preconditions().is_unmodified(&value.object)? {
+            return Ok(unmodified(&value.object));
+        }
         let mut response = empty(StatusCode::OK);
-        response.headers_mut().insert(IO_HASH, hash_value(&value.object));
+        let headers = response.headers_mut();
+        headers.insert(IO_HASH, hash_value(&value.object));
+        // The lengths of other forms are known once they are made.
+        let media = suffix.or_else(|| negotiate(request.accept(), &[Media::CompactBinary, Media::Json]));
+        if media == Some(Media::CompactBinary) {
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Media::CompactBinary.name()));
+            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
+            headers.extend(HeaderValue::try_from(tag_of(&value.object)).ok().map(|tag| (header::ETAG, tag)));
+        }
         Ok(response)
     }
 
@@ -393,6 +419,18 @@ impl Service {
     async fn is_complete(&self, namespace: &Namespace, value: &RefValue) -> Result<bool, Problem> {
         let Some(bytes) = self.object_of(namespace, value).await? else { return Ok(false) };
         Ok(self.close(namespace, &bytes, Reach::All).await?.missing.is_empty())
+    }
+
+    /// The same for an operation of a batch, whose object of `len` bytes is read into memory.
+    async fn is_complete_within(
+        &self,
+        namespace: &Namespace,
+        value: &RefValue,
+        len: u64,
+        budget: &Budget<'_>,
+    ) -> Result<bool, Problem> {
+        let _held = budget.hold(len).await?;
+        self.is_complete(namespace, value).await
     }
 
     pub(crate) async fn metadata(&self, name: &RefName) -> Answer {
@@ -467,7 +505,7 @@ impl Service {
     // --- Delete
 
     pub(crate) async fn delete_ref(&self, request: &ApiRequest<'_>, name: &RefName) -> Answer {
-        let count = u64::from(self.delete_reference(name).await?);
+        let count = u64::from(self.delete_reference(name, &request.preconditions()).await?);
         Ok(object(&Value::object([("deletedCount", Value::Integer(count))]), request.answer_media(None)))
     }
 
@@ -490,82 +528,131 @@ impl Service {
             };
             self.permit(request, action, namespace, Some(&op.bucket))?;
         }
+        drop(body);
         let overwrite = self.rules_of(namespace).overwrite_refs;
-        let budget = Budget::new();
+        let budget = Budget::new(&self.memory);
         let chains = chains(ops, |op| (op.bucket.clone(), op.key)).into_iter();
         let chains = chains.map(|chain| self.run_chain(namespace, chain, overwrite, &budget));
-        let mut results: Vec<(usize, OpResult)> =
+        let mut results: Vec<(usize, ResponseHead, Body)> =
             stream::iter(chains).buffer_unordered(self.chains_max()).concat().await;
-        results.sort_by_key(|(place, _)| *place);
-        let results = results.into_iter().map(|(_, result)| result).collect();
-        Ok(reply(StatusCode::OK, Media::CompactBinary.name(), write_response(results)))
+        results.sort_by_key(|(place, ..)| *place);
+        let heads: Vec<ResponseHead> = results.iter().map(|(_, head, _)| *head).collect();
+        let mut pieces = frame_responses(&heads).into_iter().map(Bytes::from);
+        let mut answer = Body::bytes(pieces.next().unwrap_or_default());
+        for ((.., response), piece) in results.into_iter().zip(pieces) {
+            answer.append(response);
+            answer.push_bytes(piece);
+        }
+        Ok(with_type(answer, Media::CompactBinary))
     }
 
     /// Runs the operations of a batch on one key, one after the other. Gives each result with the
     /// operation's place in the batch.
     async fn run_chain(
-        &self,
+        self: &Arc<Service>,
         namespace: &Namespace,
         chain: Vec<(usize, Op)>,
         overwrite: bool,
-        budget: &Budget,
-    ) -> Vec<(usize, OpResult)> {
+        budget: &Budget<'_>,
+    ) -> Vec<(usize, ResponseHead, Body)> {
         let mut results = Vec::with_capacity(chain.len());
         for (place, op) in chain {
             let id = op.id;
-            let (status, response) = match self.run(namespace, op, overwrite, budget).await {
+            let (status, mut response) = match self.run(namespace, op, overwrite, budget).await {
                 Ok(done) => done,
-                Err(problem) => (problem.status, problem.to_value()),
+                Err(problem) => (problem.status, document(&problem.to_value())),
             };
-            results.push((place, OpResult { id, status: status.as_u16(), response }));
+            // All objects are stored, and checked, without a name.
+            let kind = response.take_byte().ok().flatten().unwrap_or(Kind::Object as u8);
+            let head = ResponseHead { id, status: status.as_u16(), kind, bytes: response.len() };
+            results.push((place, head, response));
         }
         results
     }
 
+    /// Runs an operation. The response is a document, whose first byte can be taken.
     async fn run(
-        &self,
+        self: &Arc<Service>,
         namespace: &Namespace,
         op: Op,
         overwrite: bool,
-        budget: &Budget,
-    ) -> Result<(StatusCode, Value), Problem> {
+        budget: &Budget<'_>,
+    ) -> Result<(StatusCode, Body), Problem> {
         let name = RefName { namespace: namespace.clone(), bucket: op.bucket, key: op.key };
         match op.action {
             OpAction::Get { resolve } => {
                 let value = self.finalised_value(&name).await?;
-                let len = match &value.inline {
-                    Some(object) => Some(object.len() as u64),
-                    None => self.blob_len(namespace, &value.object).await?,
-                };
-                budget.take(len.unwrap_or(0))?;
-                let bytes = self.object_of(namespace, &value).await?.ok_or_else(object_gone)?;
-                if resolve && !self.is_complete(namespace, &value).await? {
+                let mut response = Body::default();
+                if let Some(object) = &value.inline {
+                    budget.take(object.len() as u64)?;
+                    response.hold(budget.hold(object.len() as u64).await?);
+                    response.push_bytes(object.clone());
+                } else {
+                    let blob = self.find_blob(namespace, &value.object).await?.ok_or_else(object_gone)?;
+                    budget.take(blob.len())?;
+                    if self.is_pushed_in_memory(&blob) {
+                        response.hold(budget.hold(blob.len()).await?);
+                    }
+                    self.push_whole(&mut response, namespace, &value.object, blob).await?;
+                }
+                if resolve && !self.is_complete_within(namespace, &value, response.len(), budget).await? {
                     return Err(Problem::missing("something that the ref refers to is gone"));
                 }
                 self.touch(&name);
-                Ok((StatusCode::OK, Value::Document(bytes.to_vec())))
+                Ok((StatusCode::OK, response))
             }
             OpAction::Head { resolve } => {
                 let found = self.reference(&name).await?;
                 let there = match found.filter(|value| value.finalised) {
-                    Some(value) => !resolve || self.is_complete(namespace, &value).await?,
-                    None => false,
+                    Some(value) if resolve => {
+                        let len = match &value.inline {
+                            Some(object) => Some(object.len() as u64),
+                            None => self.blob_len(namespace, &value.object).await?,
+                        };
+                        match len {
+                            Some(len) => self.is_complete_within(namespace, &value, len, budget).await?,
+                            None => false,
+                        }
+                    }
+                    found => found.is_some(),
                 };
                 let status = if there { StatusCode::OK } else { StatusCode::NOT_FOUND };
-                Ok((status, Value::object([("exists", Value::Bool(there))])))
+                Ok((status, document(&Value::object([("exists", Value::Bool(there))]))))
             }
             OpAction::Put { payload, hash } => {
                 let payload = payload.ok_or_else(|| Problem::bad("a PUT has no payload"))?;
                 if hash != Some(IoHash::of(&payload)) {
                     return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
                 }
-                match self.store_ref(&name, payload.into(), overwrite).await? {
-                    Ok(needs) => Ok((StatusCode::OK, Value::object([("needs", Value::hashes(needs))]))),
-                    Err(existing) => Ok((StatusCode::CONFLICT, Value::Document(existing.to_vec()))),
+                match self.store_ref(&name, payload.into(), overwrite, &Preconditions::default()).await? {
+                    Ok(needs) => {
+                        Ok((StatusCode::OK, document(&Value::object([("needs", Value::hashes(needs))]))))
+                    }
+                    Err(existing) => {
+                        budget.take(existing.len() as u64)?;
+                        let mut response = Body::default();
+                        response.hold(budget.hold(existing.len() as u64).await?);
+                        response.push_bytes(existing);
+                        Ok((StatusCode::CONFLICT, response))
+                    }
                 }
             }
         }
     }
+}
+
+/// The answer to a client that has the object of a ref already.
+fn unmodified(object: &IoHash) -> Response<Body> {
+    let mut response = empty(StatusCode::NOT_MODIFIED);
+    let headers = response.headers_mut();
+    headers.insert(IO_HASH, hash_value(object));
+    headers.extend(HeaderValue::try_from(tag_of(object)).ok().map(|tag| (header::ETAG, tag)));
+    response
+}
+
+/// A small object as a body.
+fn document(value: &Value) -> Body {
+    Body::bytes(value.encode(Style::Plain))
 }
 
 fn object_gone() -> Problem {
@@ -574,10 +661,4 @@ fn object_gone() -> Problem {
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
     object(&Value::object([("needs", Value::hashes(needs))]), media)
-}
-
-fn with_type(body: Body, media: Media) -> Response<Body> {
-    let mut response = Response::new(body);
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
-    response
 }

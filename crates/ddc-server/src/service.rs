@@ -22,13 +22,18 @@ use crate::answer::{Answer, Problem, empty, object, reply};
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
+use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
+use crate::preconditions::Preconditions;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once.
 const ACCESSES_MAX: usize = 1 << 16;
+
+/// Locks that the changes of all refs share.
+const CHANGE_LOCKS: usize = 256;
 
 /// How one namespace is treated.
 #[derive(Clone, Debug)]
@@ -83,6 +88,9 @@ pub struct Rules {
     pub object_bytes_max: u64,
     /// Largest package.
     pub package_bytes_max: u64,
+    /// Memory of all bodies that are received as a whole and of all answers to batches. Read when
+    /// the service starts.
+    pub memory_bytes_max: u64,
     /// Name of this site.
     pub site: String,
     /// Addresses of this site, for clients that look for the nearest.
@@ -142,6 +150,7 @@ impl Default for Rules {
             blob_bytes_max: 16 << 30,
             object_bytes_max: 64 << 20,
             package_bytes_max: 2 << 30,
+            memory_bytes_max: 256 << 20,
             site: "local".to_owned(),
             endpoints: Vec::new(),
             quotas: Quotas::default(),
@@ -164,9 +173,13 @@ pub struct Service {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) store: Arc<Store>,
     rules: RwLock<Arc<Rules>>,
+    pub(crate) memory: Memory,
     pub(crate) origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
+    /// Changes of refs, by a hash of their names: one that depends on the present state of its ref
+    /// excludes the others.
+    pub(crate) changes: Vec<tokio::sync::RwLock<()>>,
     /// Refs that are written again because they are old and used.
     pub(crate) refreshes: Mutex<HashSet<(Namespace, Bucket, throng_ddc::Key)>>,
     /// Blobs that are served while they come.
@@ -223,6 +236,10 @@ impl ApiRequest<'_> {
         self.header(header::ACCEPT)
     }
 
+    pub(crate) fn preconditions(&self) -> Preconditions {
+        Preconditions::of(&self.headers)
+    }
+
     /// JSON, or compact binary if the client asks for it.
     pub(crate) fn answer_media(&self, suffix: Option<Media>) -> Media {
         match suffix {
@@ -253,10 +270,12 @@ impl Service {
         Arc::new(Service {
             clock: Arc::clone(store.clock()),
             store,
+            memory: Memory::new(rules.memory_bytes_max),
             rules: RwLock::new(Arc::new(rules)),
             origin,
             origin_counters: OriginCounters::default(),
             flights: Flights::default(),
+            changes: (0..CHANGE_LOCKS).map(|_| tokio::sync::RwLock::default()).collect(),
             refreshes: Mutex::default(),
             streamed: Mutex::default(),
             uses: Mutex::default(),
@@ -367,7 +386,10 @@ impl Service {
                 )
                 .with(header::WWW_AUTHENTICATE, "Bearer"),
             })?;
-        let upload = Upload::new(source, self.rules().blob_bytes_max)?;
+        if matches!(verb, "PUT" | "POST") {
+            check_representation(&headers)?;
+        }
+        let upload = Upload::new(source, self.rules().blob_bytes_max)?.charged_to(&self.memory);
         // WebDAV has more methods, none of which has to do with a body.
         let method = Method::parse(verb).unwrap_or(Method::Get);
         let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
@@ -442,7 +464,7 @@ impl Service {
                 match request.method {
                     Method::Put => self.put_ref(&mut request, &name, suffix).await,
                     Method::Delete => self.delete_ref(&request, &name).await,
-                    Method::Head => self.head_ref(&name).await,
+                    Method::Head => self.head_ref(&request, &name, suffix).await,
                     _ => self.get_ref(&request, &name, suffix).await,
                 }
             }
@@ -468,6 +490,7 @@ impl Service {
                 if request.method != Method::Put {
                     return self.get_compressed(&request, &name.namespace, &hash).await;
                 }
+                self.permit_change(&request, Family::Compressed, &name.namespace, &hash).await?;
                 match request.content_type(&[Media::Compressed, Media::Octets])? {
                     Media::Compressed => self.put_compressed(&mut request, &name.namespace, Some(hash)).await,
                     _ => self.put_blob(&mut request, &name.namespace, Some(hash), false).await,
@@ -607,6 +630,21 @@ impl Service {
 pub(crate) fn over_quota(namespace: &Namespace) -> Problem {
     let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
     Problem::new(StatusCode::INSUFFICIENT_STORAGE, title)
+}
+
+/// Refuses a body that is a part of something, or encoded: RFC 9110, sections 8.4 and 14.5.
+fn check_representation(headers: &HeaderMap) -> Result<(), Problem> {
+    if headers.contains_key(header::CONTENT_RANGE) {
+        return Err(Problem::bad("a part of a body (Content-Range) cannot be stored"));
+    }
+    match headers.get(header::CONTENT_ENCODING) {
+        Some(encoding) if !encoding.as_bytes().eq_ignore_ascii_case(b"identity") => Err(Problem::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "bodies are stored as they are: send them without Content-Encoding",
+        )
+        .with(header::ACCEPT_ENCODING, "identity")),
+        _ => Ok(()),
+    }
 }
 
 /// Route of a request.

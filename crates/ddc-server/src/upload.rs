@@ -11,8 +11,10 @@ use hyper::StatusCode;
 use throng_ddc::compressed::{CompressedError, Decoder, Verified};
 use throng_ddc::{Hasher, IoHash};
 use throng_ddc_store::{LargeWriter, Store};
+use tokio::time::Instant;
 
 use crate::answer::Problem;
+use crate::memory::{Held, MEMORY_WAIT, Memory};
 use crate::streaming::StreamedBlob;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to
@@ -20,6 +22,8 @@ use crate::streaming::StreamedBlob;
 pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are hashed and written in one step.
 const STEP_BYTES: usize = 1 << 20;
+/// Bytes of memory that a body takes in one step.
+const HELD_STEP_BYTES: u64 = 64 << 10;
 
 /// Where the body of a request comes from.
 pub(crate) trait Source: Send + Sync {
@@ -66,6 +70,9 @@ pub(crate) struct Upload<'c> {
     shown_to: Option<&'c StreamedBlob>,
     /// Hashes everything, if the name of the upload is a SHA-256.
     sha256: Option<ring::digest::Context>,
+    /// Of all requests, and what this one holds of it.
+    memory: Option<&'c Memory>,
+    held: Option<Held>,
 }
 
 /// Bytes that were received.
@@ -99,7 +106,16 @@ impl Received {
 impl<'c> Upload<'c> {
     /// At most `limit` bytes.
     pub(crate) fn new(source: Box<dyn Source + 'c>, limit: u64) -> Result<Upload<'c>, Problem> {
-        let upload = Upload { source, rest: Bytes::new(), received: 0, limit, shown_to: None, sha256: None };
+        let upload = Upload {
+            source,
+            rest: Bytes::new(),
+            received: 0,
+            limit,
+            shown_to: None,
+            sha256: None,
+            memory: None,
+            held: None,
+        };
         if upload.declared().is_some_and(|declared| declared > limit) {
             return Err(too_large(limit));
         }
@@ -109,6 +125,30 @@ impl<'c> Upload<'c> {
     /// Shows what comes while it comes.
     pub(crate) fn shown_to(self, shown_to: Option<&'c StreamedBlob>) -> Upload<'c> {
         Upload { shown_to, ..self }
+    }
+
+    /// Takes the memory of what is received as a whole from that of all requests.
+    pub(crate) fn charged_to(self, memory: &'c Memory) -> Upload<'c> {
+        Upload { memory: Some(memory), ..self }
+    }
+
+    /// Makes room for `more` bytes behind `bytes`, which may become `whole`.
+    async fn room(&mut self, bytes: &mut BytesMut, more: usize, whole: u64) -> Result<(), Problem> {
+        let wanted = (bytes.len() + more) as u64;
+        if let Some(memory) = self.memory {
+            let lacking = wanted.saturating_sub(self.held.as_ref().map_or(0, Held::bytes));
+            if lacking > 0 {
+                let until = Instant::now() + MEMORY_WAIT;
+                Held::add(&mut self.held, memory.take(lacking.max(HELD_STEP_BYTES), until).await?);
+            }
+        }
+        if bytes.capacity() < wanted as usize {
+            // What a client declares is believed once the first MiB has come: growing step by step
+            // would hold up to three times as much.
+            let whole = if wanted > STEP_BYTES as u64 { whole } else { whole.min(STEP_BYTES as u64) };
+            bytes.reserve(more.max((whole as usize).saturating_sub(bytes.len())));
+        }
+        Ok(())
     }
 
     /// Hashes what arrives with SHA-256 as well.
@@ -161,12 +201,14 @@ impl<'c> Upload<'c> {
     pub(crate) async fn all(&mut self) -> Result<Bytes, Problem> {
         let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
         let Some(second) = self.next().await? else { return Ok(first) };
-        // What a client declares is believed up to a bound only.
-        let declared = self.declared().unwrap_or(0).min(STEP_BYTES as u64) as usize;
-        let mut bytes = BytesMut::with_capacity((first.len() + second.len() + declared).min(4 * STEP_BYTES));
+        let whole = self.declared().unwrap_or(0).min(self.limit);
+        let mut bytes = BytesMut::new();
+        self.room(&mut bytes, first.len() + second.len(), whole).await?;
         bytes.extend_from_slice(&first);
         bytes.extend_from_slice(&second);
+        drop((first, second));
         while let Some(more) = self.next().await? {
+            self.room(&mut bytes, more.len(), whole).await?;
             bytes.extend_from_slice(&more);
         }
         Ok(bytes.freeze())
@@ -183,6 +225,7 @@ impl<'c> Upload<'c> {
             if bytes.is_empty() && piece.len() == count {
                 return Ok(piece);
             }
+            self.room(&mut bytes, piece.len(), count as u64).await?;
             bytes.extend_from_slice(&piece);
         }
         Ok(bytes.freeze())

@@ -42,7 +42,8 @@ pub struct TierOptions {
     /// `secret_access_key`, `region`, `service_account_key`, `account_name`, ... What is not here
     /// comes from the environment, as the provider's own tools read it (`AWS_ACCESS_KEY_ID`, ...).
     pub settings: BTreeMap<String, String>,
-    /// Time within which the storage must begin to answer; retries included.
+    /// Time within which the storage must begin to answer, retries included; and longest pause
+    /// inside an answer.
     pub timeout: Duration,
     /// Whom TLS trusts.
     pub tls: Arc<rustls::ClientConfig>,

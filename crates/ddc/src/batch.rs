@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Bucket, Document, Field, IoHash, Key, Style, Value};
+use crate::cb::HAS_NAME;
+use crate::varuint::{varuint_len, write_varuint};
+use crate::{Bucket, Document, Field, IoHash, Key, Kind, Style, Value};
 
 /// Most operations in one request.
 pub const OPS_MAX: usize = 8192;
@@ -128,12 +130,66 @@ pub struct OpResult {
 /// Writes the answer to a request.
 #[must_use]
 pub fn write_response(results: Vec<OpResult>) -> Vec<u8> {
-    let result = |result: OpResult| {
-        Value::object([
-            ("opId", Value::Integer(u64::from(result.id))),
-            ("response", result.response),
-            ("statusCode", Value::Integer(u64::from(result.status))),
-        ])
+    let (mut heads, mut payloads) = (Vec::new(), Vec::new());
+    for OpResult { id, status, response } in results {
+        let bytes = response.encode(Style::Plain);
+        heads.push(ResponseHead { id, status, kind: bytes[0], bytes: bytes.len() as u64 - 1 });
+        payloads.push(bytes);
+    }
+    let mut pieces = frame_responses(&heads).into_iter();
+    let mut out = pieces.next().unwrap_or_default();
+    for (payload, piece) in payloads.iter().zip(pieces) {
+        out.extend_from_slice(&payload[1..]);
+        out.extend_from_slice(&piece);
+    }
+    out
+}
+
+/// The answer to one operation, without the response's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseHead {
+    /// Id of the operation.
+    pub id: u32,
+    /// An HTTP status.
+    pub status: u16,
+    /// First byte of the response, which is an object without a name.
+    pub kind: u8,
+    /// Number of the bytes that follow it.
+    pub bytes: u64,
+}
+
+/// The bytes of an answer around the responses: those before each, then those after the last.
+#[must_use]
+pub fn frame_responses(results: &[ResponseHead]) -> Vec<Vec<u8>> {
+    let field = |out: &mut Vec<u8>, kind: u8, name: &str| {
+        out.extend([kind | HAS_NAME, name.len() as u8]);
+        out.extend_from_slice(name.as_bytes());
     };
-    Value::object([("results", Value::Array(results.into_iter().map(result).collect()))]).encode(Style::Plain)
+    let item_len = |result: &ResponseHead| {
+        let names = ["opId", "response", "statusCode"].map(|name| 2 + name.len()).iter().sum::<usize>();
+        let numbers = varuint_len(result.id.into()) + varuint_len(result.status.into());
+        (names + numbers) as u64 + result.bytes
+    };
+    let (mut pieces, mut out) = (Vec::with_capacity(results.len() + 1), Vec::new());
+    let items: u64 = results.iter().map(item_len).map(|len| varuint_len(len) as u64 + len).sum();
+    let array = varuint_len(results.len() as u64) as u64 + u64::from(!results.is_empty()) + items;
+    out.push(Kind::Object as u8);
+    write_varuint(&mut out, (2 + "results".len() + varuint_len(array)) as u64 + array);
+    field(&mut out, if results.is_empty() { Kind::Array } else { Kind::UniformArray } as u8, "results");
+    write_varuint(&mut out, array);
+    write_varuint(&mut out, results.len() as u64);
+    if !results.is_empty() {
+        out.push(Kind::Object as u8);
+    }
+    for result in results {
+        write_varuint(&mut out, item_len(result));
+        field(&mut out, Kind::IntegerPositive as u8, "opId");
+        write_varuint(&mut out, result.id.into());
+        field(&mut out, result.kind, "response");
+        pieces.push(std::mem::take(&mut out));
+        field(&mut out, Kind::IntegerPositive as u8, "statusCode");
+        write_varuint(&mut out, result.status.into());
+    }
+    pieces.push(out);
+    pieces
 }

@@ -12,8 +12,10 @@ mod hosts;
 #[path = "common/linear.rs"]
 mod linear;
 mod maintenance;
+mod memory;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
+mod preconditions;
 mod replication;
 #[cfg(feature = "object-storage")]
 #[path = "common/s3.rs"]

@@ -6,6 +6,7 @@
 use crate::common;
 use crate::s3;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Client, Server};
@@ -14,7 +15,9 @@ use s3::S3;
 use throng_ddc::compressed::compress_lz4;
 use throng_ddc::{IoHash, Style, Value};
 use throng_ddc_server::{Listener, Origin, Rules, Upstream, UpstreamOptions};
-use throng_ddc_store::{Durability, Options};
+use throng_ddc_store::{Durability, Options, Tier};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 const CB: &str = "application/x-ue-cb";
 const OCTETS: &str = "Content-Type: application/octet-stream";
@@ -164,11 +167,11 @@ async fn a_batch_reads_the_bucket_at_the_same_time() {
     std::fs::write(&damaged, bytes).expect("writable");
     let three = node(&s3).await;
     let third = three.client().await;
-    for (rest, status) in [(&ops[..], StatusCode::NOT_FOUND), (&ops[1..], StatusCode::OK)] {
-        let body = serde_json::json!({ "operations": rest }).to_string();
-        let reply = third.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body).await;
-        assert_eq!(reply.status, status, "{}", reply.text());
-    }
+    let body = serde_json::json!({ "operations": ops }).to_string();
+    let got = third.send("POST", "/api/v1/blobs", &["Content-Type: application/json"], body).await;
+    let elements: Vec<serde_json::Value> = serde_json::from_slice(&got.body).expect("JSON");
+    let whole: Vec<serde_json::Value> = serde_json::from_slice(&reply.body).expect("JSON");
+    assert_eq!((&elements[0]["status"], &elements[1..]), (&404.into(), &whole[1..]));
     let exists = format!("/api/v1/blobs/game/exists?{ids}");
     let needs = third.send("POST", &exists, &[], "").await;
     assert_eq!(needs.text(), format!("{{\"needs\":[\"{:X}\"]}}", IoHash::of(&content(0, 1_000))));
@@ -649,4 +652,80 @@ async fn what_is_used_is_written_again_when_it_is_old() {
         assert!(after.iter().zip(before).all(|(after, before)| after.1 > before.1), "{kind}: {after:?}");
     }
     assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+}
+
+/// A bucket behind a proxy that breaks: answers with the refs of the bucket `stalls` stop in the
+/// middle, all others are not from the storage. Gives the requests, each as its first line.
+async fn broken_bucket() -> (Tier, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let mut options = s3::options(listener.local_addr().expect("it is bound"));
+    options.timeout = Duration::from_millis(300);
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
+    tokio::spawn(async move {
+        let mut connections = tokio::task::JoinSet::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let seen = Arc::clone(&seen);
+            connections.spawn(async move {
+                let mut head = Vec::new();
+                while let Ok(byte) = stream.read_u8().await {
+                    head.push(byte);
+                    if !head.ends_with(b"\r\n\r\n") {
+                        continue;
+                    }
+                    let text = String::from_utf8_lossy(&head);
+                    let line = text.lines().next().expect("a line").to_owned();
+                    seen.lock().expect("no panic").push(line.clone());
+                    let (len, body): (_, &[u8]) = match line.as_bytes() {
+                        [b'H', ..] => (100, b""),
+                        _ if line.contains("/stalls/") => (100, b"half"),
+                        _ => (12, b"please login"),
+                    };
+                    let answer = format!(
+                        "HTTP/1.1 200 OK\r\nContent-Length: {len}\r\nETag: \"tag\"\r\n\
+                         Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n"
+                    );
+                    let sent = [answer.as_bytes(), body].concat();
+                    stream.write_all(&sent).await.expect("the node reads");
+                    head.clear();
+                }
+            });
+        }
+    });
+    (Tier::new(&options).expect("valid options"), requests)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_stalls_inside_an_answer_is_not_waited_for() {
+    let (tier, _) = broken_bucket().await;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Tier(tier);
+    let server =
+        Server::start_in(folder, Options::default(), Rules::default(), Listener::Internal, origin).await;
+    let client = server.client().await;
+    let path = format!("/api/v1/refs/game/stalls/{}", key("a"));
+    for method in ["GET", "HEAD"] {
+        let reply = client.send(method, &path, &[], "").await;
+        assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{method}");
+        assert_eq!(reply.header("Retry-After"), "1");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_are_not_from_the_storage_replace_nothing_there() {
+    let (tier, requests) = broken_bucket().await;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let origin = Origin::Tier(tier);
+    let server =
+        Server::start_in(folder, Options::default(), Rules::default(), Listener::Internal, origin).await;
+    let client = server.client().await;
+    let blob = format!("/api/v1/blobs/game/{}", IoHash::of(b"a blob of 100 bytes"));
+    assert_eq!(client.send("GET", &blob, &[], "").await.status, StatusCode::NOT_FOUND);
+    let path = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert_eq!(client.send("GET", &path, &[], "").await.status, StatusCode::NOT_FOUND);
+    let requests = requests.lock().expect("no panic");
+    assert!(!requests.iter().any(|line| line.starts_with("PUT")), "{requests:?}");
+    let gets =
+        |part: &str| requests.iter().filter(|line| line.starts_with("GET") && line.contains(part)).count();
+    assert_eq!((gets("/b/"), gets("/r/")), (2, 2), "{requests:?}");
 }

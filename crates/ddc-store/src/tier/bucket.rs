@@ -408,6 +408,14 @@ impl Tier {
     }
 
     async fn look(&self, name: &RefObject) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
+        match self.look_once(name).await {
+            // Bits may have flipped on the way: only what arrives twice so is damaged there.
+            Err(TierError::Damaged(_)) => self.look_once(name).await,
+            found => found,
+        }
+    }
+
+    async fn look_once(&self, name: &RefObject) -> Result<Option<(RefValue, UpdateVersion)>, TierError> {
         let Some(got) = found(self.client.store.get(&name.path).await)? else { return Ok(None) };
         let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
         let bytes = got.bytes().await?;

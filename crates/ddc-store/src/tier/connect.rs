@@ -1,11 +1,17 @@
 //! From an address to an object store: the client of the provider, over the project's own HTTP and
 //! TLS.
 
+use std::future::Future as _;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, SizeHint};
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::{
@@ -17,6 +23,7 @@ use object_store::path::Path;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use throng_platform::HttpClientError;
+use tokio::time::{Sleep, sleep};
 
 use super::{TierError, TierOptions};
 
@@ -132,7 +139,43 @@ impl HttpService for Connection {
             HttpError::new(kind, error)
         })?;
         Ok(response.map(|body| {
-            HttpResponseBody::new(body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error)))
+            let body = body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error));
+            HttpResponseBody::new(Watched { body, timeout: self.timeout, wait: None })
         }))
+    }
+}
+
+/// A body that fails when nothing of it arrives for a time.
+struct Watched<B> {
+    body: B,
+    timeout: Duration,
+    /// While something is waited for.
+    wait: Option<Pin<Box<Sleep>>>,
+}
+
+impl<B: Body<Data = Bytes, Error = HttpError> + Unpin> Body for Watched<B> {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.wait = None;
+            return Poll::Ready(frame);
+        }
+        let timeout = self.timeout;
+        ready!(self.wait.get_or_insert_with(|| Box::pin(sleep(timeout))).as_mut().poll(context));
+        let error = io::Error::new(io::ErrorKind::TimedOut, "the storage stalls inside an answer");
+        Poll::Ready(Some(Err(HttpError::new(HttpErrorKind::Timeout, error))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -13,6 +13,7 @@ mod json;
 mod value;
 
 pub use check::{Defect, Defects, check};
+pub(crate) use field::HAS_NAME;
 pub use field::{Field, Fields, Kind};
 pub use value::{Style, Value};
 

@@ -745,7 +745,7 @@ section! {
         /// as in `access_key_id=...`, `secret_access_key=...`, `region=...`. Missing settings come
         /// from the environment (`AWS_ACCESS_KEY_ID`, ...) or the identity of the machine.
         settings_file: String = "", Kind::Path;
-        /// Timeout of a request to the storage, retries included.
+        /// Timeout of a request to the storage, retries included, and longest pause inside an answer.
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
         /// Age at which a ref in use, and everything that it reaches, is written to the bucket
         /// again. A lifecycle rule that removes objects older than, say, twice that then removes

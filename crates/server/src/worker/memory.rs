@@ -27,6 +27,7 @@ static RETURN_MEMORY: OnceLock<fn()> = OnceLock::new();
 pub fn set_return_memory(return_memory: fn()) {
     // A second allocator in one process does not exist.
     let _ = RETURN_MEMORY.set(return_memory);
+    throng_ddc_server::set_return_memory(return_memory);
 }
 
 /// Finds the moment at which memory of the output should go back to the system.

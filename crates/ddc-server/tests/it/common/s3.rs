@@ -29,6 +29,20 @@ pub(crate) const ACCESS_KEY: &str = "test-access";
 pub(crate) const SECRET_KEY: &str = "test-secret-key";
 pub(crate) const BUCKET: &str = "cache-bucket";
 
+/// How to reach the bucket at an address.
+pub(crate) fn options(addr: SocketAddr) -> TierOptions {
+    let settings =
+        [("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY), ("region", "us-east-1")];
+    TierOptions {
+        url: format!("s3://{BUCKET}/ddc"),
+        endpoint: format!("http://{addr}"),
+        settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        timeout: Duration::from_secs(60),
+        tls: tls(),
+        refresh: None,
+    }
+}
+
 pub(crate) struct S3 {
     pub(crate) addr: SocketAddr,
     service: S3Service,
@@ -58,17 +72,7 @@ impl S3 {
 
     /// The same, for a node that writes again what is this old when it is used.
     pub(crate) fn tier_with(&self, refresh: Option<Duration>) -> Tier {
-        let settings =
-            [("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY), ("region", "us-east-1")];
-        let options = TierOptions {
-            url: format!("s3://{BUCKET}/ddc"),
-            endpoint: format!("http://{}", self.addr),
-            settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
-            timeout: Duration::from_secs(60),
-            tls: tls(),
-            refresh,
-        };
-        Tier::new(&options).expect("valid options")
+        Tier::new(&TierOptions { refresh, ..options(self.addr) }).expect("valid options")
     }
 
     /// From now on, new connections are answered once `count` of them are open; `None` ends that.

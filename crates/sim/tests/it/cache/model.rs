@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hyper::StatusCode;
 use throng_ddc::{Document, IoHash, Key};
@@ -155,14 +157,27 @@ impl Model {
             Op::PutBlob(_) | Op::PutCompressed(..) | Op::Batch(_) => {
                 assert_eq!(seen.status, StatusCode::OK, "{op:?} {seen:?}");
             }
-            Op::BlobBatch(puts, gets) if found => {
-                let got: Vec<IoHash> =
-                    seen.batch_blobs(puts.len()).iter().map(|blob| IoHash::of(blob)).collect();
-                assert_eq!(got, *gets, "wrong bytes: {op:?}");
-            }
-            Op::BlobBatch(_, gets) => {
-                let is_gone = |hash: &IoHash| !self.blobs.contains(hash) || absent(hash);
-                assert!(gets.iter().any(is_gone), "{op:?} is {}, and all was acknowledged", seen.status);
+            Op::BlobBatch(puts, gets) => {
+                assert_eq!(seen.status, StatusCode::OK, "{op:?} {seen:?}");
+                let results = seen.blob_results();
+                assert_eq!(results.len(), puts.len() + gets.len(), "{op:?}");
+                for (number, result) in results.iter().enumerate() {
+                    let get = number.checked_sub(puts.len()).map(|number| &gets[number]);
+                    match (get, result) {
+                        (_, Err(503)) => assert!(trouble.fails, "{op:?}: {seen:?}"),
+                        (_, Err(507)) => assert!(trouble.is_full, "{op:?}: {seen:?}"),
+                        (None, Ok(_)) => {}
+                        (Some(hash), Ok(content)) => {
+                            let bytes = STANDARD.decode(content).expect("base64");
+                            assert_eq!(IoHash::of(&bytes), *hash, "wrong bytes: {op:?}");
+                        }
+                        (Some(hash), Err(404)) => {
+                            let is_gone = !self.blobs.contains(hash) || absent(hash);
+                            assert!(is_gone, "{op:?}: {hash} is missing, and was acknowledged");
+                        }
+                        _ => panic!("{op:?}: {seen:?}"),
+                    }
+                }
             }
             Op::PutRef(..) | Op::PutRaw(..) => assert!(seen.needs().is_some(), "{op:?} {seen:?}"),
             Op::GetBlob(hash) if found => assert_eq!(IoHash::of(&seen.body), *hash, "wrong bytes: {op:?}"),
@@ -216,7 +231,8 @@ impl Model {
             match op {
                 Op::PutBlob(bytes) if is_done => drop(self.blobs.insert(IoHash::of(bytes))),
                 Op::BlobBatch(puts, _) if is_done => {
-                    self.blobs.extend(puts.iter().map(|bytes| IoHash::of(bytes)))
+                    let stored = puts.iter().zip(seen.blob_results()).filter(|(_, result)| result.is_ok());
+                    self.blobs.extend(stored.map(|(bytes, _)| IoHash::of(bytes)));
                 }
                 Op::PutRaw(_, bytes) if is_done => drop(self.blobs.insert(IoHash::of(bytes))),
                 Op::PutCompressed(raw, buffer) if is_done => {

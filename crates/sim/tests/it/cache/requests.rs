@@ -56,11 +56,14 @@ impl Seen {
         (self.status == StatusCode::OK).then(|| json["needs"].as_array().map(Vec::len))?
     }
 
-    /// The blobs that a batch read, after so many that it put.
-    pub(super) fn batch_blobs(&self, puts: usize) -> Vec<Bytes> {
-        let results: Vec<String> = serde_json::from_slice(&self.body).expect("an answer to each operation");
-        let decode = |content: &String| STANDARD.decode(content).expect("base64").into();
-        results.iter().skip(puts).map(decode).collect()
+    /// The answer to each operation of a batch on blobs: a string, or the status of a problem.
+    pub(super) fn blob_results(&self) -> Vec<Result<String, u64>> {
+        let results: Vec<serde_json::Value> = serde_json::from_slice(&self.body).expect("a list");
+        let result = |result: serde_json::Value| match result {
+            serde_json::Value::String(content) => Ok(content),
+            problem => Err(problem["status"].as_u64().expect("a status")),
+        };
+        results.into_iter().map(result).collect()
     }
 
     /// The same for each operation of a batch.
