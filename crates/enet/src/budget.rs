@@ -31,7 +31,7 @@ pub(crate) struct Budget {
     pub(crate) host_max: usize,
     /// Sum over all peers.
     pub(crate) total: usize,
-    /// What the peer that was refused last would hold if the host had had room.
+    /// Bytes that the peer that was refused last would hold if the host had had room.
     pub(crate) wanted: Option<usize>,
     pub(crate) ranks: Ranks,
 }

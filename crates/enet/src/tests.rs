@@ -558,7 +558,7 @@ fn those_who_hold_the_most_make_room_for_those_who_hold_less() {
     let mut crowd = Crowd::full(40, reliable_halves);
     crowd.join(1_000);
     crowd.send(1_000, 60);
-    // What a reliable packet lost was acknowledged, so its sender cannot go on.
+    // Reliable packets were acknowledged and do not come again, so their sender cannot continue.
     assert_eq!(crowd.events(), ([60 << 10].into(), 1));
     assert_eq!((crowd.host.stats().made_room, crowd.host.stats().disconnects), (1, 1));
 }
