@@ -309,8 +309,8 @@ pub(crate) fn receive_datagrams(
     Ok(count)
 }
 
-/// Sends up to a batch of datagrams, each to and from its addresses.
-/// Returns how many the kernel took.
+/// Sends up to a batch of datagrams, each to and from its addresses. Returns how many the kernel
+/// took.
 pub(crate) fn send_datagrams(socket: BorrowedFd<'_>, datagrams: &[(Addresses, &[u8])]) -> io::Result<usize> {
     let datagrams = &datagrams[..datagrams.len().min(DATAGRAM_BATCH)];
     let names: [Option<SockAddr>; DATAGRAM_BATCH] =
@@ -337,8 +337,8 @@ pub(crate) fn send_datagrams(socket: BorrowedFd<'_>, datagrams: &[(Addresses, &[
         }
     }
     // SAFETY: every header points to its own name and control data (or none) and iovec, and that to
-    // its own bytes; all of them are as long as stated and outlive the call, which only reads them although the C
-    // types are not const.
+    // its own bytes; all of them are as long as stated and outlive the call, which only reads them
+    // although the C types are not const.
     let count = check(unsafe {
         libc::sendmmsg(
             socket.as_raw_fd(),
