@@ -44,8 +44,17 @@ pub struct Config {
     /// acknowledged; what is not next in its lane may use half. At least twice
     /// [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
     pub peer_bytes_max: usize,
+    /// The same for a peer that has connected to this host, until [`Host::admit`] is called for it:
+    /// for servers whose clients log in. Longer packets are not received before that. Default: no
+    /// limit of its own.
+    ///
+    /// [`Host::admit`]: crate::Host::admit
+    pub newcomer_bytes_max: usize,
     /// The same for all peers together; the last eighth is kept for peers that hold less than 16
-    /// KiB. Default 1 GiB.
+    /// KiB. When it is used up, the peer that holds the most in packets that cannot be delivered yet
+    /// makes room for those that hold less, and peers that were not admitted for all that were: it
+    /// loses the unreliable ones, and if it has none, it is disconnected
+    /// ([`Reason::MadeRoom`](crate::Reason::MadeRoom)). Default 1 GiB.
     pub host_bytes_max: usize,
     /// Bytes that may wait to be sent or acknowledged, per peer; beyond it
     /// [`Host::send`](crate::Host::send) fails. A packet sent to many peers counts at each, though
@@ -176,6 +185,7 @@ impl Config {
             compressor: None,
             packet_bytes_max: 32 << 20,
             peer_bytes_max: 65 << 20,
+            newcomer_bytes_max: usize::MAX,
             host_bytes_max: 1 << 30,
             send_bytes_max: 64 << 20,
             host_send_bytes_max: usize::MAX,

@@ -59,7 +59,7 @@ impl Inward<'_> {
         (self.deliver)(self.budget, self.held, data, delivery);
     }
 
-    fn has_room(&self, len: usize, is_next: bool) -> bool {
+    fn has_room(&mut self, len: usize, is_next: bool) -> bool {
         self.budget.has_room(*self.held, len + OVERHEAD, is_next)
     }
 }
@@ -350,16 +350,16 @@ mod tests {
 
     impl Fixture {
         fn new(peer_max: usize) -> Self {
-            let budget = Budget { peer_max, host_max: 1 << 30, total: Held(0) };
+            let budget = Budget::new(peer_max, peer_max, 1 << 30);
             let waiting = Waiting::default();
-            Self { lane: LaneState::new(0), waiting, budget, held: Held(0), out: Vec::new() }
+            Self { lane: LaneState::new(0), waiting, budget, held: Held::default(), out: Vec::new() }
         }
 
         fn receive(&mut self, receive: impl FnOnce(&mut LaneState, &mut Inward<'_>) -> Receipt) -> Receipt {
             let Self { lane, waiting, budget, held, out } = self;
             let mut deliver = |_: &mut Budget, _: &mut Held, data, delivery| out.push((data, delivery));
             let receipt = receive(lane, &mut Inward { waiting, budget, held, deliver: &mut deliver });
-            assert_eq!(held.0, waiting.held_bytes());
+            assert_eq!(held.bytes, waiting.held_bytes());
             receipt
         }
 
@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(f.reliable(1, b"a"), Receipt::Taken);
         assert_eq!(f.unreliable(2, 2, b"b2"), Receipt::Taken);
         assert!(f.payloads().is_empty());
-        assert_eq!(f.held.0, 0);
+        assert_eq!(f.held.bytes, 0);
     }
 
     #[test]
@@ -426,10 +426,10 @@ mod tests {
         while f.reliable(number, b"0123456789") == Receipt::Taken {
             number += 1;
         }
-        assert!(number > 5 && f.held.0 <= 1_000);
+        assert!(number > 5 && f.held.bytes <= 1_000);
         assert_eq!(f.reliable(1, b"0123456789"), Receipt::Taken);
         assert_eq!(f.payloads().len(), usize::from(number) - 1);
-        assert_eq!(f.held.0, 0);
+        assert_eq!(f.held.bytes, 0);
     }
 
     #[test]
@@ -451,7 +451,7 @@ mod tests {
             assert_eq!(f.fragment(1 + index as u16, &part(index, payload)), Receipt::Taken);
         }
         assert_eq!(f.payloads(), [&b"abcde"[..], b"after"]);
-        assert_eq!((f.lane.delivered, f.held.0), (4, 0));
+        assert_eq!((f.lane.delivered, f.held.bytes), (4, 0));
         assert_eq!(f.fragment(3, &part(1, b"cd")), Receipt::Malformed, "number and index disagree");
     }
 

@@ -14,7 +14,8 @@
 //! - **Strangers cost nothing.** A CONNECT makes an entry in a bounded table and is answered with
 //!   fewer bytes than it had; the connection begins when the answer is acknowledged.
 //! - **Bounded memory.** Everything that remote peers can make grow has a limit in [`Config`];
-//!   memory for an announced packet is allocated only as it arrives.
+//!   memory for an announced packet is allocated only as it arrives. When it is used up, those who
+//!   hold the most make room for those who hold less.
 //!
 //! # Driving a host
 //!

@@ -437,3 +437,205 @@ impl crate::Compressor for OneConnect {
         Ok(())
     }
 }
+
+/// A server with many clients, each with an address of its own, of which only datagrams exist.
+struct Crowd {
+    now: Instant,
+    host: Host,
+}
+
+/// Fragments that arrived, none of which completes a packet.
+type Hoard = fn(u16) -> Body<'static>;
+
+/// Bytes that a client of a [`Crowd`] holds at most behind a gap.
+const HOARD_BYTES: usize = 128 << 10;
+
+impl Crowd {
+    /// Room for a hoard of `hoarders` clients, who have filled it.
+    fn full(hoarders: u16, hoard: Hoard) -> Self {
+        Self::full_of(hoarders, hoard, HOARD_BYTES)
+    }
+
+    /// As [`full`](Self::full), with so many bytes for each that was not admitted.
+    fn full_of(hoarders: u16, hoard: Hoard, each: usize) -> Self {
+        let config = Config {
+            naming: crate::Naming::Sequential,
+            packet_bytes_max: HOARD_BYTES,
+            peer_bytes_max: 2 * HOARD_BYTES,
+            // The last eighth is for those that hold little.
+            host_bytes_max: usize::from(hoarders) * each * 8 / 7,
+            newcomer_bytes_max: 2 * each,
+            ..Config::new(2)
+        };
+        let now = Instant::from_millis(1_000);
+        let mut crowd = Self { now, host: Host::new(now, config).expect("sound") };
+        for client in 1..=hoarders {
+            crowd.join(client);
+            crowd.hoard(client, hoard, 1_000);
+        }
+        assert!(crowd.host.stats().dropped_full > 0, "they take what they can get");
+        crowd
+    }
+
+    fn join(&mut self, client: u16) {
+        self.host.handle_datagram(self.now, Self::address(client), &connect_datagram(client.into(), 0));
+        let mut datagram = Vec::new();
+        while self.host.poll_transmit(self.now, &mut datagram).is_some() {}
+        let sent_time = self.now.as_millis() as u16;
+        self.receive(client, CHANNEL_NONE, 0, Body::Acknowledge { number: 1, sent_time });
+        let mut events = core::iter::from_fn(|| self.host.poll_event());
+        assert!(events.any(|event| matches!(event, Event::Connected { .. })));
+    }
+
+    fn receive(&mut self, client: u16, channel: u8, number: u16, body: Body<'_>) {
+        let mut datagram = Vec::new();
+        let sent_time = Some(self.now.as_millis() as u16);
+        Header { peer_id: 0, session: 0, compressed: false, sent_time }.encode(&mut datagram);
+        let acknowledge = matches!(body, Body::SendFragment(_));
+        Command { channel, number, acknowledge, unsequenced: false, body }.encode(&mut datagram);
+        self.host.handle_datagram(self.now, Self::address(client), &datagram);
+        while self.host.poll_transmit(self.now, &mut datagram).is_some() {}
+    }
+
+    fn hoard(&mut self, client: u16, hoard: Hoard, fragments: u16) {
+        for n in 0..fragments {
+            let number = if let Body::SendFragment(_) = hoard(n) { 2 * n + 3 } else { 0 };
+            self.receive(client, 0, number, hoard(n));
+        }
+    }
+
+    /// A client sends a reliable packet of `parts` kibibytes.
+    fn send(&mut self, client: u16, parts: u32) {
+        let payload = [7; 1_024];
+        for index in 0..parts {
+            let (total, offset) = (parts * 1_024, index * 1_024);
+            let fragment = Fragment { start: 1, count: parts, index, total, offset, payload: &payload };
+            self.receive(client, 0, 1 + index as u16, Body::SendFragment(fragment));
+        }
+    }
+
+    /// Lengths of the packets that have arrived, and connections that ended.
+    fn events(&mut self) -> (Vec<usize>, usize) {
+        self.host.check_invariants();
+        let (mut lens, mut ends) = (Vec::new(), 0);
+        while let Some(event) = self.host.poll_event() {
+            match event {
+                Event::Received { data, .. } => lens.push(data.len()),
+                Event::Disconnected { reason, .. } => {
+                    assert_eq!(reason, crate::Reason::MadeRoom);
+                    ends += 1;
+                }
+                Event::Connected { .. } => {}
+            }
+        }
+        (lens, ends)
+    }
+
+    fn address(client: u16) -> SocketAddr {
+        SocketAddr::from(([10, 1, 0, 1], client))
+    }
+}
+
+/// Second halves of reliable packets behind a gap.
+fn reliable_halves(n: u16) -> Body<'static> {
+    Body::SendFragment(Fragment { start: 2 * n + 2, count: 2, index: 1, total: 2, offset: 1, payload: b"x" })
+}
+
+/// Second halves of packets that may get lost.
+fn loose_halves(n: u16) -> Body<'static> {
+    Body::SendUnreliableFragment(Fragment {
+        start: n + 1,
+        count: 2,
+        index: 1,
+        total: 2,
+        offset: 1,
+        payload: b"x",
+    })
+}
+
+#[test]
+fn those_who_hold_the_most_make_room_for_those_who_hold_less() {
+    let mut crowd = Crowd::full(40, reliable_halves);
+    crowd.join(1_000);
+    crowd.send(1_000, 60);
+    // Reliable packets were acknowledged and do not come again, so their sender cannot continue.
+    assert_eq!(crowd.events(), ([60 << 10].into(), 1));
+    assert_eq!((crowd.host.stats().made_room, crowd.host.stats().disconnects), (1, 1));
+}
+
+#[test]
+fn unreliable_fragments_make_room_without_an_end_of_their_connection() {
+    let mut crowd = Crowd::full(40, loose_halves);
+    crowd.join(1_000);
+    crowd.send(1_000, 60);
+    assert_eq!(crowd.events(), ([60 << 10].into(), 0));
+    assert_eq!((crowd.host.stats().made_room, crowd.host.peer_count()), (1, 41));
+}
+
+#[test]
+fn who_holds_as_much_as_the_others_gets_no_room_from_them() {
+    let mut crowd = Crowd::full(40, reliable_halves);
+    crowd.join(1_000);
+    for round in 0..2 {
+        crowd.hoard(1_000, reliable_halves, 1_000);
+        // One made room until this one held as much.
+        assert_eq!(crowd.events(), (Vec::new(), 1 - round));
+    }
+    assert_eq!(crowd.host.peer_count(), 40);
+}
+
+#[test]
+fn room_is_made_without_a_look_at_all_peers() {
+    let steps = |hoarders: u16| {
+        let mut crowd = Crowd::full(hoarders, reliable_halves);
+        crowd.join(60_000);
+        let before = work::steps();
+        crowd.send(60_000, 60);
+        assert_eq!(crowd.events(), ([60 << 10].into(), 1));
+        work::steps() - before
+    };
+    let (few, many) = (steps(20), steps(400));
+    assert!(many <= few + 20, "{few} steps among 20 hoarders, {many} among 400");
+}
+
+#[test]
+fn peers_that_were_not_admitted_make_room_for_those_that_were_and_get_none_from_them() {
+    let mut crowd = Crowd::full_of(40, reliable_halves, 32 << 10);
+    crowd.join(1_000);
+    crowd.send(1_000, 60);
+    assert_eq!(crowd.events(), (Vec::new(), 1), "it gets as much as the others have");
+    let player = crowd.host.peers().max().expect("it is connected");
+    crowd.host.admit(player);
+    crowd.send(1_000, 60);
+    assert_eq!(crowd.events(), ([60 << 10].into(), 1));
+    // Another long packet of the player waits; newcomers fill what is left.
+    for index in 0..50 {
+        let (total, offset) = (60 << 10, index << 10);
+        let payload = &[7; 1_024];
+        let fragment = Fragment { start: 61, count: 60, index, total, offset, payload };
+        crowd.receive(1_000, 0, 61 + index as u16, Body::SendFragment(fragment));
+    }
+    for client in 2_000..2_010 {
+        crowd.join(client);
+        crowd.hoard(client, reliable_halves, 1_000);
+    }
+    let _ = crowd.events();
+    let held = crowd.host.peer(player).expect("it is connected").held_bytes;
+    assert!(held >= 50 << 10, "{held} bytes");
+}
+
+#[test]
+fn newcomers_hold_less_until_they_are_admitted() {
+    let config = Config { naming: crate::Naming::Sequential, newcomer_bytes_max: 32 << 10, ..Config::new(2) };
+    let now = Instant::from_millis(1_000);
+    let mut crowd = Crowd { now, host: Host::new(now, config).expect("sound") };
+    crowd.join(1);
+    crowd.hoard(1, reliable_halves, 1_000);
+    let held = crowd.host.held_bytes();
+    assert!((15 << 10..=16 << 10).contains(&held), "{held} bytes, half of them are for what is next");
+    let peer = crowd.host.peers().next().expect("it is connected");
+    crowd.host.admit(peer);
+    crowd.hoard(1, reliable_halves, 1_000);
+    assert_eq!(crowd.host.held_bytes(), 1_000 * held / (held / 321));
+    assert_eq!(crowd.events(), (Vec::new(), 0));
+}

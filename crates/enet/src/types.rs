@@ -102,6 +102,9 @@ pub enum Reason {
     Refused,
     /// The same remote peer has connected anew, for instance after a restart on the same port.
     Replaced,
+    /// It held the most received data when the host had no room left, and reliable packets were
+    /// dropped to make room for others.
+    MadeRoom,
 }
 
 /// State of a connection.
@@ -236,6 +239,9 @@ pub struct Stats {
     /// Packets, fragments or requests for acknowledgement dropped because too much is waiting; none
     /// was acknowledged.
     pub dropped_full: u64,
+    /// Times that the peer with the most received data made room for others: it lost unreliable
+    /// packets that were waiting, or was disconnected.
+    pub made_room: u64,
     /// Acknowledgements dropped because nothing was sent at the time they name.
     pub dropped_acks: u64,
     /// Round trips of all connections.
@@ -266,6 +272,7 @@ impl core::ops::AddAssign for Stats {
             dropped_connects,
             dropped_half_open,
             dropped_full,
+            made_room,
             dropped_acks,
             round_trips,
         } = other;
@@ -289,6 +296,7 @@ impl core::ops::AddAssign for Stats {
         self.dropped_connects += dropped_connects;
         self.dropped_half_open += dropped_half_open;
         self.dropped_full += dropped_full;
+        self.made_room += made_room;
         self.dropped_acks += dropped_acks;
         self.round_trips += round_trips;
     }

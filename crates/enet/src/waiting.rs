@@ -217,6 +217,14 @@ impl Waiting {
         }
     }
 
+    /// Forgets the packets of a lane that may get lost.
+    pub(crate) fn discard_loose(&mut self, lane: u8, budget: &mut Budget, held: &mut Held) {
+        while let Some((key, _)) = self.first(lane, Kind::Unreliable) {
+            work::step();
+            self.discard(key, budget, held);
+        }
+    }
+
     /// Bytes that all packets together cost.
     pub(crate) fn held_bytes(&self) -> usize {
         self.packets.values().map(Incoming::cost).sum()
@@ -256,7 +264,7 @@ impl Assembly {
         &self,
         len: usize,
         entry_cost: usize,
-        budget: &Budget,
+        budget: &mut Budget,
         held: Held,
         is_next: bool,
     ) -> Option<usize> {
@@ -341,13 +349,13 @@ mod tests {
 
     impl Fixture {
         fn new() -> Self {
-            let budget = Budget { peer_max: 1 << 30, host_max: 1 << 30, total: Held(0) };
-            Self { waiting: Waiting::default(), budget, held: Held(0) }
+            let budget = Budget::new(1 << 30, 1 << 30, 1 << 30);
+            Self { waiting: Waiting::default(), budget, held: Held::default() }
         }
 
         fn add(&mut self, fragment: &Fragment<'_>) -> Added {
             let added = self.waiting.add(KEY, fragment, &mut self.budget, &mut self.held, true);
-            assert_eq!(self.held.0, self.waiting.held_bytes());
+            assert_eq!(self.held.bytes, self.waiting.held_bytes());
             added
         }
 
@@ -360,7 +368,7 @@ mod tests {
 
         fn take(&mut self) -> Bytes {
             let taken = self.waiting.take(KEY, &mut self.budget, &mut self.held).expect("it is complete");
-            assert_eq!(self.held.0, 0);
+            assert_eq!(self.held.bytes, 0);
             taken.data
         }
     }

@@ -362,6 +362,13 @@ impl Shard {
         self.board.conns.get_mut(slot as usize).map(|conn| &mut conn.outbox)
     }
 
+    /// True if a connection of this shard has logged in.
+    #[must_use]
+    pub fn has_logged_in(&self, conn: ConnHandle) -> bool {
+        let slot = self.board.handles.get(&conn);
+        slot.and_then(|&slot| self.board.conns.get(slot as usize)).is_some_and(|conn| conn.authenticated)
+    }
+
     /// When [`Self::handle_timeout`] has work, at the earliest; `None` when nothing is scheduled.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {

@@ -97,6 +97,10 @@ pub struct Limits {
     /// sizing. KCP listeners ask for 4 MiB when this is `None`, since one socket serves all their
     /// sessions.
     pub receive_buffer_bytes: Option<usize>,
+    /// Bytes of ENet packets that cannot be delivered yet, fragments for example, that the host
+    /// keeps of a peer until [`EventLoop::admit`](crate::EventLoop::admit), 4 MiB after it. Longer
+    /// packets wait for it. `None`: no difference.
+    pub newcomer_bytes_max: Option<usize>,
 }
 
 impl Limits {
@@ -117,6 +121,7 @@ impl Default for Limits {
             backlog: 4096,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
+            newcomer_bytes_max: None,
         }
     }
 }

@@ -629,6 +629,14 @@ impl EventLoop {
         }
     }
 
+    /// The peer of an ENet connection is no stranger any more: it has logged in, for example. See
+    /// [`Limits::newcomer_bytes_max`]. Unknown keys and those of other connections are ignored.
+    pub fn admit(&mut self, key: ConnKey) {
+        if key.is_enet() {
+            self.enets.admit(key);
+        }
+    }
+
     /// Stops delivering a connection's input, as [`Flow::Pause`](crate::Flow::Pause) does. Unknown
     /// keys are ignored.
     pub fn pause_read(&mut self, key: ConnKey) {

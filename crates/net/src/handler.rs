@@ -180,7 +180,8 @@ pub enum CloseCause {
     DeadLink,
     /// The KCP or ENet peer began a new session from the same address.
     Replaced,
-    /// The peer sent more than a paused connection holds.
+    /// The peer sent more than a paused connection holds; or its ENet packets, which could not be
+    /// delivered yet, made room for those of others.
     Overrun,
 }
 

@@ -7,13 +7,15 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::mem;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::SockAddr;
+
+use crate::udp::batch::{Control, told, write_control};
 
 pub(crate) const READABLE: u32 = libc::EPOLLIN as u32;
 pub(crate) const WRITABLE: u32 = libc::EPOLLOUT as u32;
@@ -247,8 +249,13 @@ pub(crate) const DATAGRAM_BYTES: usize = 2048;
 /// Datagrams taken or given per system call.
 pub(crate) const DATAGRAM_BATCH: usize = 32;
 
-/// A received datagram: who sent it, and where it lies in the buffer.
-pub(crate) type Arrived = (SocketAddr, Range<usize>);
+/// A received datagram: its sender, the own address that it came to if the socket tells it, and
+/// where it lies in the buffer.
+pub(crate) type Arrived = (SocketAddr, Option<IpAddr>, Range<usize>);
+
+/// Addresses of a datagram to send: the destination, `None` for the socket's peer, and the own
+/// address, `None` for the system's choice.
+pub(crate) type Addresses = (Option<SocketAddr>, Option<IpAddr>);
 
 /// Receives up to a batch of datagrams into `buf`, which needs `DATAGRAM_BATCH * DATAGRAM_BYTES`
 /// bytes. Appends those that fit to `arrived`. Returns how many the kernel gave, the others
@@ -266,6 +273,7 @@ pub(crate) fn receive_datagrams(
     let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
     // SAFETY: as above.
     let mut messages: [libc::mmsghdr; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
+    let mut controls = [Control::EMPTY; DATAGRAM_BATCH];
     for (index, part) in buf.chunks_exact_mut(DATAGRAM_BYTES).take(DATAGRAM_BATCH).enumerate() {
         iovs[index] = libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: DATAGRAM_BYTES };
         let header = &mut messages[index].msg_hdr;
@@ -273,9 +281,11 @@ pub(crate) fn receive_datagrams(
         header.msg_namelen = mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
         header.msg_iov = &raw mut iovs[index];
         header.msg_iovlen = 1;
+        header.msg_control = (&raw mut controls[index]).cast();
+        header.msg_controllen = mem::size_of::<Control>() as _;
     }
-    // SAFETY: every header points to its own name and iovec, and that to its own part of `buf`; all
-    // of them are as long as stated and outlive the call. A null timeout means none.
+    // SAFETY: every header points to its own name, control data and iovec, and that to its own part
+    // of `buf`; all of them are as long as stated and outlive the call. A null timeout means none.
     let count = check(unsafe {
         libc::recvmmsg(
             socket.as_raw_fd(),
@@ -293,27 +303,25 @@ pub(crate) fn receive_datagrams(
             && !truncated
         {
             let start = index * DATAGRAM_BYTES;
-            arrived.push((from, start..start + len));
+            arrived.push((from, told(&message.msg_hdr).local, start..start + len));
         }
     }
     Ok(count)
 }
 
-/// Sends up to a batch of datagrams, each to its address or, without one, to the socket's peer.
-/// Returns how many the kernel took.
-pub(crate) fn send_datagrams(
-    socket: BorrowedFd<'_>,
-    datagrams: &[(Option<SocketAddr>, &[u8])],
-) -> io::Result<usize> {
+/// Sends up to a batch of datagrams, each to and from its addresses. Returns how many the kernel
+/// took.
+pub(crate) fn send_datagrams(socket: BorrowedFd<'_>, datagrams: &[(Addresses, &[u8])]) -> io::Result<usize> {
     let datagrams = &datagrams[..datagrams.len().min(DATAGRAM_BATCH)];
     let names: [Option<SockAddr>; DATAGRAM_BATCH] =
-        std::array::from_fn(|index| datagrams.get(index).and_then(|(to, _)| to.map(SockAddr::from)));
+        std::array::from_fn(|index| datagrams.get(index).and_then(|((to, _), _)| to.map(SockAddr::from)));
     // SAFETY: all-zero is a valid value of these plain C structs; null pointers in them mean
     // "nothing".
     let mut iovs: [libc::iovec; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
     // SAFETY: as above.
     let mut messages: [libc::mmsghdr; DATAGRAM_BATCH] = unsafe { mem::zeroed() };
-    for (index, (_, bytes)) in datagrams.iter().enumerate() {
+    let mut controls = [Control::EMPTY; DATAGRAM_BATCH];
+    for (index, ((_, local), bytes)) in datagrams.iter().enumerate() {
         iovs[index] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let header = &mut messages[index].msg_hdr;
         if let Some(name) = &names[index] {
@@ -322,10 +330,15 @@ pub(crate) fn send_datagrams(
         }
         header.msg_iov = &raw mut iovs[index];
         header.msg_iovlen = 1;
+        let len = write_control(&mut controls[index], None, *local);
+        if len > 0 {
+            header.msg_control = (&raw mut controls[index]).cast();
+            header.msg_controllen = len as _;
+        }
     }
-    // SAFETY: every header points to its own name (or none) and iovec, and that to its own bytes;
-    // all of them are as long as stated and outlive the call, which only reads them although the C
-    // types are not const.
+    // SAFETY: every header points to its own name and control data (or none) and iovec, and that to
+    // its own bytes; all of them are as long as stated and outlive the call, which only reads them
+    // although the C types are not const.
     let count = check(unsafe {
         libc::sendmmsg(
             socket.as_raw_fd(),

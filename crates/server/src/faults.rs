@@ -437,17 +437,53 @@ mod tests {
         drop(sender.join().unwrap());
     }
 
+    #[test]
+    fn a_login_lifts_the_bound_on_incomplete_enet_packets() {
+        use throng_net::enet::{Config, Delivery, Endpoint as Enet, Event as Told, Lane, Pacing};
+        const LONG: [u8; 200_000] = [0; 200_000];
+        for shards in [1, 2] {
+            let stage = Stage::new(shards, &[("gateway.clients.transport", "enet")]);
+            let (clock, addr) = (throng_net::Clock::start(), "127.0.0.1:0".parse().unwrap());
+            let udp = throng_net::udp::UdpOptions::default();
+            let mut enet = Enet::open(clock, addr, &udp, Pacing::default(), Config::client(7)).unwrap();
+            let until = |enet: &mut Enet, what: &str, done: &dyn Fn(Option<&Told>) -> bool| {
+                let deadline = Instant::now() + PATIENCE;
+                while !done(None) {
+                    assert!(Instant::now() < deadline, "waited in vain for {what}");
+                    let mut events = Vec::new();
+                    let wake = clock.now() + Duration::from_millis(5);
+                    enet.turn(Some(wake), |host| events.extend(std::iter::from_fn(|| host.poll_event())))
+                        .unwrap();
+                    if events.iter().any(|event| done(Some(event))) {
+                        return;
+                    }
+                }
+            };
+            let connect = |enet: &mut Enet| {
+                let peer = enet.host().connect(clock.now(), stage.clients(), 1, 0).unwrap();
+                until(enet, "a connection", &|told| matches!(told, Some(Told::Connected { .. })));
+                peer
+            };
+            let (stranger, player) = (connect(&mut enet), connect(&mut enet));
+            enet.host().send(stranger, Lane(0), &LONG[..], Delivery::Reliable).unwrap();
+            until(&mut enet, "a refusal", &|_| {
+                stage.figure("throng_enet_dropped_total{reason=\"no_room\"}") > 0.0
+            });
+            assert_eq!(stage.figure("throng_enet_packets_total{direction=\"in\"}"), 0.0);
+            enet.host().disconnect_now(stranger, 0);
+            enet.host().send(player, Lane(0), login(), Delivery::Reliable).unwrap();
+            until(&mut enet, "an answer", &|told| matches!(told, Some(Told::Received { .. })));
+            enet.host().send(player, Lane(0), &LONG[..], Delivery::Reliable).unwrap();
+            until(&mut enet, "the long packet", &|_| {
+                stage.figure("throng_enet_packets_total{direction=\"in\"}") > 1.0
+            });
+        }
+    }
+
     /// Logs in without a session, which would bound what is sent; returns the connection's id.
     fn log_in(stream: &mut TcpStream) -> u32 {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let auth =
-            pb::AuthMessage { player_identifier_token: "flood".to_owned(), ..pb::AuthMessage::default() };
-        let body = auth.encode_to_vec();
-        let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
-        let head = MessagePack { stub_id: 1, msg_type: 1, body: &body, ..MessagePack::default() };
-        writer.push(&head, &mut bytes).unwrap();
-        writer.flush(&mut bytes);
-        stream.write_all(&bytes).unwrap();
+        stream.write_all(&login()).unwrap();
         let (mut reader, mut conn, mut buffer) = (FrameReader::default(), None, [0; 1024]);
         while conn.is_none() {
             let read = stream.read(&mut buffer).unwrap();
@@ -460,5 +496,17 @@ mod tests {
             fed.unwrap();
         }
         conn.unwrap()
+    }
+
+    /// A frame with a login.
+    fn login() -> Vec<u8> {
+        let auth =
+            pb::AuthMessage { player_identifier_token: "flood".to_owned(), ..pb::AuthMessage::default() };
+        let body = auth.encode_to_vec();
+        let (mut writer, mut bytes) = (FrameWriter::new(), Vec::new());
+        let head = MessagePack { stub_id: 1, msg_type: 1, body: &body, ..MessagePack::default() };
+        writer.push(&head, &mut bytes).unwrap();
+        writer.flush(&mut bytes);
+        bytes
     }
 }

@@ -764,6 +764,7 @@ impl Opening<'_> {
                 spec.limits.descriptors_spared = DESCRIPTORS_SPARED.min(throng_net::descriptor_limit() / 4);
             }
             if plan.transport == Transport::Enet {
+                spec.limits.newcomer_bytes_max = Some(NEWCOMER_BYTES_MAX);
                 let fault = |(key, why)| StartError::File(format!("`{}.{key}`: {why}", section.name()));
                 spec.enet_gate = crate::enet_gate::gate(listener).map_err(fault)?;
                 spec.enet_dtls = crate::enet_gate::dtls(listener).map_err(fault)?;
@@ -894,6 +895,10 @@ fn bind_error_with(key: String, addr: SocketAddr, source: std::io::Error, flag: 
 
 /// Descriptors that clients leave to health, the admin API, game servers and files.
 const DESCRIPTORS_SPARED: u64 = 64;
+
+/// Bytes of packets with gaps that an ENet peer may have before its login: a frame, or as many as
+/// are on their way at once.
+const NEWCOMER_BYTES_MAX: usize = 128 * 1024;
 
 /// Shorter tokens can be guessed.
 const HTTP_TOKEN_BYTES_MIN: usize = 16;

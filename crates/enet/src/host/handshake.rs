@@ -27,7 +27,7 @@ impl Host {
             self.ctx.stats.dropped_malformed += 1;
             return;
         };
-        match self.admit(from, dialect, &connect, data) {
+        match self.begin_handshake(from, dialect, &connect, data) {
             Some(index) => {
                 if let Some(entry) = self.half_open.get_mut(index) {
                     entry.bytes_in += datagram_len;
@@ -39,7 +39,7 @@ impl Host {
     }
 
     /// Finds or makes the entry for a CONNECT.
-    fn admit(
+    fn begin_handshake(
         &mut self,
         from: SocketAddr,
         dialect: Dialect,

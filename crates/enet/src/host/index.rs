@@ -8,6 +8,7 @@ use throng_stdx::{Instant, TimerKey};
 use super::closed::{CLOSED_MS, ClosedEntry};
 use super::{Host, Owner, Slot, Timer, is_broadcast};
 use crate::address::{Block, Key};
+use crate::budget::Ranks;
 use crate::config::Naming;
 use crate::half_open::HalfOpenIndex;
 use crate::peer::{Peer, State};
@@ -70,6 +71,11 @@ impl Host {
     /// Updates the host's tables after a peer changed. `mark`: the peer may have something to send.
     pub(super) fn settle(&mut self, index: u32, mark: bool) {
         let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        let rank = Ranks::rank(peer.held);
+        if rank != peer.rank {
+            self.ctx.budget.ranks.change(index, peer.rank, rank);
+            peer.rank = rank;
+        }
         if peer.state == State::Over {
             self.unmap(index);
         } else if peer.remote_id != PEER_ID_NONE && !peer.is_remote_mapped {
@@ -183,6 +189,7 @@ impl Host {
         let slot = &mut self.slots[index as usize];
         if let Some(mut peer) = slot.peer.take() {
             peer.release(&mut self.ctx);
+            self.ctx.budget.ranks.change(index, peer.rank, 0);
             if peer.state != State::Over {
                 self.ctx.stats.disconnects += 1;
             }

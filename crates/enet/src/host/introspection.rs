@@ -41,7 +41,7 @@ impl Host {
     /// Bytes received that wait in all peers together, with overhead.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.ctx.budget.total.0
+        self.ctx.budget.total
     }
 
     /// Bytes that wait to be sent or acknowledged, in all peers together, with overhead.
@@ -62,10 +62,12 @@ impl Host {
     /// When something does not hold.
     #[doc(hidden)]
     pub fn check_invariants(&self) {
-        let mut mapped = 0;
+        let (mut mapped, mut ranked, mut held) = (0, 0, 0);
         for slot in &self.slots {
             let Some(peer) = &slot.peer else { continue };
             peer.check_invariants();
+            ranked += usize::from(peer.rank > 0);
+            held += peer.held.bytes;
             assert_eq!(peer.is_mapped, peer.state != State::Over);
             if peer.is_mapped {
                 mapped += 1;
@@ -76,6 +78,7 @@ impl Host {
             assert!(peer.in_ready || !peer.has_events(), "events would never be taken");
         }
         assert_eq!(mapped, self.live.len());
+        assert_eq!((ranked, held), (self.ctx.budget.ranks.len(), self.ctx.budget.total));
         if self.ctx.config.peers_per_ip_max != usize::MAX {
             assert_eq!(self.per_ip.values().sum::<usize>(), self.live.len());
         }

@@ -24,7 +24,7 @@ use closed::Closed;
 use local_ids::LocalIds;
 
 use crate::address::{Block, Key};
-use crate::budget::{Budget, Held};
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::estimate::THROTTLE_SCALE;
 use crate::half_open::{HalfOpenIndex, HalfOpens, Limits};
@@ -123,8 +123,7 @@ impl Host {
             per_prefix: config.half_open_per_prefix_max,
             timeout_ms: config.half_open_timeout.as_millis() as u64,
         };
-        let budget =
-            Budget { peer_max: config.peer_bytes_max, host_max: config.host_bytes_max, total: Held(0) };
+        let budget = Budget::new(config.peer_bytes_max, config.newcomer_bytes_max, config.host_bytes_max);
         let meters = config.outgoing_bandwidth != 0;
         let now_ms = now.as_millis();
         let mut host = Self {

@@ -7,6 +7,8 @@ use super::{Host, Owner};
 use crate::checksum::Crc32;
 use crate::config::MTU_MAX;
 use crate::peer::Flow;
+use crate::peer::State;
+use crate::types::Reason;
 use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
 
 impl Host {
@@ -93,19 +95,56 @@ impl Host {
     }
 
     pub(super) fn read_commands(&mut self, index: u32, mut commands: &[u8], sent_time: Option<u16>) {
-        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
-        peer.note_heard(self.ctx.now_ms);
+        if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
+            peer.note_heard(self.ctx.now_ms);
+        }
         while !commands.is_empty() {
+            let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+            let mut rest = commands;
             let flow = Command::decode(commands).map_or(Flow::Stop, |(command, len)| {
-                commands = &commands[len..];
+                rest = &commands[len..];
                 peer.handle_command(&mut self.ctx, &command, sent_time)
             });
             match flow {
-                Flow::Continue => continue,
+                Flow::Continue => {
+                    commands = rest;
+                    continue;
+                }
                 Flow::Stop => self.ctx.stats.dropped_malformed += 1,
+                // The same command again.
+                Flow::Full if self.make_room(index) => continue,
                 Flow::Full => self.ctx.stats.dropped_full += 1,
             }
             return;
         }
+    }
+
+    /// If the host had no room for a packet of `asking`: takes some from the peer that holds the
+    /// most in packets that cannot be delivered yet, unless `asking` would hold as much itself. Of
+    /// peers that were not admitted, one that was gets room in any case, and they get none from
+    /// others. False when nothing was gained.
+    ///
+    /// Unreliable packets go first. Reliable ones were acknowledged and do not come again, so their
+    /// connection ends.
+    fn make_room(&mut self, asking: u32) -> bool {
+        let Some(wanted) = self.ctx.budget.wanted.take() else { return false };
+        let Some(index) = self.ctx.budget.ranks.first() else { return false };
+        let held = |index: u32| self.slots[index as usize].peer.as_ref().map(|peer| peer.held);
+        let (Some(asks), Some(gives)) = (held(asking), held(index)) else { return false };
+        // One that would hold as much is refused, so none makes room for itself.
+        let may = match (asks.is_newcomer, gives.is_newcomer) {
+            (false, true) => true,
+            (true, false) => false,
+            _ => wanted < gives.waiting(),
+        };
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut().filter(|_| may) else { return false };
+        self.ctx.stats.made_room += 1;
+        if !peer.drop_loose_waiting(&mut self.ctx) && peer.state != State::Over {
+            let farewell = peer.farewell(0);
+            peer.finish(&mut self.ctx, 0, Reason::MadeRoom);
+            self.queue_farewell(index, &farewell);
+        }
+        self.settle(index, false);
+        true
     }
 }

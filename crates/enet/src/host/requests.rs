@@ -208,6 +208,17 @@ impl Host {
         Ok(())
     }
 
+    /// Lets a peer that has connected to this host hold [`Config::peer_bytes_max`] from now on, for
+    /// instance because it has logged in.
+    ///
+    /// [`Config::peer_bytes_max`]: crate::Config::peer_bytes_max
+    pub fn admit(&mut self, peer: PeerId) {
+        if let Some(found) = find(&mut self.slots, peer) {
+            found.held.is_newcomer = false;
+            self.settle(peer.index, false);
+        }
+    }
+
     /// Switches the checksum of all datagrams on or off. Both ends must agree.
     pub fn set_checksum(&mut self, checksum: bool) {
         self.ctx.config.checksum = checksum;

@@ -11,7 +11,7 @@ use core::net::SocketAddr;
 use bytes::Bytes;
 use throng_stdx::TimerKey;
 
-use crate::budget::{Budget, Held, OVERHEAD};
+use crate::budget::{Budget, Held, OVERHEAD, Ranks};
 use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN, Windows};
 use crate::estimate::{Estimate, Loss};
 use crate::lane::LaneState;
@@ -125,7 +125,7 @@ pub(crate) struct Peer {
     lanes: Vec<LaneState>,
     group_base: u16,
     groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
-    held: Held,
+    pub(crate) held: Held,
     waiting: Waiting,
     inbox: VecDeque<Event>,
 
@@ -136,6 +136,7 @@ pub(crate) struct Peer {
     pub(crate) is_remote_mapped: bool,
     pub(crate) is_limited: bool,
     pub(crate) live_at: u32,
+    pub(crate) rank: u32,
     pub(crate) timer: Option<(u64, TimerKey)>,
 }
 
@@ -304,6 +305,7 @@ impl Peer {
             is_remote_mapped: false,
             is_limited: false,
             live_at: 0,
+            rank: 0,
             timer: None,
         }
     }
@@ -345,6 +347,7 @@ impl Peer {
         peer.control_number = 1;
         peer.measure(ctx, rtt_ms);
         peer.last_ack_ms = Some(ctx.now_ms);
+        peer.held.is_newcomer = true;
         peer.heard_eighths = u32::from(ctx.config.pings == Pings::WhenSilent);
         peer.note_heard(ctx.now_ms);
         peer.inbox.push_back(Event::Connected { peer: id, data });
@@ -498,6 +501,16 @@ impl Peer {
         self.meter(ctx, 12);
     }
 
+    /// Drops the packets that wait and may get lost. False when there are none.
+    pub(crate) fn drop_loose_waiting(&mut self, ctx: &mut Context) -> bool {
+        let before = self.held.bytes;
+        for lane in &self.lanes {
+            work::step();
+            self.waiting.discard_loose(lane.id, &mut ctx.budget, &mut self.held);
+        }
+        self.held.bytes < before
+    }
+
     /// Ends the connection here and now.
     pub(crate) fn finish(&mut self, ctx: &mut Context, data: u32, reason: Reason) {
         debug_assert_ne!(self.state, State::Over);
@@ -522,7 +535,7 @@ impl Peer {
             self.inbox = VecDeque::new();
         }
         if let Event::Received { data, .. } = &event {
-            budget.give_back(&mut self.held, data.len() + OVERHEAD);
+            budget.give_back_delivered(&mut self.held, data.len());
         }
         if self.inbox.is_empty() && self.inbox.capacity() > INBOX_KEPT {
             self.inbox = VecDeque::new();
@@ -538,8 +551,7 @@ impl Peer {
 
     /// Gives back everything that the peer holds; it is about to be forgotten.
     pub(crate) fn release(&mut self, ctx: &mut Context) {
-        let all = self.held.0;
-        ctx.budget.give_back(&mut self.held, all);
+        ctx.budget.total -= core::mem::take(&mut self.held).bytes;
         ctx.queued_bytes -= core::mem::take(&mut self.queued_bytes);
     }
 
@@ -583,7 +595,7 @@ impl Peer {
             queued_bytes: self.queued_bytes,
             unacknowledged_commands: self.sent.len(),
             in_flight_bytes: self.in_flight_bytes,
-            held_bytes: self.held.0,
+            held_bytes: self.held.bytes,
             resent_commands: self.resent_commands,
             lowest_rtt: (self.lowest_rtt_ms != u32::MAX).then(|| ms(self.lowest_rtt_ms)),
             round_trips: self.round_trips.wide(),
@@ -683,7 +695,13 @@ impl Peer {
                 _ => 0,
             })
             .sum();
-        assert_eq!(self.held.0, self.waiting.held_bytes() + inbox, "what is held waits or is in the inbox");
+        assert_eq!(
+            self.held.bytes,
+            self.waiting.held_bytes() + inbox,
+            "what is held waits or is in the inbox"
+        );
+        assert_eq!(self.held.inbox, inbox);
+        assert_eq!(self.rank, Ranks::rank(self.held));
         assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
         assert!(self.lanes.is_sorted_by_key(|lane| lane.id));
         if self.state == State::Over {
@@ -751,7 +769,7 @@ mod tests {
     fn an_idle_connection_is_small() {
         // Beside this: two entries in hash tables, a timer, and room for a ping and its
         // acknowledgement.
-        assert!(size_of::<Peer>() <= 904, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<Peer>() <= 920, "{} bytes", size_of::<Peer>());
         assert!(size_of::<LaneState>() <= 144, "{} bytes", size_of::<LaneState>());
     }
 

@@ -109,7 +109,7 @@ impl Peer {
         let (peer, lane) = (self.id, Lane(command.channel));
         let Self { inbox, held, lanes, waiting, traffic, .. } = self;
         let mut deliver = |budget: &mut Budget, held: &mut Held, data: Bytes, delivery| {
-            budget.take(held, data.len() + OVERHEAD);
+            budget.take_delivered(held, data.len());
             stats.packets_in += 1;
             traffic.packets_in += 1;
             inbox.push_back(Event::Received { peer, lane, data, delivery });

@@ -63,6 +63,7 @@ pub(super) enum Letter {
     Write { port: usize, peer: PeerId, bytes: Bytes, delivery: Delivery },
     Finish { port: usize, peer: PeerId, code: u32, until: Instant },
     Close { port: usize, peer: PeerId, code: u16 },
+    Admit { port: usize, peer: PeerId },
     Moved { port: usize, peer: PeerId, inbox: Arc<Inbox>, key: ConnKey },
 }
 
@@ -198,6 +199,7 @@ impl Enets {
                 peers_max: limits.connections_max,
                 packet_bytes_max: PACKET_BYTES_MAX,
                 peer_bytes_max: 4 * PACKET_BYTES_MAX,
+                newcomer_bytes_max: limits.newcomer_bytes_max.unwrap_or(usize::MAX),
                 send_bytes_max: SEND_BYTES_MAX,
                 half_open_timeout: limits.handshake_timeout,
                 ..Config::new(entropy()?)
@@ -326,6 +328,13 @@ impl Enets {
         let letter = Letter::Close { port: conn.port, peer: conn.id, code: 0 };
         self.post_to_owner(key, letter);
         self.forget(key);
+    }
+
+    /// The driver knows the peer from now on.
+    pub(crate) fn admit(&mut self, key: ConnKey) {
+        let Some(conn) = self.get(key) else { return };
+        let letter = Letter::Admit { port: conn.port, peer: conn.id };
+        self.post_to_owner(key, letter);
     }
 
     pub(crate) fn pause(&mut self, key: ConnKey) {
@@ -693,6 +702,7 @@ impl Enets {
             Reason::Local => CloseCause::EndOfStream,
             Reason::Timeout => CloseCause::DeadLink,
             Reason::Replaced => CloseCause::Replaced,
+            Reason::MadeRoom => CloseCause::Overrun,
             _ => CloseCause::TimedOut(TimedOut::Handshake),
         };
         match route.place {
@@ -731,6 +741,11 @@ impl Enets {
                 port.host.disconnect_later(peer, code);
             }
             Letter::Close { port, peer, code } => self.drop_peer(port, peer, code),
+            Letter::Admit { port, peer } => {
+                if let Some(port) = self.ports.get_mut(port) {
+                    port.host.admit(peer);
+                }
+            }
             Letter::Moved { port, peer, inbox, key } => {
                 let route = self.ports.get_mut(port).and_then(|port| port.routes.get_mut(&peer));
                 let Some(route) = route else {

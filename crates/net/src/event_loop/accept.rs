@@ -70,7 +70,7 @@ impl EventLoop {
                     }
                     let rules = listener.rules.clone();
                     match listener.stream(fd) {
-                        Ok(stream) => self.admit(key, stream, peer, permit, rules, handler),
+                        Ok(stream) => self.take_in(key, stream, peer, permit, rules, handler),
                         Err(error) => {
                             self.stats.handshakes_failed += 1;
                             handler.handshake_failed(key, peer, CloseCause::Tls(error));
@@ -98,7 +98,7 @@ impl EventLoop {
         }
     }
 
-    fn admit(
+    fn take_in(
         &mut self,
         listener: ListenerKey,
         stream: Stream,

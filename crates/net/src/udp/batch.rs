@@ -34,7 +34,11 @@ type Name = libc::sockaddr_in6;
 /// and 32 or 40 for an own address.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; CONTROL_BYTES]);
+pub(crate) struct Control([u8; CONTROL_BYTES]);
+
+impl Control {
+    pub(crate) const EMPTY: Self = Self([0; CONTROL_BYTES]);
+}
 
 const CONTROL_BYTES: usize = 96;
 
@@ -77,7 +81,7 @@ impl Receiving {
         Self {
             names: vec![name; BATCH].into(),
             iovs: vec![iov; BATCH].into(),
-            controls: vec![Control([0; CONTROL_BYTES]); BATCH].into(),
+            controls: vec![Control::EMPTY; BATCH].into(),
             messages: vec![message; BATCH].into(),
             buf: vec![0; BATCH * stride].into(),
             stride,
@@ -148,14 +152,14 @@ impl Receiving {
 
 /// Control data of a received message.
 #[derive(Default)]
-struct Told {
+pub(crate) struct Told {
     /// The length of coalesced datagrams, if the kernel coalesced any.
     segment: Option<usize>,
-    local: Option<IpAddr>,
+    pub(crate) local: Option<IpAddr>,
 }
 
 #[allow(clippy::unnecessary_cast, reason = "the length is no usize with every C library")]
-fn told(header: &libc::msghdr) -> Told {
+pub(crate) fn told(header: &libc::msghdr) -> Told {
     let mut told = Told::default();
     if (header.msg_controllen as usize) < mem::size_of::<libc::cmsghdr>() {
         return told;
@@ -224,7 +228,7 @@ impl Sending {
         Self {
             names: vec![name; BATCH].into(),
             iovs: vec![iov; BATCH].into(),
-            controls: vec![Control([0; CONTROL_BYTES]); BATCH].into(),
+            controls: vec![Control::EMPTY; BATCH].into(),
             messages: vec![message; BATCH].into(),
             buf: Vec::with_capacity(BATCH * 1_500),
             runs: Vec::with_capacity(BATCH),
@@ -344,7 +348,7 @@ impl Sending {
 
 /// Writes the control data that has the kernel cut a message into segments and send it from
 /// `local`; its length, 0 for neither.
-fn write_control(control: &mut Control, segment: Option<u16>, local: Option<IpAddr>) -> usize {
+pub(crate) fn write_control(control: &mut Control, segment: Option<u16>, local: Option<IpAddr>) -> usize {
     let mut len = 0;
     if let Some(bytes) = segment {
         len += write_value(&mut control.0[len..], libc::SOL_UDP, libc::UDP_SEGMENT, bytes);

@@ -158,14 +158,7 @@ impl UdpPort {
         let cuts = options.segmentation && has(libc::UDP_SEGMENT);
         let coalesces = options.segmentation
             && batch::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        if addr.ip().is_unspecified() {
-            // A server with several addresses answers from the one that was asked.
-            let (level, option) = match addr {
-                SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
-                SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
-            };
-            batch::set_option(socket.as_fd(), level, option, 1)?;
-        }
+        report_own_address(socket.as_fd(), addr)?;
         socket.bind(&addr.into())?;
         let socket: UdpSocket = socket.into();
         let addr = socket.local_addr()?;
@@ -395,6 +388,19 @@ fn is_passing(error: &io::Error) -> bool {
         error.kind(),
         WouldBlock | Interrupted | ConnectionRefused | HostUnreachable | NetworkUnreachable
     ) || crate::sys::is_out_of_memory(error)
+}
+
+/// Has the kernel report the own address that each datagram comes to, if the socket is to serve all
+/// of them: a server with several addresses answers from the one that was asked.
+pub(crate) fn report_own_address(socket: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<()> {
+    if !addr.ip().is_unspecified() {
+        return Ok(());
+    }
+    let (level, option) = match addr {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    };
+    batch::set_option(socket, level, option, 1)
 }
 
 /// Any address and port from which `to` can be reached.

@@ -307,3 +307,22 @@ fn a_listener_that_closes_keeps_the_peers_of_all_its_sockets_and_takes_no_more()
     all.until("the late are refused", |all| late.iter().all(|key| all.clients.seen.closed.contains_key(key)));
     assert_eq!((all.first.seen.accepted.len(), all.clients.seen.closed.len()), (16, 16));
 }
+
+#[test]
+fn long_packets_of_newcomers_wait_until_they_are_admitted() {
+    let (mut server, mut client) = (Node::new(), Node::new());
+    let mut spec = ListenerSpec::new(loopback(), Transport::Enet);
+    spec.limits.newcomer_bytes_max = Some(32 << 10);
+    let addr = server.listen_with(spec);
+    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    until_both(&mut server, &mut client, "connecting", |_, c| c.seen.connected == [key]);
+    let outcome = client.net.write(key, &[IoSlice::new(&pattern(60_000))]);
+    assert_eq!(outcome.taken, 60_000, "one packet");
+    until_both(&mut server, &mut client, "it is too much", |s, _| {
+        s.net.enet_figures().enet.dropped_full > 0 && !s.seen.accepted.is_empty()
+    });
+    let peer = server.accepted_one();
+    assert!(server.received(peer).is_empty());
+    server.net.admit(peer);
+    until_both(&mut server, &mut client, "the packet", |s, _| s.received(peer) == pattern(60_000));
+}

@@ -469,3 +469,26 @@ fn a_thousand_sessions_share_a_socket() {
     until_both(&mut server, &mut client, "all are closed", |_, c| c.net.conn_count() == 0);
     assert!(server.seen.closed.is_empty() && client.seen.closed.is_empty());
 }
+
+#[test]
+fn answers_leave_from_the_address_that_was_asked() {
+    for (listen, asked) in
+        [("0.0.0.0:0", "127.0.0.2"), ("[::]:0", "127.0.0.2"), ("[::]:0", "::1"), ("0.0.0.0:0", "127.0.0.1")]
+    {
+        let mut node = Node::new();
+        node.seen.echo = true;
+        let addr = node.listen_with(ListenerSpec::new(listen.parse().unwrap(), GAME));
+        let asked = SocketAddr::new(asked.parse().unwrap(), addr.port());
+        // Not connected: it hears answers from anywhere.
+        let any = if asked.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let client = UdpSocket::bind(any).unwrap();
+        client.set_nonblocking(true).unwrap();
+        client.send_to(&push(7, 0, b"hello"), asked).unwrap();
+        let mut answer = None;
+        node.until("it answers", |_| {
+            answer = client.recv_from(&mut [0; 2_000]).ok();
+            answer.is_some()
+        });
+        assert_eq!(answer.map(|(_, from)| from), Some(asked), "asked at {listen}");
+    }
+}

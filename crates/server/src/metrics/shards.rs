@@ -233,6 +233,11 @@ pub(super) fn enet_families(reports: &[ShardReport]) -> Vec<Family> {
         count("throng_enet_connects", "ENet handshakes completed.", enet.connects),
         count("throng_enet_disconnects", "ENet connections that ended, attempts included.", enet.disconnects),
         count(
+            "throng_enet_made_room",
+            "Times that the ENet peer with the most undeliverable data lost it, or was disconnected, for others.",
+            enet.made_room,
+        ),
+        count(
             "throng_enet_timeouts",
             "ENet connections that ended because the peer stopped answering.",
             enet.timeouts,

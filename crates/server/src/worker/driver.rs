@@ -266,7 +266,8 @@ impl Driver {
 
     pub(super) fn adopt(&mut self, peer: Peer, kind: ConnKind, key: ConnKey) {
         let Some(host) = self.hosts.get_mut(peer.host) else { return };
-        let conn = Conn { key, kind, bytes_out: 0, blocked: false, dirty: false, share: Share::default() };
+        let share = Share::default();
+        let conn = Conn { key, kind, bytes_out: 0, blocked: false, admitted: false, dirty: false, share };
         // The core may have closed it in this round, before its socket came.
         if let Some(closing) =
             self.closing.iter_mut().find(|closing| closing.peer == peer && closing.conn.is_none())

@@ -69,6 +69,8 @@ pub(super) struct Conn {
     pub(super) bytes_out: u64,
     /// Waits for the loop to say that there is room.
     pub(super) blocked: bool,
+    /// The loop knows that it has logged in.
+    pub(super) admitted: bool,
     pub(super) dirty: bool,
     /// Its part in the turns of its world.
     pub(super) share: Share,

@@ -88,6 +88,11 @@ impl Worker {
         let Some(host) = self.driver.hosts.get_mut(peer.host) else { return };
         let Some(entry) = host.conns.get_mut(&peer.conn) else { return };
         entry.dirty = false;
+        // A login is answered, so it cannot be missed here.
+        if !entry.admitted && host.shard.has_logged_in(peer.conn) {
+            entry.admitted = true;
+            self.event_loop.admit(entry.key);
+        }
         if entry.blocked || !self.write_shared(peer) {
             return;
         }

@@ -1,7 +1,7 @@
 //! Datagrams between sessions and sockets, in batches.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) fn receive(
     // out.
     let count = sys::receive_datagrams(socket.as_fd(), scratch, arrived).unwrap_or(0);
     stats.datagrams_in += count as u64;
-    stats.bytes_in += arrived.iter().map(|(_, range)| range.len() as u64).sum::<u64>();
+    stats.bytes_in += arrived.iter().map(|(.., range)| range.len() as u64).sum::<u64>();
     count
 }
 
@@ -28,15 +28,15 @@ pub(super) fn receive(
 pub(super) struct Outgoing {
     pub(super) socket: Option<Arc<UdpSocket>>,
     pub(super) bytes: Vec<u8>,
-    /// Address and end in `bytes` of each datagram.
-    pub(super) ends: Vec<(Option<SocketAddr>, usize)>,
+    /// Addresses and end in `bytes` of each datagram.
+    pub(super) ends: Vec<(sys::Addresses, usize)>,
     /// The datagram at hand.
     pub(super) datagram: Vec<u8>,
 }
 
 impl Outgoing {
     /// Adds the datagram at hand.
-    pub(super) fn push(&mut self, socket: &Arc<UdpSocket>, to: Option<SocketAddr>, stats: &mut LoopStats) {
+    pub(super) fn push(&mut self, socket: &Arc<UdpSocket>, to: sys::Addresses, stats: &mut LoopStats) {
         let same = self.socket.as_ref().is_some_and(|last| Arc::ptr_eq(last, socket));
         if !same || self.ends.len() == sys::DATAGRAM_BATCH {
             self.send(stats);
@@ -49,7 +49,7 @@ impl Outgoing {
     pub(super) fn send(&mut self, stats: &mut LoopStats) {
         let Some(socket) = self.socket.take() else { return };
         let mut start = 0;
-        let datagrams: Vec<(Option<SocketAddr>, &[u8])> = self
+        let datagrams: Vec<(sys::Addresses, &[u8])> = self
             .ends
             .iter()
             .map(|&(to, end)| (to, &self.bytes[std::mem::replace(&mut start, end)..end]))

@@ -36,6 +36,7 @@ use crate::kcp::{Kcp, MSS, Profile, Side};
 use crate::listener::{Admission, Rules, allow_both_families};
 use crate::stats::LoopStats;
 use crate::sys;
+use crate::udp::report_own_address;
 
 /// Batches read from one socket per poll, so that a flood of datagrams cannot hold up the rest of
 /// the loop.
@@ -135,6 +136,7 @@ impl Sessions {
         let limits = &spec.limits;
         socket.set_recv_buffer_size(limits.receive_buffer_bytes.unwrap_or(SOCKET_BUFFER_BYTES))?;
         socket.set_send_buffer_size(limits.send_buffer_bytes.unwrap_or(SOCKET_BUFFER_BYTES))?;
+        report_own_address(socket.as_fd(), spec.addr)?;
         socket.bind(&spec.addr.into())?;
         let socket: UdpSocket = socket.into();
         let addr = socket.local_addr()?;
@@ -192,6 +194,7 @@ impl Sessions {
             Session {
                 generation: 0,
                 peer: spec.addr,
+                local: None,
                 kcp,
                 profile,
                 socket: Arc::new(socket.into()),
@@ -337,8 +340,8 @@ impl Sessions {
             let Some(socket) = self.ports.get(port.slot()).map(|port| port.socket.clone()) else { return };
             let mut arrived = std::mem::take(&mut self.arrived);
             let count = receive(&socket, scratch, &mut arrived, cx.stats);
-            for (peer, range) in arrived.drain(..) {
-                self.route(port, peer, &scratch[range], cx, handler);
+            for (peer, local, range) in arrived.drain(..) {
+                self.route(port, peer, local, &scratch[range], cx, handler);
             }
             self.arrived = arrived;
             if count < sys::DATAGRAM_BATCH {
@@ -359,7 +362,7 @@ impl Sessions {
             let Some(socket) = self.get(key).map(|session| session.socket.clone()) else { return };
             let mut arrived = std::mem::take(&mut self.arrived);
             let count = receive(&socket, scratch, &mut arrived, cx.stats);
-            for (_, range) in arrived.drain(..) {
+            for (.., range) in arrived.drain(..) {
                 self.feed(key, &scratch[range], cx, handler);
             }
             self.arrived = arrived;
@@ -474,7 +477,7 @@ impl Sessions {
             session.dirty = false;
             let to = (!matches!(session.home, Home::Own)).then_some(session.peer);
             while session.kcp.poll_transmit(cx.now, &mut self.out.datagram) {
-                self.out.push(&session.socket, to, cx.stats);
+                self.out.push(&session.socket, (to, session.local), cx.stats);
             }
             if session.finish_by.is_some() && session.kcp.is_flushed() {
                 self.remove(key, cx);

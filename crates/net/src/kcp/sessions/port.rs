@@ -1,7 +1,7 @@
 //! The socket of a listener, and which session a datagram of it belongs to.
 
 use std::collections::{HashMap, VecDeque};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -133,6 +133,7 @@ impl Sessions {
         &mut self,
         port: ListenerKey,
         peer: SocketAddr,
+        local: Option<IpAddr>,
         datagram: &[u8],
         cx: &mut Cx<'_>,
         handler: &mut dyn Handler,
@@ -174,13 +175,13 @@ impl Sessions {
         if let Some(&conv) = unproven {
             self.replace(port, peer, conv, cx, handler);
         }
-        self.accept(port, peer, first.conv, datagram, cx, handler);
+        self.accept(port, (peer, local), first.conv, datagram, cx, handler);
     }
 
     fn accept(
         &mut self,
         port: ListenerKey,
-        peer: SocketAddr,
+        (peer, local): (SocketAddr, Option<IpAddr>),
         conv: u32,
         datagram: &[u8],
         cx: &mut Cx<'_>,
@@ -202,6 +203,7 @@ impl Sessions {
         let session = Session {
             generation: 0,
             peer,
+            local,
             kcp,
             profile: p.profile,
             socket: p.socket.clone(),

@@ -1,6 +1,6 @@
 //! One session: its protocol state, its socket, the way back to its port.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(super) generation: u32,
     /// As the socket knows it, see [`canonical`].
     pub(super) peer: SocketAddr,
+    /// The own address that it began at, where the socket serves several.
+    pub(super) local: Option<IpAddr>,
     pub(super) kcp: Kcp,
     pub(super) profile: Profile,
     pub(super) socket: Arc<UdpSocket>,
