@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn a_login_lifts_the_bound_on_incomplete_enet_packets() {
         use throng_net::enet::{Config, Delivery, Endpoint as Enet, Event as Told, Lane, Pacing};
-        const LONG: [u8; 200_000] = [0; 200_000];
+        static LONG: [u8; 200_000] = [0; 200_000];
         for shards in [1, 2] {
             let stage = Stage::new(shards, &[("gateway.clients.transport", "enet")]);
             let (clock, addr) = (throng_net::Clock::start(), "127.0.0.1:0".parse().unwrap());

@@ -8,9 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use throng_ddc::compressed::compress_lz4;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::{IoHash, Key, Namespace, Style, Value as Field};
+use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value as Field};
 use throng_ddc_server::{Node as Transfer, Rules, Service};
-use throng_ddc_store::Quotas;
+use throng_ddc_store::{Clock as _, FULL_PERCENT, Quotas, UnusedName};
 use throng_platform::{DiskState, Fs as _, SimulatedDisk};
 use throng_stdx::Rng;
 use tokio::runtime::{Builder, Runtime};
@@ -108,6 +108,7 @@ pub(super) fn live(seed: u64, is_told: bool) {
         for _ in 0..world.rng.below(8) {
             world.round();
         }
+        world.evict_alone();
         world.end_phase(phase);
     }
     world.heal();
@@ -404,6 +405,68 @@ impl World {
                 || store.has_blob(&namespace, id).expect("readable");
             assert!(held, "{id} was removed although a ref reaches it; before: {}", before.holds(id));
         }
+    }
+
+    /// An eviction without requests beside it: what the folder may hold stays, and it is what was
+    /// used last. A ref that goes takes along what only it reaches, however young that is.
+    fn evict_alone(&mut self) {
+        let trouble = self.model.trouble;
+        if self.is_shared() || trouble.damage || trouble.fails || trouble.is_full {
+            return;
+        }
+        let held = self.nodes[0].store().size_of(&namespace()).expect("readable");
+        let bytes_max = 100 * (1 + held * (2 + self.rng.below(12)) / 1_000);
+        let is_due = self.nodes[0].store().disk_bytes() >= bytes_max / 100 * FULL_PERCENT;
+        let now = self.clock.now();
+        let refs = self.nodes[0].service.longest_unused(1_000).expect("readable");
+        let refs: Vec<_> = refs
+            .into_iter()
+            .filter_map(|unused| match unused.name {
+                UnusedName::Ref(_, key) => Some((key, unused.used, self.reached_from(&key))),
+                UnusedName::Blob(_) => None,
+            })
+            .collect();
+        self.play(Vec::new(), vec![(0, Upkeep::Evict(bytes_max))]);
+        let store = self.nodes[0].store();
+        let size = store.size_of(&namespace()).expect("readable");
+        assert!(!is_due || size * 100 <= bytes_max * 72, "{size} bytes stay of {bytes_max}");
+        assert!(is_due || size == held, "nothing goes while the folder may hold it");
+        let bucket = BUCKET.parse().expect("a name");
+        let (stay, gone): (Vec<_>, Vec<_>) = refs
+            .into_iter()
+            .partition(|(key, ..)| store.reference(&namespace(), &bucket, key).expect("readable").is_some());
+        let oldest = stay.iter().map(|(_, used, _)| *used).min();
+        for (key, used, _) in &gone {
+            let step = now.since(*used) / 4096;
+            assert!(
+                oldest.is_none_or(|oldest| used.since(oldest) <= step),
+                "ref {key} went before older ones"
+            );
+        }
+        let reached = |refs: &[(Key, Timestamp, BTreeSet<IoHash>)]| -> BTreeSet<IoHash> {
+            refs.iter().flat_map(|(.., reached)| reached).copied().collect()
+        };
+        let (of_gone, of_stay) = (reached(&gone), reached(&stay));
+        let left: Vec<&IoHash> = of_gone
+            .difference(&of_stay)
+            .filter(|hash| store.has_blob(&namespace(), hash).expect("readable"))
+            .collect();
+        // The marks of an eviction may take a blob for one that was used later.
+        assert!(left.len() <= 1, "refs went, and what they reached stays: {left:?}");
+    }
+
+    /// Blobs that a ref reaches, in every form.
+    fn reached_from(&self, key: &Key) -> BTreeSet<IoHash> {
+        let store = self.nodes[0].store();
+        let bucket = BUCKET.parse().expect("a name");
+        let value = store.reference(&namespace(), &bucket, key).expect("readable").expect("it is listed");
+        let mut reached = BTreeSet::from([value.object]);
+        let object = &self.model.bytes[&value.object];
+        for attachment in Document::parse(object).expect("it was put whole").attachments() {
+            reached.insert(attachment.hash);
+            reached.extend(store.forms(&namespace(), &attachment.hash).expect("readable"));
+        }
+        reached
     }
 
     // --- Disasters
