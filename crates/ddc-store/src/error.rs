@@ -45,8 +45,8 @@ pub enum StoreError {
         "the disk is full; make space on it, delete refs, or lower ddc.bytes_max: uploads resume as soon as there is space"
     )]
     Full,
-    /// Nothing of the namespace may go, and it and its like hold more than the folder may. Reads and
-    /// deletes go on.
+    /// Nothing of the namespace may go, and it and its like hold more than the folder may. Reads
+    /// and deletes go on.
     #[error(
         "nothing is evicted from the namespace {namespace} (ddc.keep_namespaces), and the namespaces kept so hold more than ddc.bytes_max ({bytes_max} bytes); delete refs in them and collect, raise ddc.bytes_max, or shorten ddc.keep_namespaces"
     )]

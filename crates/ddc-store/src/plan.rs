@@ -213,8 +213,8 @@ impl<'s> Plan<'s> {
         Location::read(value).is_some_and(|location| location.is_large() && !self.store.has_file(&location))
     }
 
-    /// Reports whether a key is that of a form whose blob is stored: it was put again since the form
-    /// was found without it, and refs may rely on it.
+    /// Reports whether a key is that of a form whose blob is stored: it was put again since the
+    /// form was found without it, and refs may rely on it.
     fn has_blob_of_form(&self, key: &[u8]) -> Result<bool, StoreError> {
         let form = key.strip_prefix(b"c").and_then(|_| key::last_hash(key));
         let (Some(hash), Some((namespace, _))) = (form, key::split_namespace(key)) else { return Ok(false) };

@@ -51,9 +51,9 @@ pub struct Config {
     /// [`Host::admit`]: crate::Host::admit
     pub newcomer_bytes_max: usize,
     /// The same for all peers together; the last eighth is kept for peers that hold less than 16
-    /// KiB. When it is used up, the peer that holds the most in packets that cannot be delivered yet
-    /// makes room for those that hold less, and peers that were not admitted for all that were: it
-    /// loses the unreliable ones, and if it has none, it is disconnected
+    /// KiB. When it is used up, the peer that holds the most in packets that cannot be delivered
+    /// yet makes room for those that hold less, and peers that were not admitted for all that were:
+    /// it loses the unreliable ones, and if it has none, it is disconnected
     /// ([`Reason::MadeRoom`](crate::Reason::MadeRoom)). Default 1 GiB.
     pub host_bytes_max: usize,
     /// Bytes that may wait to be sent or acknowledged, per peer; beyond it

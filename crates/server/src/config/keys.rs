@@ -675,9 +675,10 @@ section! {
         /// Namespaces whose blobs are answered with a redirect (302) to the object storage, if the
         /// client requests it with `supportsRedirect=true`.
         redirect_namespaces: Vec<String> = [], Kind::List; reload;
-        /// Bytes of blobs and refs in one namespace; further uploads are answered with 507. What was
-        /// overwritten or deleted counts until it is collected, which begins within five minutes of
-        /// a refusal and spares unreferenced blobs of the last five minutes. 0 = no limit.
+        /// Bytes of blobs and refs in one namespace; further uploads are answered with 507. What
+        /// was overwritten or deleted counts until it is collected, which begins within five
+        /// minutes of a refusal and spares unreferenced blobs of the last five minutes. 0 = no
+        /// limit.
         namespace_bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Bytes of blobs in single namespaces, by name: `game = "500000000000"`.
         quotas: BTreeMap<String, String> = (), Kind::Map; reload;
@@ -745,7 +746,8 @@ section! {
         /// as in `access_key_id=...`, `secret_access_key=...`, `region=...`. Missing settings come
         /// from the environment (`AWS_ACCESS_KEY_ID`, ...) or the identity of the machine.
         settings_file: String = "", Kind::Path;
-        /// Timeout of a request to the storage, retries included, and longest pause inside an answer.
+        /// Timeout of a request to the storage, retries included, and longest pause inside an
+        /// answer.
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
         /// Age at which a ref in use, and everything that it reaches, is written to the bucket
         /// again. A lifecycle rule that removes objects older than, say, twice that then removes
