@@ -45,7 +45,7 @@ pub(crate) fn chains<T, K: Eq + Hash>(ops: Vec<T>, key: impl Fn(&T) -> K) -> Vec
     chains
 }
 
-/// What one batch may still take: bytes of its answer, and of the memory of all requests.
+/// Rest of one batch: bytes of its answer, and of the memory of all requests.
 pub(crate) struct Budget<'m> {
     answer: AtomicU64,
     memory: &'m Memory,

@@ -189,7 +189,7 @@ impl Service {
     }
 }
 
-/// What a request demands of an entry, whose tag is that of its blob.
+/// Preconditions of a request on an entry, whose tag is that of its blob.
 fn entry_preconditions(request: &ApiRequest<'_>) -> Preconditions {
     request.preconditions().of_entry()
 }

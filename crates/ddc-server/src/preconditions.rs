@@ -6,7 +6,7 @@ use throng_ddc::IoHash;
 
 use crate::answer::Problem;
 
-/// What a request demands of the present state of what it names. The default demands nothing.
+/// Preconditions of a request on the present state of its resource. The default has none.
 #[derive(Debug, Default)]
 pub(crate) struct Preconditions {
     /// Entity tags of `If-Match`.

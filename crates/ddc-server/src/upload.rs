@@ -143,8 +143,8 @@ impl<'c> Upload<'c> {
             }
         }
         if bytes.capacity() < wanted as usize {
-            // What a client declares is believed once the first MiB has come: growing step by step
-            // would hold up to three times as much.
+            // A client's declared length is believed once the first MiB has come: growing step by
+            // step would hold up to three times as much.
             let whole = if wanted > STEP_BYTES as u64 { whole } else { whole.min(STEP_BYTES as u64) };
             bytes.reserve(more.max((whole as usize).saturating_sub(bytes.len())));
         }

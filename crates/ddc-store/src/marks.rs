@@ -30,7 +30,7 @@ pub(crate) struct Marks {
     /// Last uses, four bytes each; none if every use counts the same.
     slots: Vec<u32>,
     seed: u64,
-    /// What the namespace adds to the fingerprints of its blobs.
+    /// Salt of the namespace for the fingerprints of its blobs.
     salt: u64,
     walked: BTreeSet<IoHash>,
 }

@@ -65,7 +65,7 @@ async fn bodies_that_exceed_the_memory_of_all_are_refused_and_leave_nothing_behi
         assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE, "{}", reply.text());
         assert_eq!(reply.header("Retry-After"), "1");
         assert!(reply.text().contains("1048576 bytes"), "{}", reply.text());
-        // What it held is there for others.
+        // Its share is there for others.
         let half = server.client().await.send("POST", &path, &[kind], vec![b' '; 512 << 10]).await;
         assert_eq!(half.status, StatusCode::BAD_REQUEST, "{}", half.text());
     }

@@ -189,7 +189,7 @@ fn a_young_cache_keeps_refs_with_their_blobs_for_as_much_as_it_may_hold() {
         let left = store.size_of(&namespace()).expect("readable");
         let kept = bytes_max / 100 * 72;
         assert!(left <= kept, "round {round}: {left} of {bytes_max} bytes");
-        // What was used in the same millisecond goes in 32 steps.
+        // Uses of the same millisecond go in 32 steps.
         assert!(left + all / 16 >= kept, "round {round}: {left} of {bytes_max} bytes");
         assert!(blobs - refs <= 1, "round {round}: {refs} refs for {blobs} blobs");
         assert_eq!(store.verify().expect("readable").incomplete, 0);

@@ -29,7 +29,7 @@ pub(crate) const ACCESS_KEY: &str = "test-access";
 pub(crate) const SECRET_KEY: &str = "test-secret-key";
 pub(crate) const BUCKET: &str = "cache-bucket";
 
-/// How to reach the bucket at an address.
+/// Settings of the bucket at an address.
 pub(crate) fn options(addr: SocketAddr) -> TierOptions {
     let settings =
         [("access_key_id", ACCESS_KEY), ("secret_access_key", SECRET_KEY), ("region", "us-east-1")];
