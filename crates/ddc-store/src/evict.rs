@@ -28,8 +28,8 @@ const KEEP_PERCENT: u64 = 72;
 /// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that
 /// are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
-/// Ages are told apart by this many bits: to the millisecond up to four seconds, then to one part
-/// in 4096. All refs of the last step that goes are removed together.
+/// Precision of ages in bits: exact to the millisecond up to four seconds, then to one part in
+/// 4096. All refs of the last step that goes are removed together.
 const AGE_BITS: u32 = 12;
 /// Uses of the same age are split into so many steps, by name: a burst of uses does not go at once.
 const SLICES: u64 = 32;

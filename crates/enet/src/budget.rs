@@ -1,8 +1,8 @@
 //! Memory for received data that cannot be delivered yet, or that the application has not taken.
 //!
-//! When the host's bytes are used up, the peer that holds the most makes room for those that hold
-//! less, and peers that were not admitted for all that were. [`Ranks`] knows the first of them
-//! without a look at the others.
+//! When the host's budget is used up, the peer that holds the most loses data in favour of peers
+//! that hold less; peers that are not admitted lose theirs first. [`Ranks`] finds the next one
+//! without a walk over the others.
 
 use alloc::collections::BTreeSet;
 

@@ -34,7 +34,7 @@ pub(crate) struct Connection {
     pub(crate) writable: bool,
     /// Why it will be closed when the current input is done.
     pub(crate) doomed: Option<CloseReason>,
-    /// The world that its peer is told with that reason.
+    /// World that the close message names.
     pub(crate) farewell_world: Option<Box<str>>,
     /// Messages that the state machine refused.
     pub(crate) refusals: u32,

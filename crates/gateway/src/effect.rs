@@ -109,7 +109,7 @@ pub enum Effect {
         conn: ConnHandle,
         /// Why.
         reason: CloseReason,
-        /// The world that the peer is told with the reason.
+        /// World that the close message names.
         world: Option<Box<str>>,
         /// Bytes to write first, as far as the transport takes them soon. Empty when nothing is to
         /// be flushed.

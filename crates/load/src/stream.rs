@@ -47,14 +47,18 @@ struct Progress {
 /// Plays both ends.
 pub(crate) fn run(plan: &StreamPlan) -> io::Result<Streamed> {
     let mut server = connect(plan.servers)?;
-    ask(&mut server, kind::AUTH, |out| protocol::auth(out, 1, "stream", ""))?;
-    ask(&mut server, kind::CREATE_CHANNEL, |out| {
-        protocol::create_channel(out, 2, CHANNEL_TYPE_GLOBAL, "", None);
-    })?;
+    let (mut reader, mut frame) = (FrameReader::default(), Vec::new());
+    protocol::auth(&mut frame, 1, "stream", "");
+    ask(&mut server, &mut reader, &frame, kind::AUTH)?;
+    frame.clear();
+    protocol::create_channel(&mut frame, 2, CHANNEL_TYPE_GLOBAL, "", None);
+    ask(&mut server, &mut reader, &frame, kind::CREATE_CHANNEL)?;
     let mut client = connect(plan.clients)?;
-    let answer = ask(&mut client, kind::AUTH, |out| protocol::auth(out, 1, "reader", ""))?;
+    frame.clear();
+    protocol::auth(&mut frame, 1, "reader", "");
+    let answer = ask(&mut client, &mut FrameReader::default(), &frame, kind::AUTH)?;
     let (conn, _) = protocol::auth_result(&answer);
-    let mut frame = Vec::new();
+    frame.clear();
     protocol::forward_to(&mut frame, 0, conn, &vec![0; plan.message_bytes]);
     let (progress, ending) = (Progress::default(), server.try_clone()?);
     thread::scope(|scope| {
@@ -75,12 +79,19 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request and returns the body of the first message of this kind that comes.
-fn ask(stream: &mut TcpStream, kind: u32, write: impl FnOnce(&mut Vec<u8>)) -> io::Result<Vec<u8>> {
-    let mut request = Vec::new();
-    write(&mut request);
-    stream.write_all(&request)?;
-    let (mut reader, mut buf, mut found) = (FrameReader::default(), [0; 4_096], None);
+/// Sends frames and returns the body of the next message of this kind. `reader` keeps the bytes of
+/// a frame that has not arrived whole.
+///
+/// # Errors
+/// Of the socket, its read timeout included; if the stream ends, or its bytes are no frames.
+pub(crate) fn ask(
+    stream: &mut TcpStream,
+    reader: &mut FrameReader,
+    frames: &[u8],
+    kind: u32,
+) -> io::Result<Vec<u8>> {
+    stream.write_all(frames)?;
+    let (mut buf, mut found) = ([0; 16 << 10], None);
     loop {
         let count = read(stream, &mut buf)?;
         let fed = reader.feed(&buf[..count], &mut |packet| {

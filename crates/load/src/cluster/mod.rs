@@ -104,7 +104,7 @@ impl Cluster {
     /// ready and every world has a home.
     ///
     /// # Errors
-    /// When there is no NATS server, or a process does not start.
+    /// [`StartError`] if there is no NATS server, or a process does not start.
     pub fn start(options: &ClusterOptions) -> Result<Self, StartError> {
         let program = options.program.display().to_string();
         let failed = |source| StartError::Io { program: program.clone(), source };
@@ -231,7 +231,7 @@ impl Node {
     /// Starts its process.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// [`StartError::Io`] if the log or the process cannot be made.
     pub(crate) fn spawn(&mut self) -> Result<(), StartError> {
         let failed = |source| StartError::Io { program: self.program.display().to_string(), source };
         let log = std::fs::File::create(&self.log).map_err(failed)?;
@@ -245,7 +245,7 @@ impl Node {
     /// Waits until it is ready.
     ///
     /// # Errors
-    /// When it ends, or is not ready in time.
+    /// [`StartError`] if it ends, or is not ready in time.
     pub(crate) fn wait_until_ready(&mut self) -> Result<(), StartError> {
         let Some(child) = &mut self.child else { return Ok(()) };
         wait_until_ready(child, &self.program.display().to_string(), self.http, &self.log, Instant::now())?;

@@ -1,8 +1,7 @@
 //! One connection to a world, wherever it is: sends requests and waits for their answers.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use prost::Message as _;
@@ -10,12 +9,12 @@ use throng_wire::channeldpb as pb;
 use throng_wire::frame::FrameReader;
 
 use crate::protocol::{self, CHANNEL_TYPE_GLOBAL, Head, kind};
+use crate::stream;
 
 /// Nodes that a connection tries in search of its world, beside the first.
 const MOVES_MAX: usize = 3;
 /// Time in which a node of this machine accepts a connection.
 const ACCEPT: Duration = Duration::from_secs(1);
-const READ_BYTES: usize = 16 * 1024;
 
 /// A connection in a world.
 #[derive(Debug)]
@@ -71,23 +70,7 @@ impl Visitor {
 
     /// Sends frames. Returns the body of the next message of this kind.
     pub(crate) fn ask(&mut self, frames: &[u8], kind: u32) -> io::Result<Vec<u8>> {
-        self.stream.write_all(frames)?;
-        let (mut buf, mut found) = ([0; READ_BYTES], None);
-        loop {
-            let count = self.stream.read(&mut buf)?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            let fed = self.reader.feed(&buf[..count], &mut |packet| {
-                let wanted = packet.messages().find(|message| message.msg_type == kind);
-                found = found.take().or(wanted.map(|message| message.body.to_vec()));
-                ControlFlow::Continue(())
-            });
-            fed.map_err(io::Error::other)?;
-            if let Some(body) = found {
-                return Ok(body);
-            }
-        }
+        stream::ask(&mut self.stream, &mut self.reader, frames, kind)
     }
 }
 
