@@ -107,7 +107,7 @@ impl Fetcher {
         };
         tokio::time::timeout(self.timeout, exchange)
             .await
-            .unwrap_or_else(|_| Err(format!("{host} did not answer within {} ms", self.timeout.as_millis())))
+            .unwrap_or_else(|_| Err(format!("{host}: no response within {} ms", self.timeout.as_millis())))
     }
 }
 
