@@ -247,7 +247,9 @@ impl Switchboard {
         }
         failpoint!();
         for (shard, list) in lists.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
-            let conns = mem::take(list);
+            // One allocation of the exact size; the list itself keeps its room.
+            let conns = list.as_slice().to_vec();
+            list.clear();
             self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
         }
         self.recipients = lists;
