@@ -84,8 +84,8 @@ impl Shard {
         }
         if let Some(token) = &pending.token {
             let world = world_of_token(token);
-            if (world != config.world || pending.asked.is_some()) && !moved {
-                let asked = pending.asked.clone();
+            if (*world != *config.world || pending.asked.is_some()) && !moved {
+                let (world, asked) = (world.to_owned(), pending.asked.clone());
                 if let Some(ticket) = self.ask(pending) {
                     self.board.effect(Effect::FindWorld { ticket, world, asked });
                 }
@@ -105,7 +105,7 @@ impl Shard {
         let is_link = is_server && config.link.as_deref() == Some(&*pending.pit);
         if judged {
             self.authenticated(pending);
-        } else if moved && config.world != 0 {
+        } else if moved && !config.world.is_empty() {
             // It came for its token alone. The main world finds out where it belongs.
             self.send_away(pending, 0, false);
         } else if is_link || is_server && config.servers_bypass_auth {

@@ -22,8 +22,8 @@ pub struct Config {
     /// Development mode: ids 1, 2, 3, ...; without a provider everybody authenticates with any
     /// tokens.
     pub development: bool,
-    /// Number of the world within its process. Resume tokens name it, except for world 0.
-    pub world: u32,
+    /// Name of the world, which its resume tokens carry; empty for the main world.
+    pub world: Arc<str>,
     /// A login closes other connections of the same player.
     pub supersedes: bool,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
@@ -213,7 +213,7 @@ pub struct OutboxBounds {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            world: 0,
+            world: Arc::default(),
             supersedes: false,
             development: false,
             auth_provider: false,

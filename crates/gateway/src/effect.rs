@@ -143,14 +143,14 @@ pub enum Effect {
         /// The world.
         asked: WorldChoice,
     },
-    /// Say whether the world is open whose number a resume token names: answer with
+    /// Say whether the world is open whose name a resume token carries: answer with
     /// [`Verdict::Success`] if it is this one, with [`Verdict::Elsewhere`], [`Verdict::NoWorld`] or
     /// [`Verdict::Refused`].
     FindWorld {
         /// Names the question.
         ticket: AuthTicket,
-        /// The world's number.
-        world: u32,
+        /// The world's name; empty for the main world.
+        world: String,
         /// The world that the peer asks for besides.
         asked: Option<WorldChoice>,
     },

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use throng_stdx::TimerKey;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
@@ -16,8 +17,11 @@ use crate::ids::{
 use crate::mail::Head;
 use crate::settings::ChannelType;
 
-/// Bytes of a resume token, without the number of its world.
+/// Bytes of a resume token, without the name of its world.
 const TOKEN_BYTES: usize = 24;
+
+/// Length of the longest name of a world.
+const WORLD_NAME_BYTES_MAX: usize = 32;
 
 #[derive(Debug)]
 pub(crate) struct Registry {
@@ -54,8 +58,9 @@ pub(crate) struct Registry {
     pub(crate) link_users: BTreeMap<Box<str>, u32>,
     pub(crate) secret: Secret,
     pub(crate) token_counter: u64,
-    /// The end of every token: the number of a named world.
-    token_tag: Vec<u8>,
+    /// The end of every token: the name of the world, which means the same on every node; empty for
+    /// the main world.
+    token_tag: Arc<str>,
 }
 
 /// A live connection.
@@ -191,10 +196,7 @@ impl Registry {
             link_users: BTreeMap::new(),
             secret,
             token_counter: 0,
-            token_tag: match config.world {
-                0 => Vec::new(),
-                world => world.to_le_bytes().to_vec(),
-            },
+            token_tag: Arc::clone(&config.world),
         }
     }
 
@@ -278,13 +280,13 @@ impl Registry {
         if let Some(entry) = self.entries.get_mut(&conn) {
             entry.token = Some(first);
         }
-        [&first.to_le_bytes()[..], &second, &self.token_tag].concat()
+        [&first.to_le_bytes()[..], &second, self.token_tag.as_bytes()].concat()
     }
 
     /// Whose token this is, if that is a session of this player. It is void from then on. The bans
     /// and locks that the login has passed are those of its name, which must be the session's.
     pub(crate) fn redeem_token(&mut self, token: &[u8], pit: &str) -> Option<ConnId> {
-        let token = token.strip_suffix(&*self.token_tag)?;
+        let token = token.strip_suffix(self.token_tag.as_bytes())?;
         let (first, proof) = token.split_first_chunk::<8>()?;
         let first = u64::from_le_bytes(*first);
         let (conn, expected) = self.tokens.get(&first)?;
@@ -304,12 +306,11 @@ impl Registry {
     }
 }
 
-/// The number of the world that a resume token names.
-pub(crate) fn world_of_token(token: &[u8]) -> u32 {
-    match token.split_last_chunk::<4>() {
-        Some((rest, tag)) if rest.len() == TOKEN_BYTES => u32::from_le_bytes(*tag),
-        _ => 0,
-    }
+/// The name of the world that a resume token carries; empty for the main world, and for bytes that
+/// are no token.
+pub(crate) fn world_of_token(token: &[u8]) -> &str {
+    let name = token.get(TOKEN_BYTES..).filter(|name| name.len() <= WORLD_NAME_BYTES_MAX);
+    name.and_then(|name| std::str::from_utf8(name).ok()).unwrap_or_default()
 }
 
 /// What limits per address count: an IPv4 address, or an IPv6 /64 and its /48.

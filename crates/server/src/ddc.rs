@@ -124,7 +124,7 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
         let bound = runtime.block_on(tokio::net::TcpListener::bind(addr));
         let bound = bound.and_then(|listener| listener.local_addr().map(|addr| (listener, addr)));
         let (listener, addr) = bound.map_err(|source| bind_error(key.to_owned(), addr, source))?;
-        addresses.push(Address { service, scheme, addr });
+        addresses.push(Address { service, scheme, addr, world: None });
         listeners.push((listener, kind));
     }
     let folder = Path::new(&settings.server.data).join(FOLDER);

@@ -182,7 +182,7 @@ pub(crate) fn build(
     let channeld = gateway.permissions == "channeld";
     let base = if channeld { core::Limits::generous() } else { core::Limits::default() };
     let config = core::Config {
-        world: 0,
+        world: Arc::default(),
         supersedes: false,
         development: gateway.dev,
         // "none" is a provider too: one that says yes. Without any, the core refuses clients.
@@ -298,6 +298,23 @@ pub(crate) fn of_lobby(settings: &Settings, core: core::Config) -> core::Config 
         abuse.verdict_timeout = abuse.auth_timeout.unwrap_or_default() + patience;
     }
     core::Config { auth_provider: true, servers_bypass_auth: false, development: false, abuse, ..core }
+}
+
+/// The configuration of worlds besides the main one, and of those of classes. Where there are
+/// tickets, a login by a listener of such a world may have one, so that each is judged. The worlds
+/// of a node get connections from its lobby, which has judged them.
+pub(crate) fn of_named_worlds(
+    settings: &Settings,
+    has_lobby: bool,
+    core: &core::Config,
+    classes: Vec<(ClassKeys, core::Config)>,
+) -> (core::Config, Vec<(ClassKeys, core::Config)>) {
+    if !has_lobby || !settings.cluster.name.is_empty() {
+        return (core.clone(), classes);
+    }
+    let judged =
+        |core: core::Config| core::Config { auth_provider: true, servers_bypass_auth: false, ..core };
+    (judged(core.clone()), classes.into_iter().map(|(keys, core)| (keys, judged(core))).collect())
 }
 
 /// The verdicts about logins in a lobby that need no provider.

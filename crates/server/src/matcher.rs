@@ -124,13 +124,13 @@ pub(crate) fn start(
     let mut addresses = Vec::new();
     if let Some(addr) = service.addr() {
         let scheme = if is_plain { "tcp" } else { "tls" };
-        addresses.push(Address { service: Service::Matcher, scheme, addr });
+        addresses.push(Address { service: Service::Matcher, scheme, addr, world: None });
     }
     let end = Arc::new(Notify::new());
     if !matcher.http_addr.is_empty() {
         let addr = serve_http(settings, &service, tokens.clone(), side, &end)?;
         let scheme = if is_plain { "http" } else { "https" };
-        addresses.push(Address { service: Service::MatcherHttp, scheme, addr });
+        addresses.push(Address { service: Service::MatcherHttp, scheme, addr, world: None });
     }
     #[cfg(feature = "nats")]
     {

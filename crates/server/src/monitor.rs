@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use throng_admin::{Act, ApiRequest, Endpoint, Family, Health, Monitor, Part, Problem};
+use throng_cluster::Name;
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
 use throng_net::Clock;
@@ -263,7 +264,8 @@ impl Watch {
                 _ => return None,
             };
             let (transport, address) = (each.scheme.to_owned(), each.addr.to_string());
-            let told = throng_cluster::Address { transport, kind: kind.to_owned(), address, world: None };
+            let world = each.world.as_deref().and_then(|name| Name::new(name).ok());
+            let told = throng_cluster::Address { transport, kind: kind.to_owned(), address, world };
             (!each.addr.ip().is_unspecified()).then_some(told)
         });
         listed.collect()

@@ -52,6 +52,8 @@ pub struct Address {
     pub scheme: &'static str,
     /// The address as bound.
     pub addr: SocketAddr,
+    /// The named world that it leads to.
+    pub world: Option<Arc<str>>,
 }
 
 impl fmt::Display for Address {
@@ -228,13 +230,13 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         loops.push(EventLoop::new().map_err(system("cannot create an event loop"))?);
     }
     let mut addresses = Vec::new();
-    let mut doors = Doors::new();
     let mut acceptors = Vec::new();
     let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
     let main = if is_node { cluster::LOBBY } else { &settings.gateway.default_world };
     let schemas_of = Arc::clone(&schemas);
     let classes = gateway_config::classes(settings, secret).map_err(StartError::File)?;
-    let worlds = Worlds::new(main, &core, classes, schemas_of, count, seed, clock.unix_start_ns());
+    let (of_worlds, classes) = gateway_config::of_named_worlds(settings, lobby.is_some(), &core, classes);
+    let worlds = Worlds::new(main, &of_worlds, classes, schemas_of, count, seed, clock.unix_start_ns());
     let worlds = Arc::new(worlds);
     let mut others: Vec<Vec<HostParts>> = (0..count).map(|_| Vec::new()).collect();
     // The worlds of a node are opened by its cluster.
@@ -252,7 +254,6 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             worlds: &worlds,
             loops: &mut loops,
             addresses: &mut addresses,
-            doors: &mut doors,
             acceptors: &mut acceptors,
             roles: &mut roles,
         };
@@ -260,7 +261,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     }
     let admin = bind_admin(settings, runtime.handle())?;
     if let Some((_, addr)) = &admin {
-        addresses.push(Address { service: Service::Admin, scheme: "http", addr: *addr });
+        addresses.push(Address { service: Service::Admin, scheme: "http", addr: *addr, world: None });
     }
 
     let side = runtime.handle();
@@ -274,7 +275,12 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     addresses.extend(cache.iter().flat_map(ddc::Cache::addresses));
     let pages_at = addresses.iter().find(|address| address.service == Service::Cache);
     let pages_at = pages_at.filter(|_| ddc::has_pages(settings)).map(|cache| (cache.scheme, cache.addr));
-    addresses.extend(pages_at.map(|(scheme, addr)| Address { service: Service::Admin, scheme, addr }));
+    addresses.extend(pages_at.map(|(scheme, addr)| Address {
+        service: Service::Admin,
+        scheme,
+        addr,
+        world: None,
+    }));
     addresses.extend(matcher.iter().flat_map(matcher::Matcher::addresses));
     let own = matcher.as_ref().map(|matcher| (matcher.handle(), matcher.tokens()));
     let matchmaking = matchmaking::plan(settings, link.clone(), &addresses, own)?;
@@ -330,7 +336,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         matcher,
         config: Mutex::new(config),
     };
-    running.join_cluster(&doors)?;
+    running.join_cluster()?;
     running.serve_admin(admin);
     if let (Some(cache), Some((_, addr))) = (&running.cache, pages_at) {
         let monitor: Arc<dyn throng_admin::Monitor> =
@@ -407,6 +413,9 @@ impl Running {
                     });
                     complain("the settings of the worlds", again);
                 } else {
+                    let has_lobby = self.logins.has_lobby();
+                    let (core, classes) =
+                        gateway_config::of_named_worlds(settings, has_lobby, &core, classes);
                     self.worlds.reconfigure(&core, classes);
                 }
                 let has_lobby = self.logins.has_lobby();
@@ -531,7 +540,7 @@ impl Running {
     }
 
     /// Makes the process a node, if it is to be one.
-    fn join_cluster(&self, doors: &Doors) -> Result<(), StartError> {
+    fn join_cluster(&self) -> Result<(), StartError> {
         let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         if config.settings.cluster.name.is_empty() {
             return Ok(());
@@ -542,7 +551,7 @@ impl Running {
                 Service::Servers => "server",
                 _ => return None,
             };
-            let world = doors.iter().find(|(addr, _)| *addr == address.addr).map(|(_, world)| world.clone());
+            let world = address.world.as_deref().map(str::to_owned);
             Some(cluster::plan::Listener { kind, scheme: address.scheme, addr: address.addr, world })
         });
         let listeners: Vec<_> = listeners.collect();
@@ -727,9 +736,6 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
     Ok(threads)
 }
 
-/// Worlds that listeners lead to, with the addresses of those.
-type Doors = Vec<(SocketAddr, String)>;
-
 /// Listeners on their way to their workers.
 struct Opening<'a> {
     settings: &'a Settings,
@@ -737,7 +743,6 @@ struct Opening<'a> {
     loops: &'a mut [EventLoop],
     addresses: &'a mut Vec<Address>,
     /// Worlds that listeners lead to, by their addresses.
-    doors: &'a mut Doors,
     acceptors: &'a mut Vec<(Section, TlsAcceptor)>,
     roles: &'a mut [Roles],
 }
@@ -798,11 +803,11 @@ impl Opening<'_> {
             let unproven = plan.transport == Transport::Kcp;
             let stream = matches!(plan.transport, Transport::Tcp | Transport::WebSocket);
             let may_give_way = stream && section == Section::Clients;
+            let leads_to = world.clone();
             let role = ListenerRole { kind: section.kind(), framing, unproven, may_give_way, world, waits };
             self.roles[first].insert(key, role);
             let service = if section == Section::Servers { Service::Servers } else { Service::Clients };
-            self.addresses.push(Address { service, scheme: plan.scheme(), addr });
-            self.doors.extend(is_named.then_some((addr, plan.world)));
+            self.addresses.push(Address { service, scheme: plan.scheme(), addr, world: leads_to });
         }
         Ok(())
     }

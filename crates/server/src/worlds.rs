@@ -305,7 +305,8 @@ impl Worlds {
         let idle = of_class.map(|class| Duration::from_secs(class.keys.world_idle_s));
         // The streams of ids and tokens of two worlds have nothing in common.
         let seed = self.seed ^ u64::from(world.0).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        let core = throng_gateway::Config { world: world.0, supersedes: is_match, ..(**core).clone() };
+        let core =
+            throng_gateway::Config { world: Arc::clone(&name), supersedes: is_match, ..(**core).clone() };
         let core = Arc::new(core);
         let schemas = Arc::clone(&self.schemas);
         let shard = Shard::new(core, schemas, ShardIndex::FIRST, 1, seed, self.unix_start_ns);
@@ -424,10 +425,12 @@ impl Worlds {
         Verdict::Elsewhere { world: open.world.0 }
     }
 
-    /// The same for the world whose number is in a resume token.
-    pub(crate) fn settle_token(&self, here: World, world: World, asked: Option<&str>) -> Verdict {
+    /// The same for the world whose name a resume token carries; the main world's is empty.
+    pub(crate) fn settle_token(&self, here: World, name: &str, asked: Option<&str>) -> Verdict {
         let mut table = self.lock();
-        let Some(entry) = table.by_number(world) else { return Verdict::NoWorld };
+        let entry = if name.is_empty() { table.by_number(World::MAIN) } else { table.open.get(name) };
+        let Some(entry) = entry else { return Verdict::NoWorld };
+        let world = entry.world.world;
         let elsewhere = asked.is_some_and(|asked| asked != &*entry.world.name);
         if elsewhere || (here != World::MAIN && here != world) {
             return Verdict::Refused(CloseReason::WorldMismatch);
@@ -683,14 +686,14 @@ mod tests {
         let failed = Judgement { verdict: Verdict::InvalidLt, world: Some("hub".to_owned()) };
         assert_eq!(worlds.settle(World::MAIN, failed, None, |_, _| {}), Verdict::InvalidLt);
         for (here, token, asked, expected) in [
-            (World::MAIN, hub, None, to(hub)),
-            (World::MAIN, hub, Some("hub"), to(hub)),
-            (World::MAIN, hub, Some("lobby"), mismatch()),
-            (World::MAIN, World::MAIN, Some("main"), Verdict::Success),
-            (World::MAIN, World::MAIN, Some("hub"), mismatch()),
-            (World::MAIN, World(99), None, Verdict::NoWorld),
-            (hub, World::MAIN, None, mismatch()),
-            (hub, hub, Some("hub"), Verdict::Success),
+            (World::MAIN, "hub", None, to(hub)),
+            (World::MAIN, "hub", Some("hub"), to(hub)),
+            (World::MAIN, "hub", Some("lobby"), mismatch()),
+            (World::MAIN, "", Some("main"), Verdict::Success),
+            (World::MAIN, "", Some("hub"), mismatch()),
+            (World::MAIN, "other", None, Verdict::NoWorld),
+            (hub, "", None, mismatch()),
+            (hub, "hub", Some("hub"), Verdict::Success),
         ] {
             assert_eq!(worlds.settle_token(here, token, asked), expected, "{here:?} {token:?} {asked:?}");
         }

@@ -18,6 +18,7 @@ use throng_wire::{FrameReader, FrameWriter, MessagePack};
 use crate::common::{UNIX_START_NS, schemas};
 
 const HUB: u32 = 7;
+const HUB_NAME: &str = "hub";
 
 /// Shards of one world, and what they have put out.
 struct World {
@@ -36,7 +37,7 @@ struct Peer {
 impl World {
     fn new(world: u32, count: u16, change: impl FnOnce(&mut Config)) -> World {
         let mut config = Config {
-            world,
+            world: if world == HUB { HUB_NAME.into() } else { Default::default() },
             auth_provider: true,
             servers_bypass_auth: false,
             client_state_machine: StateMachine::client_managing_channels().into(),
@@ -253,7 +254,8 @@ fn a_resume_token_leads_to_its_world() {
     for token in [first.resume_token.clone(), first.resume_token] {
         let peer = main.accept();
         main.send(peer, &auth("p", Some(token)));
-        let (_, Effect::FindWorld { ticket, world: HUB, .. }) = main.effect() else { panic!("a question") };
+        let (_, Effect::FindWorld { ticket, world, .. }) = main.effect() else { panic!("a question") };
+        assert_eq!(world, HUB_NAME);
         main.answer(ticket, Verdict::Elsewhere { world: HUB });
         let back = main.moves(&mut hub).unwrap();
         let messages = hub.take(back);
@@ -281,7 +283,7 @@ fn the_time_to_log_in_does_not_begin_again_in_another_world() {
         let mut hub = World::new(HUB, 1, |_| {});
         let peer = main.accept();
         (main.now, hub.now) = (at(3_000), at(3_000));
-        let token = [&[1; 24][..], &HUB.to_le_bytes()].concat();
+        let token = [&[1; 24][..], HUB_NAME.as_bytes()].concat();
         main.send(peer, &auth("p", Some(token)));
         let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
         main.answer(ticket, Verdict::Elsewhere { world: HUB });
@@ -459,7 +461,8 @@ fn a_token_and_a_request_are_judged_together() {
     {
         let peer = main.accept();
         main.send(peer, &auth_for("p", Some(token.clone()), Some("main")));
-        let (_, Effect::FindWorld { ticket, world: 0, asked }) = main.effect() else { panic!("a question") };
+        let (_, Effect::FindWorld { ticket, world, asked }) = main.effect() else { panic!("a question") };
+        assert_eq!(world, "");
         assert_eq!(asked, Some(asks_for("main")));
         main.answer(ticket, verdict);
         let reason = match main.effect().1 {

@@ -197,8 +197,8 @@ impl Logins {
             let asked = asked.as_ref().map(|asked| WorldRequest { world: &asked.world, addr, now });
             worlds.settle(to.world, judged, asked, giving(mailboxes))
         };
-        let lobby = self.lobby.filter(|_| to.world == World::MAIN);
-        let is_node = lobby.is_some_and(|lobby| lobby.is_node);
+        let lobby = self.lobby;
+        let is_node = to.world == World::MAIN && lobby.is_some_and(|lobby| lobby.is_node);
         let is_long =
             login.player.0.len() > CREDENTIAL_BYTES_MAX || login.token.0.len() > CREDENTIAL_BYTES_MAX;
         let tickets = self.tickets.clone().filter(|tickets| !is_long && tickets.is_one(&login.token.0));

@@ -591,7 +591,7 @@ impl Driver {
             Effect::FindWorld { ticket, world, asked } => {
                 let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
                 let asked = asked.as_ref().map(|asked| &*asked.world);
-                let verdict = self.worlds.settle_token(here, World(world), asked);
+                let verdict = self.worlds.settle_token(here, &world, asked);
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::Move { conn } => {

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use prost::Message as _;
-use serde_json::Value;
+use serde_json::{Value, json};
 use throng_net::CloseCause;
 use throng_server::config::Loader;
 use throng_server::{Running, Service, start};
@@ -444,12 +444,12 @@ fn a_login_for_another_world_than_the_listener_s_or_for_none_is_refused() {
     assert_eq!(figures(&running, "hub")[0], 2);
 }
 
-/// A login with a token of the world `number` that resumes nothing.
-fn with_void_token(player: &str, token: &str, number: u32) -> pb::AuthMessage {
+/// A login with a token of a world that resumes nothing.
+fn with_void_token(player: &str, token: &str, world: &str) -> pb::AuthMessage {
     pb::AuthMessage {
         player_identifier_token: player.into(),
         login_token: token.into(),
-        resume_token: Some([&[9; 24][..], &number.to_le_bytes()].concat()),
+        resume_token: Some([&[9; 24][..], world.as_bytes()].concat()),
         world: None,
     }
 }
@@ -468,9 +468,12 @@ fn a_token_that_resumes_nothing_is_an_ordinary_login_over_every_transport() {
                 ("gateway.limits.auth_timeout_ms", "0"),
             ]);
             let mut peers = Vec::new();
-            for (number, player, token) in
-                [(1, "p", "any"), (2, "p", "any"), (1, "hub-p", "for-hub"), (2, "hub-p", "for-hub")]
-            {
+            for (world, player, token) in [
+                ("hub", "p", "any"),
+                ("gone", "p", "any"),
+                ("hub", "hub-p", "for-hub"),
+                ("arena", "hub-p", "for-hub"),
+            ] {
                 let mut peer = Peer::connect(clients(&running), &dial);
                 // A wrong login has its answer as well, and may be followed by another.
                 for (token, expected) in [("wrong", AuthResult::InvalidLt), (token, AuthResult::Successful)] {
@@ -478,9 +481,9 @@ fn a_token_that_resumes_nothing_is_an_ordinary_login_over_every_transport() {
                         // Until a peer has proven its address, it has one login.
                         peer = Peer::connect(clients(&running), &dial);
                     }
-                    let auth = with_void_token(player, token, number);
+                    let auth = with_void_token(player, token, world);
                     let result: pb::AuthResultMessage = peer.ask(0, pb::MessageType::Auth, &auth);
-                    assert_eq!(result.result, expected as i32, "{transport} {shards} {player} {number}");
+                    assert_eq!(result.result, expected as i32, "{transport} {shards} {player} {world}");
                 }
                 peers.push(peer);
             }
@@ -503,7 +506,7 @@ fn one_that_wanders_between_worlds_without_a_login_is_closed_in_time() {
     let mut peers: Vec<_> = (0..20)
         .map(|index| {
             let mut peer = Peer::connect(clients(&running), &Dial::WebSocket);
-            let auth = with_void_token(&format!("guess{index}"), "wrong", 1 + index % 2);
+            let auth = with_void_token(&format!("guess{index}"), "wrong", ["hub", "arena"][index % 2]);
             let head = MessagePack { msg_type: pb::MessageType::Auth as u32, ..Default::default() };
             peer.send(head, &auth.encode_to_vec());
             peer
@@ -599,6 +602,57 @@ fn a_match_has_a_world_of_its_own_that_its_tickets_open() {
             let (found, why) = open(body);
             assert!(found == status && why.contains(part), "{body}: {found} {why}");
         }
+    }
+}
+
+#[test]
+fn a_ticket_opens_no_other_world_at_a_listener_of_that_world() {
+    let files = Files::new();
+    let tokens = files.path("tokens");
+    for (kind, bypass) in [("none", "true"), ("tokens", "true"), ("tokens", "false")] {
+        let running = files.classes(
+            CLASSES,
+            &[
+                ("gateway.auth.kind", kind),
+                ("gateway.auth.servers_bypass", bypass),
+                ("gateway.auth.tokens_file", if kind == "tokens" { &tokens } else { "" }),
+                ("gateway.clients.transport", "ws"),
+                ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+                ("gateway.servers.extra", "tcp://127.0.0.1:0/hub"),
+            ],
+        );
+        let (status, answer) = call(
+            &running,
+            "POST",
+            "/api/v1/matches",
+            ADMIN_TOKEN,
+            r#"{"class":"closed","players":["ann"],"servers":["s9"]}"#,
+        );
+        assert_eq!(status, 200, "{answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        // Those of the default world, which lead on; not those of the hub, which come after them.
+        assert_eq!(answer["Addresses"]["client"], json!({ "ws": format!("ws://{}", clients(&running)) }));
+        assert_eq!(answer["Addresses"]["server"], json!({ "tcp": format!("tcp://{}", servers(&running)) }));
+        let ticket = |kind: &str, name: &str| answer["Tickets"][kind][name].as_str().unwrap().to_owned();
+        let (ann, server) = (ticket("players", "ann"), ticket("servers", "s9"));
+        let [at_servers, at_clients] =
+            [Service::Servers, Service::Clients].map(|service| listeners(&running, service)[1]);
+
+        let mut peer = Peer::connect(at_clients, &Dial::WebSocket);
+        try_login(&mut peer, "ann", &ann);
+        assert_eq!(close_code(&mut peer), Some(4011), "{kind} {bypass}");
+        let mut peer = Peer::connect(at_servers, &Dial::Tcp);
+        try_login(&mut peer, "s9", &server);
+        peer.until_closed();
+        let mut peer = Peer::connect(at_servers, &Dial::Tcp);
+        assert_eq!(peer.authenticate("ann", &ann).result, AuthResult::InvalidLt as i32, "another kind");
+        assert_eq!(figures(&running, "hub")[0], 0, "{kind} {bypass}");
+        // Logins without a ticket are what they were.
+        let known = kind == "none" || bypass == "true";
+        let (player, token) = if known { ("s", "") } else { ("hub-s", "for-hub") };
+        let _server = Peer::login(at_servers, &Dial::Tcp, player, token);
+        assert_eq!(figures(&running, "hub")[0], 1, "{kind} {bypass}");
+        assert!(running.shutdown());
     }
 }
 
