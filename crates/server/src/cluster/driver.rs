@@ -12,7 +12,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
-    Node, NodeState, Refusal, RequestId, WorldRecord, WorldState,
+    Node, NodeRecord, NodeState, Refusal, RequestId, WorldRecord, WorldState,
 };
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
@@ -246,9 +246,18 @@ impl Driver {
                 self.parts.core.handle_classes(now, hashes);
             }
             Command::Close(world) => self.parts.core.handle_close(now, &world),
-            Command::Drain(wait) => {
-                self.report_players(now);
-                self.parts.core.handle_drain(now, Some(wait));
+            Command::Drain(wait, reply) => {
+                // Not from the status, which another node that has just come is not in yet.
+                let own = &self.parts.node;
+                let is_other =
+                    |(name, record): (&Name, &NodeRecord)| name != own && record.state == NodeState::Up;
+                let can_move = self.parts.bus.is_connected() && self.parts.core.nodes().any(is_other);
+                if can_move {
+                    self.report_players(now);
+                    self.parts.core.handle_drain(now, Some(wait));
+                }
+                // The one who waits may have given up.
+                let _ = reply.send(can_move);
             }
             Command::Stop => self.parts.core.handle_stop(now),
         }
@@ -658,7 +667,7 @@ impl Driver {
     fn count(&mut self) {
         let core = &self.parts.core;
         let (mut nodes, mut worlds) = ([0_usize; 4], [0_usize; 4]);
-        let (mut is_draining, mut has_others) = (false, false);
+        let mut is_draining = false;
         let (mut live, mut homeless) = (BTreeSet::new(), 0);
         for (name, record) in core.nodes() {
             nodes[record.state as usize] += 1;
@@ -667,8 +676,6 @@ impl Driver {
             }
             if *name == self.parts.node {
                 is_draining = record.state == NodeState::Draining;
-            } else {
-                has_others |= record.state == NodeState::Up;
             }
         }
         let mut classes = BTreeMap::new();
@@ -691,7 +698,7 @@ impl Driver {
             }
             (status.nodes, status.worlds, status.classes) = (nodes, worlds, classes);
             status.homeless = homeless;
-            (status.is_draining, status.has_others) = (is_draining, has_others);
+            status.is_draining = is_draining;
             status.unreachable = unreachable;
             (status.served, status.here) = (served, here);
         });

@@ -76,8 +76,9 @@ enum Command {
     Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node.
     Close(Name),
-    /// Move all worlds away, after this time those with players too.
-    Drain(Duration),
+    /// Move all worlds away, after this time those with players too. The answer is whether there is
+    /// a node that could take them, and a bus to say so.
+    Drain(Duration, oneshot::Sender<bool>),
     /// Stop serving and leave.
     Stop,
 }
@@ -416,13 +417,8 @@ impl Cluster {
 
     /// Moves the worlds to other nodes as configured, and leaves. Waits for it.
     pub(crate) fn leave(&self) {
-        // Without the directory no world can be given away.
-        let can_move = {
-            let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
-            status.has_others && status.is_connected
-        };
-        if let Some(wait) = self.drain.filter(|_| can_move)
-            && self.tell(Command::Drain(wait)).is_ok()
+        if let Some(wait) = self.drain
+            && self.begin_drain(wait)
         {
             let end = self.shared.clock.now() + wait + MOVE;
             while self.shared.clock.now() < end && self.is_renewing() {
@@ -445,6 +441,12 @@ impl Cluster {
     pub(crate) fn stop(&self) {
         if self.shared.stage.borrow().1.is_some() {
             return;
+    /// Begins to move the worlds to other nodes. Returns whether that is possible.
+    fn begin_drain(&self, wait: Duration) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Drain(wait, reply)).is_ok() && answer.blocking_recv() == Ok(true)
+    }
+
         }
         if self.tell(Command::Stop).is_err() || !self.wait_for_end(LEAVE) {
             tracing::warn!(
