@@ -188,7 +188,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
             release: env!("CARGO_PKG_VERSION").to_owned(),
             folder: ground.folder.clone(),
             boot: ground.boot.clone(),
-            labels: Default::default(),
+            labels: plan::labels(&keys.labels)?,
             classes: Default::default(),
             load_permille: 0,
             worlds: 0,

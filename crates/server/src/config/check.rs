@@ -388,6 +388,9 @@ fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {
     let wrong = cluster.advertise.iter().filter_map(|each| plan::parse_address(each).err());
     problems.extend(wrong.map(|why| at(config, ProblemKind::BadValue, "cluster.advertise", why)));
     if cluster.name.is_empty() {
+    if let Err(why) = plan::labels(&cluster.labels) {
+        problems.push(bad_value(config, "cluster.labels", &why));
+    }
         let keys = [("cluster.nats_url", &cluster.nats_url), ("cluster.secret_file", &cluster.secret_file)];
         for (key, _) in keys.iter().filter(|(_, value)| !value.is_empty()) {
             problems.push(conflict(key, format!("`{key}` does nothing without `cluster.name`")));
@@ -651,6 +654,10 @@ fn check_class(config: &Config, index: usize, class: &Class, used: usize, proble
     }
     if config.settings.classes[..index].iter().any(|other| other.keys.name == *name) {
         let message = format!("two classes have the name `{name}`");
+    if let Err(why) = plan::labels(&keys.labels) {
+        let message = format!("bad value for `labels` of the class `{name}`: {why}");
+        tell(ProblemKind::BadValue, "labels", message, "");
+    }
         tell(ProblemKind::Conflict, "name", message, "give each class a name of its own");
     }
     if keys.create {

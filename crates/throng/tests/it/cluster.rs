@@ -386,6 +386,33 @@ fn worlds_of_a_class_open_on_request_at_nodes_with_its_settings() {
 fn inside(node: &Node, world: &str, kind: &str) -> Option<u64> {
     let list = fetch(&node.admin, "/api/v1/worlds").expect("it answers");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+#[test]
+fn worlds_of_a_class_with_labels_open_at_nodes_that_have_them() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    for (node, labels) in [("n1", "[\"zone=eu\"]"), ("n2", "[\"zone=us\", \"disk=fast\"]")] {
+        cluster.configure(node, &bus.url, &format!("node = {node:?}\nlabels = {labels}"));
+        let path = cluster.path(&format!("{node}.toml"));
+        let mut text = std::fs::read_to_string(&path).expect("it is there");
+        for (class, labels) in [("cup", "[\"disk=fast\"]"), ("far", "[\"disk=fast\", \"zone=eu\"]")] {
+            let _ = writeln!(text, "[[gateway.classes]]\nname = {class:?}\nopen = true\ncreate = true");
+            let _ = writeln!(text, "connections_max = 8\nlabels = {labels}");
+        }
+        std::fs::write(&path, text).expect("written");
+    }
+    let (n1, _n2) = (cluster.start("n1"), cluster.start("n2"));
+    let mut visitors = Vec::new();
+    for number in 0..8 {
+        let name = format!("cup-{number}");
+        visitors.push(enter(&n1, world(&name)).expect("it opens"));
+        let found = cluster.act("n1", &["where", &name]).expect("it is open");
+        assert!(found.starts_with(&format!("{name} serving n2")), "{found}");
+    }
+    let refused = enter(&n1, world("far-1")).expect_err("no node has both labels");
+    assert!(matches!(refused, ConnectError::Closed(_)), "{refused}");
+}
+
     let rows = list["worlds"].as_array().expect("a list");
     assert!(rows.iter().all(|row| row["name"] != "_lobby"), "{list}");
     rows.iter().find(|row| row["name"] == world)?[kind].as_u64()
