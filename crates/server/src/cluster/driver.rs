@@ -17,7 +17,7 @@ use throng_cluster::{
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
 use throng_stdx::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
@@ -112,6 +112,8 @@ pub(super) struct Driver {
     read: BTreeSet<String>,
     /// Worlds that are wanted here and that no node serves, each since when.
     wanted_since: BTreeMap<Name, Instant>,
+    /// Those who wait for the end of a world.
+    ends: BTreeMap<Name, Vec<watch::Sender<()>>>,
     load: f64,
     load_at: Instant,
     cpu_seconds: f64,
@@ -134,6 +136,7 @@ impl Driver {
             known: BTreeSet::new(),
             read: BTreeSet::new(),
             wanted_since: BTreeMap::new(),
+            ends: BTreeMap::new(),
             load: 0.0,
             load_at,
             cpu_seconds: ProcessFigures::read().cpu_seconds,
@@ -240,6 +243,13 @@ impl Driver {
                 self.arrivals.insert(self.next_arrival, (arrival, Reply::Host(reply)));
                 self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
             }
+            Command::AwaitEnd(world, end) => {
+                let is_closed = |record: &WorldRecord| record.state == WorldState::Closed;
+                // One without a record may be on its way here.
+                if !self.parts.core.world(&world).is_some_and(is_closed) {
+                    self.ends.entry(world).or_default().push(end);
+                }
+            }
             Command::Reconfigure(settings) => {
                 let super::Reconfigured { core, classes, hashes } = *settings;
                 self.parts.worlds.reconfigure(&core, classes);
@@ -282,6 +292,7 @@ impl Driver {
                 }
                 self.parts.core.handle_record(now, &key, revision, value.as_deref());
                 self.note_served(now, &key);
+                self.note_ended(&key);
                 match value {
                     Some(_) => self.known.insert(key.clone()),
                     None => self.known.remove(&key),
@@ -293,6 +304,7 @@ impl Driver {
                 for key in gone {
                     self.known.remove(&key);
                     self.parts.core.handle_record(now, &key, revision, None);
+                    self.note_ended(&key);
                 }
                 self.read.clear();
                 if !self.parts.shared.is_up()
@@ -321,6 +333,17 @@ impl Driver {
              one that all reach in `cluster.advertise`",
             address.transport, address.address
         ))
+    }
+
+    /// Tells those who wait that a world has ended.
+    fn note_ended(&mut self, key: &str) {
+        if self.ends.is_empty() {
+            return;
+        }
+        let Some(Key::World(world)) = Key::parse(key) else { return };
+        if self.parts.core.world(&world).is_none_or(|record| record.state == WorldState::Closed) {
+            self.ends.remove(&world);
+        }
     }
 
     /// Measures the time until a world that was wanted is served.

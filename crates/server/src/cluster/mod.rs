@@ -72,6 +72,8 @@ enum Command {
     Open(Name, Name),
     /// Open a world of a class for a match, on any node. The answer comes when it is served.
     Host { world: Name, class: Name, reply: oneshot::Sender<Result<Vec<Address>, String>> },
+    /// Drop this when the world has ended.
+    AwaitEnd(Name, watch::Sender<()>),
     /// The settings have changed, for worlds that open from now on.
     Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node.
@@ -395,6 +397,15 @@ impl Cluster {
         })
     }
 
+    /// The end of a world: a channel that is closed then.
+    pub(crate) fn end_of(&self, world: &str) -> watch::Receiver<()> {
+        let sender = watch::Sender::new(());
+        let end = sender.subscribe();
+        // A node that has ended knows of no world, and the one who waits hears it at once.
+        let _ = Name::new(world).map(|world| self.tell(Command::AwaitEnd(world, sender)));
+        end
+    }
+
     /// Worlds that open from now on have other settings.
     ///
     /// # Errors
@@ -430,6 +441,12 @@ impl Cluster {
         self.stop();
     }
 
+    /// Begins to move the worlds to other nodes. Returns whether that is possible.
+    fn begin_drain(&self, wait: Duration) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Drain(wait, reply)).is_ok() && answer.blocking_recv() == Ok(true)
+    }
+
     /// Returns whether the directory has answered a renewal in the last seconds.
     fn is_renewing(&self) -> bool {
         let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
@@ -441,12 +458,6 @@ impl Cluster {
     pub(crate) fn stop(&self) {
         if self.shared.stage.borrow().1.is_some() {
             return;
-    /// Begins to move the worlds to other nodes. Returns whether that is possible.
-    fn begin_drain(&self, wait: Duration) -> bool {
-        let (reply, answer) = oneshot::channel();
-        self.tell(Command::Drain(wait, reply)).is_ok() && answer.blocking_recv() == Ok(true)
-    }
-
         }
         if self.tell(Command::Stop).is_err() || !self.wait_for_end(LEAVE) {
             tracing::warn!(
