@@ -17,14 +17,14 @@ const CALLS_MAX: usize = 8_192;
 
 /// Place where a player is: a connection of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PlayerLocation {
     /// The worker of the world's first shard.
     pub(crate) worker: u16,
     pub(crate) to: WorldEpoch,
     pub(crate) conn: ConnId,
 }
 
-impl Place {
+impl PlayerLocation {
     /// Sends an event to the player, as the answer to its request `stub` or with 0 by itself.
     pub(crate) fn tell(self, mailboxes: &[Mailbox], stub: u32, event: &MatchmakingEvent) {
         let payload = event.to_bytes();
@@ -40,11 +40,11 @@ impl Place {
 /// Something for the link.
 pub(crate) enum News {
     /// A player asks the matcher. The permit counts the request until it is answered.
-    Request { player: Box<str>, at: Place, stub: u32, body: Vec<u8>, slot: OwnedSemaphorePermit },
+    Request { player: Box<str>, at: PlayerLocation, stub: u32, body: Vec<u8>, slot: OwnedSemaphorePermit },
     /// A player that the link knows has logged in at another place.
-    Login { player: Box<str>, at: Place },
+    Login { player: Box<str>, at: PlayerLocation },
     /// A player is gone from this place, and will not return.
-    End { player: Box<str>, at: Place },
+    End { player: Box<str>, at: PlayerLocation },
     /// A life of a world has ended, with all that were in it.
     WorldEnded(WorldEpoch),
 }
@@ -72,7 +72,7 @@ impl Desk {
     /// Takes what a player does. Returns the answer to a request that cannot be passed on.
     pub(crate) fn take(
         &self,
-        at: Place,
+        at: PlayerLocation,
         player: Box<str>,
         what: PlayerNews,
     ) -> Option<(u32, MatchmakingEvent)> {

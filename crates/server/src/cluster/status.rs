@@ -106,8 +106,9 @@ impl Status {
             (None, false) => "held".to_owned(),
         };
         let worlds = format!("{} here, {} of them served", self.here, self.served);
-        // The loss of one NATS server interrupts the connection, or the election of its successor
-        // the watch, at all nodes at once. A node that serves its worlds stays where players find it.
+        // The loss of one NATS server interrupts the connections, or the election of its successor
+        // the watches, of all nodes at once. A node that serves its worlds stays where players find
+        // it.
         let serves = self.lease_until.is_some_and(|until| now < until);
         let mut parts = vec![
             part("bus", self.is_connected || serves, bus),

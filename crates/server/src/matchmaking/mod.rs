@@ -42,7 +42,7 @@ use area::{Area, AreaNotices, Local};
 use matches::Matches;
 
 use crate::config::Settings;
-use crate::desk::{Desk, News, Place};
+use crate::desk::{Desk, News, PlayerLocation};
 use crate::monitor::{MatchWorld, Watch};
 use crate::services;
 use crate::start::{Address, Service, StartError, from_here};
@@ -156,7 +156,7 @@ enum Done {
     /// The matcher was told the channel of a match, or would not hear of it.
     Assigned { room: String, is_taken: bool },
     /// A connection of a player was subscribed to it.
-    Entered { room: String, player: String, at: Place },
+    Entered { room: String, player: String, at: PlayerLocation },
     /// The world of a match has ended.
     WorldOver { room: String },
     /// A ticket turned out to be the player's.
@@ -166,7 +166,7 @@ enum Done {
 }
 
 struct Player {
-    at: Place,
+    at: PlayerLocation,
     tickets: BTreeSet<String>,
 }
 
@@ -309,7 +309,7 @@ impl<A: Area> Link<A> {
         }
     }
 
-    fn ask(&mut self, name: &str, at: Place, stub: u32, request: &[u8], slot: OwnedSemaphorePermit) {
+    fn ask(&mut self, name: &str, at: PlayerLocation, stub: u32, request: &[u8], slot: OwnedSemaphorePermit) {
         self.take_over(name, at);
         let player = self.players.entry(name.to_owned());
         player.or_insert_with(|| Player { at, tickets: BTreeSet::new() });
@@ -337,14 +337,14 @@ impl<A: Area> Link<A> {
         });
     }
 
-    fn tell(&self, at: Place, stub: u32, event: &MatchmakingEvent) {
+    fn tell(&self, at: PlayerLocation, stub: u32, event: &MatchmakingEvent) {
         at.tell(&self.process.mailboxes, stub, event);
     }
 
     /// A known player is at another place from now on: notices go there, and so do the
     /// subscriptions to its matches, of which it hears as if it had just entered them. The older
     /// connection stays open.
-    fn take_over(&mut self, name: &str, at: Place) {
+    fn take_over(&mut self, name: &str, at: PlayerLocation) {
         let Some(player) = self.players.get_mut(name).filter(|player| player.at != at) else { return };
         let old = std::mem::replace(&mut player.at, at);
         for (room, channel) in self.matches.entered_by(name) {
@@ -355,7 +355,7 @@ impl<A: Area> Link<A> {
 
     /// A player is gone for good: out of rooms, matches and queues, but not out of matches with a
     /// world of their own, where it may be.
-    fn forget(&mut self, name: &str, at: Place) {
+    fn forget(&mut self, name: &str, at: PlayerLocation) {
         // The player may have come back, to another place.
         if self.players.get(name).is_none_or(|player| player.at != at) {
             return;
@@ -590,7 +590,7 @@ impl<A: Area> Link<A> {
     }
 
     /// Subscribes a player to the channel of its match, which is in the main world.
-    fn subscribe(&self, room: String, channel: ChannelId, player: String, at: Place) {
+    fn subscribe(&self, room: String, channel: ChannelId, player: String, at: PlayerLocation) {
         let Some(gateway) = self.gateway.clone().filter(|_| at.to.world == World::MAIN) else { return };
         let done = self.done.clone();
         tokio::spawn(async move {
@@ -602,7 +602,7 @@ impl<A: Area> Link<A> {
         });
     }
 
-    fn unsubscribe(&self, channel: ChannelId, at: Place) {
+    fn unsubscribe(&self, channel: ChannelId, at: PlayerLocation) {
         let Some(gateway) = self.gateway.clone().filter(|_| at.to.world == World::MAIN) else { return };
         // It may be gone already.
         tokio::spawn(async move { gateway.unsubscribe(channel, Some(ConnId(at.conn.0))).await });

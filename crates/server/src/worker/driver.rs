@@ -20,7 +20,7 @@ use super::turn::{Share, Turn};
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
-use crate::desk::{Desk, Place};
+use crate::desk::{Desk, PlayerLocation};
 use crate::mailbox::{Mailbox, Post, Taken, giving};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
@@ -620,7 +620,7 @@ impl Driver {
             }
             Effect::Matchmake { conn, player, what } => {
                 let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
-                let at = Place { worker: self.index, to, conn };
+                let at = PlayerLocation { worker: self.index, to, conn };
                 if let Some((stub, refused)) = self.desk.as_ref().and_then(|desk| desk.take(at, player, what))
                 {
                     at.tell(&self.mailboxes, stub, &refused);

@@ -130,7 +130,7 @@ fn shown_values_carry_their_origin_and_load_again() {
         ("dev = true", "flag --gateway.dev"),
         ("mailbox_bytes_max = 67108864", "default"),
         ("name = \"duel\"", "my.toml:4:1"),
-        ("limits.channels_max = 20", "my.toml:5:1"),
+        ("limits.channels_max = 20", "my.toml:5:8"),
         ("create = false", "default"),
     ] {
         let line =
