@@ -246,6 +246,7 @@ pub const ROUTES: &[Route] = &[
         Endpoint::MatchOpen,
         &[
             ("class", "class of the world"),
+            ("world", "in place of `class`: an open world of a match, for which there are tickets only"),
             ("room", "room of the match, for the tickets, may be absent"),
             ("players", "player identifiers, at most 1,000"),
             ("servers", "player identifiers of game servers, at most 1,000"),

@@ -67,7 +67,7 @@ pub use event::{
     RecoveredChannel, RequestFailure, RequestId,
 };
 pub use matcher::{
-    CallError, CallId, MATCHMAKING, Matcher, MatcherConfig, MatcherConnectError, MatcherEvent,
+    CallError, CallId, MATCHMAKING, MatchWorld, Matcher, MatcherConfig, MatcherConnectError, MatcherEvent,
     MatcherSession, MatchmakingEvent, MatchmakingRequest, Mine, NOTICES_WAITING_MAX, Notice, Notices,
     Notification, Role, Room, Team,
 };

@@ -226,9 +226,6 @@ impl Shard {
         global.bans.succeed(&Subject::login(addr, pit));
         let wants_token = wants_token && !self.board.config.recovery.client_window.is_zero();
         let is_link = kind == ConnKind::Server && self.board.config.link.as_deref() == Some(&**pit);
-        if is_link {
-            global.link = Some(conn);
-        }
         self.board.stats.kind_mut(kind).authenticated += 1;
 
         if self.board.config.supersedes && kind == ConnKind::Client {
@@ -253,7 +250,7 @@ impl Shard {
         self.send_auth_result(conn, head, result);
         if kind == ConnKind::Client {
             self.greet_with_well_known(conn);
-            self.tell_link_of_login(conn, pit);
+            self.tell_matcher_of_login(conn, pit);
         }
     }
 

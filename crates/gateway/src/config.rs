@@ -28,9 +28,11 @@ pub struct Config {
     pub supersedes: bool,
     /// Somebody answers [`Effect::Authenticate`](crate::Effect::Authenticate).
     pub auth_provider: bool,
-    /// Player identifier of the server connection that serves [`MATCHMAKING`](crate::MATCHMAKING)
-    /// messages; it needs no other credential, so that it must not be guessable. `None`: they go to
-    /// the owner of GLOBAL.
+    /// The process answers [`Effect::Matchmake`](crate::Effect::Matchmake). Otherwise
+    /// [`MATCHMAKING`](crate::MATCHMAKING) messages go to the owner of GLOBAL.
+    pub matchmaking: bool,
+    /// Player identifier of the process's own server connection; it needs no other credential, so
+    /// that it must not be guessable.
     pub link: Option<Arc<str>>,
     /// Server connections authenticate with any tokens.
     pub servers_bypass_auth: bool,
@@ -217,6 +219,7 @@ impl Default for Config {
             supersedes: false,
             development: false,
             auth_provider: false,
+            matchmaking: false,
             link: None,
             servers_bypass_auth: true,
             offer_snappy: false,

@@ -161,6 +161,16 @@ pub enum Effect {
         /// The connection, as the driver knows it.
         conn: ConnHandle,
     },
+    /// Pass on what concerns a player who uses the matcher, in order; what the matcher says goes to
+    /// [`Shard::tell_player`](crate::Shard::tell_player) on shard 0.
+    Matchmake {
+        /// Connection of the player.
+        conn: ConnId,
+        /// Player identifier.
+        player: Box<str>,
+        /// The news.
+        what: PlayerNews,
+    },
     /// Append to the recording of that name. Long recordings come in several parts.
     Recording {
         /// Whose packets.
@@ -178,6 +188,22 @@ pub enum Effect {
     },
     /// Something for the security log.
     SecurityLog(SecurityEvent),
+}
+
+/// What a player who uses the matcher does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlayerNews {
+    /// It asks the matcher.
+    Request {
+        /// Names the answer.
+        stub: u32,
+        /// Body of the message.
+        body: Vec<u8>,
+    },
+    /// It has logged in again, by another connection.
+    Login,
+    /// It is gone and will not return.
+    End,
 }
 
 /// An event for the security log.

@@ -71,7 +71,7 @@ pub mod data;
 
 pub use config::{Abuse, AddressRange, Config, Limits, OutboxBounds, Recovery};
 pub use effect::{
-    Accepted, Closed, Effect, Redacted, SecurityEvent, SecurityEventKind, Verdict, WorldChoice,
+    Accepted, Closed, Effect, PlayerNews, Redacted, SecurityEvent, SecurityEventKind, Verdict, WorldChoice,
 };
 pub use fanout::CohortView;
 pub use findings::Broken;

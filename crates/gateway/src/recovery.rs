@@ -143,8 +143,8 @@ impl Shard {
         if let Some(global) = &mut self.global {
             global.ids.release(conn);
         }
-        if lost.asked_link {
-            self.tell_link_of_end(conn, &lost.pit);
+        if lost.asked_matcher {
+            self.tell_matcher_of_end(conn, &lost.pit);
         }
     }
 
@@ -275,7 +275,7 @@ impl Shard {
         let shard = entry.shard;
         entry.accepted_as = Some(fresh);
         entry.channels += lost.channels;
-        entry.asked_link |= lost.asked_link;
+        entry.asked_matcher |= lost.asked_matcher;
         global.entries.insert(old, entry);
         for listed in global.directory.values_mut() {
             if listed.creator == Some(fresh) {

@@ -52,10 +52,8 @@ pub(crate) struct Registry {
     pub(crate) superseding: BTreeMap<ConnId, PendingAuth>,
     /// Returned connections whose recovery has not ended.
     pub(crate) settling: BTreeMap<ConnId, Settling>,
-    /// The connection that serves matchmaking.
-    pub(crate) link: Option<ConnId>,
-    /// Clients that the link knows, live or lost, per player identifier.
-    pub(crate) link_users: BTreeMap<Box<str>, u32>,
+    /// Number of clients that the matcher knows, live or lost, per player identifier.
+    pub(crate) matchmakers: BTreeMap<Box<str>, u32>,
     pub(crate) secret: Secret,
     pub(crate) token_counter: u64,
     /// The end of every token: the name of the world, which means the same on every node; empty for
@@ -84,8 +82,8 @@ pub(crate) struct Registered {
     pub(crate) channels: usize,
     /// First half of its resume token.
     pub(crate) token: Option<u64>,
-    /// The link must hear when it is gone.
-    pub(crate) asked_link: bool,
+    /// The matcher must hear when it is gone.
+    pub(crate) asked_matcher: bool,
     /// It has come from another world.
     pub(crate) moved: bool,
     /// The world that its listener or its transport names.
@@ -131,7 +129,7 @@ pub(crate) struct Lost {
     pub(crate) pit: Box<str>,
     pub(crate) channels: usize,
     pub(crate) token: Option<u64>,
-    pub(crate) asked_link: bool,
+    pub(crate) asked_matcher: bool,
     pub(crate) expiry: Option<TimerKey>,
 }
 
@@ -192,8 +190,7 @@ impl Registry {
             tokens: BTreeMap::new(),
             superseding: BTreeMap::new(),
             settling: BTreeMap::new(),
-            link: None,
-            link_users: BTreeMap::new(),
+            matchmakers: BTreeMap::new(),
             secret,
             token_counter: 0,
             token_tag: Arc::clone(&config.world),
@@ -241,7 +238,7 @@ impl Registry {
             delayed: None,
             channels: 0,
             token: None,
-            asked_link: false,
+            asked_matcher: false,
             moved: false,
             asked: None,
         };

@@ -453,7 +453,7 @@ impl Shard {
 
     // ---- Accepting and closing ------------------------------------------------------------------
 
-    fn advance(&mut self, now: Instant) {
+    pub(crate) fn advance(&mut self, now: Instant) {
         debug_assert!(now >= self.board.now, "time went back");
         self.board.now = now.max(self.board.now);
         self.board.at_hand = None;

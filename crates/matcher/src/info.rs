@@ -331,6 +331,11 @@ impl DataMap {
         Ok(())
     }
 
+    /// Its entries, each a key and a value.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &[u8]> {
+        fields(&self.0).map_while(Result::ok).map(|field| field.value)
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&[u8]> {
         fields(&self.0)
             .map_while(Result::ok)
@@ -363,7 +368,7 @@ fn find_string<'a>(body: &'a [u8], key: &str) -> Option<&'a [u8]> {
     Some(map_value(field.value))
 }
 
-fn map_key(entry: &[u8]) -> &[u8] {
+pub(crate) fn map_key(entry: &[u8]) -> &[u8] {
     fields(entry).map_while(Result::ok).find(|field| field.number == 1).map_or(&[], |field| field.value)
 }
 

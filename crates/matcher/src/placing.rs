@@ -7,7 +7,7 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
-use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, text};
+use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, map_key, text};
 use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
@@ -21,6 +21,9 @@ use crate::turn::Turn;
 const CONNECTION_BYTES_MAX: usize = 4 << 10;
 /// Key of a room's data that says where to connect.
 const CONNECTION_KEY: &str = "connection";
+/// Keys of a room's data that say which world the match has of its own. The rest, which may be
+/// long, is in the room.
+const WORLD_KEYS: [&[u8]; 2] = [b"World", b"Addresses"];
 
 /// Ids of the players of tickets.
 fn ids_of<'a>(
@@ -247,6 +250,9 @@ impl Matcher {
         let mut rest = self.ready_for_all(index, 0);
         self.write_players(index, 9, &mut rest);
         rest.extend_from_slice(&self.sides_of(index));
+        if let Some(world) = &compiled.set.world {
+            write_bytes(&mut rest, 12, world.class.as_bytes());
+        }
         self.write_ready(index, b"", &[], &rest);
         turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
     }
@@ -279,8 +285,8 @@ impl Matcher {
     fn ready_for_all(&self, index: MatchKey, seat_until: u64) -> Vec<u8> {
         let found = &self.matches[index];
         let queue = &self.queues[found.queue()];
-        let connection =
-            found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index))).and_then(connection_of);
+        let room = found.room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
+        let connection = room.and_then(connection_of);
         let mut out = Vec::with_capacity(128);
         write_bytes(&mut out, 4, connection.unwrap_or_default().as_bytes());
         if let Some(region) = found.region().and_then(|region| queue.regions.get(usize::from(region))) {
@@ -289,6 +295,10 @@ impl Matcher {
         write_u64(&mut out, 6, seat_until);
         write_bytes(&mut out, 7, queue.name.as_bytes());
         out.extend_from_slice(found.shared());
+        let data = room.into_iter().flat_map(|room| room.data().entries());
+        for entry in data.filter(|entry| WORLD_KEYS.contains(&map_key(entry))) {
+            write_bytes(&mut out, 11, entry);
+        }
         if let Some(room) = found.room() {
             write_bytes(&mut out, 20, &room.text());
         }

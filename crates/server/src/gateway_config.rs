@@ -157,7 +157,7 @@ fn damping_step(text: &str) -> Option<core::DampingStep> {
 }
 
 /// The core's configuration, and remarks about the files that it was read from. `link` is the
-/// player identifier of the process's own matchmaking connection, if it has one.
+/// player identifier of the process's own connection to its main world, if it has one.
 ///
 /// # Errors
 /// A phrase when a file is wrong, which `config check` has reported before unless it has changed
@@ -187,6 +187,7 @@ pub(crate) fn build(
         development: gateway.dev,
         // "none" is a provider too: one that says yes. Without any, the core refuses clients.
         auth_provider: auth.kind != "refuse",
+        matchmaking: !settings.matchmaking.matcher.is_empty(),
         link,
         servers_bypass_auth: auth.servers_bypass,
         offer_snappy: gateway.compression == "snappy",

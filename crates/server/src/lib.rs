@@ -33,6 +33,7 @@ pub mod config;
 mod ddc;
 mod ddc_policies;
 pub mod ddc_tool;
+mod desk;
 pub mod doctor;
 mod enet_gate;
 #[cfg(test)]

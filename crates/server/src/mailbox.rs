@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use throng_gateway::{AuthTicket, CloseReason, ConnHandle, ConnKind, Mail, Moved, Shard, Verdict};
+use throng_gateway::{AuthTicket, CloseReason, ConnHandle, ConnId, ConnKind, Mail, Moved, Shard, Verdict};
 use throng_net::{DetachedConn, Waker};
 
 use crate::capture::Record;
@@ -30,6 +30,8 @@ pub(crate) enum Post {
     SocketLost { to: WorldEpoch, conn: ConnHandle },
     /// The answer of an authentication provider.
     Verdict { to: WorldEpoch, ticket: AuthTicket, verdict: Verdict },
+    /// The matcher's word to a player: the answer to its request `stub`, or with 0 a notice.
+    TellPlayer { to: WorldEpoch, conn: ConnId, stub: u32, payload: Vec<u8> },
     /// Something across channels broke: begin this life of the world, empty.
     Restart { to: WorldEpoch },
     /// Tell about yourself.
@@ -64,6 +66,7 @@ impl Post {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Post::Mail { mail, .. } => size_of::<Self>() + mail.bytes(),
+            Post::TellPlayer { payload, .. } => size_of::<Self>() + payload.len(),
             Post::Arrive { moved, .. } => size_of::<Self>() + moved.bytes() + size_of::<DetachedConn>(),
             Post::Socket { .. } => size_of::<Self>() + size_of::<DetachedConn>(),
             _ => size_of::<Self>(),

@@ -28,7 +28,7 @@ use crate::runs::Runs;
 use crate::services;
 use crate::start::{Address, Service};
 use crate::worker::{Heartbeat, OutputMemory};
-use crate::worlds::{OpenWorld, Worlds};
+use crate::worlds::{OpenWorld, Worlds, check_name};
 
 /// Totals of the random searches for faults, as of the release.
 const RELIABILITY: &str = include_str!("../../../docs/reliability.json");
@@ -67,6 +67,13 @@ pub(crate) struct Watch {
     capture: Mutex<Option<Arc<Record>>>,
     /// The latest report of each shard, for one that does not answer now.
     latest: Mutex<Vec<Option<ShardReport>>>,
+}
+
+/// A world that was opened for a match.
+pub(crate) struct MatchWorld {
+    pub(crate) name: String,
+    /// URLs of its node by kind and transport.
+    pub(crate) addresses: Value,
 }
 
 impl Watch {
@@ -213,18 +220,45 @@ impl Watch {
         }))
     }
 
-    /// Opens a world for a match, with tickets for its players and game servers.
+    /// Opens a world for a match, or takes an open one, and makes tickets for its players and game
+    /// servers.
     fn match_open(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let class = text_of(request, "class", "the name of a class")?;
-        let class = class.ok_or_else(|| Problem::new(400, "`class` must be the name of a class"))?;
+        let world = text_of(request, "world", "the name of a match's world")?;
         let room = text_of(request, "room", "the id of a room")?.unwrap_or_default();
         let (players, servers) = (names_of(request, "players")?, names_of(request, "servers")?);
-        let Some(tickets) = self.logins.tickets() else {
+        let MatchWorld { name, addresses } = match (class, world) {
+            (Some(class), None) => self.open_match_world(class, room)?,
+            // The matcher has had it opened, and a game server is to join it.
+            (None, Some(world)) => {
+                check_name(world).map_err(|why| Problem::new(400, why))?;
+                MatchWorld { name: world.to_owned(), addresses: Value::Null }
+            }
+            _ => return Err(Problem::new(400, "either `class` or `world` must be given, as a name")),
+        };
+        let issue = |names: Vec<&str>, kind| -> Result<Map<String, Value>, Problem> {
+            let ticket =
+                |player: &str| Ok((player.to_owned(), self.match_ticket(player, kind, &name, room)?.into()));
+            names.into_iter().map(ticket).collect::<Result<_, String>>().map_err(|why| Problem::new(500, why))
+        };
+        Ok(json!({
+            "World": name,
+            "Addresses": addresses,
+            "Tickets": { "players": issue(players, ConnKind::Client)?, "servers": issue(servers, ConnKind::Server)? },
+        }))
+    }
+
+    /// Opens a world for a match. Blocks until it has a home.
+    ///
+    /// # Errors
+    /// No class, no room, no home within 10 s.
+    pub(crate) fn open_match_world(&self, class: &str, room: &str) -> Result<MatchWorld, Problem> {
+        if self.logins.tickets().is_none() {
             return Err(Problem::new(
                 409,
                 "there is no class for worlds of matches: add one to [[gateway.classes]]",
             ));
-        };
+        }
         let name = format!("{class}-{}", base32(plan::random()));
         let addresses = match self.cluster.get() {
             Some(cluster) => {
@@ -243,16 +277,52 @@ impl Watch {
             mine.map(|each| (each.transport.clone(), format!("{}://{}", each.transport, each.address).into()))
                 .collect()
         };
-        let issue = |names: Vec<&str>, kind| -> Result<Map<String, Value>, Problem> {
-            let ticket =
-                |player: &str| Ok((player.to_owned(), tickets.issue(player, kind, &name, room)?.into()));
-            names.into_iter().map(ticket).collect::<Result<_, String>>().map_err(|why| Problem::new(500, why))
+        let addresses = json!({ "client": of_kind("client"), "server": of_kind("server") });
+        Ok(MatchWorld { name, addresses })
+    }
+
+    /// The login token of a player or game server for the world of its match.
+    ///
+    /// # Errors
+    /// It cannot be signed.
+    pub(crate) fn match_ticket(
+        &self,
+        player: &str,
+        kind: ConnKind,
+        world: &str,
+        room: &str,
+    ) -> Result<String, String> {
+        let tickets = self.logins.tickets().ok_or("this build has no tickets")?;
+        tickets.issue(player, kind, world, room)
+    }
+
+    /// Closes the world of a match, wherever it is.
+    pub(crate) fn close_match_world(&self, world: &str) {
+        let closed = match self.cluster.get() {
+            Some(cluster) => cluster.close(world),
+            None => {
+                self.close_here(world);
+                Ok(())
+            }
         };
-        Ok(json!({
-            "World": name,
-            "Addresses": { "client": of_kind("client"), "server": of_kind("server") },
-            "Tickets": { "players": issue(players, ConnKind::Client)?, "servers": issue(servers, ConnKind::Server)? },
-        }))
+        if let Err(why) = closed {
+            tracing::warn!(world, why, "the world of a match that has ended stays open until it is idle");
+        }
+    }
+
+    /// Completes when the world of a match has ended.
+    pub(crate) fn match_world_end(&self, world: &str) -> impl Future<Output = ()> + Send + use<> {
+        let mut end = match self.cluster.get() {
+            Some(cluster) => cluster.end_of(world),
+            None => self.worlds.end_of(world),
+        };
+        // Nothing is sent; the other side is dropped.
+        async move { while end.changed().await.is_ok() {} }
+    }
+
+    fn close_here(&self, name: &str) -> bool {
+        let close = |worker, world| self.mailboxes[usize::from(worker)].post(Post::Close(world));
+        self.worlds.close(name, close)
     }
 
     /// Addresses of the listeners that other machines may reach.
@@ -280,8 +350,7 @@ impl Watch {
         if *self.worlds.main().name == *name {
             return Err(Problem::new(409, "the default world ends with the process"));
         }
-        let close = |worker, world| self.mailboxes[usize::from(worker)].post(Post::Close(world));
-        if !self.worlds.close(name, close) {
+        if !self.close_here(name) {
             return Err(Problem::new(404, format!("the world `{name}` is not open")));
         }
         tracing::info!(world = name, "a world is closed");

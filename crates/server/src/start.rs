@@ -17,6 +17,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::auth::{self, Logins, Tickets};
 use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
+use crate::desk::Desk;
 use crate::listen::{self, ListenerPlan, Transport};
 use crate::mailbox::{Mailbox, Post};
 use crate::monitor::Watch;
@@ -302,6 +303,8 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         matcher.as_ref().map(|matcher| matcher.handle().clone()),
     ));
     watch.opened(addresses.clone(), cache.as_ref().map(ddc::Cache::service));
+    let (desk, news) = matchmaking.is_some().then(Desk::new).unzip();
+    let desk = desk.map(Arc::new);
     let running = Running {
         mailboxes: Arc::clone(&mailboxes),
         workers: start_workers(WorkerPlan {
@@ -317,6 +320,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             heartbeats,
             output_memory: Arc::clone(&output_memory),
             logins: Arc::clone(&logins),
+            desk: desk.clone(),
             recorder,
             seed,
         })?,
@@ -343,9 +347,10 @@ pub fn start(config: Config) -> Result<Running, StartError> {
             Arc::clone(&running.watch) as Arc<dyn throng_admin::Monitor>;
         cache.set_pages(throng_admin::Pages::new(monitor, Arc::clone(&running.access), addr));
     }
-    if let (Some(plan), Some(runtime)) = (matchmaking, &running.runtime) {
+    if let (Some(plan), Some(desk), Some(news), Some(runtime)) = (matchmaking, desk, news, &running.runtime) {
         let (up, is_up) = oneshot::channel();
-        runtime.spawn(matchmaking::run(plan, up));
+        let around = matchmaking::Around { process: Arc::clone(&running.watch), desk, news };
+        runtime.spawn(matchmaking::run(plan, around, up));
         // Players who come at once find the matcher of this process there; one that is elsewhere
         // may come later.
         if running.matcher.is_some() {
@@ -646,8 +651,8 @@ pub fn from_here(addr: SocketAddr) -> SocketAddr {
 
 /// An unguessable name for the gateway's own matchmaking connection, if the settings ask for one.
 fn link_name(settings: &Settings) -> std::io::Result<Option<Arc<str>>> {
-    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
-    if settings.matchmaking.matcher.is_empty() || !gateway {
+    // A node of a cluster has no main world to connect to.
+    if !matchmaking::is_wanted(settings) || !settings.cluster.name.is_empty() {
         return Ok(None);
     }
     let mut bytes = [0; 32];
@@ -673,6 +678,7 @@ struct WorkerPlan<'a> {
     heartbeats: Vec<Arc<Heartbeat>>,
     output_memory: Arc<OutputMemory>,
     logins: Arc<Logins>,
+    desk: Option<Arc<Desk>>,
     recorder: Recorder,
     seed: u64,
 }
@@ -722,6 +728,7 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             logins: Arc::clone(&plan.logins),
             recorder: plan.recorder.clone(),
             worlds: Arc::clone(&plan.worlds),
+            desk: plan.desk.clone(),
             heartbeat,
             shutdown_timeout: timeout,
             round_interval,

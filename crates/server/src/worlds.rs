@@ -12,6 +12,7 @@ use std::time::Duration;
 use throng_gateway::data::Schemas;
 use throng_gateway::{CloseReason, Shard, ShardIndex, Verdict, address_group};
 use throng_stdx::Instant;
+use tokio::sync::watch;
 
 use crate::config::{ClassKeys, nearest};
 use crate::fence::Fence;
@@ -144,6 +145,8 @@ struct Entry {
     world: OpenWorld,
     /// Connections that have been sent there from the main world.
     entrants: u64,
+    /// Dropped with the entry, which those hear who wait for the end of the world.
+    end: Option<watch::Sender<()>>,
 }
 
 /// Classes with the configuration of their worlds.
@@ -177,7 +180,7 @@ impl Worlds {
         let table = Table {
             core: Arc::new(of_named_world(core)),
             classes: by_name(classes),
-            open: BTreeMap::from([(name, Entry { world: main.clone(), entrants: 0 })]),
+            open: BTreeMap::from([(name, Entry { world: main.clone(), entrants: 0, end: None })]),
             configured: BTreeMap::new(),
             bound: BTreeMap::new(),
             next: 1,
@@ -321,7 +324,7 @@ impl Worlds {
             fence,
         };
         let open = OpenWorld { name: Arc::clone(&name), world, worker, class, lasting };
-        table.open.insert(name, Entry { world: open.clone(), entrants: 0 });
+        table.open.insert(name, Entry { world: open.clone(), entrants: 0, end: None });
         give(worker, parts);
         open
     }
@@ -336,6 +339,14 @@ impl Worlds {
             tell(open.worker, open.world);
         }
         true
+    }
+
+    /// The end of a world: a channel that is closed then, or already if it is not open.
+    pub(crate) fn end_of(&self, name: &str) -> watch::Receiver<()> {
+        match self.lock().open.get_mut(name) {
+            Some(entry) => entry.end.get_or_insert_with(|| watch::Sender::new(())).subscribe(),
+            None => watch::Sender::new(()).subscribe(),
+        }
     }
 
     /// Takes a world out of the directory in which its worker has seen no connection for its idle

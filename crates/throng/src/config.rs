@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::config::{self, Config, Loader, Origin, SECTIONS};
+use throng_server::config::{self, CLASSES, Config, Loader, Origin, SECTIONS};
 
 use crate::output::{complain, print};
 use crate::{keys, up};
@@ -68,15 +68,24 @@ fn show_toml(config: &Config, with_origin: bool) -> String {
             if parent != section.path {
                 continue;
             }
-            let line = format!("{name} = {}", value.to_toml());
-            if with_origin {
-                let _ = writeln!(out, "{line:<48} # {origin}");
-            } else {
-                let _ = writeln!(out, "{line}");
-            }
+            write_line(&mut out, name, value, with_origin.then_some(origin));
+        }
+    }
+    for class in config.class_entries() {
+        let _ = writeln!(out, "\n[[{CLASSES}]]");
+        for (name, value, origin) in class {
+            write_line(&mut out, name, value, with_origin.then_some(origin));
         }
     }
     out
+}
+
+fn write_line(out: &mut String, name: &str, value: &config::Value, origin: Option<&Origin>) {
+    let line = format!("{name} = {}", value.to_toml());
+    let _ = match origin {
+        Some(origin) => writeln!(out, "{line:<48} # {origin}"),
+        None => writeln!(out, "{line}"),
+    };
 }
 
 fn show_json(config: &Config, with_origin: bool) -> String {
@@ -84,7 +93,14 @@ fn show_json(config: &Config, with_origin: bool) -> String {
         true => serde_json::json!({ "value": value.to_json(), "origin": origin.to_string() }),
         false => value.to_json(),
     };
-    let all: serde_json::Map<String, serde_json::Value> =
+    let mut all: serde_json::Map<String, serde_json::Value> =
         config.entries().map(|(key, value, origin)| (key.path.clone(), entry(value, origin))).collect();
+    let class = |keys: Vec<(&str, &config::Value, &Origin)>| -> serde_json::Value {
+        keys.into_iter().map(|(name, value, origin)| (name.to_owned(), entry(value, origin))).collect()
+    };
+    let classes: Vec<_> = config.class_entries().map(class).collect();
+    if !classes.is_empty() {
+        all.insert(CLASSES.to_owned(), classes.into());
+    }
     format!("{:#}\n", serde_json::Value::Object(all))
 }

@@ -10,7 +10,7 @@ export { type Backoff, Throng, type ThrongOptions, type WebSocketLike } from "./
 export { type ErrorCode, ThrongError } from "./errors.js";
 export { CloseCode, Emitter, type Listener, type ThrongEvents } from "./events.js";
 export { encodeEntry, encodeFrame, FrameReader, type Message, PACKET_BYTES_MAX } from "./frame.js";
-export { MatchMethod } from "./matchmaking.js";
+export { MatchMethod, type MatchWorld, matchWorld } from "./matchmaking.js";
 export {
   Access, Broadcast, type ChannelInfo, ChannelType, type CreateOptions, type MergeOptions, MessageType, type Payload,
   type RecoveredChannel, type SubscribeOptions,

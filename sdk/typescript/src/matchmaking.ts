@@ -11,6 +11,9 @@ export const MatchMethod = {
   GET_QUEUE_STATS: 65,
 } as const;
 
+/** Type of the notice that a match is ready. */
+const MATCH_READY = 23;
+
 /** Notifications of the matcher to a player. */
 export type MatchEvent =
   | { kind: "answer"; status: number; body: Uint8Array }
@@ -61,6 +64,37 @@ export function decodeMatchEvent(payload: Uint8Array): MatchEvent {
   if (notice !== undefined) return decodeNotice(notice);
   if (room !== undefined) return { kind: isIn ? "matched" : "unmatched", room, channel };
   return { kind: "answer", status, body };
+}
+
+/** The world of a match: a player logs in there with the ticket as its login token. */
+export interface MatchWorld {
+  name: string;
+  /** An address of its node for players, as a URL. */
+  address: string;
+  /** Addresses of its node, as URLs by kind and transport. */
+  addresses: Record<"client" | "server", Record<string, string>>;
+  ticket: string;
+}
+
+/** The world of its own that a match has, from the notice that the match is ready; otherwise undefined. */
+export function matchWorld(notice: { type: number; body: Uint8Array }): MatchWorld | undefined {
+  if (notice.type !== MATCH_READY) return undefined;
+  const data: Record<string, unknown> = {};
+  let address = "";
+  const reader = new ProtoReader(notice.body);
+  while (reader.next()) {
+    if (reader.field === 4) address = reader.string();
+    if (reader.field !== 11) continue;
+    const entry = new ProtoReader(reader.bytes());
+    let key = "";
+    while (entry.next()) {
+      if (entry.field === 1) key = entry.string();
+      else if (entry.field === 2) data[key] = JSON.parse(entry.string());
+    }
+  }
+  const { World: name, Addresses: addresses, Ticket: ticket } = data;
+  if (typeof name !== "string" || typeof ticket !== "string") return undefined;
+  return { name, address, addresses: addresses as MatchWorld["addresses"], ticket };
 }
 
 function decodeNotice(entry: Uint8Array): MatchEvent {

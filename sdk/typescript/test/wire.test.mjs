@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { encodeEntry, encodeFrame, FrameReader, PACKET_BYTES_MAX, ProtoReader, ProtoWriter } from "../dist/index.js";
+import { encodeEntry, encodeFrame, FrameReader, matchWorld, PACKET_BYTES_MAX, ProtoReader, ProtoWriter } from "../dist/index.js";
 import { decode, encode } from "../dist/messages.js";
 
 const golden = JSON.parse(readFileSync(new URL("../../../fixtures/gateway/vectors.json", import.meta.url), "utf8"));
@@ -41,6 +41,19 @@ test("every golden frame is written with the same bytes", () => {
 test("the answer to a login says whether the resume token is void", () => {
   const answer = (write) => decode.auth(write(new ProtoWriter().uint32(2, 7)).finish());
   assert.deepEqual([answer((body) => body).resumeRefused, answer((body) => body.uint32(102, 1)).resumeRefused], [false, true]);
+});
+
+test("the notice of a match names its world", () => {
+  const addresses = { client: { ws: "ws://a:1" }, server: { tcp: "tcp://a:2" } };
+  const data = { World: "duel-1", Addresses: addresses, Ticket: "e.y.J" };
+  const body = new ProtoWriter().string(4, "ws://a:1");
+  for (const [key, value] of Object.entries(data)) {
+    body.message(11, (entry) => entry.string(1, key).string(2, JSON.stringify(value)));
+  }
+  const notice = { type: 23, body: body.finish() };
+  assert.deepEqual(matchWorld(notice), { name: "duel-1", address: "ws://a:1", addresses, ticket: "e.y.J" });
+  assert.equal(matchWorld({ ...notice, type: 22 }), undefined);
+  assert.equal(matchWorld({ type: 23, body: new ProtoWriter().string(4, "ws://a:1").finish() }), undefined);
 });
 
 test("the tag announces the size", () => {

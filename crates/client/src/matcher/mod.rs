@@ -8,4 +8,4 @@ mod types;
 pub use driver::{Matcher, MatcherConnectError, NOTICES_WAITING_MAX, Notices, Notification};
 pub use player::{MATCHMAKING, MatchmakingEvent, MatchmakingRequest};
 pub use session::{CallError, CallId, MatcherConfig, MatcherEvent, MatcherSession, Notice};
-pub use types::{Mine, Role, Room, Team};
+pub use types::{MatchWorld, Mine, Role, Room, Team};

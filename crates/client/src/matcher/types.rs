@@ -204,6 +204,21 @@ impl Mine {
     }
 }
 
+/// Field of the data in the notification that a match is ready.
+const MATCH_DATA_FIELD: u32 = 11;
+
+/// The world of a match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MatchWorld {
+    /// Its name.
+    pub name: String,
+    /// An address of its node for players, as a URL. All addresses are `Addresses` in
+    /// [`Notice::data`].
+    pub address: String,
+    /// The player's login token there.
+    pub ticket: String,
+}
+
 impl Notice {
     /// The room before (departures) or after (joins) the change, if the notification contains it.
     #[must_use]
@@ -230,6 +245,24 @@ impl Notice {
     #[must_use]
     pub fn text(&self, number: u32) -> &str {
         Reader::new(&self.body).and_then(|body| body.str(number)).unwrap_or_default()
+    }
+
+    /// A value of the data of a match that is ready, as JSON text. Of a match with a world of its
+    /// own there are `World`, `Addresses` (of the world's node, by kind and transport) and `Ticket`.
+    #[must_use]
+    pub fn data(&self, key: &str) -> Option<String> {
+        let body = Reader::new(&self.body).ok().filter(|_| self.kind == Event::MATCH_READY)?;
+        let entries = body.all(MATCH_DATA_FIELD).filter_map(|entry| Reader::new(entry).ok());
+        let found = entries.filter(|entry| entry.str(1) == Ok(key)).last()?;
+        found.str(2).map(str::to_owned).ok()
+    }
+
+    /// The world of a match that is ready, if it has one of its own: log in there with the ticket.
+    #[must_use]
+    pub fn match_world(&self) -> Option<MatchWorld> {
+        // Names, URLs and tickets have nothing that JSON escapes.
+        let text = |key| Some(self.data(key)?.trim_matches('"').to_owned());
+        Some(MatchWorld { name: text("World")?, address: self.text(4).to_owned(), ticket: text("Ticket")? })
     }
 
     /// All strings in a repeated field of its content.
@@ -344,5 +377,24 @@ impl Matcher {
         let answer = self.call(method, body).await?;
         let team = Reader::new(&answer).and_then(|body| Team::read(body.bytes(1)));
         team.map_err(|_| CallError::BadAnswer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use throng_wire::matcher::Writer;
+
+    use super::*;
+
+    #[test]
+    fn the_notice_of_a_match_names_its_world() {
+        let entry = |key: &str, json: &str| Writer::new().str(1, key).str(2, json);
+        let body = Writer::new().str(4, "tcp://a:1").nested(11, entry("World", "\"duel-1\""));
+        let notice = |body: Writer, kind| Notice { roles: Vec::new(), kind, body: body.into_bytes().into() };
+        assert_eq!(notice(body.clone(), Event::MATCH_READY).match_world(), None, "no ticket, no world");
+        let body = body.nested(11, entry("Ticket", "\"e.y.J\""));
+        let found = notice(body.clone(), Event::MATCH_READY).match_world().unwrap();
+        assert_eq!((&*found.name, &*found.address, &*found.ticket), ("duel-1", "tcp://a:1", "e.y.J"));
+        assert_eq!(notice(body, Event::MATCH_PROPOSED).match_world(), None);
     }
 }

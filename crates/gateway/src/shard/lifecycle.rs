@@ -207,9 +207,6 @@ impl Shard {
         if let Some(first_id) = entry.accepted_as {
             global.ids.release(first_id);
         }
-        if global.link == Some(conn) {
-            global.link = None;
-        }
         let superseded_by = global.superseding.remove(&conn);
         if keep {
             let lost = Lost {
@@ -217,7 +214,7 @@ impl Shard {
                 pit: entry.pit,
                 channels: entry.channels,
                 token: entry.token,
-                asked_link: entry.asked_link,
+                asked_matcher: entry.asked_matcher,
                 expiry: None,
             };
             self.keep_lost(conn, lost);
@@ -229,8 +226,8 @@ impl Shard {
                 global.tokens.remove(&token);
             }
             global.ids.release(conn);
-            if entry.asked_link {
-                self.tell_link_of_end(conn, &entry.pit);
+            if entry.asked_matcher {
+                self.tell_matcher_of_end(conn, &entry.pit);
             }
             if let Some(pending) = superseded_by {
                 self.log_in_after_all(&pending);

@@ -162,10 +162,10 @@ impl Shard {
     #[inline]
     pub(super) fn dispatch(&mut self, sender: Sender, head: Head, body: &[u8]) {
         self.board.at_hand = Some(head.channel);
-        let for_link = sender.kind == ConnKind::Client && self.is_for_link(head);
+        let for_matcher = sender.kind == ConnKind::Client && self.is_for_matcher(head);
         let result = match self.channels.get_mut(&head.channel) {
             None => Err(Refusal::UnknownChannel),
-            Some(_) if for_link => self.ask_link(sender, head, body),
+            Some(_) if for_matcher => self.ask_matcher(sender, head, body),
             Some(channel) if head.msg_type >= USER_SPACE => {
                 let objects = self.board.config.unreal_objects && is_object_message(head.msg_type);
                 match sender.kind {

@@ -67,6 +67,9 @@ pub(crate) struct RuleSet {
     /// Server that gives matches their servers, with `assign = "external"`.
     #[serde(default)]
     pub(crate) allocator: String,
+    /// World that the allocator opens for each match.
+    #[serde(default)]
+    pub(crate) world: Option<MatchWorld>,
     /// True if rooms of this queue may be filled up again; without it a full room is sealed.
     #[serde(default)]
     pub(crate) backfill: Option<Backfill>,
@@ -460,6 +463,14 @@ pub(crate) enum Assign {
     External,
     #[default]
     None,
+}
+
+/// A world of a gateway for one match.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MatchWorld {
+    /// Its class.
+    pub(crate) class: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -58,6 +58,7 @@ fn the_allocator_learns_whom_a_match_is_for_and_finds_it_again() {
         assert_eq!((attr.str(1), attr.str(2), player.all(6).count()), (Ok("build"), Ok("\"7.1\""), 0));
     }
     assert_eq!(body.all(10).count(), 2, "both sides");
+    assert_eq!(body.str(12), Ok(""), "no world of its own");
     let mine = world.ok("alloc", Method::LIST_MINE, Writer::new());
     let found = Reader::new(&mine).unwrap().nested(4).unwrap();
     let room = found.str(2).unwrap().to_owned();
@@ -230,4 +231,45 @@ fn members_have_different_values_of_what_must_be_unique() {
     let second = join("c", 1.0);
     assert_ne!(second, first, "the slot is taken there");
     assert_eq!(join("d", 3.0), first, "the fullest that fits");
+}
+
+#[test]
+fn the_allocator_learns_the_class_of_a_match_s_world_and_players_the_data_that_it_assigns() {
+    let mut world = World::new(Config::default());
+    world.session("alloc", true);
+    for (more, path) in [
+        (r#""world": {"class": "Duel"}"#, "world.class"),
+        (r#""world": {"class": "duel"}, "assign": "none""#, "`assign`"),
+        (r#""world": {"class": "duel"}, "allocator": """#, "`allocator`"),
+    ] {
+        let rules = format!(
+            r#"{{"name": "w", "sides": [{{"name": "s", "min": 1, "max": 1}}], {more}{}}}"#,
+            if more.contains("allocator") { r#", "assign": "external""# } else { "" }
+        );
+        let (status, answer) = world.put_queue(&rules);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(status == Status::RuleInvalid && answer.contains(path), "{more}: {answer}");
+    }
+    world.put_queue(&EXTERNAL.replacen('{', r#"{"world": {"class": "duel"}, "#, 1));
+    for id in ["ann", "ben"] {
+        world.ticket("s1", "war", vec![role(id)]);
+    }
+    world.pass(100);
+    let told = world.take_kind(Event::MATCH_READY);
+    let body = Reader::new(&told[0].body).unwrap();
+    assert_eq!((told[0].server.as_str(), body.str(12)), ("alloc", Ok("duel")));
+    let data = Writer::new().str(1, "World").str(2, "\"duel-1\"");
+    let more = Writer::new().str(1, "more").str(2, "1");
+    let assign = Writer::new().str(1, body.str(20).unwrap()).str(2, "tcp://a:1");
+    let assign = assign.nested(3, data).nested(3, more);
+    world.ok("alloc", Method::ASSIGN_MATCH, assign);
+    let told = world.take_kind(Event::MATCH_READY);
+    assert!(!told.is_empty());
+    for notice in told {
+        let body = Reader::new(&notice.body).unwrap();
+        assert_eq!((body.str(4), body.str(12)), (Ok("tcp://a:1"), Ok("")));
+        let entries: Vec<Reader<'_>> = body.all(11).map(|entry| Reader::new(entry).unwrap()).collect();
+        assert_eq!(entries.len(), 1, "what else there is, is in the room");
+        assert_eq!((entries[0].str(1), entries[0].str(2)), (Ok("World"), Ok("\"duel-1\"")));
+    }
 }

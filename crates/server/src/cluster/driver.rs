@@ -12,12 +12,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
-    Node, NodeState, Refusal, RequestId, WorldRecord, WorldState,
+    Node, NodeRecord, NodeState, Refusal, RequestId, WorldRecord, WorldState,
 };
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
 use throng_stdx::Instant;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
@@ -112,6 +112,8 @@ pub(super) struct Driver {
     read: BTreeSet<String>,
     /// Worlds that are wanted here and that no node serves, each since when.
     wanted_since: BTreeMap<Name, Instant>,
+    /// Those who wait for the end of a world.
+    ends: BTreeMap<Name, Vec<watch::Sender<()>>>,
     load: f64,
     load_at: Instant,
     cpu_seconds: f64,
@@ -134,6 +136,7 @@ impl Driver {
             known: BTreeSet::new(),
             read: BTreeSet::new(),
             wanted_since: BTreeMap::new(),
+            ends: BTreeMap::new(),
             load: 0.0,
             load_at,
             cpu_seconds: ProcessFigures::read().cpu_seconds,
@@ -240,15 +243,31 @@ impl Driver {
                 self.arrivals.insert(self.next_arrival, (arrival, Reply::Host(reply)));
                 self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
             }
+            Command::AwaitEnd(world, end) => {
+                let is_closed = |record: &WorldRecord| record.state == WorldState::Closed;
+                // One without a record may be on its way here.
+                if !self.parts.core.world(&world).is_some_and(is_closed) {
+                    self.ends.entry(world).or_default().push(end);
+                }
+            }
             Command::Reconfigure(settings) => {
                 let super::Reconfigured { core, classes, hashes } = *settings;
                 self.parts.worlds.reconfigure(&core, classes);
                 self.parts.core.handle_classes(now, hashes);
             }
             Command::Close(world) => self.parts.core.handle_close(now, &world),
-            Command::Drain(wait) => {
-                self.report_players(now);
-                self.parts.core.handle_drain(now, Some(wait));
+            Command::Drain(wait, reply) => {
+                // Not from the status, which another node that has just come is not in yet.
+                let own = &self.parts.node;
+                let is_other =
+                    |(name, record): (&Name, &NodeRecord)| name != own && record.state == NodeState::Up;
+                let can_move = self.parts.bus.is_connected() && self.parts.core.nodes().any(is_other);
+                if can_move {
+                    self.report_players(now);
+                    self.parts.core.handle_drain(now, Some(wait));
+                }
+                // The one who waits may have given up.
+                let _ = reply.send(can_move);
             }
             Command::Stop => self.parts.core.handle_stop(now),
         }
@@ -273,6 +292,7 @@ impl Driver {
                 }
                 self.parts.core.handle_record(now, &key, revision, value.as_deref());
                 self.note_served(now, &key);
+                self.note_ended(&key);
                 match value {
                     Some(_) => self.known.insert(key.clone()),
                     None => self.known.remove(&key),
@@ -284,6 +304,7 @@ impl Driver {
                 for key in gone {
                     self.known.remove(&key);
                     self.parts.core.handle_record(now, &key, revision, None);
+                    self.note_ended(&key);
                 }
                 self.read.clear();
                 if !self.parts.shared.is_up()
@@ -312,6 +333,17 @@ impl Driver {
              one that all reach in `cluster.advertise`",
             address.transport, address.address
         ))
+    }
+
+    /// Tells those who wait that a world has ended.
+    fn note_ended(&mut self, key: &str) {
+        if self.ends.is_empty() {
+            return;
+        }
+        let Some(Key::World(world)) = Key::parse(key) else { return };
+        if self.parts.core.world(&world).is_none_or(|record| record.state == WorldState::Closed) {
+            self.ends.remove(&world);
+        }
     }
 
     /// Measures the time until a world that was wanted is served.
@@ -658,7 +690,7 @@ impl Driver {
     fn count(&mut self) {
         let core = &self.parts.core;
         let (mut nodes, mut worlds) = ([0_usize; 4], [0_usize; 4]);
-        let (mut is_draining, mut has_others) = (false, false);
+        let mut is_draining = false;
         let (mut live, mut homeless) = (BTreeSet::new(), 0);
         for (name, record) in core.nodes() {
             nodes[record.state as usize] += 1;
@@ -667,8 +699,6 @@ impl Driver {
             }
             if *name == self.parts.node {
                 is_draining = record.state == NodeState::Draining;
-            } else {
-                has_others |= record.state == NodeState::Up;
             }
         }
         let mut classes = BTreeMap::new();
@@ -691,7 +721,7 @@ impl Driver {
             }
             (status.nodes, status.worlds, status.classes) = (nodes, worlds, classes);
             status.homeless = homeless;
-            (status.is_draining, status.has_others) = (is_draining, has_others);
+            status.is_draining = is_draining;
             status.unreachable = unreachable;
             (status.served, status.here) = (served, here);
         });

@@ -72,12 +72,15 @@ enum Command {
     Open(Name, Name),
     /// Open a world of a class for a match, on any node. The answer comes when it is served.
     Host { world: Name, class: Name, reply: oneshot::Sender<Result<Vec<Address>, String>> },
+    /// Drop this when the world has ended.
+    AwaitEnd(Name, watch::Sender<()>),
     /// The settings have changed, for worlds that open from now on.
     Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node.
     Close(Name),
-    /// Move all worlds away, after this time those with players too.
-    Drain(Duration),
+    /// Move all worlds away, after this time those with players too. The answer is whether there is
+    /// a node that could take them, and a bus to say so.
+    Drain(Duration, oneshot::Sender<bool>),
     /// Stop serving and leave.
     Stop,
 }
@@ -187,7 +190,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
             release: env!("CARGO_PKG_VERSION").to_owned(),
             folder: ground.folder.clone(),
             boot: ground.boot.clone(),
-            labels: Default::default(),
+            labels: plan::labels(&keys.labels)?,
             classes: Default::default(),
             load_permille: 0,
             worlds: 0,
@@ -394,6 +397,15 @@ impl Cluster {
         })
     }
 
+    /// The end of a world: a channel that is closed then.
+    pub(crate) fn end_of(&self, world: &str) -> watch::Receiver<()> {
+        let sender = watch::Sender::new(());
+        let end = sender.subscribe();
+        // A node that has ended knows of no world, and the one who waits hears it at once.
+        let _ = Name::new(world).map(|world| self.tell(Command::AwaitEnd(world, sender)));
+        end
+    }
+
     /// Worlds that open from now on have other settings.
     ///
     /// # Errors
@@ -416,13 +428,8 @@ impl Cluster {
 
     /// Moves the worlds to other nodes as configured, and leaves. Waits for it.
     pub(crate) fn leave(&self) {
-        // Without the directory no world can be given away.
-        let can_move = {
-            let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
-            status.has_others && status.is_connected
-        };
-        if let Some(wait) = self.drain.filter(|_| can_move)
-            && self.tell(Command::Drain(wait)).is_ok()
+        if let Some(wait) = self.drain
+            && self.begin_drain(wait)
         {
             let end = self.shared.clock.now() + wait + MOVE;
             while self.shared.clock.now() < end && self.is_renewing() {
@@ -432,6 +439,12 @@ impl Cluster {
             }
         }
         self.stop();
+    }
+
+    /// Begins to move the worlds to other nodes. Returns whether that is possible.
+    fn begin_drain(&self, wait: Duration) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Drain(wait, reply)).is_ok() && answer.blocking_recv() == Ok(true)
     }
 
     /// Returns whether the directory has answered a renewal in the last seconds.

@@ -275,10 +275,40 @@ fn fresh_id(path: &Path) -> std::io::Result<String> {
 /// A name that is none.
 pub(crate) fn classes(config: &Config) -> Result<BTreeMap<Name, throng_cluster::Class>, String> {
     let none = Values::new();
-    let set = config.settings.classes.iter().map(|class| class.keys.name.as_str()).zip(config.class_values());
-    let all = std::iter::once((CLASS, &none)).chain(set);
-    let class = |own| throng_cluster::Class { hash: class_hash(config, own), labels: BTreeMap::new() };
-    all.map(|(name, own)| Ok((Name::new(name)?, class(own)))).collect()
+    let set = config.settings.classes.iter().map(|class| &class.keys).zip(config.class_values());
+    let set = set.map(|(keys, own)| (keys.name.as_str(), &keys.labels[..], own));
+    let all = std::iter::once((CLASS, &[][..], &none)).chain(set);
+    let class = |(name, wanted, own): (&str, &[String], &Values)| {
+        let class = throng_cluster::Class { hash: class_hash(config, own), labels: labels(wanted)? };
+        Ok((Name::new(name)?, class))
+    };
+    all.map(class).collect()
+}
+
+/// Characters of a label's value.
+const LABEL_LEN_MAX: usize = 64;
+
+/// Labels of a node or class.
+///
+/// # Errors
+/// One that is not `KEY=VALUE`, or a key that is there twice.
+pub(crate) fn labels(listed: &[String]) -> Result<BTreeMap<String, String>, String> {
+    let mut all = BTreeMap::new();
+    for each in listed {
+        let label = each
+            .split_once('=')
+            .filter(|(key, value)| Name::new(key).is_ok() && (1..=LABEL_LEN_MAX).contains(&value.len()));
+        let Some((key, value)) = label else {
+            return Err(format!(
+                "`{each}` is no label: write KEY=VALUE, a key of lower-case letters, digits and `-` and a value of at \
+                 most {LABEL_LEN_MAX} bytes"
+            ));
+        };
+        if all.insert(key.to_owned(), value.to_owned()).is_some() {
+            return Err(format!("the label `{key}` is there twice"));
+        }
+    }
+    Ok(all)
 }
 
 /// The worlds that are to be open, with their classes; the default one first.
@@ -295,6 +325,25 @@ pub(crate) fn wanted(settings: &Settings) -> Result<Vec<(Name, Name)>, String> {
 mod tests {
     use super::*;
     use crate::config::Loader;
+
+    #[test]
+    fn labels_are_keys_with_values() {
+        let parsed =
+            |listed: &[&str]| labels(&listed.iter().map(|each| (*each).to_owned()).collect::<Vec<_>>());
+        let expected =
+            [("disk", "a=b"), ("zone", "eu-1")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(parsed(&["zone=eu-1", "disk=a=b"]), Ok(expected.into()));
+        for (wrong, part) in [
+            (&["zone"][..], "`zone` is no label"),
+            (&["zone="], "no label"),
+            (&["=eu"], "no label"),
+            (&["Zone=eu"], "no label"),
+            (&["zone=eu", "zone=us"], "twice"),
+        ] {
+            let why = parsed(wrong).unwrap_err();
+            assert!(why.contains(part), "{why}");
+        }
+    }
 
     #[test]
     fn addresses_that_others_cannot_reach_are_refused() {

@@ -59,8 +59,6 @@ pub(super) struct Status {
     pub(super) frozen_since: Option<Instant>,
     pub(super) frozen: Duration,
     pub(super) is_draining: bool,
-    /// Another node could take worlds.
-    pub(super) has_others: bool,
     /// The node's addresses cannot be reached by other machines.
     pub(super) unreachable: Option<String>,
     pub(super) nodes: [usize; 4],
@@ -108,9 +106,13 @@ impl Status {
             (None, false) => "held".to_owned(),
         };
         let worlds = format!("{} here, {} of them served", self.here, self.served);
+        // The loss of one NATS server interrupts the connections, or the election of its successor
+        // the watches, of all nodes at once. A node that serves its worlds stays where players find
+        // it.
+        let serves = self.lease_until.is_some_and(|until| now < until);
         let mut parts = vec![
-            part("bus", self.is_connected, bus),
-            part("directory", self.synced_since.is_some(), directory),
+            part("bus", self.is_connected || serves, bus),
+            part("directory", self.synced_since.is_some() || serves, directory),
             part("lease", holds, lease),
             part("worlds", true, worlds),
         ];
@@ -239,5 +241,25 @@ mod tests {
         }
         assert_eq!(durations.counts, [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(durations.sum, Duration::from_millis(60_007));
+    }
+
+    #[test]
+    fn a_node_that_serves_is_ready_while_the_bus_elects_a_leader() {
+        let at = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+        let unready = |status: &Status, now| -> Vec<String> {
+            let parts = status.health(now, Duration::from_secs(30));
+            parts.into_iter().filter(|part| !part.ok).map(|part| part.name).collect()
+        };
+        let mut status = Status { connection_since: at(100), ..Status::default() };
+        assert_eq!(unready(&status, at(100)), ["cluster.bus", "cluster.directory"], "before it begins");
+        status.lease_until = Some(at(111));
+        assert!(unready(&status, at(110)).is_empty(), "as long as the lease holds");
+        let bus = &status.health(at(105), Duration::ZERO)[0];
+        assert_eq!((bus.ok, bus.detail.as_str()), (true, "not connected for 5 s"));
+        status.frozen_since = Some(at(111));
+        assert_eq!(unready(&status, at(111)), ["cluster.bus", "cluster.directory"]);
+        (status.is_connected, status.synced_since) = (true, Some(at(112)));
+        assert!(unready(&status, at(112)).is_empty(), "frozen, and connected again");
+        assert_eq!(unready(&status, at(142)), ["cluster.lease"]);
     }
 }

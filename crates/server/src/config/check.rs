@@ -335,7 +335,10 @@ fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
     let served = crate::matchmaking::matcher_endpoint(settings);
     if let Err(why) = served {
         problems.push(at(config, ProblemKind::BadReference, key, format!("`{key}`: {why}")));
-    } else if !settings.matchmaking.matcher.is_empty() && settings.servers.addr.is_empty() {
+    } else if !settings.matchmaking.matcher.is_empty()
+        && settings.cluster.name.is_empty()
+        && settings.servers.addr.is_empty()
+    {
         let message =
             format!("`{key}` needs a plain TCP listener for game servers in `gateway.servers.addr`");
         problems.push(at(config, ProblemKind::Conflict, key, message));
@@ -385,6 +388,9 @@ fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {
         check_file(config, &format!("cluster.{name}"), problems);
     }
     let conflict = |key: &str, message: String| at(config, ProblemKind::Conflict, key, message);
+    if let Err(why) = plan::labels(&cluster.labels) {
+        problems.push(bad_value(config, "cluster.labels", &why));
+    }
     let wrong = cluster.advertise.iter().filter_map(|each| plan::parse_address(each).err());
     problems.extend(wrong.map(|why| at(config, ProblemKind::BadValue, "cluster.advertise", why)));
     if cluster.name.is_empty() {
@@ -435,11 +441,6 @@ fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {
                 .note("write tls://HOST:PORT and let the NATS servers use TLS")
                 .note("or, on a private network, set `cluster.unsafe_bus = true`"),
         );
-    }
-    if !config.settings.matchmaking.matcher.is_empty() {
-        let message = "`gateway.matchmaking.matcher` serves the players of a process's own world, which a node of a \
-                       cluster does not have";
-        problems.push(conflict("gateway.matchmaking.matcher", message.to_owned()));
     }
     if !services::is_selected(&config.settings.server.only, services::GATEWAY) {
         let message = "`cluster.name` makes the gateway a node, and `server.only` does not start it";
@@ -652,6 +653,10 @@ fn check_class(config: &Config, index: usize, class: &Class, used: usize, proble
     if config.settings.classes[..index].iter().any(|other| other.keys.name == *name) {
         let message = format!("two classes have the name `{name}`");
         tell(ProblemKind::Conflict, "name", message, "give each class a name of its own");
+    }
+    if let Err(why) = plan::labels(&keys.labels) {
+        let message = format!("bad value for `labels` of the class `{name}`: {why}");
+        tell(ProblemKind::BadValue, "labels", message, "");
     }
     if keys.create {
         for (missing, what, way_out) in [

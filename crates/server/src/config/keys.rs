@@ -341,6 +341,9 @@ section! {
         /// A world that was opened at run time closes when it has had no connection, and none that
         /// may resume, for this long; 0 = never. Worlds of `gateway.worlds` stay open.
         world_idle_s: u64 = 300, int(0, 31_536_000), "s";
+        /// In a cluster: labels, `KEY=VALUE`, of the nodes that serve worlds of the class
+        /// (`cluster.labels`).
+        labels: Vec<String> = [], Kind::List;
     }
 }
 
@@ -373,7 +376,7 @@ const CLASS_MAY_NOT_SET: &[&str] = &[
 pub static CLASS_KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| ClassKeys::keys(CLASSES));
 
 /// The table of classes.
-pub(crate) const CLASSES: &str = "gateway.classes";
+pub const CLASSES: &str = "gateway.classes";
 
 /// Keys of `[gateway]` that a class may set, without `gateway.`.
 pub fn keys_of_worlds() -> impl Iterator<Item = (&'static str, &'static Key)> {
@@ -880,6 +883,8 @@ section! {
         arrivals_max: usize = 10_000, int(1, 1_000_000), "logins";
         /// Worlds on this node at a time.
         worlds_max: u32 = 256, int(1, 10_000), "worlds";
+        /// Labels of this node, `KEY=VALUE`. A class may ask for them (`labels` of a class).
+        labels: Vec<String> = [], Kind::List;
         /// Moves the worlds to other nodes when the process is stopped. They start empty there.
         drain_on_stop: bool = true, Kind::Bool;
         /// Time for which a stop lets worlds with connections go on before it moves them.

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 pub use keys::{
-    Auth, CLASS_KEYS, Class, ClassKeys, Ddc, DdcTier, DdcUpstream, Gateway, Http, KEYS, Key, Limits,
+    Auth, CLASS_KEYS, CLASSES, Class, ClassKeys, Ddc, DdcTier, DdcUpstream, Gateway, Http, KEYS, Key, Limits,
     Listener, Log, Metrics, Recordings, Recovery, SECTIONS, Section, Server, Settings, Spatial, key,
     keys_of_worlds,
 };
@@ -82,6 +82,21 @@ impl Config {
     /// All keys with value and origin, in documentation order.
     pub fn entries(&self) -> impl Iterator<Item = (&'static Key, &Value, &Origin)> {
         KEYS.iter().map(|key| (key, &self.values[&key.path], self.origin(&key.path)))
+    }
+
+    /// The keys of each class by their names in it: its own, and those of its worlds that it sets.
+    /// Its worlds have the other ones from [`entries`](Self::entries).
+    pub fn class_entries(&self) -> impl Iterator<Item = Vec<(&'static str, &Value, &Origin)>> {
+        self.classes.iter().map(|class| {
+            let own = keys::CLASS_KEYS.iter().map(|key| {
+                let name = key.path.rsplit_once('.').map_or(key.path.as_str(), |(_, name)| name);
+                (name, class.values.get(&key.path).unwrap_or(&key.default))
+            });
+            let of_worlds = keys::keys_of_worlds();
+            let set = of_worlds.filter_map(|(name, key)| Some((name, class.values.get(&key.path)?)));
+            let origin = |name| class.origins.get(name).unwrap_or(&Origin::Default);
+            own.chain(set).map(|(name, value)| (name, value, origin(name))).collect()
+        })
     }
 
     /// Reads the same layers again, as SIGHUP asks for.

@@ -29,6 +29,8 @@ struct Match {
     is_closed: bool,
     /// The matcher wants to know its channel before anybody comes.
     is_awaited: bool,
+    /// The world of its own that it has in place of a channel.
+    world: Option<String>,
     /// Time when it is given up, if the matcher knows its channel and nobody has come.
     until: Option<Instant>,
     members: BTreeSet<String>,
@@ -68,6 +70,34 @@ impl Matches {
             // From now on it lasts until the last player is gone.
             self.end_wait(room);
         }
+    }
+
+    /// Players are in a match with a world of its own. Returns whether that is news.
+    pub(crate) fn join_world(
+        &mut self,
+        room: &str,
+        world: &str,
+        players: impl IntoIterator<Item = String>,
+    ) -> bool {
+        let found = self.rooms.entry(room.to_owned()).or_default();
+        found.members.extend(players);
+        found.is_complete = true;
+        found.world.replace(world.to_owned()).is_none()
+    }
+
+    /// The world of a match has ended. The members that the room still has here.
+    pub(crate) fn end_world(&mut self, room: &str) -> Vec<String> {
+        match self.rooms.remove(room) {
+            Some(found) => found.members.into_iter().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// The world of all channels has ended. Matches with worlds of their own go on.
+    pub(crate) fn lose_channels(&mut self) {
+        self.rooms.retain(|_, found| found.world.is_some());
+        self.channels.clear();
+        self.deadlines.clear();
     }
 
     /// A match of which the matcher wants to know where it is played; its players come later.
@@ -116,7 +146,8 @@ impl Matches {
     pub(crate) fn wants_channel(&mut self, room: &str) -> bool {
         let Some(found) = self.rooms.get_mut(room) else { return false };
         let is_wanted = found.is_awaited || !found.members.is_empty();
-        let wants = found.is_complete && is_wanted && found.state == State::Gathering;
+        let wants =
+            found.is_complete && is_wanted && found.world.is_none() && found.state == State::Gathering;
         if wants {
             found.state = State::Opening;
         }
@@ -177,10 +208,11 @@ impl Matches {
         channel.filter(|_| found.inside.remove(player))
     }
 
-    /// A player is gone. The rooms that it was in and that still are.
+    /// A player is gone. The rooms that it was in and that still are. It stays in matches with a
+    /// world of their own: there it may be.
     pub(crate) fn forget(&mut self, player: &str) -> Vec<String> {
         let mut rooms = Vec::new();
-        for (room, found) in &mut self.rooms {
+        for (room, found) in self.rooms.iter_mut().filter(|(_, found)| found.world.is_none()) {
             found.inside.remove(player);
             if found.members.remove(player) && !found.is_closed {
                 rooms.push(room.clone());
@@ -190,13 +222,15 @@ impl Matches {
     }
 
     /// The matcher has removed a room; a match that has begun goes on until the last player is
-    /// gone.
-    pub(crate) fn close_room(&mut self, room: &str) {
-        let Some(found) = self.rooms.get_mut(room) else { return };
+    /// gone. One with a world of its own is over, and its world is returned.
+    pub(crate) fn close_room(&mut self, room: &str) -> Option<String> {
+        let found = self.rooms.get_mut(room)?;
         found.is_closed = true;
-        if !found.is_complete {
+        let world = found.world.take();
+        if !found.is_complete || world.is_some() {
             self.rooms.remove(room);
         }
+        world
     }
 
     /// Forgets rooms without players. The channels that they leave behind.
@@ -282,6 +316,22 @@ mod tests {
         assert_eq!((matches.take_empty(), matches.next_deadline()), (vec![ChannelId(7)], None));
         matches.assigned("gone", at(0));
         assert_eq!(matches.next_deadline(), None);
+    }
+
+    #[test]
+    fn a_match_with_a_world_of_its_own_keeps_its_players_until_that_ends() {
+        let mut matches = Matches::default();
+        assert!(matches.join_world("r", "duel-1", names(&["a", "b"])));
+        assert!(!matches.join_world("r", "duel-1", names(&["a"])), "known");
+        matches.join("r", names(&["a"]), true);
+        assert!(!matches.wants_channel("r"));
+        assert!(matches.forget("a").is_empty() && matches.take_empty().is_empty());
+        matches.lose_channels();
+        assert_eq!(matches.leave("r", "b"), None);
+        assert_eq!(matches.end_world("r"), names(&["a"]));
+        assert!(matches.rooms.is_empty() && matches.end_world("r").is_empty());
+        matches.join_world("q", "duel-2", names(&["a"]));
+        assert_eq!((matches.close_room("q"), matches.close_room("q")), (Some("duel-2".to_owned()), None));
     }
 
     #[test]

@@ -1,19 +1,24 @@
-//! The link between players and a matcher: a server connection to the gateway of this process and a
-//! session with the matcher, so that players find each other without knowing where it is.
+//! The link between players and a matcher: a session with the matcher, and in a process with a main
+//! world a server connection to it, so that players find each other without knowing where they are.
 //!
 //! ```text
-//!  player ── MATCHMAKING on GLOBAL ──▶ gateway ──▶ link ── requests ──▶ matcher
-//!  player ◀── answers, notices ─────── gateway ◀── link ◀── notices ─── matcher
-//!  player ◀── SUB to the match ─────── gateway ◀── link: one sub-world channel per match
+//!  player ── MATCHMAKING on GLOBAL ──▶ its world ──▶ desk ──▶ link ── requests ──▶ matcher
+//!  player ◀── answers, notices ─────── its world ◀────────── link ◀── notices ─── matcher
+//!  player ◀── SUB to the match ─────── main world ◀───────── link: one sub-world channel per match
 //! ```
 //!
 //! The matcher of this process is called directly, another one over framed RPC: see [`Area`].
 //!
 //! With `assign = "external"` and the link as the queue's allocator, a match gets its channel
-//! before its players hear of it, and the channel's id is its connection.
+//! before its players hear of it, and the channel's id is its connection. A queue with a `world`
+//! gets a world of that class for each match instead.
 //!
 //! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
-//! of a match goes to all who are in it: the link owns the channel and hands it round.
+//! of a match goes to all who are in it: the link owns the channel and hands it round. Only players
+//! in the main world can be in a channel of it; those in other worlds are notified.
+//!
+//! A player who goes to the world of its match leaves the one where it asked for the match, and
+//! keeps its place in the room: that lasts until the world ends, and the world until the room does.
 
 mod area;
 mod matches;
@@ -24,36 +29,40 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use throng_client::{
-    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MATCHMAKING, Matcher, MatcherConfig,
-    MatchmakingEvent, MatchmakingRequest, Notice, Notices, Notification, SessionConfig,
+    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
+    MatchmakingRequest, Notice, Notices, Notification, SessionConfig,
 };
+use throng_gateway::ConnKind;
 use throng_matcher_server::Tokens;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::Instant;
 
 use area::{Area, AreaNotices, Local};
 use matches::Matches;
 
 use crate::config::Settings;
+use crate::desk::{Desk, News, PlayerLocation};
+use crate::monitor::{MatchWorld, Watch};
+use crate::services;
 use crate::start::{Address, Service, StartError, from_here};
+use crate::world::World;
 
-/// Requests of all players that wait for the matcher; further ones are refused as `OVERLOADED`.
-const CALLS_MAX: usize = 8_192;
 /// Results of tasks that wait for the link's loop.
 const DONE_MAX: usize = 1_024;
 /// Pause before the matcher is tried again at the start.
 const RETRY: Duration = Duration::from_millis(500);
-/// Broadcast values of user-space messages.
-const TO_ONE: u32 = 1;
+/// Broadcast value of a message to all of a channel.
 const TO_ALL: u32 = 2;
+/// Fields of the notification that a match is ready: its data, and the class of its world.
+const DATA: u32 = 11;
+const CLASS: u32 = 12;
 
 /// Options of a link.
 pub(crate) struct Plan {
-    /// Place where the gateway takes game servers.
-    pub(crate) gateway: Endpoint,
-    /// Player identifier by which the gateway knows the link.
-    pub(crate) name: Arc<str>,
+    /// Place where the main world takes game servers, and the player identifier by which it knows
+    /// the link. A node of a cluster has no main world.
+    pub(crate) gateway: Option<(Endpoint, Arc<str>)>,
     /// The matcher.
     pub(crate) matcher: Target,
     /// Type of the data of a match's channel; empty for none.
@@ -89,6 +98,12 @@ pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, 
     }
 }
 
+/// Returns whether players of this process reach a matcher through it.
+pub(crate) fn is_wanted(settings: &Settings) -> bool {
+    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
+    gateway && !settings.matchmaking.matcher.is_empty()
+}
+
 /// The link that the settings ask for. `addresses` are those of the process, `own` is its matcher.
 ///
 /// # Errors
@@ -99,15 +114,19 @@ pub(crate) fn plan(
     addresses: &[Address],
     own: Option<(&throng_matcher_server::Handle, &Tokens)>,
 ) -> Result<Option<Plan>, StartError> {
-    let (Some(name), matching) = (name, &settings.matchmaking) else { return Ok(None) };
+    let matching = &settings.matchmaking;
+    if !is_wanted(settings) {
+        return Ok(None);
+    }
     let key = "gateway.matchmaking.matcher";
     let wrong = |why: &str| StartError::File(format!("`{key}`: {why}"));
     let listens = |service| {
         let found = addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
         found.map(|each| Endpoint::tcp(from_here(each.addr)))
     };
-    let gateway = listens(Service::Servers)
-        .ok_or_else(|| wrong("the gateway has no plain TCP listener for game servers"))?;
+    let no_listener = || wrong("the gateway has no plain TCP listener for game servers");
+    let reach = |name| Ok::<_, StartError>((listens(Service::Servers).ok_or_else(no_listener)?, name));
+    let gateway = name.map(reach).transpose()?;
     let token = match matching.token_file.as_str() {
         "" => String::new(),
         file => {
@@ -127,7 +146,7 @@ pub(crate) fn plan(
         }
     };
     let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, name, matcher, data_type }))
+    Ok(Some(Plan { gateway, matcher, data_type }))
 }
 
 /// Result of a task of the link.
@@ -137,7 +156,9 @@ enum Done {
     /// The matcher was told the channel of a match, or would not hear of it.
     Assigned { room: String, is_taken: bool },
     /// A connection of a player was subscribed to it.
-    Entered { room: String, player: String, conn: ConnId },
+    Entered { room: String, player: String, at: PlayerLocation },
+    /// The world of a match has ended.
+    WorldOver { room: String },
     /// A ticket turned out to be the player's.
     Ticket { player: String, ticket: String },
     /// Everything that concerns this server, after a gap.
@@ -145,31 +166,39 @@ enum Done {
 }
 
 struct Player {
-    conn: ConnId,
+    at: PlayerLocation,
     tickets: BTreeSet<String>,
 }
 
 struct Link<A> {
-    gateway: Client,
+    /// Connection to the main world.
+    gateway: Option<Client>,
+    process: Arc<Watch>,
     matcher: A,
     players: BTreeMap<String, Player>,
     matches: Matches,
-    slots: Arc<Semaphore>,
     done: mpsc::Sender<Done>,
     data_type: Arc<str>,
 }
 
+/// Parts of the process that a link works with.
+pub(crate) struct Around {
+    pub(crate) process: Arc<Watch>,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) news: mpsc::UnboundedReceiver<News>,
+}
+
 /// Serves until the gateway or the matcher has ended the link for good.
-pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
-    let Plan { gateway, name, matcher, data_type } = plan;
+pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
+    let Plan { gateway, matcher, data_type } = plan;
     match matcher {
         Target::Own(local) => {
             let notices = local.notices();
-            serve(local, notices, gateway, name, data_type, up).await;
+            serve(local, notices, gateway, around, data_type, up).await;
         }
         Target::Remote(endpoint, config) => {
             let (matcher, notices) = connect(&endpoint, &config).await;
-            serve(matcher, notices, gateway, name, data_type, up).await;
+            serve(matcher, notices, gateway, around, data_type, up).await;
         }
     }
 }
@@ -177,23 +206,27 @@ pub(crate) async fn run(plan: Plan, up: oneshot::Sender<()>) {
 async fn serve<A: Area>(
     matcher: A,
     notices: impl AreaNotices,
-    gateway: Endpoint,
-    name: Arc<str>,
+    gateway: Option<(Endpoint, Arc<str>)>,
+    around: Around,
     data_type: Arc<str>,
     up: oneshot::Sender<()>,
 ) {
-    let session = SessionConfig::server(&*name, "");
-    let (gateway, events) = match Client::connect(gateway, session).await {
-        Ok(connected) => connected,
-        Err(error) => return tracing::error!(%error, "the matchmaking link cannot reach its gateway"),
-    };
+    let (mut client, mut events) = (None, None);
+    if let Some((endpoint, name)) = gateway {
+        match Client::connect(endpoint, SessionConfig::server(&*name, "")).await {
+            Ok((connected, its)) => (client, events) = (Some(connected), Some(its)),
+            Err(error) => return tracing::error!(%error, "the matchmaking link cannot reach its gateway"),
+        }
+    }
+    let Around { process, desk, news } = around;
     tracing::info!("matchmaking is available to players");
+    desk.open();
     let (done, results) = mpsc::channel(DONE_MAX);
     let (players, matches) = (BTreeMap::new(), Matches::default());
-    let slots = Arc::new(Semaphore::new(CALLS_MAX));
     // The caller may have given up.
     let _ = up.send(());
-    Link { gateway, matcher, players, matches, slots, done, data_type }.run(events, notices, results).await;
+    let link = Link { gateway: client, process, matcher, players, matches, done, data_type };
+    link.run(events, news, notices, results).await;
 }
 
 /// Tries until the matcher is there: it may start after the gateway.
@@ -215,24 +248,30 @@ async fn connect(endpoint: &Endpoint, config: &MatcherConfig) -> (Matcher, Notic
 impl<A: Area> Link<A> {
     async fn run(
         mut self,
-        mut events: Events,
+        mut events: Option<Events>,
+        mut news: mpsc::UnboundedReceiver<News>,
         mut notices: impl AreaNotices,
         mut results: mpsc::Receiver<Done>,
     ) {
         loop {
             tokio::select! {
-                event = events.next() => match event {
+                event = next_event(&mut events) => match event {
                     Some(event) => self.hear_gateway(event).await,
                     None => return tracing::error!("the matchmaking link lost its connection to the gateway"),
                 },
+                news = news.recv() => match news {
+                    Some(news) => self.hear_worlds(news),
+                    // The workers have ended.
+                    None => return,
+                },
                 notice = notices.next() => match notice {
-                    Some(Notification::Notice(notice)) => self.hear_matcher(notice).await,
+                    Some(Notification::Notice(notice)) => self.hear_matcher(notice),
                     Some(Notification::Gap) => self.refetch(),
                     ended => {
                         return tracing::error!(?ended, "the matcher closed the session of the matchmaking link");
                     }
                 },
-                Some(done) = results.recv() => self.finish(done).await,
+                Some(done) = results.recv() => self.finish(done),
                 () = reach(self.matches.next_deadline()) => {
                     self.matches.end_waits(Instant::now());
                     self.close_empty();
@@ -242,56 +281,47 @@ impl<A: Area> Link<A> {
     }
 
     async fn hear_gateway(&mut self, event: Event) {
-        if let Event::Authenticated { recovering: false, .. } = event {
-            // Another life of the world: its players, and the channels of their matches, are gone.
-            self.players.clear();
-            self.matches = Matches::default();
-        }
-        let Event::Message { channel, msg_type, stub_id, client, payload, .. } = event else { return };
-        if channel != ChannelId::GLOBAL {
-            return self.hand_round(channel, msg_type, client, payload).await;
-        }
-        if msg_type != MATCHMAKING {
-            return;
-        }
-        let Ok(said) = Reader::new(&payload) else { return };
-        let Ok(name) = said.str(1) else { return };
-        match said.last(2) {
-            Some(request) => self.ask(name, client, stub_id, request.value).await,
-            None if said.u64(3) == 1 => self.take_over(name, client),
-            None => self.forget(name, client),
+        match event {
+            // Another life of the main world: the channels of matches are gone.
+            Event::Authenticated { recovering: false, .. } => self.matches.lose_channels(),
+            // A message of a player in a match, to all who are in it.
+            Event::Message { channel, msg_type, client, payload, .. } if self.matches.is_one(channel) => {
+                let Some(gateway) = &self.gateway else { return };
+                // A gateway that is gone has no one left to tell.
+                let _ = gateway.forward(channel, TO_ALL, msg_type, client, payload).await;
+            }
+            _ => {}
         }
     }
 
-    /// Message of a player in a match, to all who are in it.
-    async fn hand_round(&mut self, channel: ChannelId, msg_type: u32, from: ConnId, payload: bytes::Bytes) {
-        if self.matches.is_one(channel) {
-            // A gateway that is gone has nobody left to tell.
-            let _ = self.gateway.forward(channel, TO_ALL, msg_type, from, payload).await;
+    fn hear_worlds(&mut self, news: News) {
+        match news {
+            News::Request { player, at, stub, body, slot } => self.ask(&player, at, stub, &body, slot),
+            News::Login { player, at } => self.take_over(&player, at),
+            News::End { player, at } => self.forget(&player, at),
+            News::WorldEnded(to) => {
+                let gone = self.players.iter().filter(|(_, player)| player.at.to == to);
+                let gone: Vec<_> = gone.map(|(name, player)| (name.clone(), player.at)).collect();
+                for (name, at) in gone {
+                    self.forget(&name, at);
+                }
+            }
         }
     }
 
-    async fn ask(&mut self, name: &str, conn: ConnId, stub: u32, request: &[u8]) {
-        self.take_over(name, conn);
+    fn ask(&mut self, name: &str, at: PlayerLocation, stub: u32, request: &[u8], slot: OwnedSemaphorePermit) {
+        self.take_over(name, at);
         let player = self.players.entry(name.to_owned());
-        player.or_insert_with(|| Player { conn, tickets: BTreeSet::new() });
-        let refused = |status, message: &str| CallError::Refused {
-            status,
-            message: message.to_owned(),
-            detail: Vec::new(),
-        };
+        player.or_insert_with(|| Player { at, tickets: BTreeSet::new() });
         let request = MatchmakingRequest::parse(request);
         let method = request.as_ref().map_or(0, |request| request.method);
         let body = request.and_then(|request| requests::in_the_name_of(name, &request));
-        let slot = Arc::clone(&self.slots).try_acquire_owned();
-        let (Some(body), Ok(slot)) = (body, slot) else {
-            let error = match self.slots.available_permits() {
-                0 => refused(Status::Overloaded, "too many concurrent matchmaking requests; try again"),
-                _ => refused(Status::Forbidden, "unknown request, or not permitted for players"),
-            };
-            return self.answer(conn, stub, method, Err(error)).await;
+        let Some(body) = body else {
+            let message = "unknown request, or not permitted for players".to_owned();
+            let refused = CallError::Refused { status: Status::Forbidden, message, detail: Vec::new() };
+            return self.tell(at, stub, &MatchmakingEvent::Answered { method, result: Err(refused) });
         };
-        let (matcher, gateway, done) = (self.matcher.clone(), self.gateway.clone(), self.done.clone());
+        let (matcher, process, done) = (self.matcher.clone(), Arc::clone(&self.process), self.done.clone());
         let player = name.to_owned();
         tokio::spawn(async move {
             let result = matcher.call(method, body).await;
@@ -302,33 +332,32 @@ impl<A: Area> Link<A> {
                 // The loop ends only with the process.
                 let _ = done.send(Done::Ticket { player, ticket: ticket.to_owned() }).await;
             }
-            answer(&gateway, conn, stub, MatchmakingEvent::Answered { method, result }).await;
+            at.tell(&process.mailboxes, stub, &MatchmakingEvent::Answered { method, result });
             drop(slot);
         });
     }
 
-    async fn answer(&self, conn: ConnId, stub: u32, method: u16, result: Result<bytes::Bytes, CallError>) {
-        answer(&self.gateway, conn, stub, MatchmakingEvent::Answered { method, result }).await;
+    fn tell(&self, at: PlayerLocation, stub: u32, event: &MatchmakingEvent) {
+        at.tell(&self.process.mailboxes, stub, event);
     }
 
-    /// A known player is at another connection from now on: notices go there, and so do the
+    /// A known player is at another place from now on: notices go there, and so do the
     /// subscriptions to its matches, of which it hears as if it had just entered them. The older
     /// connection stays open.
-    fn take_over(&mut self, name: &str, conn: ConnId) {
-        let Some(player) = self.players.get_mut(name).filter(|player| player.conn != conn) else { return };
-        let old = std::mem::replace(&mut player.conn, conn);
+    fn take_over(&mut self, name: &str, at: PlayerLocation) {
+        let Some(player) = self.players.get_mut(name).filter(|player| player.at != at) else { return };
+        let old = std::mem::replace(&mut player.at, at);
         for (room, channel) in self.matches.entered_by(name) {
-            let gateway = self.gateway.clone();
-            // It may be gone already.
-            tokio::spawn(async move { gateway.unsubscribe(channel, Some(old)).await });
-            self.subscribe(room, channel, name.to_owned(), conn);
+            self.unsubscribe(channel, old);
+            self.subscribe(room, channel, name.to_owned(), at);
         }
     }
 
-    /// A player is gone for good: out of rooms, matches and queues.
-    fn forget(&mut self, name: &str, conn: ConnId) {
-        // Somebody of the same name may have come since.
-        if self.players.get(name).is_none_or(|player| player.conn != conn) {
+    /// A player is gone for good: out of rooms, matches and queues, but not out of matches with a
+    /// world of their own, where it may be.
+    fn forget(&mut self, name: &str, at: PlayerLocation) {
+        // The player may have come back, to another place.
+        if self.players.get(name).is_none_or(|player| player.at != at) {
             return;
         }
         let Some(player) = self.players.remove(name) else { return };
@@ -346,14 +375,18 @@ impl<A: Area> Link<A> {
         });
     }
 
-    async fn hear_matcher(&mut self, notice: Notice) {
+    fn hear_matcher(&mut self, notice: Notice) {
+        let room = notice.room_id().to_owned();
+        let world = if notice.kind == Kind::MATCH_READY { world_of(&notice) } else { None };
         for role in &notice.roles {
             if let Some(player) = self.players.get(role) {
-                let own = Notice { roles: vec![role.clone()], ..notice.clone() };
-                answer(&self.gateway, player.conn, 0, MatchmakingEvent::Notice(own)).await;
+                let mut own = Notice { roles: vec![role.clone()], ..notice.clone() };
+                if let Some(world) = &world {
+                    self.add_ticket(&mut own, role, world, &room);
+                }
+                self.tell(player.at, 0, &MatchmakingEvent::Notice(own));
             }
         }
-        let room = notice.room_id().to_owned();
         match notice.kind {
             Kind::ROLES_JOIN_ROOM => {
                 let shown = notice.room().unwrap_or_default();
@@ -363,19 +396,40 @@ impl<A: Area> Link<A> {
                 self.open(&room);
             }
             Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => self.leave(&room, notice.text(2)),
-            // The room is gone, the match goes on.
-            Kind::ROLE_LEAVE_ROOM => self.matches.close_room(&room),
-            // The matcher asks where the match is to be played.
-            Kind::MATCH_READY if notice.roles.is_empty() => {
-                self.matches.await_players(&room);
-                self.open(&room);
+            // The room is gone. A match with a channel continues, one with a world has ended.
+            Kind::ROLE_LEAVE_ROOM => {
+                if let Some(world) = self.matches.close_room(&room) {
+                    self.close_world(world);
+                }
             }
+            // The matcher asks where the match is to be played.
+            Kind::MATCH_READY if notice.roles.is_empty() => match notice.text(CLASS) {
+                "" if self.gateway.is_none() => tracing::warn!(
+                    room,
+                    queue = notice.text(7),
+                    "a match gets no server: on a node of a cluster its queue needs a `world`"
+                ),
+                "" => {
+                    self.matches.await_players(&room);
+                    self.open(&room);
+                }
+                class => self.host(room, class),
+            },
             Kind::SEAT_EXPIRED | Kind::MATCH_CANCELLED => {
                 self.matches.end_wait(&room);
                 self.close_empty();
             }
             Kind::MATCH_READY => {
-                self.matches.join(&room, [], true);
+                for role in &notice.roles {
+                    if let Some(player) = self.players.get_mut(role).filter(|_| world.is_some()) {
+                        // They have led here, and end well.
+                        player.tickets.clear();
+                    }
+                }
+                match world {
+                    Some(world) => self.enter_world(&room, world, notice.roles.iter().cloned()),
+                    None => self.matches.join(&room, [], true),
+                }
                 for role in notice.roles {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
                     // The membership that comes of it is told like any other; without a seat there
@@ -385,6 +439,66 @@ impl<A: Area> Link<A> {
             }
             _ => {}
         }
+    }
+
+    /// Opens a world for a match, and tells the matcher.
+    fn host(&self, room: String, class: &str) {
+        let (process, matcher, class) = (Arc::clone(&self.process), self.matcher.clone(), class.to_owned());
+        tokio::spawn(async move {
+            let opening = {
+                let (process, room) = (Arc::clone(&process), room.clone());
+                tokio::task::spawn_blocking(move || process.open_match_world(&class, &room))
+            };
+            let MatchWorld { name, addresses } = match opening.await {
+                Ok(Ok(opened)) => opened,
+                // The match ends after the queue's `assign_timeout_s`, and its tickets wait again.
+                Ok(Err(problem)) => {
+                    return tracing::warn!(room, why = problem.what, "a match got no world");
+                }
+                Err(error) => return tracing::error!(room, %error, "a match got no world"),
+            };
+            let client = &addresses["client"];
+            let first = client.get("tcp").or_else(|| client.as_object()?.values().next());
+            let connection = first.and_then(|url| url.as_str()).unwrap_or_default();
+            let data = |key: &str, json: String| Writer::new().str(1, key).str(2, &json);
+            let request = Writer::new().str(1, &room).str(2, connection);
+            let request = request.nested(3, data("World", format!("\"{name}\"")));
+            let request = request.nested(3, data("Addresses", addresses.to_string()));
+            if let Err(error) = matcher.call(Method::ASSIGN_MATCH, request).await {
+                tracing::warn!(room, %error, "a match did not get its world");
+                process.close_match_world(&name);
+            }
+        });
+    }
+
+    /// Adds the login token for its match's world to a player's notice.
+    fn add_ticket(&self, notice: &mut Notice, player: &str, world: &str, room: &str) {
+        match self.process.match_ticket(player, ConnKind::Client, world, room) {
+            Ok(ticket) => {
+                let entry = Writer::new().str(1, "Ticket").str(2, &format!("\"{ticket}\""));
+                let more = Writer::new().nested(DATA, entry).into_bytes();
+                notice.body = [&notice.body[..], &more].concat().into();
+            }
+            Err(why) => tracing::error!(room, why, "a player got no ticket for the world of its match"),
+        }
+    }
+
+    /// Players are in a match with a world of its own.
+    fn enter_world(&mut self, room: &str, world: String, players: impl Iterator<Item = String>) {
+        if self.matches.join_world(room, &world, players) {
+            let (end, done, room) =
+                (self.process.match_world_end(&world), self.done.clone(), room.to_owned());
+            tokio::spawn(async move {
+                end.await;
+                // The loop ends only with the process.
+                let _ = done.send(Done::WorldOver { room }).await;
+            });
+        }
+    }
+
+    fn close_world(&self, world: String) {
+        let process = Arc::clone(&self.process);
+        tokio::task::spawn_blocking(move || process.close_match_world(&world));
     }
 
     fn refetch(&self) {
@@ -397,7 +511,7 @@ impl<A: Area> Link<A> {
         });
     }
 
-    async fn finish(&mut self, done: Done) {
+    fn finish(&mut self, done: Done) {
         match done {
             Done::Assigned { room, is_taken: true } => self.matches.assigned(&room, Instant::now()),
             Done::Assigned { room, is_taken: false } => {
@@ -412,15 +526,24 @@ impl<A: Area> Link<A> {
                 self.open(&room);
                 self.close_empty();
             }
-            Done::Entered { room, player, conn } => {
+            Done::Entered { room, player, at } => {
                 let Some(channel) = self.matches.channel(&room) else { return };
-                if self.players.get(&player).is_some_and(|player| player.conn == conn) {
-                    answer(&self.gateway, conn, 0, MatchmakingEvent::Entered { room, channel }).await;
+                if self.players.get(&player).is_some_and(|player| player.at == at) {
+                    self.tell(at, 0, &MatchmakingEvent::Entered { room, channel });
                 } else {
                     // The player is at another connection by now.
-                    let gateway = self.gateway.clone();
-                    tokio::spawn(async move { gateway.unsubscribe(channel, Some(conn)).await });
+                    self.unsubscribe(channel, at);
                 }
+            }
+            Done::WorldOver { room } => {
+                let matcher = self.matcher.clone();
+                let members = self.matches.end_world(&room);
+                tokio::spawn(async move {
+                    for player in members {
+                        // The room may be gone: that is what is wanted.
+                        let _ = matcher.leave_room(&player, &room).await;
+                    }
+                });
             }
             Done::Ticket { player, ticket } => match self.players.get_mut(&player) {
                 Some(player) => drop(player.tickets.insert(ticket)),
@@ -433,6 +556,10 @@ impl<A: Area> Link<A> {
             Done::Mine(rooms) => {
                 for room in rooms {
                     let own = room.roles.into_iter().map(|role| role.id);
+                    if let Some(world) = room.data.get("World").and_then(|json| unquoted(json)) {
+                        self.enter_world(&room.id, world, own);
+                        continue;
+                    }
                     let own = own.filter(|role| self.players.contains_key(role));
                     self.matches.join(&room.id, own, room.is_full);
                     self.open(&room.id);
@@ -443,8 +570,9 @@ impl<A: Area> Link<A> {
 
     /// Brings a match as far as it can come: makes its channel, or lets in who is not in it yet.
     fn open(&mut self, room: &str) {
+        let Some(gateway) = &self.gateway else { return };
         if self.matches.wants_channel(room) {
-            let (gateway, done, room) = (self.gateway.clone(), self.done.clone(), room.to_owned());
+            let (gateway, done, room) = (gateway.clone(), self.done.clone(), room.to_owned());
             let create = matches::channel(&room, &self.data_type);
             tokio::spawn(async move {
                 let made = gateway.create_channel(create).await;
@@ -456,19 +584,28 @@ impl<A: Area> Link<A> {
         }
         let Some(channel) = self.matches.channel(room) else { return };
         for player in self.matches.let_in(room) {
-            let Some(conn) = self.players.get(&player).map(|player| player.conn) else { continue };
-            self.subscribe(room.to_owned(), channel, player, conn);
+            let Some(at) = self.players.get(&player).map(|player| player.at) else { continue };
+            self.subscribe(room.to_owned(), channel, player, at);
         }
     }
 
-    fn subscribe(&self, room: String, channel: ChannelId, player: String, conn: ConnId) {
-        let (gateway, done) = (self.gateway.clone(), self.done.clone());
+    /// Subscribes a player to the channel of its match, which is in the main world.
+    fn subscribe(&self, room: String, channel: ChannelId, player: String, at: PlayerLocation) {
+        let Some(gateway) = self.gateway.clone().filter(|_| at.to.world == World::MAIN) else { return };
+        let done = self.done.clone();
         tokio::spawn(async move {
+            let conn = ConnId(at.conn.0);
             if gateway.subscribe_other(channel, Some(conn), matches::options()).await.is_ok() {
                 // The loop ends only with the process.
-                let _ = done.send(Done::Entered { room, player, conn }).await;
+                let _ = done.send(Done::Entered { room, player, at }).await;
             }
         });
+    }
+
+    fn unsubscribe(&self, channel: ChannelId, at: PlayerLocation) {
+        let Some(gateway) = self.gateway.clone().filter(|_| at.to.world == World::MAIN) else { return };
+        // It may be gone already.
+        tokio::spawn(async move { gateway.unsubscribe(channel, Some(ConnId(at.conn.0))).await });
     }
 
     /// Tells the matcher where a match is played.
@@ -486,13 +623,16 @@ impl<A: Area> Link<A> {
     }
 
     fn leave(&mut self, room: &str, player: &str) {
-        let Some(channel) = self.matches.leave(room, player) else { return };
-        if let Some(conn) = self.players.get(player).map(|player| player.conn) {
-            let (gateway, room) = (self.gateway.clone(), room.to_owned());
+        let channel = self.matches.leave(room, player);
+        let at = self.players.get(player).map(|player| player.at);
+        if let (Some(channel), Some(at)) = (channel, at.filter(|at| at.to.world == World::MAIN))
+            && let Some(gateway) = self.gateway.clone()
+        {
+            let (process, room) = (Arc::clone(&self.process), room.to_owned());
             tokio::spawn(async move {
                 // It may have left by itself.
-                let _ = gateway.unsubscribe(channel, Some(conn)).await;
-                answer(&gateway, conn, 0, MatchmakingEvent::Left { room, channel }).await;
+                let _ = gateway.unsubscribe(channel, Some(ConnId(at.conn.0))).await;
+                at.tell(&process.mailboxes, 0, &MatchmakingEvent::Left { room, channel });
             });
         }
         self.close_empty();
@@ -500,10 +640,28 @@ impl<A: Area> Link<A> {
 
     fn close_empty(&mut self) {
         for channel in self.matches.take_empty() {
-            let gateway = self.gateway.clone();
+            let Some(gateway) = self.gateway.clone() else { continue };
             tokio::spawn(async move { gateway.remove_channel(channel).await });
         }
     }
+}
+
+/// The next event of the connection to the main world, for ever without one.
+async fn next_event(events: &mut Option<Events>) -> Option<Event> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The world of a match that is ready, if it has one of its own.
+fn world_of(notice: &Notice) -> Option<String> {
+    unquoted(&notice.data("World")?)
+}
+
+/// The text of a JSON string.
+fn unquoted(json: &str) -> Option<String> {
+    serde_json::from_str(json).ok()
 }
 
 /// Waits for a deadline; for ever without one.
@@ -512,13 +670,4 @@ async fn reach(deadline: Option<Instant>) {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
-}
-
-async fn answer(gateway: &Client, conn: ConnId, stub: u32, event: MatchmakingEvent) {
-    let payload = event.to_bytes();
-    let sent = gateway.tell(move |session| {
-        session.forward_as(ChannelId::GLOBAL, TO_ONE, MATCHMAKING, conn, stub, &payload)
-    });
-    // A gateway that is gone has nobody left to tell.
-    let _ = sent.await;
 }

@@ -20,6 +20,7 @@ use super::turn::{Share, Turn};
 use super::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, WorkerParts};
 use crate::auth::{Login, Logins};
 use crate::capture::{Record, Tap};
+use crate::desk::{Desk, PlayerLocation};
 use crate::mailbox::{Mailbox, Post, Taken, giving};
 use crate::recorder::Recorder;
 use crate::report::{ChannelReport, ConnReport, RoundTimes, ShardReport, Ticks, WorldReport};
@@ -76,6 +77,7 @@ pub(super) struct Driver {
     pub(super) loads: Arc<ShardLoads>,
     pub(super) logins: Arc<Logins>,
     pub(super) worlds: Arc<Worlds>,
+    pub(super) desk: Option<Arc<Desk>>,
     pub(super) recorder: Recorder,
     pub(super) heartbeat: Arc<Heartbeat>,
     pub(super) rounds: RoundTimes,
@@ -167,6 +169,7 @@ impl Driver {
             loads: parts.loads,
             logins: parts.logins,
             worlds: parts.worlds,
+            desk: parts.desk,
             recorder: parts.recorder,
             heartbeat: parts.heartbeat,
             rounds: RoundTimes::default(),
@@ -422,6 +425,7 @@ impl Driver {
     /// any more. The sockets of closed connections are the worker's affair, as always.
     pub(super) fn restart(&mut self, slot: Slot, to: WorldEpoch) {
         self.empty(slot, CloseReason::Restarted);
+        self.tell_desk_of_end(slot);
         let stopping = self.stopping.is_some();
         if let Some(host) = self.hosts.get_mut(slot) {
             host.begin(to);
@@ -475,9 +479,17 @@ impl Driver {
         let Some(slot) = self.hosts.slot_of(world).filter(|slot| *slot != Slot::MAIN) else { return };
         self.guard(slot, |host, now| host.shard.close_world(now));
         self.empty(slot, CloseReason::WorldClosed);
+        self.tell_desk_of_end(slot);
         if let Some(host) = self.hosts.close(slot) {
             self.worlds.connections.replace(host.counted, 0);
             self.retire(&host);
+        }
+    }
+
+    /// The matcher hears that players are gone with their world.
+    pub(super) fn tell_desk_of_end(&self, slot: Slot) {
+        if let (Some(desk), Some(host)) = (&self.desk, self.hosts.get(slot)) {
+            desk.world_ended(host.epoch);
         }
     }
 
@@ -604,6 +616,14 @@ impl Driver {
                         self.moves.push(Leaving { peer, key, moved });
                     }
                     None => self.close(peer, CloseReason::Internal, Vec::new()),
+                }
+            }
+            Effect::Matchmake { conn, player, what } => {
+                let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
+                let at = PlayerLocation { worker: self.index, to, conn };
+                if let Some((stub, refused)) = self.desk.as_ref().and_then(|desk| desk.take(at, player, what))
+                {
+                    at.tell(&self.mailboxes, stub, &refused);
                 }
             }
             Effect::Recording { conn: _, name, bytes } => {

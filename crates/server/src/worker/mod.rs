@@ -31,6 +31,7 @@ pub(crate) use self::load::ShardLoads;
 pub(crate) use self::memory::OutputMemory;
 pub use self::memory::set_return_memory;
 use crate::auth::Logins;
+use crate::desk::Desk;
 use crate::mailbox::{Mailbox, Post};
 use crate::pace::Pace;
 use crate::recorder::Recorder;
@@ -76,6 +77,8 @@ pub(crate) struct WorkerParts {
     pub(crate) loads: Arc<ShardLoads>,
     pub(crate) logins: Arc<Logins>,
     pub(crate) worlds: Arc<Worlds>,
+    /// Of a process whose players find each other through it.
+    pub(crate) desk: Option<Arc<Desk>>,
     pub(crate) recorder: Recorder,
     pub(crate) heartbeat: Arc<Heartbeat>,
     /// Time to say goodbye to everyone.
@@ -378,6 +381,7 @@ impl Worker {
         if let Post::Mail { to, .. }
         | Post::Socket { to, .. }
         | Post::SocketLost { to, .. }
+        | Post::TellPlayer { to, .. }
         | Post::Verdict { to, .. } = &post
         {
             // Mail of a new life may come before the order to begin it.
@@ -399,6 +403,9 @@ impl Worker {
                 }
             }
             Post::Verdict { ticket, verdict, .. } => self.driver.verdicts.push((host, ticket, verdict)),
+            Post::TellPlayer { conn, stub, payload, .. } => {
+                self.driver.guard(host, |host, now| host.shard.tell_player(now, conn, stub, &payload));
+            }
             Post::Restart { to } => drop(self.follow(to)),
             Post::Report { lists, reply } => {
                 // The asker may have given up waiting.

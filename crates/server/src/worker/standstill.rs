@@ -177,6 +177,7 @@ impl Driver {
     pub(super) fn end_world(&mut self, world: World, reason: CloseReason) {
         let Some(slot) = self.hosts.slot_of(world).filter(|slot| *slot != Slot::MAIN) else { return };
         self.empty(slot, reason);
+        self.tell_desk_of_end(slot);
         if let Some(host) = self.hosts.close(slot) {
             self.retire(&host);
         }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use throng_client::{
-    CallError, ChannelId, Client, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
-    MatchmakingRequest, RequestError, SessionConfig,
+    CallError, ChannelId, Client, Endpoint, Event, Events, MatchWorld, Matcher, MatcherConfig,
+    MatchmakingEvent, MatchmakingRequest, RequestError, SessionConfig,
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service};
@@ -31,10 +31,15 @@ struct World {
 
 impl World {
     fn start() -> World {
+        World::start_with("")
+    }
+
+    fn start_with(settings: &str) -> World {
         let data = tempfile::tempdir().unwrap();
         let rules = data.path().join("modes.toml");
         std::fs::write(&rules, RULES).unwrap();
         let config = Loader::new()
+            .text("throng.toml", settings)
             .flag("t", "server.data", data.path().to_str().unwrap())
             .flag("t", "server.shards", "2")
             .flag("t", "gateway.dev", "true")
@@ -268,6 +273,117 @@ fn the_gateway_gives_matches_their_channels() {
         let [ann, bob] = &mut players[..] else { unreachable!("there are two") };
         let (heard, too) = tokio::join!(ann.play(channel, 2), bob.play(channel, 2));
         assert_eq!(heard, too, "both hear both");
+    });
+}
+
+const WORLDS: &str = r#"
+[gateway]
+worlds = ["hall:lobby"]
+[[gateway.classes]]
+name = "lobby"
+open = true
+[[gateway.classes]]
+name = "duel"
+[[gateway.classes]]
+name = "brief"
+world_idle_s = 1
+"#;
+
+/// Two players, one in the main world and one in another, in a match with a world of its own.
+async fn matched(world: &World, class: &str) -> (Player, Player, MatchWorld, MatchWorld, String) {
+    let director = world.matcher().await;
+    let queue = r#"{
+        "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "gateway", "world": {"class": "CLASS"},
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "rules": []
+    }"#;
+    let put = Writer::new().str(1, &queue.replace("CLASS", class));
+    director.call(Method::PUT_QUEUE, put).await.unwrap();
+    let addr = world.addr(Service::Clients);
+    let mut ann = Player::connect(addr, "ann").await;
+    let config = SessionConfig { world: Some("hall".to_owned()), ..SessionConfig::client("bob", "") };
+    let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
+    let mut bob = Player { name: "bob".to_owned(), client, events };
+    let mut found = Vec::new();
+    for player in [&ann, &bob] {
+        assert!(!player.client.join_queue("duel").await.unwrap().is_empty());
+    }
+    let mut room = String::new();
+    for player in [&mut ann, &mut bob] {
+        let notice = loop {
+            if let MatchmakingEvent::Notice(notice) = player.next().await
+                && notice.kind == throng_wire::matcher::Event::MATCH_READY
+            {
+                break notice;
+            }
+        };
+        notice.room_id().clone_into(&mut room);
+        found.push(notice.match_world().expect("a world of its own"));
+    }
+    let (bobs, anns) = (found.pop().unwrap(), found.pop().unwrap());
+    assert!(anns.name == bobs.name && anns.ticket != bobs.ticket, "{anns:?} {bobs:?}");
+    assert!(anns.name.starts_with(class), "{anns:?}");
+    // Both have claimed their seats.
+    while director.room(&room).await.unwrap().members < 2 {}
+    (ann, bob, anns, bobs, room)
+}
+
+/// Clients in a world or in all of a class, as `/metrics` says.
+fn clients_in(world: &World, series: &str) -> u64 {
+    let metrics = world.running.metrics();
+    let line = metrics.lines().find(|line| line.starts_with(series));
+    let value =
+        line.and_then(|line| line.rsplit(' ').next()).unwrap_or_else(|| panic!("{series}: {metrics}"));
+    value.parse().unwrap()
+}
+
+#[test]
+fn players_of_any_world_go_to_the_world_of_their_match_and_keep_their_places() {
+    let world = World::start_with(WORLDS);
+    world.run(async {
+        let (ann, bob, anns, bobs, room) = matched(&world, "duel").await;
+        let director = world.matcher().await;
+        // They leave for good, and are in the match all the same.
+        ann.client.close().await;
+        bob.client.close().await;
+        while clients_in(&world, "throng_world_clients{world=\"main\"}") > 0
+            || clients_in(&world, "throng_world_clients{world=\"hall\"}") > 0
+        {}
+        let mut players = Vec::new();
+        for (name, found) in [("ann", &anns), ("bob", &bobs)] {
+            let endpoint: Endpoint = found.address.parse().unwrap();
+            let config = SessionConfig::client(name, found.ticket.as_str());
+            let (client, events) = Client::connect(endpoint, config).await.unwrap();
+            let mut player = Player { name: name.to_owned(), client, events };
+            // The matcher is there for them in that world, too.
+            let stats = Writer::new().str(1, "duel");
+            assert!(!player.ask(Method::GET_QUEUE_STATS, stats).await.unwrap().is_empty());
+            players.push(player);
+        }
+        assert_eq!(clients_in(&world, "throng_class_clients{class=\"duel\"}"), 2);
+        assert_eq!(director.room(&room).await.unwrap().members, 2);
+        // The world ends with the room.
+        director.delete_room(&room).await.unwrap();
+        while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
+    });
+}
+
+#[test]
+fn a_match_ends_with_its_world() {
+    let world = World::start_with(WORLDS);
+    world.run(async {
+        let (ann, bob, .., room) = matched(&world, "brief").await;
+        let director = world.matcher().await;
+        // No one goes there, so it closes; who waits elsewhere is free for the next match.
+        loop {
+            match director.room(&room).await {
+                Ok(room) if room.members > 0 && !room.is_deleting => {}
+                Ok(_) | Err(CallError::Refused { status: Status::NotFound, .. }) => break,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        for player in [&ann, &bob] {
+            assert!(!player.client.join_queue("duel").await.unwrap().is_empty());
+        }
     });
 }
 

@@ -1,5 +1,6 @@
 //! Many worlds in one process: listeners and logins that lead to them, and worlds that come and go.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use prost::Message as _;
@@ -569,6 +570,16 @@ fn a_match_has_a_world_of_its_own_that_its_tickets_open() {
         let mut first = Peer::login(clients(&running), &Dial::WebSocket, "ann", &ann);
         let _bob = Peer::login(clients(&running), &Dial::WebSocket, "bob", &bob);
         assert_eq!(figures(&running, world)[0], 3);
+        // Another game server comes later.
+        let more = open(&format!(r#"{{"world":"{world}","servers":["s10"]}}"#));
+        assert_eq!(more.0, 200, "{more:?}");
+        let more: Value = serde_json::from_str(&more.1).unwrap();
+        assert_eq!(more["World"], world);
+        let later = more["Tickets"]["servers"]["s10"].as_str().unwrap();
+        let later = Peer::login(servers(&running), &Dial::Tcp, "s10", later);
+        assert_eq!(figures(&running, world)[0], 4);
+        drop(later);
+        while figures(&running, world)[0] > 3 {}
         // The next use takes the place of the one before.
         let mut second = Peer::login(clients(&running), &Dial::WebSocket, "ann", &ann);
         assert_eq!(close_code(&mut first), Some(4005));
@@ -595,6 +606,8 @@ fn a_match_has_a_world_of_its_own_that_its_tickets_open() {
         assert_eq!(close_code(&mut late), Some(4010), "its world is over");
         for (body, status, part) in [
             (r#"{"players":["ann"]}"#, 400, "`class`"),
+            (r#"{"class":"closed","world":"closed-1"}"#, 400, "either"),
+            (r#"{"world":"No Name"}"#, 400, "not a name"),
             (r#"{"class":"closed","players":"ann"}"#, 400, "`players`"),
             (r#"{"class":"closed","servers":[""]}"#, 400, "`servers`"),
             (r#"{"class":"close"}"#, 409, "did you mean `closed`?"),
@@ -701,11 +714,17 @@ fn worlds_open_and_close_at_run_time() {
     let _again = Peer::login(door, &Dial::WebSocket, "p", "any");
     assert_eq!(figures(&running, "hub"), [1, 1], "nothing of its former life");
 
-    // Worlds that come and go leave nothing behind.
+    // Worlds that come and go leave nothing behind, no series either.
+    let series = || -> BTreeSet<String> {
+        let metrics = get(&running, "/metrics").1;
+        metrics.lines().filter_map(|line| Some(line.rsplit_once(' ')?.0.to_owned())).collect()
+    };
+    let before = series();
     for round in 0..500 {
         let name = format!("match-{round}");
         assert_eq!((open(&name).0, close(&name).0), (200, 200));
     }
+    assert_eq!(series(), before);
     let list = ask(&running, "/api/v1/worlds");
     let names: Vec<&str> =
         list["worlds"].as_array().unwrap().iter().filter_map(|row| row["name"].as_str()).collect();

@@ -117,7 +117,8 @@ fn flag_errors_suggest_the_nearest_flag() {
 #[test]
 fn shown_values_carry_their_origin_and_load_again() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("my.toml"), "[server]\ndata = \"here\"\n").unwrap();
+    let class = "[[gateway.classes]]\nname = \"duel\"\nlimits.channels_max = 20\n";
+    std::fs::write(folder.path().join("my.toml"), format!("[server]\ndata = \"here\"\n{class}")).unwrap();
     let arguments =
         ["config", "show", "--origin", "-c", "my.toml", "--server.watchdog_ms", "700", "--gateway.dev"];
     let output = throng(folder.path(), &arguments).env("THRONG_SERVER_SHARDS", "3").output().unwrap();
@@ -128,6 +129,9 @@ fn shown_values_carry_their_origin_and_load_again() {
         ("watchdog_ms = 700", "flag --server.watchdog_ms"),
         ("dev = true", "flag --gateway.dev"),
         ("mailbox_bytes_max = 67108864", "default"),
+        ("name = \"duel\"", "my.toml:4:1"),
+        ("limits.channels_max = 20", "my.toml:5:8"),
+        ("create = false", "default"),
     ] {
         let line =
             shown.lines().find(|line| line.starts_with(value)).unwrap_or_else(|| panic!("{value}: {shown}"));
@@ -141,6 +145,9 @@ fn shown_values_carry_their_origin_and_load_again() {
     let bare: String =
         shown.lines().map(|line| line.split(" #").next().unwrap().trim_end().to_owned() + "\n").collect();
     assert_eq!(text(&again.stdout), bare);
+    let json = throng(folder.path(), &["config", "show", "--json", "-c", "again.toml"]).output().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text(&json.stdout)).unwrap();
+    assert_eq!(json["gateway.classes"][0]["limits.channels_max"], 20, "{json}");
 }
 
 #[test]
