@@ -144,6 +144,8 @@ impl Store {
             was_over_quota: AtomicBool::new(false),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
+            replaced: Mutex::default(),
+            replaced_turn: Mutex::default(),
             quotas: RwLock::default(),
             sizes: Mutex::default(),
             newest_bucket: AtomicU32::new(newest_bucket),

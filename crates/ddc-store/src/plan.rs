@@ -136,6 +136,9 @@ impl<'s> Plan<'s> {
                 if !self.admit(&key, old_len, bytes.len() as u64)? {
                     return Ok(ChangeResult::OverQuota);
                 }
+                if let Some(old) = &old {
+                    self.note_replaced(&key, &old.value);
+                }
                 if value.finalised {
                     self.tell(&key, false, &value.object)?;
                 }
@@ -173,7 +176,7 @@ impl<'s> Plan<'s> {
                 self.delete(key, &old)?;
             }
             Change::Collect { key, value } => {
-                let wanted = lock(&self.store.relied_on).as_ref().is_some_and(|wanted| wanted.contains(&key));
+                let wanted = lock(&self.store.relied_on).blobs.contains(&key);
                 if self.has_blob_of_form(&key)? {
                     return Ok(ChangeResult::Unchanged);
                 }
@@ -253,6 +256,15 @@ impl<'s> Plan<'s> {
         lock(&self.store.sizes).release(&namespace, len, count)
     }
 
+    /// Remembers a ref that goes: what only it reached need not count in a quota.
+    fn note_replaced(&self, key: &[u8], value: &[u8]) {
+        let namespace = key::split_namespace(key).map(|(namespace, _)| namespace);
+        let namespace = namespace.filter(|namespace| self.quotas.of(namespace).is_some());
+        if let (Some(namespace), Some(value)) = (namespace, RefValue::read(value)) {
+            lock(&self.store.replaced).insert(namespace, value);
+        }
+    }
+
     /// Deletes a key, and what follows from that.
     fn delete(&mut self, key: Vec<u8>, old: &IndexEntry) -> Result<(), StoreError> {
         match key.first() {
@@ -265,6 +277,7 @@ impl<'s> Plan<'s> {
             }
             Some(b'r') => {
                 self.release(&key, old.value.len() as u64)?;
+                self.note_replaced(&key, &old.value);
                 if let Some(value) = RefValue::read(&old.value).filter(|value| value.finalised) {
                     self.tell(&key, true, &value.object)?;
                 }
@@ -309,8 +322,9 @@ impl<'s> Plan<'s> {
                 return Ok(false);
             }
         }
-        if let Some(relied_on) = &mut *lock(&self.store.relied_on) {
-            relied_on.extend(blobs.iter().cloned());
+        let mut relied_on = lock(&self.store.relied_on);
+        if relied_on.collections > 0 {
+            relied_on.blobs.extend(blobs.iter().cloned());
         }
         Ok(true)
     }

@@ -648,3 +648,25 @@ fn a_quota_counts_what_is_there() {
     done(&store, |done| store.delete_blob(&namespace(), &IoHash::of(&numbered(6, 50_000)), done));
     assert_eq!(put(8, 50_001), ChangeResult::Done);
 }
+
+/// Uploads wait for the commits of a collection, so each of them is short.
+#[test]
+fn a_collection_moves_few_records_at_a_time() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 200_000, ..options() });
+    let store = store.expect("the store opens");
+    for n in 0..4_000 {
+        let put = reference(n, Vec::new(), 0, Vec::new());
+        store.put_ref(put, Box::new(|_| {}));
+    }
+    store.commit();
+    for n in (0..4_000).filter(|n| n % 4 > 0) {
+        store.delete_ref(&namespace(), &bucket(), &key(n), Box::new(|_| {}));
+    }
+    store.commit();
+    let before = store.stats();
+    let report = collect(&store, 0).expect("the disk works");
+    let after = store.stats();
+    assert!(report.moved >= 900, "{report:?}");
+    let (changes, commits) = (after.changes - before.changes, after.commits - before.commits);
+    assert!(changes <= 256 * commits, "{changes} changes in {commits} commits");
+}
