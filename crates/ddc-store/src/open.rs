@@ -144,6 +144,7 @@ impl Store {
             was_over_quota: AtomicBool::new(false),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
+            collected_files: Mutex::default(),
             replaced: Mutex::default(),
             replaced_turn: Mutex::default(),
             quotas: RwLock::default(),

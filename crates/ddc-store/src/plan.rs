@@ -30,6 +30,8 @@ pub(crate) struct Plan<'s> {
     pub(crate) unused_files: Vec<u64>,
     /// Large files that no entry names once the batch is written.
     pub(crate) freed_files: Vec<u64>,
+    /// Such files of blobs that maintenance removes.
+    pub(crate) collected_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
     /// Where the first entry goes.
@@ -66,6 +68,7 @@ impl<'s> Plan<'s> {
             pending: BTreeMap::new(),
             unused_files: Vec::new(),
             freed_files: Vec::new(),
+            collected_files: Vec::new(),
             large_bytes: 0,
             position,
             quotas,
@@ -182,7 +185,9 @@ impl<'s> Plan<'s> {
                 }
                 let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
                 let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
+                let freed = self.freed_files.len();
                 self.delete(key, &old)?;
+                self.collected_files.extend(self.freed_files.drain(freed..));
             }
             Change::Move { key, record, payload } => {
                 let old = self.get(&key)?.filter(|old| old.record == record);

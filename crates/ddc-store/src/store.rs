@@ -171,6 +171,9 @@ pub struct Store {
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on while collections run. Only used while `log` is held.
     pub(crate) relied_on: Mutex<Reliance>,
+    /// Files of large blobs that maintenance removed from the index, and is to remove. After a
+    /// crash, the next collection does.
+    pub(crate) collected_files: Mutex<Vec<u64>>,
     /// Refs that were replaced or deleted in namespaces with a quota.
     pub(crate) replaced: Mutex<Replaced>,
     /// Held while blobs of such refs are collected: one namespace at a time.
