@@ -19,7 +19,7 @@ use crate::fetch::Found;
 use crate::headers::IO_HASH;
 use crate::origin::Reach;
 use crate::preconditions::tag_of;
-use crate::service::{ApiRequest, Service, check_hash, hash_value, over_quota};
+use crate::service::{ApiRequest, Service, check_hash, hash_value};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
@@ -583,13 +583,18 @@ impl Service {
     pub(crate) async fn keep_here(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
         let hash = received.hash();
         let now = self.now();
-        let (sender, receiver) = oneshot::channel();
-        let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
-        match received {
+        let outcome = match received {
             Received::Small(bytes, _) => {
                 // A piece of the connection's read buffer would keep all of it alive while it
                 // waits.
-                self.store.put_blob(namespace, hash, bytes, now, done);
+                let put = |done| self.store.put_blob(namespace, hash, bytes.clone(), now, done);
+                match self.commit(put).await? {
+                    ChangeResult::OverQuota => {
+                        self.make_room(namespace).await?;
+                        self.commit(put).await?
+                    }
+                    outcome => outcome,
+                }
             }
             Received::Known(..) => {
                 return Err(Problem::new(
@@ -598,14 +603,23 @@ impl Service {
                 ));
             }
             Received::Large(writer) => {
+                let (sender, receiver) = oneshot::channel();
+                let done: Done = Box::new(move |outcome| drop(sender.send(outcome)));
                 // It waits for the disk, on one of few threads that are there for that.
                 let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
-                let put = move || store.put_large(&namespace, *writer, now, done);
+                let put = move || {
+                    // A refused put takes its file along.
+                    if !store.fits_quota(&namespace, writer.written())? {
+                        store.collect_replaced(&namespace)?;
+                    }
+                    store.put_large(&namespace, *writer, now, done)
+                };
                 blocking::elsewhere(put).await.unwrap_or(Err(StoreError::Busy))?;
+                receiver.await.unwrap_or(Err(StoreError::Busy))?
             }
-        }
-        if receiver.await.unwrap_or(Err(StoreError::Busy))? == ChangeResult::OverQuota {
-            return Err(over_quota(namespace));
+        };
+        if outcome == ChangeResult::OverQuota {
+            return Err(self.over_quota(namespace));
         }
         // These are the bytes that were hashed, unless another upload of the same was faster.
         if let Some(blob) = self.store.blob(namespace, &hash)? {

@@ -1,6 +1,7 @@
 //! Blobs and refs from the origin of the data, and changes where they are shared.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +20,7 @@ use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::answer::Problem;
 use crate::blocking;
-use crate::origin::{Closed, Origin, Reach};
+use crate::origin::{Closed, Origin, Reach, Read};
 use crate::preconditions::Preconditions;
 use crate::service::Service;
 use crate::streaming::{Begun, StreamedBlob};
@@ -37,6 +38,8 @@ const FRESH_MAX: usize = 1 << 18;
 /// Attachments of one object that are looked up at a time.
 const LOOKUPS_MAX: usize = 32;
 
+/// Bytes of an object that are read to see whether the object storage works.
+const BEGIN_BYTES: u64 = 1 << 20;
 /// Times that a blob is fetched which is evicted each time before it is opened.
 const FETCHES: usize = 4;
 
@@ -82,6 +85,41 @@ impl Service {
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1"))
             }
         }
+    }
+
+    /// Notes how a read from the object storage ended.
+    fn note_read(&self, read: Read, is_whole: bool) {
+        let mut broken_off = self.origin_counters.broken_off.lock().unwrap_or_else(PoisonError::into_inner);
+        match (&*broken_off, is_whole) {
+            (Some(_), true) => tracing::info!("objects of the object storage arrive again"),
+            (None, false) => tracing::warn!(?read, "the object storage broke off; it counts as not ready"),
+            _ => {}
+        }
+        *broken_off = (!is_whole).then_some(read);
+    }
+
+    /// Reports whether the object storage works: it answers, and what broke off last arrives.
+    pub(crate) async fn is_tier_ready(&self, tier: &Tier) -> bool {
+        if self.heard(tier.check().await).is_err() {
+            return false;
+        }
+        let broken_off =
+            self.origin_counters.broken_off.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(read) = broken_off else { return true };
+        let arrives = match &read {
+            Read::Ref(RefName { namespace, bucket, key }) => {
+                !matches!(tier.reference(namespace, bucket, key).await, Err(TierError::Failed(_)))
+            }
+            Read::Blob(namespace, hash) => match tier.blob(namespace, hash).await {
+                Ok(None) => true,
+                Ok(Some((incoming, _))) => begins(incoming).await,
+                Err(_) => false,
+            },
+        };
+        if arrives {
+            self.note_read(read, true);
+        }
+        arrives
     }
 
     // --- Blobs
@@ -278,6 +316,18 @@ impl Service {
         if self.store.blob(namespace, hash)?.is_some() {
             return Ok(true);
         }
+        let Some(received) = self.bring(namespace, hash, streamed).await? else { return Ok(false) };
+        self.keep_here(namespace, received).await?;
+        Ok(true)
+    }
+
+    /// Receives a blob from elsewhere, and keeps it nowhere.
+    pub(crate) async fn bring(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        streamed: Option<&StreamedBlob>,
+    ) -> Result<Option<Received>, Problem> {
         let incoming = match &self.origin {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
@@ -285,21 +335,21 @@ impl Service {
                 upstream.blob(namespace, hash).await.map(|incoming| (incoming, ObjectVersion::default()))
             }
         };
-        let Some((incoming, version)) = incoming else { return Ok(false) };
+        let Some((incoming, version)) = incoming else { return Ok(None) };
         let received = self.receive_from(incoming, streamed, None).await;
-        let Some(mut received) = self.arrived(received)? else { return Ok(false) };
+        let Some(mut received) = self.arrived(namespace, hash, received)? else { return Ok(None) };
         if received.hash() != *hash {
             self.counters.add_damaged();
             if let Some(streamed) = streamed {
                 streamed.break_off();
             }
             tracing::error!(%namespace, %hash, "a blob came with another hash and was not kept");
-            let Some(tier) = self.tier() else { return Ok(false) };
+            let Some(tier) = self.tier() else { return Ok(None) };
             // Bits may have flipped on the way: only what arrives twice alike is damaged there.
             let again = self.heard(tier.blob(namespace, hash).await)?;
-            let Some((incoming, seen)) = again.filter(|(_, seen)| *seen == version) else { return Ok(false) };
+            let Some((incoming, seen)) = again.filter(|(_, seen)| *seen == version) else { return Ok(None) };
             let again = self.receive_from(incoming, None, None).await;
-            let Some(again) = self.arrived(again)? else { return Ok(false) };
+            let Some(again) = self.arrived(namespace, hash, again)? else { return Ok(None) };
             // A proxy that answers in place of the storage does so twice, but seldom with the size
             // that the storage names.
             let len = self.heard(tier.blob_len(namespace, hash).await)?;
@@ -308,13 +358,12 @@ impl Service {
                 self.heard(tier.discard_blob(namespace, hash, &seen).await)?;
             }
             if again.hash() != *hash {
-                return Ok(false);
+                return Ok(None);
             }
             received = again;
         }
         self.count_fetched(&received);
-        self.keep_here(namespace, received).await?;
-        Ok(true)
+        Ok(Some(received))
     }
 
     /// Brings what an upstream has for a content id. The blob that it is.
@@ -333,7 +382,7 @@ impl Service {
             None => return Ok(None),
             Some(Form::Raw(incoming)) => {
                 let received = self.receive_from(incoming, None, None).await;
-                let Some(received) = self.arrived(received)? else { return Ok(None) };
+                let Some(received) = self.arrived(namespace, id, received)? else { return Ok(None) };
                 if received.hash() != *id {
                     self.counters.add_damaged();
                     return Ok(None);
@@ -380,9 +429,20 @@ impl Service {
 
     /// Outcome of a transfer from elsewhere. One that an upstream broke off, or that is too large
     /// for this cache, is a miss.
-    fn arrived(&self, received: Result<Received, Problem>) -> Result<Option<Received>, Problem> {
+    fn arrived(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        received: Result<Received, Problem>,
+    ) -> Result<Option<Received>, Problem> {
+        let read = || Read::Blob(namespace.clone(), *hash);
         let problem = match received {
-            Ok(received) => return Ok(Some(received)),
+            Ok(received) => {
+                if self.tier().is_some() {
+                    self.note_read(read(), true);
+                }
+                return Ok(Some(received));
+            }
             Err(problem) if problem.status.is_server_error() => return Err(problem),
             Err(problem) => problem,
         };
@@ -394,6 +454,8 @@ impl Service {
             Some(upstream) => Ok(upstream.failed(&problem.title)),
             // The client did nothing wrong.
             None => {
+                self.origin_counters.failures.fetch_add(1, Ordering::Relaxed);
+                self.note_read(read(), false);
                 Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the transfer from elsewhere broke off")
                     .with(header::RETRY_AFTER, "1"))
             }
@@ -442,7 +504,12 @@ impl Service {
                     tracing::error!(path, "a ref in the object storage is damaged");
                     Ok(None)
                 }
-                found => self.heard(found),
+                found => {
+                    if found.is_err() {
+                        self.note_read(Read::Ref(name.clone()), false);
+                    }
+                    self.heard(found)
+                }
             },
             Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
             Origin::Upstream(upstream) => {
@@ -684,11 +751,25 @@ impl Service {
                 streamed.end(brought.map_err(|problem| (problem.status, problem.title)));
             });
         }
-        let begun = std::future::poll_fn(|context| streamed.poll_begun(context)).await;
+        let begun = poll_fn(|context| streamed.poll_begun(context)).await;
         let begun =
             begun.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
         Ok((streamed, begun))
     }
+}
+
+/// Reports whether the first bytes of an object arrive.
+async fn begins(incoming: Incoming) -> bool {
+    let mut body = FetchedBody::new(incoming);
+    let mut left = BEGIN_BYTES;
+    while left > 0 {
+        match poll_fn(|context| body.poll_piece(context)).await {
+            Ok(Some(piece)) => left = left.saturating_sub(piece.len() as u64),
+            Ok(None) => break,
+            Err(_) => return false,
+        }
+    }
+    true
 }
 
 /// A blob on its way here, as the body of an upload.

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use throng_ddc::api::RefName;
 use throng_ddc::{IoHash, Namespace};
 use throng_ddc_store::Tier;
 
@@ -40,6 +41,16 @@ pub(crate) struct OriginCounters {
     pub(crate) stale: AtomicU64,
     /// True if the last look failed, so that a change is logged and nothing else.
     pub(crate) failing: AtomicBool,
+    /// The last read from the object storage that ended too early. Heads of objects may arrive
+    /// while bodies do not, so that only reading it again shows that the storage works.
+    pub(crate) broken_off: Mutex<Option<Read>>,
+}
+
+/// Something that is read from an object storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    Blob(Namespace, IoHash),
+    Ref(RefName),
 }
 
 /// What an object reaches.

@@ -21,12 +21,14 @@ use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::origin::{Closed, Reach};
 use crate::preconditions::{Preconditions, tag_of};
-use crate::service::{ApiRequest, Service, decompress, hash_value, json, over_quota};
+use crate::service::{ApiRequest, Service, decompress, hash_value, json};
 use crate::upload::Received;
 
 /// A ref whose blobs are collected while it is put is resolved again; what loses this often has
 /// something else wrong.
 const ATTEMPTS: usize = 4;
+/// Forms in which a ref is given, the preferred one first.
+const FORMS: [Media; 5] = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
 /// Bytes of raw data that a `.raw` answer decompresses in memory.
 const RAW_BYTES_MAX: u64 = 256 << 20;
 
@@ -104,6 +106,7 @@ impl Service {
         if !inline {
             self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
         }
+        let mut has_made_room = false;
         for _ in 0..ATTEMPTS {
             let closed = self.close(&name.namespace, &bytes, Reach::Own).await?;
             let (needs, mut relies_on) = (closed.missing, closed.blobs);
@@ -122,7 +125,8 @@ impl Service {
                     inline: inline.then(|| bytes.clone()),
                 },
                 overwrite,
-                relies_on: if needs.is_empty() { relies_on } else { Vec::new() },
+                // Stored blobs stay until the rest has come and the ref is finalised.
+                relies_on,
             };
             match self.put_reference(put, when).await? {
                 ChangeResult::Lost => {}
@@ -130,7 +134,11 @@ impl Service {
                     let object = self.object_of(&name.namespace, &existing).await?;
                     return Ok(Err(object.unwrap_or_default()));
                 }
-                ChangeResult::OverQuota => return Err(over_quota(&name.namespace)),
+                ChangeResult::OverQuota if has_made_room => return Err(self.over_quota(&name.namespace)),
+                ChangeResult::OverQuota => {
+                    self.make_room(&name.namespace).await?;
+                    has_made_room = true;
+                }
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
             }
         }
@@ -266,8 +274,7 @@ impl Service {
         name: &RefName,
         suffix: Option<Media>,
     ) -> Answer {
-        let offers = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
-        let media = suffix.or_else(|| negotiate(request.accept(), &offers));
+        let media = suffix.or_else(|| negotiate(request.accept(), &FORMS));
         let media =
             media.ok_or_else(|| Problem::new(StatusCode::NOT_ACCEPTABLE, "a ref has no such form"))?;
         let (value, bytes) = self.finalised(name).await?;
@@ -277,26 +284,39 @@ impl Service {
         }
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
+        let mut response = self.form_of(&name.namespace, media, object, bytes).await?;
+        self.adopt(name, &value).await?;
+        self.keep_young(name, &value);
+        let headers = response.headers_mut();
+        headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
+        Ok(response)
+    }
+
+    /// An object as a client wants it.
+    async fn form_of(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        media: Media,
+        object: IoHash,
+        bytes: Bytes,
+    ) -> Answer {
         let mut response = match media {
             Media::Json => {
                 let document = Document::parse(&bytes).map_err(Problem::bad)?;
                 reply(StatusCode::OK, media.name(), document.to_json())
             }
-            Media::Octets => self.get_raw(&name.namespace, bytes).await?,
-            Media::Inline => self.get_inline(&name.namespace, bytes).await?,
-            Media::Package => self.get_package(&name.namespace, object, bytes).await?,
+            Media::Octets => self.get_raw(namespace, bytes).await?,
+            Media::Inline => self.get_inline(namespace, bytes).await?,
+            Media::Package => self.get_package(namespace, object, bytes).await?,
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
             }
         };
-        self.adopt(name, &value).await?;
-        self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.insert(IO_HASH, hash_value(&object));
         if media == Media::CompactBinary {
             headers.extend(HeaderValue::try_from(tag_of(&object)).ok().map(|tag| (header::ETAG, tag)));
         }
-        headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));
         Ok(response)
     }
 
@@ -388,7 +408,7 @@ impl Service {
     }
 
     pub(crate) async fn head_ref(
-        &self,
+        self: &Arc<Service>,
         request: &ApiRequest<'_>,
         name: &RefName,
         suffix: Option<Media>,
@@ -402,17 +422,10 @@ impl Service {
         if request.preconditions().is_unmodified(&value.object)? {
             return Ok(unmodified(&value.object));
         }
-        let mut response = empty(StatusCode::OK);
-        let headers = response.headers_mut();
-        headers.insert(IO_HASH, hash_value(&value.object));
-        // The lengths of other forms are known once they are made.
-        let media = suffix.or_else(|| negotiate(request.accept(), &[Media::CompactBinary, Media::Json]));
-        if media == Some(Media::CompactBinary) {
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Media::CompactBinary.name()));
-            headers.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes.len()));
-            headers.extend(HeaderValue::try_from(tag_of(&value.object)).ok().map(|tag| (header::ETAG, tag)));
-        }
-        Ok(response)
+        // A client that accepts no form at all asks only whether the ref is there. The length of
+        // another form is known once it is made.
+        let media = suffix.or_else(|| negotiate(request.accept(), &FORMS)).unwrap_or(Media::CompactBinary);
+        self.form_of(&name.namespace, media, value.object, bytes).await
     }
 
     /// Reports whether everything that a ref reaches is stored.

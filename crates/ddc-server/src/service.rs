@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
 use crate::listener::Listener;
@@ -29,8 +30,9 @@ use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
 
-/// Refs whose last use is kept in memory; with more, all are written down at once.
-const ACCESSES_MAX: usize = 1 << 16;
+/// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait
+/// meanwhile.
+const ACCESSES_MAX: usize = 1 << 13;
 
 /// Locks that the changes of all refs share.
 const CHANGE_LOCKS: usize = 256;
@@ -405,7 +407,7 @@ impl Service {
             return false;
         }
         match self.tier() {
-            Some(tier) => self.heard(tier.check().await).is_ok(),
+            Some(tier) => self.is_tier_ready(tier).await,
             None => true,
         }
     }
@@ -614,6 +616,24 @@ impl Service {
         before
     }
 
+    /// Removes what only replaced refs of a namespace reached, for an upload that exceeds the
+    /// quota.
+    pub(crate) async fn make_room(&self, namespace: &Namespace) -> Result<(), Problem> {
+        let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
+        let collected = blocking::elsewhere(move || store.collect_replaced(&namespace)).await;
+        Ok(collected.unwrap_or(Err(StoreError::Busy))?)
+    }
+
+    /// Refusal of an upload to a namespace that holds as much as it may.
+    pub(crate) fn over_quota(&self, namespace: &Namespace) -> Problem {
+        let quota = self.store.quota(namespace).unwrap_or_default();
+        let title = format!(
+            "the namespace {namespace} has reached its quota of {quota} bytes: delete refs, let unused ones expire \
+             (ddc.refs_unused_days), or raise the quota (ddc.quotas, ddc.namespace_bytes_max)"
+        );
+        Problem::new(StatusCode::INSUFFICIENT_STORAGE, title)
+    }
+
     async fn delete_blobs(&self, namespace: &Namespace) -> Result<(), Problem> {
         self.delete_refs(namespace, None).await?;
         if let Some(tier) = self.tier() {
@@ -624,12 +644,6 @@ impl Service {
         receiver.await.unwrap_or(Err(StoreError::Busy))?;
         Ok(())
     }
-}
-
-/// Refusal of an upload to a namespace that holds as much as it may.
-pub(crate) fn over_quota(namespace: &Namespace) -> Problem {
-    let title = format!("the namespace {namespace} has reached its quota (ddc.quotas)");
-    Problem::new(StatusCode::INSUFFICIENT_STORAGE, title)
 }
 
 /// Refuses a body that is a part of something, or encoded: RFC 9110, sections 8.4 and 14.5.

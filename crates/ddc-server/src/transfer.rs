@@ -8,13 +8,16 @@ use std::io::{self, BufRead, Read as _, Write};
 use std::sync::mpsc;
 
 use bytes::Bytes;
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
+use throng_ddc::api::RefName;
 use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Timestamp};
-use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError};
+use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError, TierError};
 
+use crate::answer::Problem;
 use crate::node::Node;
 use crate::service::Service;
-use crate::upload::SMALL_BYTES_MAX;
+use crate::upload::{Received, SMALL_BYTES_MAX};
 
 /// Version of the stream. Version 1 has no end, so that a stream that was cut short between two
 /// entries looks whole.
@@ -39,6 +42,9 @@ pub struct Transferred {
     pub contents: u64,
     /// Refs.
     pub refs: u64,
+    /// Blobs and refs that an object storage lists and that could not be read, because they are
+    /// damaged or were deleted meanwhile.
+    pub unreadable: u64,
 }
 
 /// Why a cache could not be taken out or brought in.
@@ -51,9 +57,24 @@ pub enum TransferError {
     /// The store says no.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The object storage fails.
+    #[error("the object storage: {0}")]
+    ObjectStorage(String),
     /// The stream holds something else than an export does, and what.
     #[error("not an export of a cache, or damaged: {0}")]
     Malformed(String),
+}
+
+impl From<TierError> for TransferError {
+    fn from(error: TierError) -> TransferError {
+        TransferError::ObjectStorage(error.to_string())
+    }
+}
+
+impl From<Problem> for TransferError {
+    fn from(problem: Problem) -> TransferError {
+        TransferError::ObjectStorage(problem.title)
+    }
 }
 
 impl Node {
@@ -93,12 +114,7 @@ impl Node {
                 after = Some(*last);
                 for (id, weight, blob) in &step {
                     let verified = store.has_verified_form(namespace, id, *weight, blob)?;
-                    let (id, blob, namespace) = (id.to_string(), blob.to_string(), namespace.as_str());
-                    let form = json!({
-                        "content": id, "weight": weight, "blob": blob, "namespace": namespace,
-                        "verified": verified,
-                    });
-                    line(out, &form)?;
+                    export_form(namespace, (id, *weight, blob, verified), out)?;
                     done.contents += 1;
                 }
             }
@@ -120,6 +136,89 @@ impl Node {
 }
 
 impl Service {
+    /// Writes everything that this cache answers for, or one namespace of it, to `out`: what is in
+    /// the folder, or in the object storage that it shares. Of what other nodes change meanwhile, a
+    /// part may be missing.
+    ///
+    /// # Errors
+    /// As [`TransferError`] says.
+    pub async fn export(
+        &self,
+        only: Option<&Namespace>,
+        out: &mut dyn Write,
+    ) -> Result<Transferred, TransferError> {
+        let Some(tier) = self.tier() else { return Node::export(self.store(), only, out) };
+        let mut done = Transferred::default();
+        line(out, &json!({ "export": VERSION }))?;
+        let namespaces = match only {
+            Some(only) => vec![only.clone()],
+            None => tier.namespaces().await?,
+        };
+        for namespace in &namespaces {
+            let mut blobs = tier.blobs(namespace);
+            while let Some(hash) = blobs.next().await.transpose()? {
+                match self.export_shared_blob(namespace, &hash, out).await? {
+                    Some(len) => {
+                        done.blobs += 1;
+                        done.bytes += len;
+                    }
+                    None => done.unreadable += 1,
+                }
+            }
+            let mut forms = tier.contents(namespace);
+            while let Some((id, weight, blob, verified)) = forms.next().await.transpose()? {
+                export_form(namespace, (&id, weight, &blob, verified), out)?;
+                done.contents += 1;
+            }
+            let mut refs = tier.refs(namespace);
+            while let Some((bucket, key)) = refs.next().await.transpose()? {
+                let name = RefName { namespace: namespace.clone(), bucket, key };
+                let value = self.reference(&name).await?;
+                let object = match &value {
+                    Some(value) => self.object_of(namespace, value).await?,
+                    None => None,
+                };
+                match (value, object) {
+                    (Some(value), Some(object)) => {
+                        export_ref(&name, &value, &object, out)?;
+                        done.refs += 1;
+                    }
+                    _ => done.unreadable += 1,
+                }
+            }
+        }
+        line(out, &json!({ "end": true }))?;
+        out.flush()?;
+        Ok(done)
+    }
+
+    /// Writes a blob that others share: the copy in the folder, or else what the object storage
+    /// has. Its size; `None` if it cannot be had.
+    async fn export_shared_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        out: &mut dyn Write,
+    ) -> Result<Option<u64>, TransferError> {
+        if let Some(copy) = self.store.blob(namespace, hash)? {
+            if copy.hash().is_ok_and(|found| found == *hash) {
+                export_blob(namespace, hash, &copy, out)?;
+                return Ok(Some(copy.len()));
+            }
+            self.store.discard_damaged(namespace, hash, &copy);
+        }
+        let Some(received) = self.bring(namespace, hash, None).await? else { return Ok(None) };
+        match &received {
+            Received::Small(bytes, _) => {
+                export_head(namespace, hash, bytes.len() as u64, out)?;
+                out.write_all(bytes)?;
+            }
+            Received::Large(writer) => export_blob(namespace, hash, &writer.blob(), out)?,
+            Received::Known(..) => return Ok(None),
+        }
+        Ok(Some(received.len()))
+    }
+
     /// See [`Node::import`].
     ///
     /// # Errors
@@ -178,7 +277,7 @@ fn export_blob(
     if blob.hash()? != *hash {
         return Err(TransferError::Malformed(format!("the stored blob {hash}")));
     }
-    line(out, &json!({ "blob": hash.to_string(), "bytes": blob.len(), "namespace": namespace.as_str() }))?;
+    export_head(namespace, hash, blob.len(), out)?;
     let mut at = 0;
     while at < blob.len() {
         let piece = blob.read(at, (blob.len() - at).min(PIECE_BYTES) as usize)?;
@@ -186,6 +285,33 @@ fn export_blob(
         out.write_all(&piece)?;
     }
     Ok(())
+}
+
+fn export_head(namespace: &Namespace, hash: &IoHash, len: u64, out: &mut dyn Write) -> io::Result<()> {
+    line(out, &json!({ "blob": hash.to_string(), "bytes": len, "namespace": namespace.as_str() }))
+}
+
+fn export_form(
+    namespace: &Namespace,
+    (id, weight, blob, verified): (&IoHash, u64, &IoHash, bool),
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let form = json!({
+        "content": id.to_string(), "weight": weight, "blob": blob.to_string(),
+        "namespace": namespace.as_str(), "verified": verified,
+    });
+    line(out, &form)
+}
+
+fn export_ref(name: &RefName, value: &RefValue, object: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    line(
+        out,
+        &json!({
+            "ref": name.key.as_str(), "bucket": name.bucket.as_str(), "put": value.put.unix_ms(),
+            "bytes": object.len(), "namespace": name.namespace.as_str(),
+        }),
+    )?;
+    out.write_all(object)
 }
 
 fn export_refs(store: &Store, namespace: &Namespace, out: &mut dyn Write) -> Result<u64, TransferError> {
@@ -199,14 +325,8 @@ fn export_refs(store: &Store, namespace: &Namespace, out: &mut dyn Write) -> Res
         for (bucket, key, value) in &step {
             // A ref whose object is gone is a miss here and need not be one elsewhere.
             let Some(object) = store.object(namespace, value)? else { continue };
-            line(
-                out,
-                &json!({
-                    "ref": key.as_str(), "bucket": bucket.as_str(), "put": value.put.unix_ms(),
-                    "bytes": object.len(), "namespace": namespace.as_str(),
-                }),
-            )?;
-            out.write_all(&object)?;
+            let name = RefName { namespace: namespace.clone(), bucket: bucket.clone(), key: *key };
+            export_ref(&name, value, &object, out)?;
             count += 1;
         }
     }
@@ -299,7 +419,6 @@ impl Import<'_> {
         let finalised = closure.missing().is_empty();
         let inline = inline.then(|| bytes.clone());
         let value = RefValue { object, finalised, put, inline, adopted: false };
-        let relies_on = if finalised { relies_on } else { Vec::new() };
         let namespace = namespace.clone();
         let sent = self.sent();
         self.store.put_ref(PutRef { namespace, bucket, key, value, overwrite: true, relies_on }, sent);

@@ -39,7 +39,8 @@ pub struct PutRef {
     pub value: RefValue,
     /// True if another object may be replaced.
     pub overwrite: bool,
-    /// The blobs that everything the object reaches lies in, if it is to be finalised.
+    /// Blobs that hold what the object reaches, as far as that is stored, and the object itself if
+    /// it is one.
     pub relies_on: Vec<IoHash>,
 }
 

@@ -17,13 +17,14 @@ use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::log::{self, AppendError, Found, Reader, losses, read_range};
+use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
 use crate::store::Store;
 
-/// Bytes of blobs that are moved before the moves are committed. Uploads that arrive
-/// meanwhile share the flush, and wait for all of it.
+/// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
+/// records at most. Uploads that arrive meanwhile share the flush, and wait for all of it.
 const MOVE_BYTES: u64 = 2 << 20;
 /// Keys that one record of losses names.
 const LOSS_KEYS_MAX: usize = 4096;
@@ -201,10 +202,17 @@ impl Store {
         result
     }
 
-    /// Begins or ends to note which blobs refs come to rely on.
+    /// Begins or ends to note, for one collection, which blobs refs come to rely on.
     pub(crate) fn note_reliance(&self, begins: bool) {
         let _log = lock(&self.log);
-        *lock(&self.relied_on) = begins.then(BTreeSet::new);
+        let mut relied_on = lock(&self.relied_on);
+        match begins {
+            true => relied_on.collections += 1,
+            false => relied_on.collections -= 1,
+        }
+        if relied_on.collections == 0 {
+            relied_on.blobs.clear();
+        }
     }
 
     fn collect_namespace(
@@ -349,8 +357,10 @@ impl Store {
                 for segment in &ready {
                     self.segments.remove(*segment)?;
                     done.segments += 1;
+                    // One at a time: uploads wait while the file system frees the space of all that
+                    // it has not written down yet.
+                    self.fs.sync_dir(log::FOLDER)?;
                 }
-                self.fs.sync_dir(log::FOLDER)?;
             }
             if ready.len() == sparse.len() || ready.is_empty() {
                 return self.remove_unfinished_uploads();
@@ -395,7 +405,7 @@ impl Store {
 
     /// Writes the live records of segments again at the end of the log.
     fn move_live(&self, segments: &BTreeSet<u64>, done: &mut CollectReport) -> Result<(), StoreError> {
-        let mut queued = 0;
+        let (mut queued, mut queued_bytes) = (0, 0);
         self.walk_entries(b"", &mut |index_key, entry| {
             if !segments.contains(&entry.record.segment) {
                 return Ok(());
@@ -417,10 +427,11 @@ impl Store {
                 },
             };
             done.moved += 1;
-            queued += payload.as_ref().map_or(0, |payload| payload.len() as u64) + 256;
+            queued += 1;
+            queued_bytes += payload.as_ref().map_or(0, |payload| payload.len() as u64);
             self.queue_own(Change::Move { key: index_key.to_vec(), record: entry.record, payload });
-            if queued >= MOVE_BYTES {
-                queued = 0;
+            if queued >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
+                (queued, queued_bytes) = (0, 0);
                 self.commit_own()?;
             }
             Ok(())

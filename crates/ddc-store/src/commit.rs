@@ -117,18 +117,23 @@ impl Store {
     pub(crate) fn await_commits(&self) {
         let (sender, receiver) = mpsc::channel();
         let mut queue = lock(&self.queue);
-        if !queue.is_served {
+        if queue.is_served {
+            // The queue is in order: what answers this comes after all of it.
+            let done: Done = Box::new(move |_| {
+                let _ = sender.send(());
+            });
+            self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
+            drop(queue);
+            let _ = receiver.recv();
+        } else {
             drop(queue);
             self.commit();
-            return;
         }
-        // The queue is in order: what answers this comes after all of it.
-        let done: Done = Box::new(move |_| {
-            let _ = sender.send(());
-        });
-        self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
-        drop(queue);
-        let _ = receiver.recv();
+        // Not by the thread that commits: to free the space of many files takes a while.
+        let files = std::mem::take(&mut *lock(&self.collected_files));
+        for file in files {
+            let _ = self.fs.remove(&blob::name(file));
+        }
     }
 
     /// Commits a batch. Returns how many changes there were.
@@ -239,10 +244,13 @@ impl Store {
             }
             answers.push(room.clone().and_then(|()| plan.decide(change)));
         }
-        let Plan { entries, index_only, unused_files, freed_files, large_bytes, .. } = plan;
+        let Plan { entries, index_only, unused_files, freed_files, collected_files, large_bytes, .. } = plan;
         let written = room.and_then(|()| self.write(log, entries, index_only, kept, large_bytes));
         let unneeded = match &written {
-            Ok(()) => [unused_files, freed_files].concat(),
+            Ok(()) => {
+                lock(&self.collected_files).extend(collected_files);
+                [unused_files, freed_files].concat()
+            }
             Err(error) => {
                 self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
                 tracing::error!(%error, "changes could not be written");

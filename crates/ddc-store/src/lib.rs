@@ -10,6 +10,7 @@
 //! | `lock` | held by the process that uses the folder |
 //! | `quarantine/*` | blobs that were found damaged |
 //! | `reserve` | space for deletes and collections on a full disk |
+//! | `copies` | empty: the folder holds copies of what an object storage has |
 //! | `format-2` | the version of the format |
 //! | `index.redb`, `log/*` | a message for version 1 of the format, which knows only these |
 //!

@@ -196,9 +196,12 @@ impl Segments {
             self.fs.remove(&name)?;
         }
         self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.young.remove(&number);
-        open.old.remove(&number);
+        let closed = {
+            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+            (open.young.remove(&number), open.old.remove(&number))
+        };
+        // To close the last descriptor of a removed file is to free its space, which takes a while.
+        drop(closed);
         Ok(())
     }
 

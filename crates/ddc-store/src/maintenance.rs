@@ -16,6 +16,9 @@ use crate::log::{self, Reader as _};
 use crate::open::Damage;
 use crate::store::Store;
 
+/// Changes of maintenance that are committed at a time: uploads that arrive meanwhile wait for all
+/// of them.
+pub(crate) const OWN_CHANGES_MAX: usize = 256;
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
 
@@ -288,7 +291,7 @@ impl Store {
     /// Failure of this change or an earlier one.
     pub(crate) fn queue_and_commit(&self, change: Change) -> Result<(), StoreError> {
         self.queue_own(change);
-        if lock(&self.queue).changes.len() >= STEP { self.commit_own() } else { Ok(()) }
+        if lock(&self.queue).changes.len() >= OWN_CHANGES_MAX { self.commit_own() } else { Ok(()) }
     }
 
     /// Queues a change of our own, whose failure [`commit_own`](Store::commit_own) reports.

@@ -131,7 +131,7 @@ impl Store {
 
     /// Visits everything that a ref reaches, in every form that is stored, except what is in
     /// objects that were walked before.
-    fn each_reached(
+    pub(crate) fn each_reached(
         &self,
         namespace: &Namespace,
         value: &RefValue,

@@ -30,6 +30,8 @@ pub(crate) struct Plan<'s> {
     pub(crate) unused_files: Vec<u64>,
     /// Large files that no entry names once the batch is written.
     pub(crate) freed_files: Vec<u64>,
+    /// Such files of blobs that maintenance removes.
+    pub(crate) collected_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
     /// Where the first entry goes.
@@ -66,6 +68,7 @@ impl<'s> Plan<'s> {
             pending: BTreeMap::new(),
             unused_files: Vec::new(),
             freed_files: Vec::new(),
+            collected_files: Vec::new(),
             large_bytes: 0,
             position,
             quotas,
@@ -136,6 +139,9 @@ impl<'s> Plan<'s> {
                 if !self.admit(&key, old_len, bytes.len() as u64)? {
                     return Ok(ChangeResult::OverQuota);
                 }
+                if let Some(old) = &old {
+                    self.note_replaced(&key, &old.value);
+                }
                 if value.finalised {
                     self.tell(&key, false, &value.object)?;
                 }
@@ -173,13 +179,15 @@ impl<'s> Plan<'s> {
                 self.delete(key, &old)?;
             }
             Change::Collect { key, value } => {
-                let wanted = lock(&self.store.relied_on).as_ref().is_some_and(|wanted| wanted.contains(&key));
+                let wanted = lock(&self.store.relied_on).blobs.contains(&key);
                 if self.has_blob_of_form(&key)? {
                     return Ok(ChangeResult::Unchanged);
                 }
                 let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
                 let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
+                let freed = self.freed_files.len();
                 self.delete(key, &old)?;
+                self.collected_files.extend(self.freed_files.drain(freed..));
             }
             Change::Move { key, record, payload } => {
                 let old = self.get(&key)?.filter(|old| old.record == record);
@@ -253,6 +261,15 @@ impl<'s> Plan<'s> {
         lock(&self.store.sizes).release(&namespace, len, count)
     }
 
+    /// Remembers a ref that goes: what only it reached need not count in a quota.
+    fn note_replaced(&self, key: &[u8], value: &[u8]) {
+        let namespace = key::split_namespace(key).map(|(namespace, _)| namespace);
+        let namespace = namespace.filter(|namespace| self.quotas.of(namespace).is_some());
+        if let (Some(namespace), Some(value)) = (namespace, RefValue::read(value)) {
+            lock(&self.store.replaced).insert(namespace, value);
+        }
+    }
+
     /// Deletes a key, and what follows from that.
     fn delete(&mut self, key: Vec<u8>, old: &IndexEntry) -> Result<(), StoreError> {
         match key.first() {
@@ -265,6 +282,7 @@ impl<'s> Plan<'s> {
             }
             Some(b'r') => {
                 self.release(&key, old.value.len() as u64)?;
+                self.note_replaced(&key, &old.value);
                 if let Some(value) = RefValue::read(&old.value).filter(|value| value.finalised) {
                     self.tell(&key, true, &value.object)?;
                 }
@@ -309,8 +327,9 @@ impl<'s> Plan<'s> {
                 return Ok(false);
             }
         }
-        if let Some(relied_on) = &mut *lock(&self.store.relied_on) {
-            relied_on.extend(blobs.iter().cloned());
+        let mut relied_on = lock(&self.store.relied_on);
+        if relied_on.collections > 0 {
+            relied_on.blobs.extend(blobs.iter().cloned());
         }
         Ok(true)
     }

@@ -1,4 +1,5 @@
-//! Space on the disk: the free space, and a reserve for operations that release space.
+//! Space on the disk: the free space, a reserve for operations that release space, and whether the
+//! folder holds copies only.
 
 use std::sync::atomic::Ordering;
 
@@ -21,7 +22,30 @@ pub struct Space {
     pub is_full: bool,
 }
 
+/// Mark of a folder that holds copies only.
+const COPIES: &str = "copies";
+
 impl Store {
+    /// Notes whether the folder holds copies of what an object storage has, rather than everything.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn set_has_copies(&self, has_copies: bool) -> Result<(), StoreError> {
+        if has_copies {
+            self.fs.open(COPIES, true)?;
+        } else if self.has_copies() {
+            self.fs.remove(COPIES)?;
+        }
+        Ok(())
+    }
+
+    /// Reports whether the folder holds copies of what an object storage has, as far as that was
+    /// noted.
+    #[must_use]
+    pub fn has_copies(&self) -> bool {
+        self.fs.open(COPIES, false).is_ok()
+    }
+
     /// Bytes of segments, large files and the index, unused space in them included.
     #[must_use]
     pub fn disk_bytes(&self) -> u64 {

@@ -17,7 +17,7 @@ use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{Log, Segments};
-use crate::quota::{Quotas, Sizes};
+use crate::quota::{Quotas, Replaced, Sizes};
 use throng_platform::Fs;
 
 /// Time when a change is acknowledged.
@@ -124,6 +124,13 @@ pub(crate) struct Kept {
     pub(crate) bytes_max: u64,
 }
 
+/// Blobs that refs came to rely on since the first of the running collections began.
+#[derive(Default)]
+pub(crate) struct Reliance {
+    pub(crate) collections: u32,
+    pub(crate) blobs: BTreeSet<Vec<u8>>,
+}
+
 /// A cache on disk. Shared by threads; see the crate's documentation.
 ///
 /// Changes are queued and answered through [`Done`]; somebody must call [`commit`](Store::commit)
@@ -162,9 +169,15 @@ pub struct Store {
     pub(crate) kept: RwLock<Kept>,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
-    /// Blobs that refs came to rely on since the running collection began; `None` when none runs.
-    /// Only used by whoever holds `log`.
-    pub(crate) relied_on: Mutex<Option<BTreeSet<Vec<u8>>>>,
+    /// Blobs that refs came to rely on while collections run. Only used while `log` is held.
+    pub(crate) relied_on: Mutex<Reliance>,
+    /// Files of large blobs that maintenance removed from the index, and is to remove. After a
+    /// crash, the next collection does.
+    pub(crate) collected_files: Mutex<Vec<u64>>,
+    /// Refs that were replaced or deleted in namespaces with a quota.
+    pub(crate) replaced: Mutex<Replaced>,
+    /// Held while blobs of such refs are collected: one namespace at a time.
+    pub(crate) replaced_turn: Mutex<()>,
     pub(crate) quotas: RwLock<Arc<Quotas>>,
     /// A quota refused something since the last collection.
     pub(crate) was_over_quota: AtomicBool,

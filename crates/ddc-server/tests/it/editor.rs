@@ -3,11 +3,15 @@
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
 
+use std::sync::Arc;
+
 use common::{Client, Server};
 use hyper::StatusCode;
 use throng_ddc::compressed::{compress_lz4, store};
-use throng_ddc::{Document, IoHash, Style, Value, package};
+use throng_ddc::gc::RefPolicy;
+use throng_ddc::{Document, IoHash, Namespace, Style, Timestamp, Value, package};
 use throng_ddc_server::{Listener, Rules};
+use throng_ddc_store::CollectOptions;
 
 const CB: &str = "application/x-ue-cb";
 const COMP: &str = "application/x-ue-comp";
@@ -438,4 +442,77 @@ async fn a_range_over_a_damaged_part_is_a_miss() {
     assert_eq!(client.send("PUT", &path, &[octets], bytes.clone()).await.status, StatusCode::OK);
     let part = client.send("GET", &path, &["Range: bytes=2999990-3000100"], "").await;
     assert_eq!((part.status, &part.body[..]), (StatusCode::PARTIAL_CONTENT, &bytes[2_999_990..3_000_101]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_describes_the_form_that_a_get_sends() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let raw = vec![7; 30_000];
+    let id = IoHash::of(&raw);
+    let buffer = format!("/api/v1/compressed-blobs/game/{id}");
+    let headers = ["Content-Type: application/x-ue-comp"];
+    assert_eq!(client.send("PUT", &buffer, &headers, compress_lz4(&raw, 16)).await.status, StatusCode::OK);
+    let fields = [("RawHash", Value::BinaryAttachment(id)), ("RawSize", Value::Integer(30_000))];
+    let object = Value::object(fields).encode(Style::Plain);
+    let path = format!("/api/v1/refs/game/default/{id}");
+    assert!(put_object(&client, &path, &object).await.is_empty());
+    let forms = [
+        "*/*",
+        "application/x-ue-cb",
+        "application/json",
+        "application/octet-stream",
+        "application/x-jupiter-inline",
+        "application/x-ue-cbpkg",
+    ];
+    for accept in forms {
+        let accept = format!("Accept: {accept}");
+        let get = client.send("GET", &path, &[&accept], "").await;
+        assert_eq!(get.status, StatusCode::OK, "{accept}");
+        let head = client.send("HEAD", &path, &[&accept], "").await;
+        assert_eq!((head.status, head.body.len()), (StatusCode::OK, 0), "{accept}");
+        assert_eq!(head.header("Content-Length"), get.body.len().to_string(), "{accept}");
+        for name in ["Content-Type", "ETag", "X-Jupiter-IoHash", "X-Jupiter-InlinePayloadHash"] {
+            assert_eq!(head.header(name), get.header(name), "{accept}: {name}");
+        }
+    }
+    // A client that knows none of them learns that the ref is there.
+    assert_eq!(client.send("HEAD", &path, &["Accept: text/html"], "").await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collection_keeps_what_an_open_ref_reaches() {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let client = server.client().await;
+    let store = server.service().store();
+    let namespace: Namespace = "game".parse().expect("a name");
+    // It was put long ago, and no ref reaches it.
+    let bytes = bytes::Bytes::from_static(b"there already");
+    let (attached, missing) = (IoHash::of(&bytes), IoHash::of(b"on its way"));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let done = Box::new(move |outcome| drop(sender.send(outcome)));
+    store.put_blob(&namespace, attached, bytes.clone(), Timestamp::from_unix_ms(1), done);
+    receiver.recv().expect("it is answered").expect("it is stored");
+    let path = |n: u64| format!("/api/v1/refs/game/default/{n:040}");
+    let closed = Value::object([("n", Value::Integer(1))]).encode(Style::Plain);
+    assert!(put_object(&client, &path(2), &closed).await.is_empty());
+    let attachments = [attached, missing].map(Value::BinaryAttachment).to_vec();
+    let open = Value::object([("a", Value::Array(attachments))]).encode(Style::Plain);
+    // The ref comes when the collection has passed its key.
+    let (store, runtime) = (Arc::clone(store), tokio::runtime::Handle::current());
+    let collected = tokio::task::spawn_blocking(move || {
+        store.collect(&CollectOptions {
+            now: store.clock().now(),
+            policy: &|_| RefPolicy::Keep,
+            last_access: &|_, _, _| {
+                let needs = runtime.block_on(put_object(&client, &path(1), &open));
+                assert_eq!(needs, [format!("{missing:X}")]);
+                None
+            },
+            blob_age_min: std::time::Duration::from_secs(3600),
+        })
+    });
+    collected.await.expect("no panic").expect("the disk works");
+    let client = server.client().await;
+    assert_eq!(client.get(&format!("/api/v1/blobs/game/{attached}"), "*/*").await.body, bytes);
 }

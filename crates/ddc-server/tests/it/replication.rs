@@ -198,3 +198,50 @@ async fn a_namespace_holds_what_it_may_and_no_more() {
     server.service().set_rules(Rules::default());
     assert_eq!(send("other", vec![3; 1000]).await, StatusCode::OK);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_only_replaced_refs_reached_is_not_in_the_way_of_a_quota() {
+    let quotas = Quotas { default: Some(4_000_000), ..Quotas::default() };
+    let server = node(Rules { quotas, ..Rules::default() }, Listener::Internal).await;
+    let client = server.client().await;
+    let path = |name: &str| format!("/api/v1/refs/game/default/{}", IoHash::of(name.as_bytes()));
+    let put = async |name: &str, value: Vec<u8>| {
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&value));
+        client.send("PUT", &path(name), &[OCTETS, &hash], value).await
+    };
+    // Another ref shares a value with the one that is replaced, and an upload waits for its ref.
+    let (shared, waiting) = (vec![0; 300_000], vec![1; 300_000]);
+    assert_eq!(put("other", shared.clone()).await.status, StatusCode::OK);
+    assert_eq!(put("same", shared.clone()).await.status, StatusCode::OK);
+    let upload = client.send("POST", "/api/v1/blobs/game", &[OCTETS], waiting.clone()).await;
+    assert_eq!(upload.status, StatusCode::OK);
+    // Small values and large ones, replaced and deleted.
+    for number in 2..30_u8 {
+        let value = vec![number; if number % 3 == 0 { 1_200_000 } else { 500_000 }];
+        let reply = put("same", value.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "value {number}: {}", reply.text());
+        assert_eq!(client.get(&format!("{}.raw", path("same")), "*/*").await.body, value);
+        if number % 5 == 0 {
+            assert_eq!(client.send("DELETE", &path("same"), &[], "").await.status, StatusCode::OK);
+        }
+    }
+    assert_eq!(client.get(&format!("{}.raw", path("other")), "*/*").await.body, shared);
+    let blob = format!("/api/v1/blobs/game/{}", IoHash::of(&waiting));
+    assert_eq!(client.get(&blob, "*/*").await.body, waiting);
+    // Blobs that refs reach are in the way, and the answer says what to do.
+    let mut refused = None;
+    for number in 30..40_u8 {
+        let reply = put(&format!("held {number}"), vec![number; 500_000]).await;
+        if reply.status != StatusCode::OK {
+            refused = Some(reply);
+            break;
+        }
+    }
+    let refused = refused.expect("the namespace is full");
+    assert_eq!(refused.status, StatusCode::INSUFFICIENT_STORAGE);
+    for part in ["4000000 bytes", "delete refs", "ddc.refs_unused_days", "ddc.quotas"] {
+        assert!(refused.text().contains(part), "{part}: {}", refused.text());
+    }
+    let size = server.service().store().size_of(&"game".parse().expect("a name")).expect("readable");
+    assert!((3_000_000..=4_000_000).contains(&size), "{size} bytes");
+}

@@ -6,6 +6,7 @@
 use crate::common;
 use crate::s3;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -654,18 +655,24 @@ async fn what_is_used_is_written_again_when_it_is_old() {
     assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
 }
 
-/// A bucket behind a proxy that breaks: answers with the refs of the bucket `stalls` stop in the
-/// middle, all others are not from the storage. Gives the requests, each as its first line.
-async fn broken_bucket() -> (Tier, Arc<Mutex<Vec<String>>>) {
+/// A bucket behind a proxy that breaks: answers about names with a part `stalls` stop in the middle
+/// until they are let go, all others are not from the storage.
+struct BrokenBucket {
+    /// Requests, each as its first line.
+    requests: Arc<Mutex<Vec<String>>>,
+    is_let_go: Arc<AtomicBool>,
+}
+
+async fn broken_bucket() -> (Tier, BrokenBucket) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let mut options = s3::options(listener.local_addr().expect("it is bound"));
     options.timeout = Duration::from_millis(300);
-    let requests = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&requests);
+    let bucket = BrokenBucket { requests: Arc::default(), is_let_go: Arc::default() };
+    let (seen, is_let_go) = (Arc::clone(&bucket.requests), Arc::clone(&bucket.is_let_go));
     tokio::spawn(async move {
         let mut connections = tokio::task::JoinSet::new();
         while let Ok((mut stream, _)) = listener.accept().await {
-            let seen = Arc::clone(&seen);
+            let (seen, is_let_go) = (Arc::clone(&seen), Arc::clone(&is_let_go));
             connections.spawn(async move {
                 let mut head = Vec::new();
                 while let Ok(byte) = stream.read_u8().await {
@@ -678,6 +685,7 @@ async fn broken_bucket() -> (Tier, Arc<Mutex<Vec<String>>>) {
                     seen.lock().expect("no panic").push(line.clone());
                     let (len, body): (_, &[u8]) = match line.as_bytes() {
                         [b'H', ..] => (100, b""),
+                        _ if line.contains("/stalls/") && is_let_go.load(Ordering::Relaxed) => (4, b"half"),
                         _ if line.contains("/stalls/") => (100, b"half"),
                         _ => (12, b"please login"),
                     };
@@ -692,7 +700,7 @@ async fn broken_bucket() -> (Tier, Arc<Mutex<Vec<String>>>) {
             });
         }
     });
-    (Tier::new(&options).expect("valid options"), requests)
+    (Tier::new(&options).expect("valid options"), bucket)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -713,7 +721,7 @@ async fn a_bucket_that_stalls_inside_an_answer_is_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bytes_that_are_not_from_the_storage_replace_nothing_there() {
-    let (tier, requests) = broken_bucket().await;
+    let (tier, bucket) = broken_bucket().await;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let origin = Origin::Tier(tier);
     let server =
@@ -723,9 +731,69 @@ async fn bytes_that_are_not_from_the_storage_replace_nothing_there() {
     assert_eq!(client.send("GET", &blob, &[], "").await.status, StatusCode::NOT_FOUND);
     let path = format!("/api/v1/refs/game/assets/{}", key("a"));
     assert_eq!(client.send("GET", &path, &[], "").await.status, StatusCode::NOT_FOUND);
-    let requests = requests.lock().expect("no panic");
+    let requests = bucket.requests.lock().expect("no panic");
     assert!(!requests.iter().any(|line| line.starts_with("PUT")), "{requests:?}");
     let gets =
         |part: &str| requests.iter().filter(|line| line.starts_with("GET") && line.contains(part)).count();
     assert_eq!((gets("/b/"), gets("/r/")), (2, 2), "{requests:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_bucket_stalls_inside_answers_is_not_ready() {
+    let (tier, bucket) = broken_bucket().await;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (options, rules) = (Options::default(), Rules::default());
+    let server = Server::start_in(folder, options, rules, Listener::Internal, Origin::Tier(tier)).await;
+    let client = server.client().await;
+    let health = async |route: &str| client.send("GET", &format!("/health/{route}"), &[], "").await.status;
+    let blob = format!("/api/v1/blobs/stalls/{}", key("a"));
+    for path in [blob, format!("/api/v1/refs/game/stalls/{}", key("a"))] {
+        assert_eq!(health("readiness").await, StatusCode::OK);
+        bucket.is_let_go.store(false, Ordering::Relaxed);
+        let failures = server.service().stats().origin_failures;
+        assert_eq!(client.get(&path, "*/*").await.status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        assert!(server.service().stats().origin_failures > failures, "{path}");
+        assert_eq!(health("readiness").await, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        // Editors that see another answer do without the cache until they are started again.
+        assert_eq!(health("ready").await, StatusCode::OK);
+        bucket.is_let_go.store(true, Ordering::Relaxed);
+    }
+    assert_eq!(health("readiness").await, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_export_holds_what_is_only_in_the_bucket() {
+    let s3 = S3::start().await;
+    let (one, two) = (node(&s3).await, node(&s3).await);
+    let client = one.client().await;
+    let (path, object, compressed, large) = fill(&client).await;
+    // Too large for a ref, so it is a blob of its own.
+    let noise = Value::object([("noise", Value::Binary(content(50, 100_000)))]).encode(Style::Plain);
+    let second = format!("/api/v1/refs/game/assets/{}", key("b"));
+    assert!(put_ref(&client, &second, &noise).await.is_empty());
+    put_blob(&two.client().await, &content(51, 5_000)).await;
+    // One node has copies of nearly everything, the other of one blob.
+    for server in [&one, &two] {
+        let mut stream = Vec::new();
+        let done = server.service().export(None, &mut stream).await.expect("the bucket works");
+        let blob_bytes = (compressed.len() + large.len() + noise.len() + 5_000) as u64;
+        assert_eq!((done.blobs, done.bytes, done.contents, done.refs), (4, blob_bytes, 1, 2));
+        assert_eq!(done.unreadable, 0);
+        let alone = Server::start(Rules::default(), Listener::Public).await;
+        alone.service().import(&mut &stream[..]).expect("an export");
+        let other = alone.client().await;
+        assert_eq!(other.get(&path, CB).await.body, object);
+        assert_eq!(other.send("HEAD", &path, &[], "").await.status, StatusCode::OK);
+        assert_eq!(other.get(&second, CB).await.body, noise);
+        let raw = IoHash::of(&content(1, 40_000));
+        assert_eq!(other.get(&format!("{path}/blobs/{raw}"), "*/*").await.body, compressed);
+        assert_eq!(other.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&large)), "*/*").await.body, large);
+        let only = server.service().export(Some(&"other".parse().expect("a name")), &mut Vec::new()).await;
+        assert_eq!(only.expect("the bucket works"), throng_ddc_server::Transferred::default());
+    }
+    // Damage is counted, and does not end the export.
+    damage_blob(&s3, &large, 2);
+    let cold = node(&s3).await;
+    let done = cold.service().export(None, &mut Vec::new()).await.expect("the bucket works");
+    assert_eq!((done.blobs, done.refs, done.unreadable), (3, 2, 1));
 }

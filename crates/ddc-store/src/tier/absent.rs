@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::stream::BoxStream;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
 use super::{Incoming, ObjectVersion, TierError, TierOptions};
@@ -52,6 +53,25 @@ requests! {
     delete_refs(&Namespace, Option<&Bucket>) -> u64;
     delete_blobs(&Namespace) -> ();
     namespaces() -> Vec<Namespace>;
+}
+
+macro_rules! lists {
+    ($($name:ident -> $item:ty;)*) => {
+        impl Tier {
+            $(
+                #[doc = "Cannot be called in this build."]
+                pub fn $name(&self, _: &Namespace) -> BoxStream<'static, Result<$item, TierError>> {
+                    match *self {}
+                }
+            )*
+        }
+    };
+}
+
+lists! {
+    blobs -> IoHash;
+    contents -> (IoHash, u64, IoHash, bool);
+    refs -> (Bucket, Key);
 }
 
 impl Tier {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream::{StreamExt as _, TryStreamExt as _};
+use futures_util::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use object_store::{
     GetResultPayload, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
@@ -231,13 +231,7 @@ impl Tier {
         let mut list = self.client.store.list(Some(&prefix));
         while let Some(meta) = list.next().await {
             let location = meta?.location;
-            let form = location.filename().and_then(|name| {
-                let (weight, blob) = name.split_once('-')?;
-                let verified = blob.strip_suffix(VERIFIED_SUFFIX);
-                let hash = verified.unwrap_or(blob).parse().ok()?;
-                Some((u64::from_str_radix(weight, 16).ok()?, hash, verified.is_some()))
-            });
-            forms.extend(form);
+            forms.extend(location.filename().and_then(read_form));
         }
         forms.sort_unstable_by_key(|(weight, blob, verified)| (!verified, *weight, *blob));
         Ok(forms)
@@ -400,7 +394,53 @@ impl Tier {
         Ok(names.into_iter().collect())
     }
 
+    // --- Lists
+
+    /// Every blob of a namespace, in no order.
+    pub fn blobs(&self, namespace: &Namespace) -> BoxStream<'static, Result<IoHash, TierError>> {
+        self.list(&self.path(["b", namespace.as_str()]), |meta, names| {
+            let [.., hash] = names else { return None };
+            hash.parse().ok().filter(|hash| may_be(meta, hash))
+        })
+    }
+
+    /// Every form of every content id of a namespace, in no order: the id, the weight, the blob,
+    /// and whether it was verified.
+    pub fn contents(
+        &self,
+        namespace: &Namespace,
+    ) -> BoxStream<'static, Result<(IoHash, u64, IoHash, bool), TierError>> {
+        self.list(&self.path(["c", namespace.as_str()]), |_, names| {
+            let [.., id, form] = names else { return None };
+            let (weight, blob, verified) = read_form(form)?;
+            Some((id.parse().ok()?, weight, blob, verified))
+        })
+    }
+
+    /// Every ref of a namespace, in no order.
+    pub fn refs(&self, namespace: &Namespace) -> BoxStream<'static, Result<(Bucket, Key), TierError>> {
+        self.list(&self.path(["r", namespace.as_str()]), |_, names| {
+            let [.., bucket, key] = names else { return None };
+            Some((bucket.parse().ok()?, key.parse().ok()?))
+        })
+    }
+
     // --- Inner workings
+
+    /// The objects below a prefix, as far as `read` makes something of their names.
+    fn list<T: Send + 'static>(
+        &self,
+        prefix: &Path,
+        read: impl Fn(&ObjectMeta, &[&str]) -> Option<T> + Send + 'static,
+    ) -> BoxStream<'static, Result<T, TierError>> {
+        let listed = self.client.store.list(Some(prefix));
+        let read = move |meta: ObjectMeta| {
+            let names: Vec<&str> = meta.location.as_ref().split('/').collect();
+            read(&meta, &names)
+        };
+        let named = listed.map(move |meta| meta.map(&read).map_err(TierError::from).transpose());
+        named.filter_map(std::future::ready).boxed()
+    }
 
     async fn blob_meta(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<ObjectMeta>, TierError> {
         let meta = found(self.client.store.head(&self.blob_path(namespace, hash)).await)?;
@@ -496,6 +536,14 @@ struct RefObject {
     path: Path,
     /// The ref's index key, which the object's checksum covers.
     key: Vec<u8>,
+}
+
+/// Weight, blob and verification of a form, from the name of its object.
+fn read_form(name: &str) -> Option<(u64, IoHash, bool)> {
+    let (weight, blob) = name.split_once('-')?;
+    let verified = blob.strip_suffix(VERIFIED_SUFFIX);
+    let hash = verified.unwrap_or(blob).parse().ok()?;
+    Some((u64::from_str_radix(weight, 16).ok()?, hash, verified.is_some()))
 }
 
 /// Reports whether an object may be the blob, and is not what takes the place of a damaged one.

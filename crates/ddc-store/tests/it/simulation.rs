@@ -48,6 +48,8 @@ struct Model {
     refs: BTreeMap<Key, Vec<Option<RefValue>>>,
     /// Every value that a ref was asked to have.
     history: BTreeMap<Key, Vec<RefValue>>,
+    /// Values that the last operation put, in its order.
+    put: Vec<(Key, RefValue)>,
 }
 
 struct World {
@@ -145,6 +147,7 @@ impl World {
 
     fn step(&mut self) {
         self.now_ms += self.rng.below(10 * MINUTE_MS);
+        self.model.put.clear();
         match self.rng.below(22) {
             0..=5 => self.put_blob(),
             6..=9 => self.put_refs(1),
@@ -275,7 +278,10 @@ impl World {
         assert_eq!(results.len(), values.len(), "every change is answered");
         for ((_, result), (key, value)) in results.into_iter().zip(values) {
             match result {
-                Ok(ChangeResult::Done) => drop(self.model.refs.insert(key, vec![Some(value)])),
+                Ok(ChangeResult::Done) => {
+                    self.model.put.push((key, value.clone()));
+                    self.model.refs.insert(key, vec![Some(value)]);
+                }
                 // A flip took a blob that the model still has: nothing was put.
                 Ok(ChangeResult::Lost | ChangeResult::OverQuota) => {}
                 Err(StoreError::Full) if self.is_full => {}
@@ -535,6 +541,8 @@ impl World {
         }
         self.disk.set_hook(None);
         let failed = states.lock().expect("no panic").1.take();
+        // Otherwise the power failed between operations.
+        let is_in_operation = failed.is_some();
         let state = match failed {
             Some((state, _)) => state.after_power_failure(&mut self.rng),
             None => {
@@ -550,10 +558,9 @@ impl World {
         for (key, values) in after.refs {
             let mut possible = before.refs.remove(&key).unwrap_or_else(|| vec![None]);
             possible.extend(values);
-            // One operation may put several values of a key.
-            let old = before.history.get(&key).map_or(0, Vec::len);
-            let new = after.history.get(&key).into_iter().flatten().skip(old);
-            possible.extend(new.cloned().map(Some));
+            // One operation may put several values of a key, but none that it refused.
+            let put = after.put.iter().filter(|(name, _)| is_in_operation && *name == key);
+            possible.extend(put.map(|(_, value)| Some(value.clone())));
             self.model.refs.insert(key, possible);
         }
         self.check();

@@ -1,6 +1,8 @@
 //! Space: full disks, limits of folders and namespaces, files that go.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +11,7 @@ use throng_ddc::{IoHash, Namespace, Style, Value};
 use throng_ddc_store::{
     ChangeResult, CollectOptions, CollectReport, EvictOptions, Options, Quotas, Store, StoreError,
 };
-use throng_platform::Fs as _;
+use throng_platform::{File, Fs, SimulatedDisk};
 
 use crate::common::*;
 
@@ -647,4 +649,87 @@ fn a_quota_counts_what_is_there() {
     assert_eq!(put(7, 8), ChangeResult::OverQuota);
     done(&store, |done| store.delete_blob(&namespace(), &IoHash::of(&numbered(6, 50_000)), done));
     assert_eq!(put(8, 50_001), ChangeResult::Done);
+}
+
+/// Uploads wait for the commits of a collection, so each of them is short.
+#[test]
+fn a_collection_moves_few_records_at_a_time() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 200_000, ..options() });
+    let store = store.expect("the store opens");
+    for n in 0..4_000 {
+        let put = reference(n, Vec::new(), 0, Vec::new());
+        store.put_ref(put, Box::new(|_| {}));
+    }
+    store.commit();
+    for n in (0..4_000).filter(|n| n % 4 > 0) {
+        store.delete_ref(&namespace(), &bucket(), &key(n), Box::new(|_| {}));
+    }
+    store.commit();
+    let before = store.stats();
+    let report = collect(&store, 0).expect("the disk works");
+    let after = store.stats();
+    assert!(report.moved >= 900, "{report:?}");
+    let (changes, commits) = (after.changes - before.changes, after.commits - before.commits);
+    assert!(changes <= 256 * commits, "{changes} changes in {commits} commits");
+}
+
+/// A disk that notes which threads remove large files.
+#[derive(Debug)]
+struct NotedRemovals {
+    disk: SimulatedDisk,
+    threads: Arc<Mutex<Vec<ThreadId>>>,
+}
+
+impl Fs for NotedRemovals {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        self.disk.open(path, create)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        if path.starts_with("large/") {
+            self.threads.lock().expect("no panic").push(std::thread::current().id());
+        }
+        self.disk.remove(path)
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        self.disk.list(folder)
+    }
+
+    fn create_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.create_dir(folder)
+    }
+
+    fn sync_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.sync_dir(folder)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        self.disk.free_bytes()
+    }
+}
+
+/// Uploads wait for the thread that commits, and to free the space of many files takes a while.
+#[test]
+fn files_of_collected_blobs_are_removed_by_the_collection() {
+    let threads = Arc::default();
+    let disk = disk();
+    let store = open(NotedRemovals { disk: disk.clone(), threads: Arc::clone(&threads) });
+    for n in 0..5 {
+        put_large(&store, &vec![n; 100_000]);
+    }
+    std::thread::scope(|scope| {
+        let commits = scope.spawn(|| store.run());
+        // A change that is answered shows that the thread has begun.
+        let (sender, receiver) = mpsc::channel();
+        let done = Box::new(move |outcome| drop(sender.send(outcome)));
+        store.delete_ref(&namespace(), &bucket(), &key(1), done);
+        receiver.recv().expect("it is answered").expect("the disk works");
+        assert_eq!(collect(&store, 600).expect("the disk works").blobs, 5);
+        store.shut();
+        commits.join().expect("no panic");
+    });
+    let threads: Vec<ThreadId> = threads.lock().expect("no panic").clone();
+    assert_eq!(threads, [std::thread::current().id(); 5]);
+    assert!(disk.list("large").expect("listed").is_empty());
 }

@@ -97,11 +97,10 @@ impl Model {
         self.blobs.contains(id) || self.forms.get(id).is_some_and(has_form)
     }
 
-    /// Attachments of refs that are surely there and finalised.
+    /// Attachments of refs that are surely there, finalised or not.
     pub(super) fn attached(&self) -> BTreeSet<IoHash> {
         let values = self.refs.values().filter(|possible| possible.len() == 1).flatten().flatten();
-        let objects =
-            values.filter(|value| value.finalised).filter_map(|value| self.bytes.get(&value.object));
+        let objects = values.filter_map(|value| self.bytes.get(&value.object));
         let mut attached = BTreeSet::new();
         for object in objects {
             let document = Document::parse(object).expect("it was put whole");

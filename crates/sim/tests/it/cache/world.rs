@@ -259,8 +259,9 @@ impl World {
         let values = self.model.round_values(&ops);
         let outcomes = self.run(&ops, &upkeep);
         let removes = |upkeep: &Upkeep| matches!(upkeep, Upkeep::Collect | Upkeep::Evict(_));
-        let may_remove =
-            !self.is_shared() && upkeep.iter().any(|(place, upkeep)| *place == 0 && removes(upkeep));
+        let is_kept_up = upkeep.iter().any(|(place, upkeep)| *place == 0 && removes(upkeep));
+        // An upload over the quota collects what only replaced refs reached.
+        let may_remove = !self.is_shared() && (is_kept_up || self.bytes_max.is_some());
         let deleted: BTreeSet<IoHash> = outcomes
             .iter()
             .filter_map(|outcome| match outcome.op {
@@ -279,7 +280,7 @@ impl World {
         };
         let may_be_gone = |id: &IoHash| may_remove || is_gone(id);
         let mut values = values;
-        if may_remove {
+        if may_remove && is_kept_up {
             for key in self.model.refs.keys() {
                 values.entry(*key).or_insert_with(|| self.model.possible(key)).insert(None);
             }
@@ -295,7 +296,7 @@ impl World {
         if may_remove {
             let evicts =
                 |(place, upkeep): &(usize, Upkeep)| *place == 0 && matches!(upkeep, Upkeep::Evict(_));
-            let may_remove_refs = self.expires || upkeep.iter().any(evicts);
+            let may_remove_refs = self.expires && is_kept_up || upkeep.iter().any(evicts);
             self.learn_removals(&before, &attached, may_remove_refs);
             if self.nodes[0].is_dead() {
                 self.model.forget_unheard(&outcomes);
