@@ -13,7 +13,8 @@ use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
 
 impl Host {
     pub(super) fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
-        let mut owner = self.local_ids.get(from, header.peer_id);
+        let mut owner =
+            self.expected_owner(from, header.peer_id).or_else(|| self.local_ids.get(from, header.peer_id));
         if owner.is_none() && self.broadcasts > 0 {
             owner = self.adopt_broadcast(from, header.peer_id);
         }
@@ -26,6 +27,18 @@ impl Host {
             Owner::HalfOpen(index) => self.half_open.get_mut(index)?.names.session_in,
         };
         owner.filter(|_| session == header.session)
+    }
+
+    /// The owner without a look into the tables, if it is the next one that was
+    /// [announced](Host::prefetch), or the one after that: a datagram may have been dropped.
+    fn expected_owner(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
+        let next = self.expected.iter().enumerate().skip(self.expected_at).take(2);
+        let (at, index) = next.map(|(at, &index)| (at, index)).find(|&(_, index)| {
+            let peer = self.slots[index as usize].peer.as_deref();
+            peer.is_some_and(|peer| peer.is_mapped && peer.local_id == id && peer.address == from)
+        })?;
+        self.expected_at = at + 1;
+        Some(Owner::Peer(index))
     }
 
     /// Dialect of a datagram's sender. Spec: enet §18
