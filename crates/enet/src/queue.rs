@@ -11,6 +11,7 @@ use alloc::collections::VecDeque;
 pub(crate) struct Queue<T> {
     first: Option<T>,
     /// Entries behind the first; empty while there is none.
+    #[expect(clippy::box_collection, reason = "most queues never have one and keep a pointer's room")]
     rest: Option<Box<VecDeque<T>>>,
 }
 

@@ -70,6 +70,9 @@ pub struct Host {
     bandwidth: Bandwidth,
     /// Attempts addressed to the broadcast address, which take the address of the first answer.
     broadcasts: usize,
+    /// Peers with commands that were put off, and the last millisecond in which they had a turn.
+    put_off: VecDeque<u32>,
+    turn_ms: u64,
     /// Peers of the batch that was announced last, in order of its datagrams, and the first of them
     /// whose datagram has not come.
     expected: Vec<u32>,
@@ -157,6 +160,8 @@ impl Host {
                 adjusted: Vec::new(),
             },
             broadcasts: 0,
+            put_off: VecDeque::new(),
+            turn_ms: 0,
             expected: Vec::new(),
             expected_at: 0,
             body: Vec::new(),
@@ -273,9 +278,11 @@ impl Host {
         (self.expected, self.expected_at) = (expected, 0);
     }
 
-    /// Does everything that is due at `now`: pings, lost commands, peers that no longer answer.
+    /// Does everything that is due at `now`: pings, lost commands, peers that no longer answer, and
+    /// what peers have sent beyond their share of a millisecond.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
+        self.catch_up();
         while let Some((_, timer)) = self.timers.pop_due(now) {
             match timer {
                 Timer::Peer(id) => {
@@ -395,7 +402,8 @@ impl Host {
     /// nothing is scheduled. Never later than needed, sometimes earlier.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.timers.next()
+        let turn = (!self.put_off.is_empty()).then(|| Instant::from_millis(self.turn_ms + 1));
+        [self.timers.next(), turn].into_iter().flatten().min()
     }
 }
 

@@ -1,5 +1,6 @@
 //! One connection: what it sends, what it receives, and how it ends.
 
+mod backlog;
 mod receiving;
 mod sending;
 
@@ -9,6 +10,9 @@ use core::net::SocketAddr;
 
 use bytes::Bytes;
 use throng_stdx::TimerKey;
+
+#[cfg(test)]
+pub(crate) use backlog::COMMANDS_PER_TURN;
 
 use crate::budget::{Budget, Held, OVERHEAD, Ranks};
 use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN, Windows};
@@ -153,6 +157,10 @@ pub(crate) struct Peer {
     timeout_min_ms: u32,
     timeout_max_ms: u32,
     pub(crate) live_at: u32,
+    /// The present turn, in milliseconds, and the commands that were obeyed in it.
+    turn_ms: u32,
+    turn_commands: u32,
+    backlog: Option<Box<backlog::Backlog>>,
 }
 
 /// Has `$look` look at a value in each cache line of a [`Peer`]: where it is, and a value there.
@@ -348,6 +356,9 @@ impl Peer {
             timeout_min_ms: TIMEOUT_MIN_MS,
             timeout_max_ms: TIMEOUT_MAX_MS,
             live_at: 0,
+            turn_ms: 0,
+            turn_commands: 0,
+            backlog: None,
         }
     }
 
@@ -556,6 +567,7 @@ impl Peer {
     pub(crate) fn finish(&mut self, ctx: &mut Context, data: u32, reason: Reason) {
         debug_assert_ne!(self.state, State::Over);
         self.clear_outgoing(ctx);
+        self.drop_backlog(ctx);
         self.acks = Queue::new();
         self.lanes = Vec::new();
         self.waiting = Waiting::default();
@@ -737,8 +749,8 @@ impl Peer {
             .sum();
         assert_eq!(
             self.held.bytes,
-            self.waiting.held_bytes() + inbox,
-            "what is held waits or is in the inbox"
+            self.waiting.held_bytes() + inbox + self.put_off_bytes(),
+            "what is held waits, is in the inbox, or was put off"
         );
         assert_eq!(self.held.inbox, inbox);
         assert_eq!(self.rank, Ranks::rank(self.held));
