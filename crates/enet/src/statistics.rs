@@ -100,11 +100,6 @@ impl Counts {
         self.sum_ms = self.sum_ms.saturating_add(rtt_ms);
     }
 
-    /// Round trips of less than a millisecond.
-    pub(crate) fn first(&self) -> u32 {
-        self.buckets[0]
-    }
-
     pub(crate) fn wide(&self) -> RoundTrips {
         RoundTrips { buckets: self.buckets.map(u64::from), sum_ms: self.sum_ms.into() }
     }

@@ -226,7 +226,8 @@ impl Host {
     }
 }
 
-/// The least by which a timer is put off before it fires.
-const TIMER_EARLY_MS: u64 = 400;
+/// The least by which a timer is put off before it fires: less than a ping interval without the
+/// shortest patience for an acknowledgement.
+const TIMER_EARLY_MS: u64 = 450;
 /// At most one look for stale handshakes in this time.
 const HALF_OPEN_LOOK_MS: u64 = 100;
