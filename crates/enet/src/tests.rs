@@ -282,7 +282,7 @@ fn a_burst_of_tiny_commands_takes_turns_with_other_peers() {
     }
     let most = u64::from(COMMANDS_PER_TURN) * 8;
     assert!(work::steps() - before < most, "{} steps for the burst", work::steps() - before);
-    // Who comes behind the burst is served at once.
+    // A peer behind the burst is served at once.
     crowd.send(2, 1);
     let (mut received, mut turns) = (0, 0);
     loop {

@@ -69,8 +69,8 @@ impl LocalIds {
 
     /// Shows `found` the owner of the only id towards each of `addresses`, where it has one.
     ///
-    /// All hashes of a part first: the reads of its entries, which are not in the processor's cache,
-    /// overlap then.
+    /// All hashes of a part first: the reads of its entries, which are not in the processor's
+    /// cache, overlap then.
     pub(super) fn only_owners(
         &self,
         mut addresses: impl Iterator<Item = SocketAddr>,

@@ -12,7 +12,7 @@ use crate::budget::OVERHEAD;
 pub(crate) struct Backlog {
     /// The commands of a datagram, or what is left of them, and the time that it carried.
     datagrams: VecDeque<(Bytes, Option<u16>)>,
-    /// What they cost, as the budget counts it.
+    /// Their cost, as the budget counts it.
     held: usize,
 }
 
@@ -30,8 +30,8 @@ impl Peer {
         self.backlog.is_some()
     }
 
-    /// Puts off the commands of a datagram, behind or before those that wait. False when there is no
-    /// room for them.
+    /// Puts off the commands of a datagram, behind or before those that wait. False when there is
+    /// no room for them.
     pub(crate) fn put_off(
         &mut self,
         ctx: &mut Context,
@@ -83,8 +83,8 @@ impl Peer {
     }
 }
 
-/// Commands of one peer that are obeyed in a turn, a millisecond of the host's clock: more than full
-/// datagrams bring at 20 Gbit/s. The most expensive ones, fragments of a byte, take some 7 ms.
+/// Commands of one peer that are obeyed in a turn, a millisecond of the host's clock: more than
+/// full datagrams bring at 20 Gbit/s. The most expensive ones, fragments of a byte, take some 7 ms.
 pub(crate) const COMMANDS_PER_TURN: u32 = 2_048;
 /// Bytes of commands put off for one peer; further datagrams are dropped and come again.
 const BACKLOG_MAX: usize = 4 << 20;

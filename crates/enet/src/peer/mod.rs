@@ -112,8 +112,9 @@ pub(crate) struct Peer {
     inbox: Queue<Event>,
     in_flight_bytes: usize,
 
-    /// Packets that may get lost. One of three queues in the order of queueing, beside `control` and
-    /// `reliable`: when the window is closed, the others pass without a look at what is held back.
+    /// Packets that may get lost. One of three queues in the order of queueing, beside `control`
+    /// and `reliable`: when the window is closed, the others pass without a look at what is held
+    /// back.
     loose: Queue<Queued<Outgoing>>,
 
     waiting: Waiting,
@@ -164,8 +165,8 @@ pub(crate) struct Peer {
     groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
 }
 
-/// Has `$look` look at a value in each cache line of a [`Peer`] that most datagrams use: where it is,
-/// and a value there.
+/// Has `$look` look at a value in each cache line of a [`Peer`] that most datagrams use: where it
+/// is, and a value there.
 macro_rules! look_at_lines {
     ($peer:expr, $look:ident) => {
         $look!($peer.is_mapped, $peer.is_mapped);
