@@ -8,7 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 ///
 /// IPv4 addresses and the IPv6 addresses that stand for them are the same here, as they are for the
 /// kernel. The flow label says nothing about who sent a datagram and is left out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Key([u32; 6]);
 
 impl Key {

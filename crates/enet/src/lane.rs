@@ -6,16 +6,19 @@
 //! unreliable packets follow the reliable number they carry: dropped behind r, delivered at r, in `loose` ahead of it
 //! ```
 
+use alloc::boxed::Box;
+
 use bytes::Bytes;
 
 use crate::Delivery;
 use crate::budget::{Budget, Held, OVERHEAD};
-use crate::sent::Numbers;
+use crate::sent::{Numbers, SentIndex};
 use crate::waiting::{Added, Kind, PacketKey, Waiting};
 use crate::wire::Fragment;
 use crate::work;
 
-/// A lane's state, created when the lane is first used.
+/// A lane's state, created when the lane is first used. Small, so that those of a few lanes share a
+/// cache line.
 #[derive(Debug)]
 pub(crate) struct LaneState {
     pub(crate) id: u8,
@@ -23,13 +26,20 @@ pub(crate) struct LaneState {
     pub(crate) reliable_out: u16,
     /// Last unreliable number given since.
     pub(crate) unreliable_out: u16,
-    pub(crate) unacknowledged: Numbers,
-    /// Unacknowledged commands in each sixteenth of the number space.
-    windows: [u16; WINDOWS],
-    /// Reliable numbers delivered so far; the low half is the number on the wire.
-    delivered: u64,
     /// Last unreliable number delivered at `delivered`.
     unreliable_in: u16,
+    /// Reliable numbers delivered so far; the low half is the number on the wire.
+    delivered: u64,
+    /// From the first reliable packet sent on.
+    flight: Option<Box<Flight>>,
+}
+
+/// Reliable commands of a lane that are on their way.
+#[derive(Debug, Default)]
+struct Flight {
+    unacknowledged: Numbers,
+    /// Unacknowledged commands in each sixteenth of the number space.
+    windows: [u16; WINDOWS],
 }
 
 /// Result of a data command.
@@ -66,45 +76,45 @@ impl Inward<'_> {
 
 impl LaneState {
     pub(crate) fn new(id: u8) -> Self {
-        Self {
-            id,
-            reliable_out: 0,
-            unreliable_out: 0,
-            unacknowledged: Numbers::default(),
-            windows: [0; WINDOWS],
-            delivered: 0,
-            unreliable_in: 0,
-        }
+        Self { id, reliable_out: 0, unreliable_out: 0, unreliable_in: 0, delivered: 0, flight: None }
     }
 
     // ---- sending
 
     /// True if a number may be sent for the first time. Spec: enet §11.3
     pub(crate) fn window_is_open(&self, number: u16) -> bool {
-        if !number.is_multiple_of(WINDOW_NUMBERS) {
+        let Some(flight) = self.flight.as_ref().filter(|_| number.is_multiple_of(WINDOW_NUMBERS)) else {
             return true;
-        }
+        };
         let window = usize::from(number / WINDOW_NUMBERS);
-        let before = self.windows[(window + WINDOWS - 1) % WINDOWS];
+        let before = flight.windows[(window + WINDOWS - 1) % WINDOWS];
         before < WINDOW_NUMBERS
-            && (0..WINDOWS_FREE_SENDER).all(|ahead| self.windows[(window + ahead) % WINDOWS] == 0)
+            && (0..WINDOWS_FREE_SENDER).all(|ahead| flight.windows[(window + ahead) % WINDOWS] == 0)
     }
 
-    pub(crate) fn note_sent(&mut self, number: u16) {
-        self.windows[usize::from(number / WINDOW_NUMBERS)] += 1;
+    /// Notes that a number was sent for the first time, as the command at `index`.
+    pub(crate) fn note_sent(&mut self, number: u16, index: SentIndex) {
+        let flight = self.flight.get_or_insert_default();
+        flight.windows[usize::from(number / WINDOW_NUMBERS)] += 1;
+        flight.unacknowledged.push(number, index);
+    }
+
+    /// The command on its way under a number.
+    pub(crate) fn sent(&self, number: u16) -> Option<SentIndex> {
+        self.flight.as_ref()?.unacknowledged.get(number)
     }
 
     pub(crate) fn note_acknowledged(&mut self, number: u16) {
-        self.unacknowledged.remove(number);
-        let window = &mut self.windows[usize::from(number / WINDOW_NUMBERS)];
+        let Some(flight) = &mut self.flight else { return };
+        flight.unacknowledged.remove(number);
+        let window = &mut flight.windows[usize::from(number / WINDOW_NUMBERS)];
         debug_assert!(*window > 0);
         *window = window.saturating_sub(1);
     }
 
     /// Forgets what was sent: the connection is ending.
     pub(crate) fn forget_sent(&mut self) {
-        self.unacknowledged.clear();
-        self.windows = [0; WINDOWS];
+        self.flight = None;
     }
 
     /// The most numbers that a packet after `reliable_out` may use: beyond them a receiver
@@ -459,11 +469,10 @@ mod tests {
     fn the_sender_stops_before_the_windows_run_full() {
         let mut lane = LaneState::new(0);
         assert!(lane.window_is_open(0) && lane.window_is_open(5));
-        lane.note_sent(4096);
+        lane.note_sent(4096, 0);
         assert!(!lane.window_is_open(0), "window 1 is within ten of window 0");
         assert!(!lane.window_is_open(8 * 4096), "ten windows from 8 reach window 1");
         assert!(lane.window_is_open(7 * 4096));
-        lane.unacknowledged.push(4096, 0);
         lane.note_acknowledged(4096);
         assert!(lane.window_is_open(0));
     }

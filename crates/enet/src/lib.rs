@@ -131,6 +131,7 @@ mod host;
 mod lane;
 mod path;
 mod peer;
+mod queue;
 mod range_coder;
 mod secret;
 #[cfg(feature = "secure")]

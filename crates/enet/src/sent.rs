@@ -94,6 +94,7 @@ impl Sent {
 pub(crate) type SentIndex = u32;
 
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct SentLog {
     entries: Vec<Sent>,
     free: Vec<SentIndex>,
@@ -130,6 +131,14 @@ impl SentLog {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Reads what an acknowledgement will need of the only command in the log, if there is one.
+    pub(crate) fn prefetch(&self) {
+        core::hint::black_box((
+            self.entries.first().map(|sent| (sent.number, sent.attempts, sent.previous)),
+            self.deadlines.peek().map(|&Reverse((deadline, ..))| deadline),
+        ));
     }
 
     pub(crate) fn get(&self, index: SentIndex) -> &Sent {

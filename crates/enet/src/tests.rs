@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use throng_stdx::{Instant, Rng};
 
+use crate::peer::COMMANDS_PER_TURN;
 use crate::wire::{Body, CHANNEL_NONE, Command, Fragment, Handshake, Header, PEER_ID_NONE, SESSION_UNUSED};
 use crate::{BandwidthReports, Config, Delivery, Event, Host, Lane, PeerId, SendError, work};
 
@@ -139,6 +140,7 @@ fn numbers_in_falling_order_cost_no_more_than_in_rising_order() {
         let mut datagram = Vec::new();
         header.encode(&mut datagram);
         datagram.extend_from_slice(command);
+        pair.now += Duration::from_micros(1);
         pair.hosts[1].handle_datagram(pair.now, address(0), &datagram);
         let mut out = Vec::new();
         while pair.hosts[1].poll_transmit(pair.now, &mut out).is_some() {}
@@ -225,8 +227,10 @@ fn client_header(pair: &mut Pair, peer: PeerId) -> Header {
     Header { sent_time: Some(0), ..header }
 }
 
-/// Hands the server of `pair` one command that its client could have sent.
+/// Hands the server of `pair` one command that its client could have sent, a microsecond after the
+/// one before: all of them have their turn at once.
 fn inject(pair: &mut Pair, header: Header, command: Command<'_>) {
+    pair.now += Duration::from_micros(1);
     let mut datagram = Vec::new();
     header.encode(&mut datagram);
     command.encode(&mut datagram);
@@ -256,6 +260,66 @@ fn incomplete_unreliable_packets_do_not_slow_down_complete_ones() {
     let received = core::iter::from_fn(|| pair.hosts[1].poll_event()).count();
     assert_eq!(received, 9_999);
     assert!(steps < 50_000, "{steps} steps for 9,999 packets");
+}
+
+#[test]
+fn a_burst_of_tiny_commands_takes_turns_with_other_peers() {
+    const BURST: u16 = 60_000;
+    let now = Instant::from_millis(1_000);
+    let config = Config { naming: crate::Naming::Sequential, ..Config::new(2) };
+    let mut crowd = Crowd { now, host: Host::new(now, config).expect("sound") };
+    crowd.join(1);
+    crowd.join(2);
+    let before = work::steps();
+    let mut datagram = Vec::new();
+    for first in (1..BURST).step_by(50) {
+        datagram.clear();
+        Header { peer_id: 0, session: 0, compressed: false, sent_time: None }.encode(&mut datagram);
+        for number in first..first + 50 {
+            loose_fragment(number, 1, 0).encode(&mut datagram);
+        }
+        crowd.host.handle_datagram(crowd.now, Crowd::address(1), &datagram);
+    }
+    let most = u64::from(COMMANDS_PER_TURN) * 8;
+    assert!(work::steps() - before < most, "{} steps for the burst", work::steps() - before);
+    // A peer behind the burst is served at once.
+    crowd.send(2, 1);
+    let (mut received, mut turns) = (0, 0);
+    loop {
+        let (before, lens) = (work::steps(), crowd.events().0);
+        assert_eq!(lens.contains(&1_024), turns == 0);
+        received += lens.len();
+        let Some(at) = crowd.host.next_timeout().filter(|&at| at < now + Duration::from_millis(100)) else {
+            break;
+        };
+        crowd.now = at;
+        crowd.host.handle_timeout(at);
+        let steps = work::steps() - before;
+        assert!(steps < most, "{steps} steps for a turn");
+        turns += 1;
+    }
+    assert_eq!((received, turns), (usize::from(BURST) + 1, u32::from(BURST).div_ceil(COMMANDS_PER_TURN) - 1));
+    assert_eq!(crowd.host.held_bytes(), 0);
+}
+
+#[test]
+fn announcing_a_batch_takes_no_steps_however_much_waits() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    let header = client_header(&mut pair, peer);
+    // Number 1 never comes.
+    for number in 2..1_002 {
+        let body = Body::SendReliable { payload: b"x" };
+        inject(
+            &mut pair,
+            header,
+            Command { channel: 0, number, acknowledge: false, unsequenced: false, body },
+        );
+    }
+    assert!(pair.hosts[1].held_bytes() > 100_000, "{} bytes wait", pair.hosts[1].held_bytes());
+    let before = work::steps();
+    pair.hosts[1].prefetch([address(0); 64]);
+    assert_eq!(work::steps() - before, 0);
 }
 
 #[test]
@@ -591,8 +655,9 @@ fn room_is_made_without_a_look_at_all_peers() {
         crowd.join(60_000);
         let before = work::steps();
         crowd.send(60_000, 60);
+        let steps = work::steps() - before;
         assert_eq!(crowd.events(), ([60 << 10].into(), 1));
-        work::steps() - before
+        steps
     };
     let (few, many) = (steps(20), steps(400));
     assert!(many <= few + 20, "{few} steps among 20 hoarders, {many} among 400");

@@ -225,9 +225,13 @@ impl Waiting {
         }
     }
 
-    /// Bytes that all packets together cost.
+    /// Bytes that all packets together cost, with a look at each.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.packets.values().map(Incoming::cost).sum()
+        let cost = |incoming| {
+            work::step();
+            Incoming::cost(incoming)
+        };
+        self.packets.values().map(cost).sum()
     }
 }
 

@@ -110,9 +110,12 @@ impl Host {
             return;
         }
         if let Some(deadline) = peer.next_deadline(self.ctx.now_ms) {
-            // A timer that is too early costs one look; moving it at every acknowledgement would
-            // cost more.
-            let is_armed = peer.timer.is_some_and(|(at, _)| at <= deadline);
+            // A timer that is too early costs one look, at a peer that is no longer in the
+            // processor's cache: worth moving where it stood for a command that was acknowledged,
+            // and not at every acknowledgement of a stream.
+            let is_armed = peer.timer.is_some_and(|(at, _)| {
+                at <= deadline && (deadline - at < TIMER_EARLY_MS || peer.awaits_acknowledgement())
+            });
             if !is_armed {
                 if let Some((_, key)) = peer.timer.take() {
                     self.timers.cancel(key);
@@ -223,5 +226,8 @@ impl Host {
     }
 }
 
+/// The least by which a timer is put off before it fires: less than a ping interval without the
+/// shortest patience for an acknowledgement.
+const TIMER_EARLY_MS: u64 = 450;
 /// At most one look for stale handshakes in this time.
 const HALF_OPEN_LOOK_MS: u64 = 100;

@@ -5,10 +5,11 @@
 //! a small table, and a bitmap from 33 ids on.
 
 use alloc::boxed::Box;
+use core::hash::BuildHasher as _;
 use core::net::SocketAddr;
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
+use hashbrown::hash_table::Entry;
+use hashbrown::{HashMap, HashTable};
 
 use super::Owner;
 use crate::address::Key;
@@ -19,7 +20,8 @@ use crate::work;
 /// Owners of the ids in use, by remote address and id.
 #[derive(Debug)]
 pub(super) struct LocalIds {
-    addresses: HashMap<Key, Ids, Keyed>,
+    addresses: HashTable<(Key, Ids)>,
+    keyed: Keyed,
     /// Keys the tables of addresses with several ids.
     hasher: Keyed,
     len: usize,
@@ -43,8 +45,14 @@ struct Crowd {
 
 impl LocalIds {
     pub(super) fn new(secret: &mut Secret) -> Self {
-        let (addresses, hasher) = (HashMap::with_hasher(secret.table_key()), secret.table_key());
-        Self { addresses, hasher, len: 0 }
+        let (keyed, hasher) = (secret.table_key(), secret.table_key());
+        Self { addresses: HashTable::new(), keyed, hasher, len: 0 }
+    }
+
+    fn find(&self, address: SocketAddr) -> Option<&Ids> {
+        let key = Key::new(address, 0);
+        let found = self.addresses.find(self.keyed.hash_one(key), |(known, _)| *known == key);
+        found.map(|(_, ids)| ids)
     }
 
     /// Ids in use, over all addresses.
@@ -53,23 +61,43 @@ impl LocalIds {
     }
 
     pub(super) fn get(&self, address: SocketAddr, id: u16) -> Option<Owner> {
-        match self.addresses.get(&Key::new(address, 0))? {
+        match self.find(address)? {
             Ids::One(used, owner) => (*used == id).then_some(*owner),
             Ids::Many(crowd) => crowd.owners.get(&id).copied(),
         }
     }
 
-    /// Owner of the only id towards `address`.
-    pub(super) fn only_owner(&self, address: SocketAddr) -> Option<Owner> {
-        match self.addresses.get(&Key::new(address, 0))? {
-            Ids::One(_, owner) => Some(*owner),
-            Ids::Many(_) => None,
+    /// Shows `found` the owner of the only id towards each of `addresses`, where it has one.
+    ///
+    /// All hashes of a part first: the reads of its entries, which are not in the processor's
+    /// cache, overlap then.
+    pub(super) fn only_owners(
+        &self,
+        mut addresses: impl Iterator<Item = SocketAddr>,
+        mut found: impl FnMut(Owner),
+    ) {
+        let mut part = [(Key::default(), 0); 32];
+        loop {
+            let mut len = 0;
+            for (place, address) in part.iter_mut().zip(&mut addresses) {
+                let key = Key::new(address, 0);
+                *place = (key, self.keyed.hash_one(key));
+                len += 1;
+            }
+            for (key, hash) in &part[..len] {
+                if let Some((_, Ids::One(_, owner))) = self.addresses.find(*hash, |(known, _)| known == key) {
+                    found(*owner);
+                }
+            }
+            if len < part.len() {
+                return;
+            }
         }
     }
 
     /// True if an id towards `address` belongs to a peer.
     pub(super) fn has_peer_at(&self, address: SocketAddr) -> bool {
-        self.addresses.get(&Key::new(address, 0)).is_some_and(|ids| match ids {
+        self.find(address).is_some_and(|ids| match ids {
             Ids::One(_, owner) => is_peer(owner),
             Ids::Many(crowd) => crowd.peers > 0,
         })
@@ -79,7 +107,7 @@ impl LocalIds {
     /// 4,095 are in use.
     pub(super) fn free_id(&self, address: SocketAddr, first: u16) -> Option<u16> {
         let around = |offset: u16| (first + offset) % PEER_ID_NONE;
-        match self.addresses.get(&Key::new(address, 0)) {
+        match self.find(address) {
             None => Some(first),
             Some(Ids::One(used, _)) => Some(if *used == first { around(1) } else { first }),
             Some(Ids::Many(crowd)) => match &crowd.used {
@@ -95,18 +123,21 @@ impl LocalIds {
     pub(super) fn insert(&mut self, address: SocketAddr, id: u16, owner: Owner) {
         debug_assert!(id < PEER_ID_NONE && self.get(address, id).is_none());
         self.len += 1;
-        match self.addresses.entry(Key::new(address, 0)) {
+        let (key, keyed) = (Key::new(address, 0), &self.keyed);
+        let hash = keyed.hash_one(key);
+        match self.addresses.entry(hash, |(known, _)| *known == key, |(known, _)| keyed.hash_one(known)) {
             Entry::Vacant(entry) => {
-                entry.insert(Ids::One(id, owner));
+                entry.insert((key, Ids::One(id, owner)));
             }
             Entry::Occupied(mut entry) => {
-                if let Ids::One(first, first_owner) = *entry.get() {
+                let ids = &mut entry.get_mut().1;
+                if let Ids::One(first, first_owner) = *ids {
                     let owners = HashMap::with_hasher(self.hasher.clone());
                     let mut crowd = Box::new(Crowd { owners, peers: 0, used: None });
                     crowd.insert(first, first_owner);
-                    entry.insert(Ids::Many(crowd));
+                    *ids = Ids::Many(crowd);
                 }
-                if let Ids::Many(crowd) = entry.get_mut() {
+                if let Ids::Many(crowd) = ids {
                     crowd.insert(id, owner);
                 }
             }
@@ -114,8 +145,11 @@ impl LocalIds {
     }
 
     pub(super) fn remove(&mut self, address: SocketAddr, id: u16) {
-        let Entry::Occupied(mut entry) = self.addresses.entry(Key::new(address, 0)) else { return };
-        match entry.get_mut() {
+        let key = Key::new(address, 0);
+        let hash = self.keyed.hash_one(key);
+        let Ok(mut entry) = self.addresses.find_entry(hash, |(known, _)| *known == key) else { return };
+        let ids = &mut entry.get_mut().1;
+        match ids {
             Ids::One(used, _) => {
                 if *used == id {
                     entry.remove();
@@ -125,7 +159,7 @@ impl LocalIds {
             Ids::Many(crowd) => {
                 self.len -= usize::from(crowd.remove(id));
                 if let (1, Some((&id, &owner))) = (crowd.owners.len(), crowd.owners.iter().next()) {
-                    entry.insert(Ids::One(id, owner));
+                    *ids = Ids::One(id, owner);
                 }
             }
         }

@@ -70,6 +70,13 @@ pub struct Host {
     bandwidth: Bandwidth,
     /// Attempts addressed to the broadcast address, which take the address of the first answer.
     broadcasts: usize,
+    /// Peers with commands that were put off, and the last millisecond in which they had a turn.
+    put_off: VecDeque<u32>,
+    turn_ms: u64,
+    /// Peers of the batch that was announced last, in order of its datagrams, and the first of them
+    /// whose datagram has not come.
+    expected: Vec<u32>,
+    expected_at: usize,
     /// Commands of the datagram being read or written, before and after compression.
     body: Vec<u8>,
     packed: Vec<u8>,
@@ -153,6 +160,10 @@ impl Host {
                 adjusted: Vec::new(),
             },
             broadcasts: 0,
+            put_off: VecDeque::new(),
+            turn_ms: 0,
+            expected: Vec::new(),
+            expected_at: 0,
             body: Vec::new(),
             packed: Vec::new(),
             ctx: Context {
@@ -248,21 +259,30 @@ impl Host {
         self.packed = unpacked;
     }
 
-    /// Reads what a datagram from this address will need. With thousands of peers their state is
-    /// not in the processor's cache, and the reads of a whole batch overlap while those of one
-    /// datagram after the other do not: call it for the senders of a batch before its datagrams.
-    /// Changes nothing.
-    pub fn prefetch(&self, from: SocketAddr) {
-        if let Some(Owner::Peer(index)) = self.local_ids.only_owner(from)
-            && let Some(peer) = &self.slots[index as usize].peer
-        {
-            peer.prefetch();
-        }
+    /// Reads what the datagrams of a batch will need, given their senders in order. With thousands
+    /// of peers their state is not in the processor's cache, and the reads of a whole batch overlap
+    /// while those of one datagram after the other do not: call it before the datagrams of the
+    /// batch. Has no effect that can be seen.
+    pub fn prefetch(&mut self, senders: impl IntoIterator<Item = SocketAddr>) {
+        let mut expected = core::mem::take(&mut self.expected);
+        expected.clear();
+        self.local_ids.only_owners(senders.into_iter(), |owner| {
+            if let Owner::Peer(index) = owner {
+                expected.push(index);
+            }
+        });
+        // Loops of their own: nothing keeps the processor from many reads at once.
+        let peer = |index: &u32| self.slots[*index as usize].peer.as_deref();
+        expected.iter().filter_map(peer).for_each(Peer::prefetch);
+        expected.iter().filter_map(peer).for_each(Peer::prefetch_parts);
+        (self.expected, self.expected_at) = (expected, 0);
     }
 
-    /// Does everything that is due at `now`: pings, lost commands, peers that no longer answer.
+    /// Does everything that is due at `now`: pings, lost commands, peers that no longer answer, and
+    /// what peers have sent beyond their share of a millisecond.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.advance(now);
+        self.catch_up();
         while let Some((_, timer)) = self.timers.pop_due(now) {
             match timer {
                 Timer::Peer(id) => {
@@ -382,7 +402,8 @@ impl Host {
     /// nothing is scheduled. Never later than needed, sometimes earlier.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.timers.next()
+        let turn = (!self.put_off.is_empty()).then(|| Instant::from_millis(self.turn_ms + 1));
+        [self.timers.next(), turn].into_iter().flatten().min()
     }
 }
 

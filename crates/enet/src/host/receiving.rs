@@ -10,10 +10,12 @@ use crate::peer::Flow;
 use crate::peer::State;
 use crate::types::Reason;
 use crate::wire::{Command, Dialect, Header, PEER_ID_NONE};
+use crate::work;
 
 impl Host {
     pub(super) fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
-        let mut owner = self.local_ids.get(from, header.peer_id);
+        let mut owner =
+            self.expected_owner(from, header.peer_id).or_else(|| self.local_ids.get(from, header.peer_id));
         if owner.is_none() && self.broadcasts > 0 {
             owner = self.adopt_broadcast(from, header.peer_id);
         }
@@ -26,6 +28,18 @@ impl Host {
             Owner::HalfOpen(index) => self.half_open.get_mut(index)?.names.session_in,
         };
         owner.filter(|_| session == header.session)
+    }
+
+    /// The owner without a look into the tables, if it is the next one that was
+    /// [announced](Host::prefetch), or the one after that: a datagram may have been dropped.
+    fn expected_owner(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
+        let next = self.expected.iter().enumerate().skip(self.expected_at).take(2);
+        let (at, index) = next.map(|(at, &index)| (at, index)).find(|&(_, index)| {
+            let peer = self.slots[index as usize].peer.as_deref();
+            peer.is_some_and(|peer| peer.is_mapped && peer.local_id == id && peer.address == from)
+        })?;
+        self.expected_at = at + 1;
+        Some(Owner::Peer(index))
     }
 
     /// Dialect of a datagram's sender. Spec: enet §18
@@ -94,12 +108,56 @@ impl Host {
         Some(commands)
     }
 
-    pub(super) fn read_commands(&mut self, index: u32, mut commands: &[u8], sent_time: Option<u16>) {
-        if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
-            peer.note_heard(self.ctx.now_ms);
+    pub(super) fn read_commands(&mut self, index: u32, commands: &[u8], sent_time: Option<u16>) {
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        peer.note_heard(self.ctx.now_ms);
+        if !peer.has_backlog() {
+            return self.obey(index, commands, sent_time);
         }
+        // In order, behind what the peer has sent before.
+        if !peer.put_off(&mut self.ctx, commands, sent_time, false) {
+            self.ctx.stats.dropped_full += 1;
+        }
+    }
+
+    /// Gives those whose commands were put off their next turn.
+    pub(super) fn catch_up(&mut self) {
+        if self.turn_ms >= self.ctx.now_ms {
+            return;
+        }
+        self.turn_ms = self.ctx.now_ms;
+        for _ in 0..self.put_off.len() {
+            let Some(index) = self.put_off.pop_front() else { return };
+            while let Some(peer) = self.slots[index as usize].peer.as_deref_mut()
+                && let Some((commands, sent_time)) = peer.take_put_off(&mut self.ctx)
+            {
+                work::step();
+                self.obey(index, &commands, sent_time);
+                // If it has used up its turn, it is in the list again.
+                if self.put_off.back() == Some(&index) {
+                    break;
+                }
+            }
+            self.settle(index, true);
+        }
+    }
+
+    /// Obeys the commands of a datagram, or as many as the peer's turn has room for.
+    fn obey(&mut self, index: u32, mut commands: &[u8], sent_time: Option<u16>) {
         while !commands.is_empty() {
             let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+            if !peer.takes_command(self.ctx.now_ms) {
+                if !peer.put_off(&mut self.ctx, commands, sent_time, true) {
+                    self.ctx.stats.dropped_full += 1;
+                }
+                if peer.has_backlog() {
+                    if self.put_off.is_empty() {
+                        self.turn_ms = self.ctx.now_ms;
+                    }
+                    self.put_off.push_back(index);
+                }
+                return;
+            }
             let mut rest = commands;
             let flow = Command::decode(commands).map_or(Flow::Stop, |(command, len)| {
                 rest = &commands[len..];

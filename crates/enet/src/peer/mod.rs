@@ -1,21 +1,25 @@
 //! One connection: what it sends, what it receives, and how it ends.
 
+mod backlog;
 mod receiving;
 mod sending;
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::net::SocketAddr;
 
 use bytes::Bytes;
 use throng_stdx::TimerKey;
 
+#[cfg(test)]
+pub(crate) use backlog::COMMANDS_PER_TURN;
+
 use crate::budget::{Budget, Held, OVERHEAD, Ranks};
 use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN, Windows};
 use crate::estimate::{Estimate, Loss};
 use crate::lane::LaneState;
 use crate::path::Path;
+use crate::queue::Queue;
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
 use crate::statistics::{Counts, Traffic};
 use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats, Via};
@@ -53,91 +57,132 @@ pub(crate) enum State {
     Over,
 }
 
+/// A block is a cache line or two. With thousands of peers, a datagram costs more in waiting for
+/// memory than in work, so what most datagrams do not use comes last.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
-    pub(crate) address: SocketAddr,
-    /// The own address that the other end last sent to.
-    pub(crate) via: Via,
     pub(crate) state: State,
     /// The number by which the other end addresses us, and by which we address it.
     pub(crate) local_id: u16,
     pub(crate) remote_id: u16,
+    /// The own address that the other end last sent to.
+    pub(crate) via: Via,
+    mtu: u16,
     pub(crate) connect_id: [u8; 4],
+    window: u32,
+    /// Bandwidth that the other side can take, in bytes per second; 0 is no limit.
+    pub(crate) incoming_bandwidth: u32,
     /// Session ids expected in, and put into, datagrams.
     pub(crate) session_in: u8,
     pub(crate) session_out: u8,
     pub(crate) dialect: Dialect,
+    lanes_max: u8,
+    // Kept by the host.
+    pub(crate) in_ready: bool,
+    pub(crate) in_dirty: bool,
+    pub(crate) in_active: bool,
+    pub(crate) is_mapped: bool,
+    pub(crate) is_remote_mapped: bool,
+    pub(crate) is_limited: bool,
     /// The reason was the other side's acknowledged DISCONNECT: its retransmissions are to be
     /// answered.
     pub(crate) ended_by_remote: bool,
-    lanes_max: u8,
-    mtu: u16,
-    window: u32,
-    /// Bandwidth that the other side can take, and sends at most, in bytes per second; 0 is no
-    /// limit.
-    pub(crate) incoming_bandwidth: u32,
-    pub(crate) outgoing_bandwidth: u32,
+    /// [`Path::note_idle`] is up to date.
+    path_is_idle: bool,
+    pub(crate) rank: u32,
+    /// Time of the last arrival, in eighths of a second rounded up; 0 where that is no reason to
+    /// spare a ping.
+    heard_eighths: u32,
+    /// Bytes in `reliable` and `loose` and of unacknowledged data.
+    queued_bytes: usize,
+
+    pub(crate) address: SocketAddr,
+    pub(crate) held: Held,
+    /// Bytes queued since the bandwidth was last shared out.
+    pub(crate) metered_bytes: u64,
+
+    pub(crate) traffic: Traffic,
+    /// Order in which commands were queued, over all three queues.
+    stamp: u64,
+    /// From the first reliable packet on, and where [`Config::windows`] says so.
+    path: Option<Box<Path>>,
+
+    inbox: Queue<Event>,
+    in_flight_bytes: usize,
+
+    /// Packets that may get lost. One of three queues in the order of queueing, beside `control`
+    /// and `reliable`: when the window is closed, the others pass without a look at what is held
+    /// back.
+    loose: Queue<Queued<Outgoing>>,
+
+    waiting: Waiting,
+    acks: Queue<Ack>,
+
+    /// In order of their numbers; only lanes in use.
+    lanes: Vec<LaneState>,
+    pub(crate) timer: Option<(u64, TimerKey)>,
+    backlog: Option<Box<backlog::Backlog>>,
+    group_base: u16,
+    group_out: u16,
+    control_number: u16,
+
+    sent: SentLog,
+    /// Time of the other side's last acknowledgement.
+    last_ack_ms: Option<u64>,
+    /// The present turn, in milliseconds, and the commands that were obeyed in it.
+    turn_ms: u32,
+    turn_commands: u32,
+
     pub(crate) estimate: Estimate,
     loss: Loss,
-    round_trips: Counts,
-    lowest_rtt_ms: u32,
-    pub(crate) traffic: Traffic,
+    /// Commands about the connection.
+    control: Queue<Queued<Box<Body<'static>>>>,
+
+    /// Reliable data.
+    reliable: Queue<Queued<Outgoing>>,
+
+    /// Commands to be sent again, connection and data, in the order they were found lost.
+    resend_control: Queue<Queued<SentIndex>>,
+    resend_data: Queue<Queued<SentIndex>>,
+
+    // Not read in advance.
+    control_unacknowledged: Numbers,
     resent_commands: u64,
+    /// Oldest of the transmissions that have expired since the last acknowledgement.
+    earliest_loss_ms: Option<u64>,
+
+    round_trips: Counts,
     ping_interval_ms: u32,
     timeout_limit: u32,
     timeout_min_ms: u32,
     timeout_max_ms: u32,
-    /// Time of the other side's last acknowledgement.
-    last_ack_ms: Option<u64>,
-    /// Time of the last arrival, in eighths of a second rounded up; 0 where that is no reason to
-    /// spare a ping.
-    heard_eighths: u32,
-    /// Oldest of the transmissions that have expired since the last acknowledgement.
-    earliest_loss_ms: Option<u64>,
-
-    control_number: u16,
-    group_out: u16,
-    /// Order in which commands were queued, over all three queues.
-    stamp: u64,
-    /// Commands about the connection, reliable data, and the rest, in the order they were queued.
-    /// Three queues: when the window is closed, the others pass without a look at what is held
-    /// back.
-    control: VecDeque<Queued<Body<'static>>>,
-    reliable: VecDeque<Queued<Outgoing>>,
-    loose: VecDeque<Queued<Outgoing>>,
-    /// Bytes in `reliable` and `loose` and of unacknowledged data.
-    queued_bytes: usize,
-    /// Commands to be sent again, connection and data, in the order they were found lost.
-    resend_control: VecDeque<Queued<SentIndex>>,
-    resend_data: VecDeque<Queued<SentIndex>>,
-    sent: SentLog,
-    /// From the first reliable packet on, and where [`Config::windows`] says so.
-    path: Option<Box<Path>>,
-    control_unacknowledged: Numbers,
-    in_flight_bytes: usize,
-    acks: VecDeque<Ack>,
-    /// Bytes queued since the bandwidth was last shared out.
-    pub(crate) metered_bytes: u64,
-    pub(crate) in_active: bool,
-
-    /// In order of their numbers; only lanes in use.
-    lanes: Vec<LaneState>,
-    group_base: u16,
-    groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
-    pub(crate) held: Held,
-    waiting: Waiting,
-    inbox: VecDeque<Event>,
-
-    // Kept by the host.
-    pub(crate) in_ready: bool,
-    pub(crate) in_dirty: bool,
-    pub(crate) is_mapped: bool,
-    pub(crate) is_remote_mapped: bool,
-    pub(crate) is_limited: bool,
     pub(crate) live_at: u32,
-    pub(crate) rank: u32,
-    pub(crate) timer: Option<(u64, TimerKey)>,
+    lowest_rtt_ms: u32,
+    /// Bandwidth that the other side sends at most, as `incoming_bandwidth`.
+    pub(crate) outgoing_bandwidth: u32,
+    groups_seen: Option<Box<[u64; receiving::GROUPS / 64]>>,
+}
+
+/// Has `$look` look at a value in each cache line of a [`Peer`] that most datagrams use: where it
+/// is, and a value there.
+macro_rules! look_at_lines {
+    ($peer:expr, $look:ident) => {
+        $look!($peer.is_mapped, $peer.is_mapped);
+        $look!($peer.held, $peer.held.bytes);
+        $look!($peer.traffic, $peer.traffic.packets_in);
+        $look!($peer.in_flight_bytes, $peer.in_flight_bytes);
+        $look!($peer.loose, $peer.loose.is_empty());
+        $look!($peer.acks, $peer.acks.is_empty());
+        $look!($peer.group_out, $peer.group_out);
+        $look!($peer.sent, $peer.sent.len());
+        $look!($peer.last_ack_ms, $peer.last_ack_ms);
+        $look!($peer.estimate.throttle, $peer.estimate.throttle);
+        $look!($peer.control, $peer.control.is_empty());
+        $look!($peer.reliable, $peer.reliable.is_empty());
+        $look!($peer.resend_data, $peer.resend_data.is_empty());
+    };
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -225,21 +270,24 @@ pub(crate) struct Names {
 }
 
 impl Peer {
-    /// Reads a value of each part of the state that a datagram touches.
+    /// Reads from each cache line, without waiting for one before the next.
     pub(crate) fn prefetch(&self) {
+        macro_rules! read {
+            ($place:expr, $value:expr) => {
+                core::hint::black_box($value)
+            };
+        }
+        look_at_lines!(self, read);
+    }
+
+    /// The same for what the peer refers to, once [`prefetch`](Self::prefetch) has brought the
+    /// references.
+    pub(crate) fn prefetch_parts(&self) {
         core::hint::black_box((
-            self.session_in,
-            self.last_ack_ms,
-            self.control.len(),
-            self.loose.len(),
-            self.sent.len(),
-            self.acks.len(),
-            self.inbox.len(),
-            self.queued_bytes,
-            self.waiting.held_bytes(),
-            self.is_mapped,
             self.lanes.first().map(|lane| lane.id),
+            self.lanes.last().map(|lane| lane.id),
         ));
+        self.sent.prefetch();
     }
 
     fn new(id: PeerId, names: Names, terms: Terms, state: State) -> Self {
@@ -249,64 +297,68 @@ impl Peer {
         estimate.deceleration = terms.throttle_deceleration;
         Self {
             id,
-            address: names.address,
-            via: Via::default(),
             state,
             local_id: names.local_id,
             remote_id: names.remote_id,
+            via: Via::default(),
+            mtu: terms.mtu,
             connect_id: names.connect_id,
+            window: terms.window,
+            incoming_bandwidth: terms.incoming_bandwidth,
             session_in: names.session_in,
             session_out: names.session_out,
             dialect: names.dialect,
-            ended_by_remote: false,
             lanes_max: terms.lanes,
-            mtu: terms.mtu,
-            window: terms.window,
-            incoming_bandwidth: terms.incoming_bandwidth,
-            outgoing_bandwidth: terms.outgoing_bandwidth,
+            in_ready: false,
+            in_dirty: false,
+            in_active: false,
+            is_mapped: false,
+            is_remote_mapped: false,
+            is_limited: false,
+            ended_by_remote: false,
+            path_is_idle: false,
+            rank: 0,
+            heard_eighths: 0,
+            queued_bytes: 0,
+            address: names.address,
+            held: Held::default(),
+            metered_bytes: 0,
+            traffic: Traffic::default(),
+            stamp: 0,
+            path: None,
+            inbox: Queue::new(),
+            in_flight_bytes: 0,
+            loose: Queue::new(),
+            waiting: Waiting::default(),
+            acks: Queue::new(),
+            lanes: Vec::new(),
+            timer: None,
+            backlog: None,
+            group_base: 0,
+            group_out: 0,
+            control_number: 0,
+            sent: SentLog::new(),
+            last_ack_ms: None,
+            turn_ms: 0,
+            turn_commands: 0,
             estimate,
             loss: Loss::default(),
-            round_trips: Counts::default(),
-            lowest_rtt_ms: u32::MAX,
-            traffic: Traffic::default(),
+            control: Queue::new(),
+            reliable: Queue::new(),
+            resend_control: Queue::new(),
+            resend_data: Queue::new(),
+            control_unacknowledged: Numbers::default(),
             resent_commands: 0,
+            earliest_loss_ms: None,
+            round_trips: Counts::default(),
             ping_interval_ms: PING_INTERVAL_MS,
             timeout_limit: TIMEOUT_LIMIT,
             timeout_min_ms: TIMEOUT_MIN_MS,
             timeout_max_ms: TIMEOUT_MAX_MS,
-            last_ack_ms: None,
-            heard_eighths: 0,
-            earliest_loss_ms: None,
-            control_number: 0,
-            group_out: 0,
-            stamp: 0,
-            control: VecDeque::new(),
-            reliable: VecDeque::new(),
-            loose: VecDeque::new(),
-            queued_bytes: 0,
-            resend_control: VecDeque::new(),
-            resend_data: VecDeque::new(),
-            sent: SentLog::new(),
-            path: None,
-            control_unacknowledged: Numbers::default(),
-            in_flight_bytes: 0,
-            acks: VecDeque::new(),
-            metered_bytes: 0,
-            in_active: false,
-            lanes: Vec::new(),
-            group_base: 0,
-            groups_seen: None,
-            held: Held::default(),
-            waiting: Waiting::default(),
-            inbox: VecDeque::new(),
-            in_ready: false,
-            in_dirty: false,
-            is_mapped: false,
-            is_remote_mapped: false,
-            is_limited: false,
             live_at: 0,
-            rank: 0,
-            timer: None,
+            lowest_rtt_ms: u32::MAX,
+            outgoing_bandwidth: terms.outgoing_bandwidth,
+            groups_seen: None,
         }
     }
 
@@ -515,10 +567,12 @@ impl Peer {
     pub(crate) fn finish(&mut self, ctx: &mut Context, data: u32, reason: Reason) {
         debug_assert_ne!(self.state, State::Over);
         self.clear_outgoing(ctx);
-        self.acks = VecDeque::new();
+        self.drop_backlog(ctx);
+        self.acks = Queue::new();
         self.lanes = Vec::new();
-        let waiting = core::mem::take(&mut self.waiting);
-        ctx.budget.give_back(&mut self.held, waiting.held_bytes());
+        self.waiting = Waiting::default();
+        let waiting = self.held.waiting();
+        ctx.budget.give_back(&mut self.held, waiting);
         self.state = State::Over;
         self.inbox.push_back(Event::Disconnected { peer: self.id, data, reason });
         ctx.stats.disconnects += 1;
@@ -530,15 +584,8 @@ impl Peer {
     /// The next event, whose packet no longer counts as held.
     pub(crate) fn pop_event(&mut self, budget: &mut Budget) -> Option<Event> {
         let event = self.inbox.pop_front()?;
-        if matches!(event, Event::Connected { .. }) && self.inbox.is_empty() {
-            // Many connections never receive anything else.
-            self.inbox = VecDeque::new();
-        }
         if let Event::Received { data, .. } = &event {
             budget.give_back_delivered(&mut self.held, data.len());
-        }
-        if self.inbox.is_empty() && self.inbox.capacity() > INBOX_KEPT {
-            self.inbox = VecDeque::new();
         }
         Some(event)
     }
@@ -615,6 +662,11 @@ impl Peer {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
+    }
+
+    /// True if a command is on its way, or waits to be sent again.
+    pub(crate) fn awaits_acknowledgement(&self) -> bool {
+        !self.sent.is_empty()
     }
 
     /// Time at which the next ping is due, if nothing else keeps the link alive. Spec: enet §12.5
@@ -697,8 +749,8 @@ impl Peer {
             .sum();
         assert_eq!(
             self.held.bytes,
-            self.waiting.held_bytes() + inbox,
-            "what is held waits or is in the inbox"
+            self.waiting.held_bytes() + inbox + self.put_off_bytes(),
+            "what is held waits, is in the inbox, or was put off"
         );
         assert_eq!(self.held.inbox, inbox);
         assert_eq!(self.rank, Ranks::rank(self.held));
@@ -758,8 +810,6 @@ const PING_INTERVAL_MS: u32 = 500;
 const TIMEOUT_LIMIT: u32 = 32;
 const TIMEOUT_MIN_MS: u32 = 5_000;
 const TIMEOUT_MAX_MS: u32 = 30_000;
-/// Events for which a connection keeps room when all were taken, 1 KiB.
-const INBOX_KEPT: usize = 16;
 
 #[cfg(test)]
 mod tests {
@@ -769,8 +819,42 @@ mod tests {
     fn an_idle_connection_is_small() {
         // Beside this: two entries in hash tables, a timer, and room for a ping and its
         // acknowledgement.
-        assert!(size_of::<Peer>() <= 920, "{} bytes", size_of::<Peer>());
-        assert!(size_of::<LaneState>() <= 144, "{} bytes", size_of::<LaneState>());
+        assert!(size_of::<Peer>() <= 1_024, "{} bytes", size_of::<Peer>());
+        assert!(size_of::<LaneState>() <= 24, "{} bytes", size_of::<LaneState>());
+    }
+
+    #[test]
+    fn every_cache_line_that_most_datagrams_use_is_looked_at() {
+        let names = Names {
+            address: SocketAddr::from(([10, 0, 0, 1], 1)),
+            local_id: 0,
+            remote_id: 0,
+            connect_id: [0; 4],
+            session_in: 0,
+            session_out: 0,
+            dialect: Dialect::Stock,
+        };
+        let terms = Terms {
+            lanes: 1,
+            mtu: 1_392,
+            window: WINDOW_MAX,
+            incoming_bandwidth: 0,
+            outgoing_bandwidth: 0,
+            throttle_interval: 5_000,
+            throttle_acceleration: 2,
+            throttle_deceleration: 2,
+        };
+        let peer = Peer::new(PeerId { index: 0, generation: 0 }, names, terms, State::Connected);
+        let start = core::ptr::from_ref(&peer).addr();
+        let mut lines = Vec::new();
+        macro_rules! note {
+            ($place:expr, $value:expr) => {
+                lines.push((core::ptr::from_ref(&$place).addr() - start) / 64)
+            };
+        }
+        look_at_lines!(peer, note);
+        let used = core::mem::offset_of!(Peer, control_unacknowledged) / 64;
+        assert!(lines.iter().copied().eq(0..used), "{lines:?} of {used}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::{Ack, Context, Flow, Peer, State, find_lane, lane_mut, window};
 use crate::budget::{Budget, Held, OVERHEAD};
 use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN};
 use crate::lane::{Inward, Receipt};
+use crate::queue::Queue;
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Delivery, Event, Lane, Reason};
 use crate::wire::{Body, Command, Fragment, Handshake, PEER_ID_NONE};
@@ -146,15 +147,14 @@ impl Peer {
         if self.state == State::Over {
             return true;
         }
-        let lane = find_lane(&self.lanes, channel).ok().map(|at| &self.lanes[at]);
-        let numbers = match lane {
-            _ if channel == CONTROL => &self.control_unacknowledged,
-            Some(lane) => &lane.unacknowledged,
-            None => return true,
+        let index = if channel == CONTROL {
+            self.control_unacknowledged.get(number)
+        } else {
+            find_lane(&self.lanes, channel).ok().and_then(|at| self.lanes[at].sent(number))
         };
         // A number that is not on its way: acknowledged before, or made up. Neither says anything
         // about the link.
-        let Some(index) = numbers.get(number) else { return true };
+        let Some(index) = index else { return true };
         let sent = self.sent.get(index);
         let Some(rtt_ms) = sent.round_trip_ms(ctx.now_ms, sent_time) else {
             ctx.stats.dropped_acks += 1;
@@ -177,6 +177,7 @@ impl Peer {
         let order = self.sent.order(index);
         let content = self.forget_sent(ctx, index);
         if let Some(path) = self.path.as_mut().filter(|_| content.is_data()) {
+            self.path_is_idle = false;
             path.note_delivered(ctx.now_ms, content.data_len(), sample, self.mtu);
         }
         if was_in_flight {
@@ -244,7 +245,7 @@ impl Peer {
         if let Some(index) = self.control_unacknowledged.get(1) {
             self.forget_sent(ctx, index);
         }
-        self.resend_control.clear();
+        self.resend_control = Queue::new();
         self.lanes_max = self.lanes_max.min(verify.channels as u8);
         self.remote_id = verify.peer_id;
         self.session_in = verify.incoming_session;

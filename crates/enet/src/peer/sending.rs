@@ -1,6 +1,6 @@
 //! Assembly of a peer's datagrams. Spec: enet §11.3, §12.5, §13.1
 
-use alloc::collections::VecDeque;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::{Ack, Context, Envelope, Kind, Outgoing, Peer, Queued, State, find_lane, floor_ms, lane_mut};
 use crate::budget::OVERHEAD;
 use crate::estimate::THROTTLE_SCALE;
+use crate::queue::Queue;
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Reason, Transmit};
 use crate::wire::{Body, Command, Fragment, PEER_ID_NONE};
@@ -123,6 +124,7 @@ impl Peer {
 
     fn note_flight(&mut self, ctx: &Context, index: SentIndex, len: usize) {
         if let Some(path) = self.path.as_mut().filter(|_| len > 0) {
+            self.path_is_idle = false;
             self.sent.set_snapshot(index, path.note_sent(ctx.now_ms, self.in_flight_bytes));
         }
         self.in_flight_bytes += len;
@@ -170,9 +172,12 @@ impl Peer {
         }
         if self.reliable.is_empty()
             && self.resend_data.is_empty()
+            && !self.path_is_idle
             && let Some(path) = &mut self.path
         {
             path.note_idle(self.in_flight_bytes);
+            // Changes only with what is sent and acknowledged.
+            self.path_is_idle = true;
         }
         // Spec: enet §12.5
         if self.ping_is_due(ctx.now_ms) && self.write_body(ctx, writer, timeout_ms, Body::Ping) {
@@ -190,15 +195,11 @@ impl Peer {
     /// These three write one command: `None` when it does not fit, else whether it has to be
     /// acknowledged.
     fn write_control(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, timeout_ms: u32) -> Option<bool> {
-        let body = self.control.front()?.item;
+        let body = *self.control.front()?.item;
         if !self.write_body(ctx, writer, timeout_ms, body) {
             return None;
         }
         self.control.pop_front();
-        if self.control.is_empty() {
-            // Pings do not pass through it, and the rest is rare.
-            self.control = VecDeque::new();
-        }
         Some(true)
     }
 
@@ -248,9 +249,7 @@ impl Peer {
         }
         let index = self.sent.insert(ctx.now_ms, lane, number, content, timeout_ms);
         self.note_flight(ctx, index, len);
-        let lane = lane_mut(&mut self.lanes, lane);
-        lane.note_sent(number);
-        lane.unacknowledged.push(number, index);
+        lane_mut(&mut self.lanes, lane).note_sent(number, index);
         Some(true)
     }
 
@@ -298,7 +297,8 @@ impl Peer {
 
     pub(super) fn queue_control(&mut self, body: Body<'static>) {
         self.stamp += 1;
-        self.control.push_back(Queued { stamp: self.stamp, item: body });
+        // In a box: pings do not pass through it, and the rest is rare.
+        self.control.push_back(Queued { stamp: self.stamp, item: Box::new(body) });
     }
 
     pub(super) fn disconnect_if_drained(&mut self, ctx: &mut Context) {
@@ -319,11 +319,11 @@ impl Peer {
     }
 
     pub(super) fn clear_outgoing(&mut self, ctx: &mut Context) {
-        self.control = VecDeque::new();
-        self.reliable = VecDeque::new();
-        self.loose = VecDeque::new();
-        self.resend_control = VecDeque::new();
-        self.resend_data = VecDeque::new();
+        self.control = Queue::new();
+        self.reliable = Queue::new();
+        self.loose = Queue::new();
+        self.resend_control = Queue::new();
+        self.resend_data = Queue::new();
         ctx.queued_bytes -= core::mem::take(&mut self.queued_bytes);
         self.in_flight_bytes = 0;
         self.sent.clear();

@@ -162,7 +162,9 @@ type Flood = fn(u32) -> (u16, Fragment<'static>, bool);
 
 #[test]
 fn what_peers_make_a_host_allocate_is_charged_and_bounded() {
-    const FLOODS: [(&str, Flood); 6] = [
+    const AT_ONCE: &str = "fragments of packets within a millisecond";
+    const FLOODS: [(&str, Flood); 7] = [
+        (AT_ONCE, |n| (1, fragment(n as u16, 2, 1, 2, 1, b"x"), false)),
         ("second fragments of reliable packets", |n| {
             let start = (2 * n % 28_000 + 2) as u16;
             (start + 1, fragment(start, 2, 1, 1_000, 999, b"x"), true)
@@ -198,9 +200,11 @@ fn what_peers_make_a_host_allocate_is_charged_and_bounded() {
         }
         while host.poll_event().is_some() {}
         assert_eq!(host.held_bytes(), 0);
-        let mut charged_max = 0;
+        let (mut charged_max, mut now) = (0, now);
         let used = measure(|| {
             for n in 0..250_000 {
+                // Slow enough for every command to have its turn at once, but for one flood.
+                now += Duration::from_micros(u64::from(name != AT_ONCE));
                 let (number, fragment, is_reliable) = flood(n);
                 let body = if is_reliable {
                     Body::SendFragment(fragment)
@@ -221,7 +225,7 @@ fn what_peers_make_a_host_allocate_is_charged_and_bounded() {
             }
         });
         assert!(charged_max <= 40 << 20, "{name}: {charged_max} bytes charged");
-        assert!(charged_max >= 20 << 20, "{name}: {charged_max} bytes charged");
+        assert!(charged_max >= 15 << 20, "{name}: {charged_max} bytes charged");
         let limit = charged_max as u64 * 13 / 10;
         assert!(used.bytes_max <= limit, "{name}: {} bytes allocated, {charged_max} charged", used.bytes_max);
         host.check_invariants();

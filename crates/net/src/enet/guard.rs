@@ -113,9 +113,7 @@ impl Guard {
     ) -> std::io::Result<bool> {
         let Self { dtls, layer } = self;
         let more = port.fetch()?;
-        for from in port.senders() {
-            host.prefetch(from);
-        }
+        host.prefetch(port.senders());
         let mut inside = Inside { now, unix_s: unix_s(layer), layer, host };
         match dtls {
             None => port.read(|from, via, datagram| inside.deliver(from, via, datagram)),
