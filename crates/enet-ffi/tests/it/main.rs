@@ -172,21 +172,32 @@ fn an_internal_of_the_c_library_ends_the_process_with_its_name() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("enet_peer_reset_queues"));
 }
 
+/// A program says the same with both. Both measure times, so that a machine that stands still for
+/// a moment may change what either says: they are asked again then.
+fn say_the_same(program: &Path) {
+    const ATTEMPTS: u32 = 8;
+    for attempt in 1..=ATTEMPTS {
+        let [theirs, ours] = BOTH.map(|library| library.say(library.command(program)));
+        if ours == theirs {
+            return;
+        }
+        for (line, (theirs, ours)) in theirs.lines().zip(ours.lines()).enumerate() {
+            assert!(attempt < ATTEMPTS || ours == theirs, "line {}: {ours}, not {theirs}", line + 1);
+        }
+    }
+    panic!("one says more than the other");
+}
+
 #[test]
 fn programs_find_the_behaviour_they_rely_on() {
     let Some(program) = compile("contract.c") else { return };
-    let [theirs, ours] = BOTH.map(|library| library.say(library.command(&program)));
-    assert_eq!(ours, theirs);
+    say_the_same(&program);
 }
 
 #[test]
 fn calls_in_every_state_say_the_same_with_both() {
     let Some(program) = compile("torture.c") else { return };
-    let [theirs, ours] = BOTH.map(|library| library.say(library.command(&program)));
-    for (line, (theirs, ours)) in theirs.lines().zip(ours.lines()).enumerate() {
-        assert_eq!(ours, theirs, "line {}", line + 1);
-    }
-    assert_eq!(ours.lines().count(), theirs.lines().count());
+    say_the_same(&program);
 }
 
 #[test]
