@@ -30,7 +30,7 @@ fn their_client_talks_to_our_server() {
         let port = our.address().port().to_string();
         let mut their = Peer::start(program, &["connect", &port, word(coder)]);
         echo_until_left(&mut our);
-        let mut lines = words(&mut their);
+        let mut lines = words(&mut their, &mut our);
         assert_eq!(lines.pop().as_deref(), Some("done"));
         // Their server is simply there, and everything came back.
         let mut expected = vec!["ready".to_owned(), "joined server".to_owned()];
@@ -144,8 +144,8 @@ fn expect_packet(our: &mut Ours, lane: Lane, content: &[u8], mut ask: impl FnMut
 }
 
 /// Lines of the script; the engine prints others.
-fn words(their: &mut Peer) -> Vec<String> {
-    their.lines().iter().filter_map(|line| line.strip_prefix("- ").map(str::to_owned)).collect()
+fn words(their: &mut Peer, our: &mut Ours) -> Vec<String> {
+    their.lines_beside(our).iter().filter_map(|line| line.strip_prefix("- ").map(str::to_owned)).collect()
 }
 
 static GODOT: LazyLock<Option<Program>> = LazyLock::new(|| {
