@@ -267,22 +267,29 @@ async function matcher(page, base, shot, say) {
   await narrow("queue");
   say("a queue's waits and qualities are charts");
 
-  // Who waits now is in a room a little later.
+  // Who waits now is in a room a little later, and out of it soon: on a slow machine before it is searched for.
   const seen = new Set();
-  let role = null;
-  for (const until = Date.now() + PATIENCE_MS; role === null && Date.now() < until; ) {
-    for (const ticket of (await ask("ListTickets", { Queue: "duel" })).Tickets) ticket.Players.forEach((player) => seen.add(player.RoleID));
-    for (const id of seen) if (Object.keys((await ask("GetRole", { RoleID: id })).RoomInfos ?? {}).length > 0) role = id;
-    await page.waitForTimeout(100);
-  }
-  assert.ok(role !== null, "nobody was ever in a room");
+  const until = Date.now() + PATIENCE_MS;
+  const inRoom = async () => {
+    for (;;) {
+      assert.ok(Date.now() < until, "nobody was in a room for long enough to be found");
+      for (const ticket of (await ask("ListTickets", { Queue: "duel" })).Tickets) ticket.Players.forEach((player) => seen.add(player.RoleID));
+      for (const id of seen) if (Object.keys((await ask("GetRole", { RoleID: id })).RoomInfos ?? {}).length > 0) return id;
+      await page.waitForTimeout(100);
+    }
+  };
   await page.goto(`${base}console/#/rooms`);
   await page.fill("input[aria-label='Role']", "nobody at all");
   await page.click("form[role='search'] button");
   await page.waitForSelector("text=Not in a room, team or queue");
-  await page.fill("input[aria-label='Role']", role);
-  await page.click("form[role='search'] button");
-  await page.waitForSelector(`h2:has-text('Role ${role}')`);
+  let role = null;
+  for (let found = false; !found; ) {
+    role = await inRoom();
+    await page.fill("input[aria-label='Role']", role);
+    await page.click("form[role='search'] button");
+    const shown = page.waitForSelector(`h2:has-text('Role ${role}')`, { timeout: 5_000 });
+    found = await shown.then(() => true, () => false);
+  }
   await narrow("role");
   const rooms = Object.keys((await ask("GetRole", { RoleID: role })).RoomInfos ?? {});
   if (rooms.length > 0) {
