@@ -82,8 +82,8 @@ impl std::fmt::Display for ConsoleToken {
 }
 
 /// A free port for a program that cannot choose one itself. The address is one of loopback that
-/// differs from process to process where the system has so many (Linux): another process cannot take
-/// the port before the program has it.
+/// differs from process to process where the system has so many (Linux): another process cannot
+/// take the port before the program has it.
 ///
 /// # Errors
 /// The error of the operating system.

@@ -30,8 +30,8 @@ const OPERATIONS: usize = 130;
 
 /// Far beyond what any step needs; reached only when a test fails.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// What the first life of a matcher listens on. The next ones have the port that it got: clients
-/// come back by themselves.
+/// Address of the first life of a matcher. The next ones have the port that it got: clients come
+/// back by themselves.
 const ANY_PORT: &str = "127.0.0.1:0";
 
 /// A process, and where its matcher listens.

@@ -107,8 +107,8 @@ impl Node {
         }
     }
 
-    /// Lets time pass of which the machine knows nothing, in parts that are too short for a pause of
-    /// the process: silence in a pause is excused.
+    /// Lets time pass of which the machine knows nothing, in parts that are too short for a pause
+    /// of the process: silence in a pause is excused.
     pub fn pass(&mut self, time: Duration) {
         const PART: Duration = Duration::from_millis(100);
         for _ in 0..time.div_duration_f64(PART).ceil() as u64 {
