@@ -30,7 +30,7 @@
 /* Times are counted in steps of ten microseconds, up to ten seconds. */
 #define STEPS 1000000
 /* A batch of connects has this long. */
-#define PATIENCE_US 10000000
+#define PATIENCE_US 60000000
 #define PORTS_PER_ADDRESS 14000
 #define DESCRIPTORS 131072
 

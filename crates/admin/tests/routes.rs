@@ -112,18 +112,25 @@ async fn every_route_answers() {
 #[tokio::test]
 async fn connections_beyond_the_bound_take_the_place_of_silent_ones() {
     let addr = start(true, &[]).await;
-    let began = std::time::Instant::now();
-    let mut silent = Vec::new();
-    for _ in 0..20 {
-        silent.push(TcpStream::connect(addr).await.unwrap());
-    }
-    assert_eq!(request(addr, "/health/live", "").await.0, 200);
-    // Eight may stay, and the oldest yield first.
-    for mut stream in silent.into_iter().take(12) {
-        assert!(stream.read_u8().await.is_err(), "nothing was asked");
-    }
+    // After this time they are closed for their silence, which proves nothing: a slow machine tries
+    // again.
     let head_timeout = std::time::Duration::from_secs(10);
-    assert!(began.elapsed() < head_timeout, "they were closed for their silence only");
+    for attempt in 1.. {
+        let began = std::time::Instant::now();
+        let mut silent = Vec::new();
+        for _ in 0..20 {
+            silent.push(TcpStream::connect(addr).await.unwrap());
+        }
+        assert_eq!(request(addr, "/health/live", "").await.0, 200);
+        // Eight may stay, and the oldest yield first.
+        for stream in silent.iter_mut().take(12) {
+            assert!(stream.read_u8().await.is_err(), "nothing was asked");
+        }
+        if began.elapsed() < head_timeout {
+            break;
+        }
+        assert!(attempt < 10, "they were closed for their silence only");
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -21,7 +21,7 @@ use crate::{arena, demo_players, interrupt, probe};
 /// Class of named worlds: logins may ask for them.
 pub const CLASS: &str = "arena";
 /// Time for a server to become ready before the bench gives up.
-pub(crate) const START_PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const START_PATIENCE: Duration = Duration::from_secs(120);
 /// Poll interval of a starting server. It bounds the error of the measured start time.
 pub(crate) const ASK_INTERVAL: Duration = Duration::from_micros(500);
 /// Time that a ready server has to print the address of its console.
@@ -79,6 +79,20 @@ impl std::fmt::Display for ConsoleToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.iter().try_for_each(|digit| write!(f, "{}", char::from(*digit)))
     }
+}
+
+/// A free port for a program that cannot choose one itself. The address is one of loopback that
+/// differs from process to process where the system has so many (Linux): another process cannot
+/// take the port before the program has it.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn free_address() -> io::Result<SocketAddr> {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    // Neither the usual loopback address nor the end of its network.
+    let own = Ipv4Addr::new(127, 64 + a % 64, b, 1 + c % 254);
+    let listener = TcpListener::bind((own, 0)).or_else(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+    listener.local_addr()
 }
 
 /// A child process, ended when dropped. It ends with this process, however that ends.

@@ -87,7 +87,7 @@ mod tests {
     use crate::{Running, Service, start};
 
     /// Far beyond what any step needs; reached only when a test fails.
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const PATIENCE: Duration = Duration::from_secs(120);
     const ROOM: &str = "test.Room";
 
     /// A gateway, a game server on it, and what to drive both with.
@@ -101,6 +101,7 @@ mod tests {
     impl Stage {
         fn new(shards: u16, keys: &[(&str, &str)]) -> Stage {
             let mut loader = Loader::new().flag("test", "server.shards", shards.to_string());
+            loader = loader.flag("test", "gateway.limits.auth_timeout_ms", PATIENCE.as_millis().to_string());
             for key in ["gateway.servers.addr", "gateway.clients.addr"] {
                 loader = loader.flag("test", key, "127.0.0.1:0");
             }
@@ -197,6 +198,7 @@ mod tests {
     }
 
     async fn connect(addr: SocketAddr, config: SessionConfig) -> (Client, Events) {
+        let config = SessionConfig { auth_timeout: PATIENCE, request_timeout: PATIENCE, ..config };
         Client::connect_with(addr.to_string().parse().unwrap(), config, Backoff::never()).await.unwrap()
     }
 

@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgAction, ArgMatches, Parser};
-use throng_load::child::Owned;
+use throng_load::child::{Owned, free_address};
 use throng_load::duration;
 use throng_load::interrupt;
 use throng_load::matcher::{self, PUBLISHED, Plan, RunError, TESTS, TestReport};
@@ -28,7 +28,7 @@ const MOVES_EACH: usize = 2_000;
 /// Longest time of a run; all published tests take some minutes.
 const LIMIT: Duration = Duration::from_secs(3 * 60 * 60);
 /// Time that a matcher of our own may take to start.
-const START_PATIENCE: Duration = Duration::from_secs(20);
+const START_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Measure a matcher: the 19 tests of the reference's own tool
 #[derive(Debug, Parser)]
@@ -367,7 +367,7 @@ struct OwnMatcher {
 
 impl OwnMatcher {
     fn start(args: &BenchArgs) -> Result<OwnMatcher, Failure> {
-        let addr = free_addr()?;
+        let addr = free_address()?;
         let folder = std::env::temp_dir().join(format!("throng-bench-matcher-{}", std::process::id()));
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -399,17 +399,13 @@ struct Echo {
 
 impl Echo {
     fn start() -> Result<Echo, Failure> {
-        let addr = free_addr()?;
+        let addr = free_address()?;
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["bench", "matcher", "--echo", &addr.to_string()]).stdin(Stdio::null());
         let mut child = Owned::spawn(&mut command)?;
         wait_for(&mut child, addr)?;
         Ok(Echo { child, addr })
     }
-}
-
-fn free_addr() -> io::Result<SocketAddr> {
-    TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
 fn wait_for(child: &mut Owned, addr: SocketAddr) -> Result<(), Failure> {

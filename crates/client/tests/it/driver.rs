@@ -17,6 +17,16 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_tungstenite::tungstenite;
 
+/// A player for whom a slow machine has all the time that it needs.
+fn alice(token: &str) -> SessionConfig {
+    let patience = Duration::from_secs(120);
+    SessionConfig {
+        auth_timeout: patience,
+        request_timeout: patience,
+        ..SessionConfig::client("alice", token)
+    }
+}
+
 /// Answers authentications, creations and user-space messages; ends the connection at type 999.
 #[derive(Default)]
 struct StandIn {
@@ -114,7 +124,7 @@ fn serve_at(listener: TcpListener, elsewhere: Vec<String>) {
 
 #[tokio::test]
 async fn goes_to_the_node_that_serves_its_world_and_gives_up_after_three_moves() {
-    let config = || SessionConfig { world: Some("hub".to_owned()), ..SessionConfig::client("alice", "") };
+    let config = || SessionConfig { world: Some("hub".to_owned()), ..alice("") };
     let (home, address) = listen().await;
     serve_at(home, Vec::new());
     let (first, at_first) = listen().await;
@@ -150,8 +160,7 @@ async fn goes_to_the_node_that_serves_its_world_and_gives_up_after_three_moves()
 
 /// Creates a channel, sends a message and gets it back.
 async fn talk(endpoint: Endpoint) {
-    let (client, mut events) =
-        Client::connect(endpoint, SessionConfig::client("alice", "")).await.expect("a gateway");
+    let (client, mut events) = Client::connect(endpoint, alice("")).await.expect("a gateway");
     assert_eq!(client.conn(), ConnId(5));
     let created = client.create_channel(CreateChannel::new(ChannelType::SUBWORLD)).await.expect("an answer");
     assert_eq!(created.channel, ChannelId(42));
@@ -205,11 +214,10 @@ async fn talks_over_tls() {
     let port = address.rsplit_once(':').expect("a port").1;
     let endpoint: Endpoint = format!("tls://localhost:{port}").parse().expect("an endpoint");
 
-    let error =
-        Client::connect(endpoint.clone(), SessionConfig::client("alice", "")).await.expect_err("no TLS");
+    let error = Client::connect(endpoint.clone(), alice("")).await.expect_err("no TLS");
     assert!(error.to_string().contains("Endpoint::with_tls"), "{error}");
     let strangers = tls_trusting([]).expect("no certificates");
-    let config = SessionConfig::client("alice", "");
+    let config = alice("");
     assert!(Client::connect(endpoint.clone().with_tls(strangers), config).await.is_err());
     talk(endpoint.with_tls(tls_trusting([certificate]).expect("a certificate"))).await;
 }
@@ -239,14 +247,13 @@ async fn a_websocket_to_a_plain_listener_names_the_scheme_to_write() {
     let (listener, address) = listen().await;
     tokio::spawn(async move { while listener.accept().await.is_ok() {} });
     let endpoint: Endpoint = format!("ws://{address}").parse().expect("an endpoint");
-    let error =
-        Client::connect(endpoint, SessionConfig::client("alice", "")).await.expect_err("no WebSocket");
+    let error = Client::connect(endpoint, alice("")).await.expect_err("no WebSocket");
     assert!(error.to_string().contains(&format!("write tcp://{address}")), "{error}");
 }
 
 #[tokio::test]
 async fn a_refusal_is_reported() {
-    let config = SessionConfig::client("alice", "wrong");
+    let config = alice("wrong");
     let error = Client::connect(serve_tcp().await, config).await.expect_err("a refusal");
     assert!(matches!(error, ConnectError::Refused(_)), "{error}");
 }
@@ -255,15 +262,13 @@ async fn a_refusal_is_reported() {
 async fn nobody_listening_is_reported() {
     let (listener, address) = listen().await;
     drop(listener);
-    let error = Client::connect(Endpoint::tcp(&address), SessionConfig::client("alice", ""))
-        .await
-        .expect_err("nobody there");
+    let error = Client::connect(Endpoint::tcp(&address), alice("")).await.expect_err("nobody there");
     assert!(error.to_string().starts_with(&format!("cannot connect to tcp://{address}")), "{error}");
 }
 
 #[tokio::test]
 async fn comes_back_with_its_resume_token() {
-    let config = SessionConfig { resume: true, ..SessionConfig::client("alice", "") };
+    let config = SessionConfig { resume: true, ..alice("") };
     let backoff = Backoff { first: Duration::from_millis(1), ..Backoff::default() };
     let (client, mut events) =
         Client::connect_with(serve_tcp().await, config, backoff).await.expect("a gateway");
@@ -296,7 +301,7 @@ async fn gives_up_after_the_attempts_allowed() {
     });
     let backoff =
         Backoff { first: Duration::from_millis(1), longest: Duration::from_millis(2), attempts: Some(3) };
-    let config = SessionConfig::client("alice", "");
+    let config = alice("");
     let (client, mut events) =
         Client::connect_with(Endpoint::tcp(address), config, backoff).await.expect("a gateway");
     client.send(ChannelId(0), 999, "").await.expect("connected");

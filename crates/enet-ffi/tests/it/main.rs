@@ -14,6 +14,7 @@ use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Debian's library, and a folder in which ours has its name.
 #[derive(Clone, Copy, Debug)]
@@ -172,21 +173,32 @@ fn an_internal_of_the_c_library_ends_the_process_with_its_name() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("enet_peer_reset_queues"));
 }
 
+/// A program says the same with both. Both measure times, so that a machine that stands still for
+/// a moment may change what either says: they are asked again then.
+fn say_the_same(program: &Path) {
+    const ATTEMPTS: u32 = 8;
+    for attempt in 1..=ATTEMPTS {
+        let [theirs, ours] = BOTH.map(|library| library.say(library.command(program)));
+        if ours == theirs {
+            return;
+        }
+        for (line, (theirs, ours)) in theirs.lines().zip(ours.lines()).enumerate() {
+            assert!(attempt < ATTEMPTS || ours == theirs, "line {}: {ours}, not {theirs}", line + 1);
+        }
+    }
+    panic!("one says more than the other");
+}
+
 #[test]
 fn programs_find_the_behaviour_they_rely_on() {
     let Some(program) = compile("contract.c") else { return };
-    let [theirs, ours] = BOTH.map(|library| library.say(library.command(&program)));
-    assert_eq!(ours, theirs);
+    say_the_same(&program);
 }
 
 #[test]
 fn calls_in_every_state_say_the_same_with_both() {
     let Some(program) = compile("torture.c") else { return };
-    let [theirs, ours] = BOTH.map(|library| library.say(library.command(&program)));
-    for (line, (theirs, ours)) in theirs.lines().zip(ours.lines()).enumerate() {
-        assert_eq!(ours, theirs, "line {}", line + 1);
-    }
-    assert_eq!(ours.lines().count(), theirs.lines().count());
+    say_the_same(&program);
 }
 
 #[test]
@@ -228,10 +240,17 @@ fn the_benchs_server_holds_more_than_4095_real_clients() {
     let (mut clients, mut results) = Running::start(command, "connected");
     let go =
         |running: &mut Running| running.0.stdin.as_mut().expect("piped").write_all(b"\n").expect("it runs");
-    go(&mut server);
-    let mut peers = String::new();
-    counts.read_line(&mut peers).expect("text");
-    assert_eq!(peers, "peers 4200\n");
+    // Each client knows that it is connected a moment before the server does.
+    let patience = Instant::now() + Duration::from_secs(120);
+    loop {
+        go(&mut server);
+        let mut peers = String::new();
+        counts.read_line(&mut peers).expect("text");
+        if peers == "peers 4200\n" {
+            break;
+        }
+        assert!(Instant::now() < patience, "{peers}");
+    }
 
     go(&mut clients);
     let mut seen = String::new();

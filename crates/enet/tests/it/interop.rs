@@ -46,7 +46,7 @@ fn all_255_lanes_carry_packets_from_us() {
     });
     our.host.disconnect(peer, 6);
     our.wait(|event| matches!(event, Event::Disconnected { reason: Reason::Local, .. }));
-    assert_eq!(their.lines(), ["connected 1 lanes 255", "disconnected 6"]);
+    assert_eq!(their.lines_beside(&mut our), ["connected 1 lanes 255", "disconnected 6"]);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn all_255_lanes_carry_packets_to_us() {
     let mut their = Peer::start(program, &["lanes", &port]);
     let peer = our.wait_for_client(98);
     our.echo_until_disconnected(peer, 78);
-    assert_eq!(their.lines(), ["connected lanes 255", "255 lanes echoed", "disconnected 0"]);
+    assert_eq!(their.lines_beside(&mut our), ["connected lanes 255", "255 lanes echoed", "disconnected 0"]);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn their_server_sends_us_away() {
         });
         assert_eq!(got, echoes);
         // They learn of the end from our acknowledgement.
-        assert_eq!(their.lines(), ["connected 1 lanes 255", "disconnected 0"]);
+        assert_eq!(their.lines_beside(&mut our), ["connected 1 lanes 255", "disconnected 0"]);
     }
 }
 
@@ -102,7 +102,7 @@ fn we_leave_their_server_in_three_ways() {
             our.turn();
             assert_eq!((our.host.poll_event(), our.host.peer_count()), (None, 0));
         }
-        assert_eq!(their.lines(), ["connected 1 lanes 2", "disconnected 50"]);
+        assert_eq!(their.lines_beside(&mut our), ["connected 1 lanes 2", "disconnected 50"]);
     }
 }
 
@@ -116,14 +116,14 @@ fn a_stopped_server_is_noticed() {
 #[test]
 fn a_stopped_client_is_noticed() {
     let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
-    let (their, mut our, peer) = patient_client(program);
+    let (their, mut our, peer) = client(program, "patience");
     expect_timeout(&their, &mut our, peer);
 }
 
 #[test]
 fn they_notice_when_we_stop() {
     let Some(program) = &*PEER else { return peers::skip("libenet-dev") };
-    let (mut their, _our, _) = patient_client(program);
+    let (mut their, _our, _) = client(program, "impatience");
     // Nobody turns our host any more.
     assert_eq!(their.lines(), ["connected", "disconnected 0"]);
 }
@@ -169,11 +169,12 @@ fn connected_to_them(program: &Program, lanes: u8) -> (Peer, Ours, PeerId) {
     (their, our, peer)
 }
 
-/// Our server with a client of theirs that waits for what comes.
-fn patient_client(program: &Program) -> (Peer, Ours, PeerId) {
+/// Our server with a client of theirs that waits for what comes, with patience for a server that
+/// says nothing for a moment or without.
+fn client(program: &Program, patience: &str) -> (Peer, Ours, PeerId) {
     let mut our = Ours::new(config(false, false));
     let port = our.address().port().to_string();
-    let their = Peer::start(program, &["patience", &port]);
+    let their = Peer::start(program, &[patience, &port]);
     let peer = our.wait_for_client(97);
     (their, our, peer)
 }

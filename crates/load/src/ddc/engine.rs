@@ -631,7 +631,7 @@ mod tests {
         for pace in [Pace::Closed { connections: 3 }, Pace::Open { rate: 1000.0 }] {
             let addr = tls_server(300_000);
             let plan =
-                Plan { addr, tls: true, http2: false, pace, window: Duration::from_secs(20), count: 20 };
+                Plan { addr, tls: true, http2: false, pace, window: Duration::from_secs(120), count: 20 };
             let probe = Probe::new(None, None).expect("no process");
             let body: Arc<[u8]> = vec![1; 200_000].into();
             let seen = run(&plan, &probe, &mut |_, out| {
@@ -650,7 +650,7 @@ mod tests {
             tls: false,
             http2: false,
             pace,
-            window: Duration::from_secs(20),
+            window: Duration::from_secs(120),
             count,
         };
         let probe = Probe::new(None, None).expect("no process");

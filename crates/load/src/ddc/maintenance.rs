@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::engine::{self, Pace, Plan, Seen};
-use super::peer::{self, Peer};
+use super::peer::Peer;
 use super::{Bench, CONNECTIONS, TESTS, Test};
 use crate::probe;
 use crate::report::{Better, Row};
@@ -63,7 +63,7 @@ impl Bench<'_> {
         self.run_tool(&data, &["fill", &entries, "--blob-bytes", &BLOB_BYTES.to_string()])?;
 
         let (mut cases, held) = self.without_maintenance(&data, blobs, progress)?;
-        let internal = peer::free_port()?;
+        let internal = crate::child::free_address()?;
         let limit = held * 100 / HELD_PERCENT;
         let settings = format!(
             "bytes_max = {limit}\nscrub_hours = 1\nscrub_bytes_per_s = {SCRUB_BYTES_PER_S}\ninternal_addr = \"{internal}\"\n"

@@ -2,13 +2,13 @@
 //! same files.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::engine::{self, Pace, Plan};
-use crate::child::{self, Owned, StartError};
+use crate::child::{self, Owned, StartError, free_address};
 use crate::probe::{self, Probe};
 
 /// Time that a server has to become ready. Opening millions of entries takes a while.
@@ -88,7 +88,7 @@ impl Peer {
     ) -> Result<Self, StartError> {
         let name = program.display().to_string();
         let failed = |source| StartError::Io { program: name.clone(), source };
-        let addr = free_port().map_err(failed)?;
+        let addr = free_address().map_err(failed)?;
         std::fs::create_dir_all(data).map_err(failed)?;
         let (config, log) = (data.join("throng.toml"), data.join("log.txt"));
         let text = format!("[ddc]\ndurability = \"{durability}\"\n{settings}[log]\nlevel = \"warn\"\n");
@@ -104,8 +104,8 @@ impl Peer {
     /// Starts nginx to serve files below `folder`, and to take them by PUT, in one process.
     pub(crate) fn nginx(program: &str, folder: &Path, certificate: &Certificate) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: program.to_owned(), source };
-        let addr = free_port().map_err(failed)?;
-        let (http2, secure) = (free_port().map_err(failed)?, free_port().map_err(failed)?);
+        let addr = free_address().map_err(failed)?;
+        let (http2, secure) = (free_address().map_err(failed)?, free_address().map_err(failed)?);
         let at = |name: &str| folder.join(name).display().to_string();
         for name in ["files", "uploads"] {
             std::fs::create_dir_all(folder.join(name)).map_err(failed)?;
@@ -144,7 +144,7 @@ impl Peer {
     /// part of a path is a bucket.
     pub(crate) fn s3(program: &str, folder: &Path) -> Result<Self, StartError> {
         let failed = |source| StartError::Io { program: program.to_owned(), source };
-        let addr = free_port().map_err(failed)?;
+        let addr = free_address().map_err(failed)?;
         let root = folder.join("root");
         // The bucket of what lies under `/api`, and one that is asked whether it is ready.
         for bucket in ["api", "health"] {
@@ -154,7 +154,7 @@ impl Peer {
         let log = folder.join("log");
         let log_file = std::fs::File::create(&log).map_err(failed)?;
         let mut command = Command::new(program);
-        command.args(["--host", "127.0.0.1", "--port", &addr.port().to_string()]).arg(&root);
+        command.args(["--host", &addr.ip().to_string(), "--port", &addr.port().to_string()]).arg(&root);
         command.env("RUST_LOG", "off").stdin(Stdio::null());
         command.stdout(log_file.try_clone().map_err(failed)?).stderr(log_file);
         Self::start(command, addr, false, program, &log)
@@ -242,8 +242,4 @@ pub(crate) fn find(name: &str) -> Option<String> {
     let folders = std::env::split_paths(&paths).chain([PathBuf::from("/usr/sbin")]);
     let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file())?;
     Some(found.display().to_string())
-}
-
-pub(super) fn free_port() -> io::Result<SocketAddr> {
-    TcpListener::bind(("127.0.0.1", 0))?.local_addr()
 }

@@ -709,7 +709,7 @@ mod tests {
             duration: Some(Duration::from_millis(1_500)),
             sample_interval: Duration::from_millis(500),
             threads: 2,
-            patience: Duration::from_secs(20),
+            patience: Duration::from_secs(120),
             ..plan
         }
     }

@@ -490,7 +490,8 @@ mod tests {
     use super::*;
     use throng_enet::Reason;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    /// Far beyond what any step needs; reached only when a test fails.
+    const PATIENCE: Duration = Duration::from_secs(120);
 
     fn server(options: &ServerOptions) -> Server {
         Server::start("127.0.0.1:0".parse().unwrap(), options, Config::new).unwrap()
@@ -658,9 +659,8 @@ mod tests {
             }
             echo
         });
-        let patience = Duration::from_secs(60);
-        let Some((peer, Event::Connected { data: 9, .. })) = server.wait_event(patience) else { panic!() };
-        let Some((_, Event::Received { data, lane, delivery, .. })) = server.wait_event(patience) else {
+        let Some((peer, Event::Connected { data: 9, .. })) = server.wait_event(PATIENCE) else { panic!() };
+        let Some((_, Event::Received { data, lane, delivery, .. })) = server.wait_event(PATIENCE) else {
             panic!()
         };
         server.send(peer, lane, data, delivery);

@@ -21,8 +21,12 @@ fn key() -> TokenKey {
 
 fn token(user_id: u64, server: SocketAddr) -> ConnectToken {
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let claims =
-        TokenClaims { user_id, expires_unix_s: unix_s + 60, servers: vec![server], ..TokenClaims::default() };
+    let claims = TokenClaims {
+        user_id,
+        expires_unix_s: unix_s + 3600,
+        servers: vec![server],
+        ..TokenClaims::default()
+    };
     let mut bytes = [0; 88];
     bytes.chunks_mut(16).for_each(|part| {
         part.copy_from_slice(&entropy().unwrap().to_ne_bytes()[..part.len()]);

@@ -14,7 +14,7 @@ use throng_net::*;
 fn connected() -> (Node, ConnKey, Node, ConnKey) {
     let (mut server, mut client) = (Node::new(), Node::new());
     let addr = server.listen(Transport::Enet);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Enet)).unwrap();
     until_both(&mut server, &mut client, "connecting", |_, c| c.seen.connected == [key]);
     client.write_all(key, b"hello");
     until_both(&mut server, &mut client, "the greeting", |s, _| !s.seen.received.is_empty());
@@ -93,7 +93,7 @@ fn a_connection_moves_to_another_loop() {
     let (mut owner, mut client) = (Node::new(), Node::new());
     owner.seen.accept = Some(Accept::HandOff);
     let addr = owner.listen(Transport::Enet);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Enet)).unwrap();
     until_both(&mut owner, &mut client, "connecting", |o, c| {
         !c.seen.connected.is_empty() && !o.seen.accepted.is_empty()
     });
@@ -136,7 +136,7 @@ fn a_connection_that_comes_straight_back_stays_where_its_socket_is() {
     let (mut owner, mut client, mut other) = (Node::new(), Node::new(), Node::new());
     owner.seen.accept = Some(Accept::HandOff);
     let addr = owner.listen(Transport::Enet);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Enet)).unwrap();
     until_both(&mut owner, &mut client, "connecting", |o, c| {
         !c.seen.connected.is_empty() && !o.seen.accepted.is_empty()
     });
@@ -155,7 +155,7 @@ fn limits_and_bans_refuse_politely() {
     server.seen.banned = true;
     let addr = server.listen(Transport::Enet);
     let mut client = Node::new();
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Enet)).unwrap();
     until_both(&mut server, &mut client, "the refusal", |_, c| c.seen.closed.contains_key(&key));
     assert!(server.seen.accepted.is_empty());
     assert_eq!(server.net.stats().refused_by_handler, 1);
@@ -229,7 +229,7 @@ impl Sharded {
         let [mut first, second] = loops.map(Node::of);
         first.seen.accept = Some(accept);
         let mut node = Node::new();
-        let connect = |_| node.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+        let connect = |_| node.net.connect(patient(addr, Transport::Enet)).unwrap();
         let keys = (0..clients).map(connect).collect();
         Self { first, second, clients: node, keys, greeted: 0 }
     }
@@ -300,9 +300,8 @@ fn a_listener_that_closes_keeps_the_peers_of_all_its_sockets_and_takes_no_more()
     let (listener, _) = all.first.seen.accepted[0];
     all.first.net.close_listener(listener);
     let server = all.clients.net.peer(all.keys[0]).unwrap();
-    let late: Vec<_> = (0..16)
-        .map(|_| all.clients.net.connect(ConnectSpec::new(server, Transport::Enet)).unwrap())
-        .collect();
+    let late: Vec<_> =
+        (0..16).map(|_| all.clients.net.connect(patient(server, Transport::Enet)).unwrap()).collect();
     all.keys.extend(&late);
     all.until("the late are refused", |all| late.iter().all(|key| all.clients.seen.closed.contains_key(key)));
     assert_eq!((all.first.seen.accepted.len(), all.clients.seen.closed.len()), (16, 16));
@@ -314,7 +313,7 @@ fn long_packets_of_newcomers_wait_until_they_are_admitted() {
     let mut spec = ListenerSpec::new(loopback(), Transport::Enet);
     spec.limits.newcomer_bytes_max = Some(32 << 10);
     let addr = server.listen_with(spec);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Enet)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Enet)).unwrap();
     until_both(&mut server, &mut client, "connecting", |_, c| c.seen.connected == [key]);
     let outcome = client.net.write(key, &[IoSlice::new(&pattern(60_000))]);
     assert_eq!(outcome.taken, 60_000, "one packet");

@@ -9,7 +9,9 @@ use throng_net::{CloseCause, ConnKey, ConnectSpec, Limits, ListenerSpec, Transpo
 use crate::common::*;
 
 const PER_TRANSPORT: usize = 500;
-const IDLE: Duration = Duration::from_secs(5);
+/// Far more than a slow machine needs to bring everybody in: only the clock that this test moves
+/// reaches it.
+const IDLE: Duration = Duration::from_secs(60);
 
 #[test]
 fn two_thousand_peers_outlive_a_pause_that_is_longer_than_their_idle_timeout() {
@@ -72,8 +74,7 @@ fn two_thousand_peers_outlive_a_pause_that_is_longer_than_their_idle_timeout() {
     server.until("all input is read", |server| !server.net.is_behind());
     // Silence that no pause explains ends those that cannot be asked.
     while server.seen.closed.len() < 2 * PER_TRANSPORT {
-        server.clock = server.clock.ahead(Duration::from_millis(100));
-        server.step(0);
+        server.pass(Duration::from_millis(100));
         clients.step(0);
     }
     let idle = |cause: &CloseCause| matches!(cause, CloseCause::TimedOut(_) | CloseCause::DeadLink);

@@ -37,7 +37,7 @@ fn bytes_flow_both_ways() {
 fn loops_connect_to_each_other_and_gather_slices() {
     let (mut server, mut client) = (Node::new(), Node::new());
     let addr = server.listen(Transport::Tcp);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::Tcp)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::Tcp)).unwrap();
     assert!(client.net.write(key, &[IoSlice::new(b"x")]).blocked, "not connected yet");
     until_both(&mut server, &mut client, "connected", |s, c| {
         !s.seen.accepted.is_empty() && c.seen.connected == [key]
@@ -88,7 +88,7 @@ fn a_shared_file_reaches_every_reader_also_those_that_take_it_in_pieces() {
     let (mut server, mut client) = (Node::new(), Node::new());
     let addr = server.listen(Transport::Tcp);
     let keys: Vec<ConnKey> =
-        (0..3).map(|_| client.net.connect(ConnectSpec::new(addr, Transport::Tcp)).unwrap()).collect();
+        (0..3).map(|_| client.net.connect(patient(addr, Transport::Tcp)).unwrap()).collect();
     until_both(&mut server, &mut client, "connected", |s, c| {
         s.seen.accepted.len() == 3 && c.seen.connected.len() == 3
     });
@@ -134,7 +134,7 @@ fn a_shared_file_reaches_every_reader_also_those_that_take_it_in_pieces() {
 fn only_plain_streams_take_shared_files() {
     let (mut server, mut client) = (Node::new(), Node::new());
     let addr = server.listen(Transport::WebSocket);
-    let key = client.net.connect(ConnectSpec::new(addr, Transport::WebSocket)).unwrap();
+    let key = client.net.connect(patient(addr, Transport::WebSocket)).unwrap();
     until_both(&mut server, &mut client, "connected", |s, c| {
         s.seen.accepted.len() == 1 && c.seen.connected.len() == 1
     });
@@ -148,8 +148,8 @@ fn only_plain_streams_take_shared_files() {
 #[test]
 fn a_refused_connection_is_reported() {
     let mut node = Node::new();
-    let unused = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
-    let key = node.net.connect(ConnectSpec::new(unused, Transport::Tcp)).unwrap();
+    let (_taken, unused) = deaf_address();
+    let key = node.net.connect(patient(unused, Transport::Tcp)).unwrap();
     node.until("the failure is reported", |node| node.seen.closed.contains_key(&key));
     assert_eq!(node.seen.closed[&key].name(), "connect_failed");
     assert!(node.seen.connected.is_empty());
@@ -396,7 +396,7 @@ fn a_listener_on_all_addresses_serves_both_families() {
         let Ok((_, addr)) = node.net.listen(spec) else { return }; // A machine without IPv6.
         let mut client = Node::new();
         let v4 = (std::net::Ipv4Addr::LOCALHOST, addr.port()).into();
-        let key = client.net.connect(ConnectSpec::new(v4, transport)).unwrap();
+        let key = client.net.connect(patient(v4, transport)).unwrap();
         client.until("it is connected", |node| node.seen.connected == [key]);
         client.write_all(key, b"hello");
         let before = node.seen.accepted.len();

@@ -409,19 +409,26 @@ fn a_handshake_that_drips_ends_at_its_deadline() {
 #[test]
 fn silent_peers_are_pinged_and_those_that_do_not_answer_closed() {
     let mut node = Node::new();
-    // Long enough for a busy machine to run the client in time.
-    let policy = WsPolicy { ping_interval: Some(Duration::from_secs(1)), ..WsPolicy::default() };
+    // Only the clock that this test moves reaches it.
+    const INTERVAL: Duration = Duration::from_secs(60);
+    let policy = WsPolicy { ping_interval: Some(INTERVAL), ..WsPolicy::default() };
     let addr = node.listen_with(ws_spec(policy));
     let mut mute = upgraded(addr, &mut node);
     let mute_key = node.accepted_one();
     let alive = client(addr, |mut client| {
-        // Reading answers pings.
-        let mut pings = 0;
-        while pings < 3 {
-            pings += i32::from(client.read().unwrap().is_ping());
+        // Reading answers pings. The message comes behind the answer.
+        for _ in 0..3 {
+            while !client.read().unwrap().is_ping() {}
+            client.send(Message::binary(&b"."[..])).unwrap();
         }
         client
     });
+    node.until("both are there", |node| node.seen.accepted.len() == 2);
+    let alive_key = node.seen.accepted[1].1;
+    for pings in 1..=3 {
+        node.pass(INTERVAL);
+        node.until("the answer to a ping", |node| node.received(alive_key).len() == pings);
+    }
     finish(&mut node, alive);
     node.until("the mute one is closed", |node| node.seen.closed.contains_key(&mute_key));
     assert_eq!(node.seen.closed[&mute_key].name(), "ping_timeout");
@@ -511,7 +518,7 @@ fn our_client_speaks_to_an_independent_server() {
         assert!(matches!(goodbye, Message::Close(Some(frame)) if frame.code == CloseCode::Normal));
     });
     let mut node = Node::new();
-    let key = node.net.connect(ConnectSpec::new(addr, Transport::WebSocket)).unwrap();
+    let key = node.net.connect(patient(addr, Transport::WebSocket)).unwrap();
     node.until("it is connected", |node| node.seen.connected == [key]);
     let mut out = Vec::new();
     ws::write_message(&mut out, &pattern(70_000), Some([1, 2, 3, 4]));

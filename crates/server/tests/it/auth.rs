@@ -505,6 +505,7 @@ fn the_callout_asks_the_service_and_understands_its_answers() {
         .flag("t", "gateway.auth.kind", "http")
         .flag("t", "gateway.auth.http_url", format!("http://{}/check?v=1", service.addr))
         .flag("t", "gateway.auth.http_authorization_file", secret.path().to_str().unwrap())
+        .flag("t", "gateway.auth.http_timeout_ms", "60000")
         .load()
         .unwrap()
         .settings;
@@ -569,6 +570,7 @@ fn the_callout_goes_over_https_to_a_service_whose_certificate_is_trusted_and_to_
         let settings = Loader::new()
             .flag("t", "gateway.auth.kind", "http")
             .flag("t", "gateway.auth.http_url", format!("https://{host}:{}/", service.addr.port()))
+            .flag("t", "gateway.auth.http_timeout_ms", "60000")
             .flag("t", "gateway.auth.https_ca_file", authority.path())
             .load()
             .unwrap()
@@ -628,7 +630,7 @@ fn a_key_set_is_fetched_over_https() {
 fn a_service_that_never_answers_times_out_and_one_that_is_gone_fails() {
     // Bound and never accepted: the system takes the connection, and nobody answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (_taken, gone) = deaf_address();
     for (addr, timeout_ms, part) in
         [(silent.local_addr().unwrap(), "60", "no response within 60 ms"), (gone, "60000", "cannot connect")]
     {

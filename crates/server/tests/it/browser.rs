@@ -13,16 +13,13 @@ use throng_net::{
 use throng_server::{Service, config::Loader, start};
 use throng_wire::{FrameReader, MessagePack, channeldpb as pb, fields};
 
-use crate::common::{Dial, Peer};
+use crate::common::{Dial, PATIENCE, Peer};
 
 use crate::peers;
 
 /// `auth_request` of the recorded vectors, with the tag of the old form that the JavaScript client
 /// writes.
 const LOGIN: &str = "43484e1b000a19180120012a130a08746573745f7069741207746573745f6c74";
-
-/// Starting a browser takes seconds on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Sends the login to the gateway and what it answers to the test.
 const PAGE: &str = r#"<!doctype html><meta charset="utf-8"><title>gateway test</title><script>

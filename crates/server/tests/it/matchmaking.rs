@@ -18,7 +18,7 @@ use tokio::sync::{Barrier, mpsc};
 use crate::example;
 
 /// On a busy machine everything takes longer; nothing here takes seconds by itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Messages between the players of a match.
 const HELLO: u32 = 120;
 const RULES: &str = "[modes.ranked]\ncapacity = 10\non_full = \"seal\"\n";
@@ -46,6 +46,9 @@ impl World {
             .flag("t", "gateway.servers.addr", "127.0.0.1:0")
             .flag("t", "gateway.clients.addr", "127.0.0.1:0")
             .flag("t", "gateway.limits.clients_per_address_max", "1000")
+            .flag("t", "gateway.limits.auth_timeout_ms", PATIENCE.as_millis().to_string())
+            // A player who is lost is not gone before a test fails.
+            .flag("t", "gateway.recovery.clients_timeout_ms", (2 * PATIENCE).as_millis().to_string())
             .flag("t", "gateway.matchmaking.matcher", "own")
             .flag("t", "matcher.addr", "127.0.0.1:0")
             .flag("t", "matcher.durability", "none")
@@ -69,7 +72,12 @@ impl World {
 
     async fn matcher(&self) -> Matcher {
         let endpoint = Endpoint::tcp(self.addr(Service::Matcher));
-        Matcher::connect(endpoint, MatcherConfig::new("director")).await.unwrap().0
+        let config = MatcherConfig {
+            call_timeout: PATIENCE,
+            hello_timeout: PATIENCE,
+            ..MatcherConfig::new("director")
+        };
+        Matcher::connect(endpoint, config).await.unwrap().0
     }
 }
 
@@ -81,10 +89,15 @@ struct Player {
 
 impl Player {
     async fn connect(addr: SocketAddr, name: &str) -> Player {
+        Player::connect_with(addr, name, false).await
+    }
+
+    async fn connect_with(addr: SocketAddr, name: &str, resume: bool) -> Player {
         // Two hundred players on a busy machine: patience beyond the five seconds of a game.
         let config = SessionConfig {
             request_timeout: PATIENCE,
             auth_timeout: PATIENCE,
+            resume,
             ..SessionConfig::client(name, "")
         };
         let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
@@ -431,13 +444,11 @@ fn a_player_who_closes_has_left_at_once_although_it_could_resume() {
     let addr = world.addr(Service::Clients);
     world.run(async {
         let mut stays = Player::connect(addr, "stays").await;
-        let config = SessionConfig { resume: true, ..SessionConfig::client("goes", "") };
-        let (client, events) = Client::connect(Endpoint::tcp(addr), config).await.unwrap();
-        let mut goes = Player { name: "goes".into(), client, events };
+        let mut goes = Player::connect_with(addr, "goes", true).await;
         stays.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
         goes.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
         goes.client.close().await;
-        let closed = std::time::Instant::now();
+        // A loss would keep the place for longer than this test lasts.
         loop {
             if let MatchmakingEvent::Notice(notice) = stays.next().await
                 && notice.name() == "roleLeaveRoomMsg"
@@ -446,8 +457,6 @@ fn a_player_who_closes_has_left_at_once_although_it_could_resume() {
                 break;
             }
         }
-        // A loss would keep the place for 30 s.
-        assert!(closed.elapsed() < Duration::from_secs(25), "{:?}", closed.elapsed());
     });
 }
 

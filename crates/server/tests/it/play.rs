@@ -158,8 +158,12 @@ fn enet_with_tokens() {
     for user_id in 0..3 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         let addr = clients(&running);
-        let claims =
-            TokenClaims { user_id, expires_unix_s: now + 30, servers: vec![addr], ..TokenClaims::default() };
+        let claims = TokenClaims {
+            user_id,
+            expires_unix_s: now + 3600,
+            servers: vec![addr],
+            ..TokenClaims::default()
+        };
         let token = TokenKey::new([7; 32]).issue(&claims, [user_id as u8; 88]).unwrap();
         let mut player = Peer::login(addr, &Dial::Sealed(Box::new(token)), &format!("player {user_id}"), "");
         play(&mut server, &mut player);

@@ -305,6 +305,14 @@ fn worlds_on_request_end_when_they_are_empty_and_leave_nothing_behind() {
     assert_eq!(figures(&running, "duel-0"), [1, 1]);
 }
 
+/// Waits until so many connections count: an end that a peer sees is counted a moment later.
+fn until_used(running: &Running, count: u64) {
+    let deadline = std::time::Instant::now() + crate::common::PATIENCE;
+    while ask(running, "/api/v1/limits")["limits"][0]["used"] != count {
+        assert!(std::time::Instant::now() < deadline, "{}", ask(running, "/api/v1/limits"));
+    }
+}
+
 #[test]
 fn all_worlds_together_have_one_limit_of_connections() {
     let files = Files::new();
@@ -329,9 +337,11 @@ fn all_worlds_together_have_one_limit_of_connections() {
         assert_eq!(ask(&running, "/api/v1/limits")["limits"][0]["used"], 4);
         // A place that becomes free anywhere is free everywhere, also with a world that closes.
         inside.pop().unwrap().leave(1000);
+        until_used(&running, 3);
         inside.push(Peer::login(hub, &Dial::WebSocket, "p", ""));
         assert_eq!(call(&running, "POST", "/api/v1/worlds/close", ADMIN_TOKEN, "{\"name\":\"hub\"}").0, 200);
         assert_eq!(figures(&running, "main")[0], 1);
+        until_used(&running, 2);
         for _ in 0..2 {
             inside.push(Peer::login(main, &Dial::WebSocket, "p", ""));
         }

@@ -432,7 +432,7 @@ fn listeners_lead_to_their_world_on_every_node_and_wait_for_its_home() {
         let text = std::fs::read_to_string(&path).expect("it is there");
         let door = "[gateway.servers]\nextra = [\"tcp://127.0.0.1:0/hub\"]\n";
         let text = text.replace("[gateway.servers]\n", door);
-        std::fs::write(&path, format!("[gateway.limits]\nauth_timeout_ms = 500\n{text}")).expect("written");
+        std::fs::write(&path, format!("[gateway.limits]\nauth_timeout_ms = 4000\n{text}")).expect("written");
     }
     let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
     let homes = cluster.homes();

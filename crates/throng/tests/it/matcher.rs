@@ -4,7 +4,6 @@
 use crate::linear;
 use crate::process;
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -29,12 +28,26 @@ const KILLS: usize = 6;
 /// and operations for each of its lives; it ends when half of them are answered.
 const OPERATIONS: usize = 130;
 
-fn start(folder: &Path, port: u16) -> Process {
+/// Far beyond what any step needs; reached only when a test fails.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Address of the first life of a matcher. The next ones have the port that it got: clients come
+/// back by themselves.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// A process, and where its matcher listens.
+fn start(folder: &Path, address: &str) -> (Process, String) {
     let mut command = up(folder, "matcher", "d");
     command
         .args(["--matcher.rules", "modes.toml", "--matcher.presence_grace_ms", "600000"])
-        .args(["--matcher.addr", &format!("127.0.0.1:{port}")]);
-    Process::ready(&mut command).0
+        .args(["--matcher.addr", address]);
+    let (process, said) = Process::ready(&mut command);
+    (process, matcher_address(&said))
+}
+
+fn matcher_address(said: &[String]) -> String {
+    let found =
+        said.iter().find_map(|line| line.trim_start().strip_prefix("matcher ")?.split("tcp://").nth(1));
+    found.and_then(|rest| rest.split_whitespace().next()).expect("its address").to_owned()
 }
 
 /// Which room each role is in.
@@ -128,15 +141,13 @@ fn membership_is_linearizable_though_the_process_is_killed() {
     let rules = format!("capacity = {CAPACITY}\non_full = \"keep\"\nkeep_empty = true\n");
     let modes: String = MODES.iter().map(|mode| format!("[modes.{mode}]\n{rules}")).collect();
     std::fs::write(folder.path().join("modes.toml"), modes).expect("it is writable");
-    // Free a moment ago, and the same in all lives: clients come back by themselves.
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
-    let mut process = start(folder.path(), port);
+    let (mut process, address) = start(folder.path(), ANY_PORT);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
     let connect = |number: u64| {
-        let patient = Duration::from_secs(60);
+        let name = format!("server_{number}");
         let config =
-            MatcherConfig { call_timeout: patient, ..MatcherConfig::new(format!("server_{number}")) };
-        let endpoint = format!("127.0.0.1:{port}").parse().expect("an address");
+            MatcherConfig { call_timeout: PATIENCE, hello_timeout: PATIENCE, ..MatcherConfig::new(name) };
+        let endpoint = address.parse().expect("an address");
         runtime.block_on(Matcher::connect(endpoint, config)).expect("a session")
     };
     let (maker, _notices) = connect(CLIENTS);
@@ -174,7 +185,7 @@ fn membership_is_linearizable_though_the_process_is_killed() {
         }));
     }
     let wait_for = |count: usize| {
-        (0..count).for_each(|_| answers.recv_timeout(Duration::from_secs(60)).expect("clients go on"));
+        (0..count).for_each(|_| answers.recv_timeout(PATIENCE).expect("clients go on"));
     };
     for life in 0..=KILLS {
         turns.add_permits(OPERATIONS);
@@ -182,7 +193,7 @@ fn membership_is_linearizable_though_the_process_is_killed() {
         wait_for(wanted);
         if life < KILLS {
             process.kill();
-            process = start(folder.path(), port);
+            process = start(folder.path(), &address).0;
         }
     }
     wait_for(OPERATIONS / 2);
@@ -205,26 +216,28 @@ fn a_matcher_that_cannot_write_its_journal_ends_alone_and_keeps_what_it_promised
 /// A matcher that is the only service ends its process; beside the gateway it ends alone.
 fn fill_the_disk_below(services: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|at| at.local_addr()).expect("a free port").port();
-    let address = format!("127.0.0.1:{port}");
     let serve = |command: &mut Command| {
         let players = ["--gateway.servers.addr=127.0.0.1:0", "--gateway.clients.addr=127.0.0.1:0"];
-        let matcher = ["--matcher.addr", &address, "--matcher.durability", "sync"];
-        Process::ready(command.args(players).args(matcher))
+        let matcher = ["--matcher.addr", ANY_PORT, "--matcher.durability", "sync"];
+        let (process, said) = Process::ready(command.args(players).args(matcher));
+        let address = matcher_address(&said);
+        (process, said, address)
     };
     // No file may grow past some 64 KiB, as on a disk that is full.
     let whole = up(folder.path(), services, "d");
     let mut limited = Command::new("sh");
     limited.args(["-c", "trap '' XFSZ; ulimit -f 128; exec \"$0\" \"$@\""]).arg(whole.get_program());
     limited.args(whole.get_args()).current_dir(folder.path());
-    let (mut process, said) = serve(&mut limited);
+    let (mut process, said, address) = serve(&mut limited);
     let runtime = tokio::runtime::Runtime::new().expect("threads");
-    let connect = || {
-        let config =
-            MatcherConfig { call_timeout: Duration::from_secs(2), ..MatcherConfig::new("server".to_owned()) };
+    let connect = |address: &str| {
+        let config = MatcherConfig {
+            call_timeout: Duration::from_secs(10),
+            ..MatcherConfig::new("server".to_owned())
+        };
         runtime.block_on(Matcher::connect(address.parse().expect("an address"), config)).expect("a session")
     };
-    let (matcher, _notices) = connect();
+    let (matcher, _notices) = connect(&address);
     let mut promised = Vec::new();
     while let Ok(room) =
         runtime.block_on(matcher.create_room(&Role::new(format!("r{}", promised.len())), "1v1"))
@@ -241,8 +254,8 @@ fn fill_the_disk_below(services: &str) {
         assert!(health.contains("its journal cannot be written"), "{health}");
         process.kill();
     }
-    let _process = serve(&mut up(folder.path(), services, "d"));
-    let (matcher, _notices) = connect();
+    let (_process, _, address) = serve(&mut up(folder.path(), services, "d"));
+    let (matcher, _notices) = connect(&address);
     for room in promised {
         runtime.block_on(matcher.room(&room.id)).expect("what was answered is there");
     }

@@ -2,7 +2,6 @@
 //! returns data.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -68,9 +67,6 @@ fn direct(folder: &Path) -> (Process, String) {
 }
 
 fn prometheus(folder: &Path, targets: [&str; 2]) -> Option<(Process, String)> {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("bound").to_string();
-    drop(listener);
     // The deployed file, but for who is scraped and how often.
     let deployed = read(&deploy().join("prometheus.yml"));
     let config = deployed
@@ -87,15 +83,23 @@ fn prometheus(folder: &Path, targets: [&str; 2]) -> Option<(Process, String)> {
     };
     let said = [checked.stdout, checked.stderr].concat();
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&said));
-    let child = Command::new(program("prometheus"))
-        .args(["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb", "--log.level=error"])
-        .arg(format!("--web.listen-address={address}"))
+    let mut child = Command::new(program("prometheus"))
+        .args(["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"])
+        .arg("--web.listen-address=127.0.0.1:0")
         .current_dir(folder)
         .stdin(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .expect("promtool's companion");
-    Some((Process(child), address))
+    // Its log tells which port it got.
+    let mut lines = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let process = Process(child);
+    let address = lines.find_map(|line| {
+        let (_, rest) = line.split_once("Listening on")?.1.split_once("address=")?;
+        Some(rest.split_whitespace().next()?.trim_matches('"').to_owned())
+    });
+    std::thread::spawn(move || lines.for_each(drop));
+    Some((process, address.expect("it says where it listens")))
 }
 
 /// Title and expression of every panel, as Grafana would send it. What a panel hides while it is

@@ -107,12 +107,17 @@ impl Stage {
 
     /// Runs `throng replay` and returns its exit code and report.
     fn replay(&self, file: &Path, options: &[&str]) -> (Option<i32>, Value) {
+        self.replay_within(PATIENCE, file, options)
+    }
+
+    fn replay_within(&self, answer_timeout: Duration, file: &Path, options: &[&str]) -> (Option<i32>, Value) {
         let clients = self.running.addresses().iter().find(|address| address.service == Service::Clients);
         let output = Command::new(env!("CARGO_BIN_EXE_throng"))
             .arg("replay")
             .arg(file)
             .args(["--addr", &clients.expect("a listener").to_string()])
-            .args(["--speed", "max", "--settle", "0", "--answer-timeout", "1000", "--json"])
+            .args(["--speed", "max", "--settle", "0", "--json"])
+            .args(["--answer-timeout", &answer_timeout.as_millis().to_string()])
             .args(options)
             .output()
             .expect("the program starts");
@@ -247,7 +252,7 @@ fn our_own_session_plays() {
 fn what_a_gateway_does_not_answer_is_reported_and_exits_1() {
     // Its players may only log in and send user-space messages.
     let mut stage = Stage::new("tcp", 1, "client_non_authoratative");
-    let (code, report) = stage.replay(&own(), &["--grant-write"]);
+    let (code, report) = stage.replay_within(Duration::from_secs(5), &own(), &["--grant-write"]);
     assert_eq!((code, &report["clean"]), (Some(1), &false.into()), "{report}");
     assert_eq!(report["refused"], serde_json::json!([{ "packet": 1, "msg_type": 6 }]), "{report}");
     stage.expect(0, (1, 4));

@@ -83,7 +83,7 @@ func _init():
 		for mode in MODES:
 			missing["%d %d" % [mode, size]] = [mode, content(mode, size)]
 	var step = 0
-	var give_up = OS.get_ticks_msec() + 20000
+	var give_up = OS.get_ticks_msec() + 100000
 	while not is_over and OS.get_ticks_msec() < give_up:
 		enet.poll()
 		while enet.get_available_packet_count() > 0:

@@ -7,7 +7,8 @@
  *                                                    back, then disconnects with reason 77
  *
  *   peer lanes <port>                                sends a packet on each of 255 lanes; reason 78 when all are back
- *   peer patience <port>                             stays until the other side has been silent for half a second
+ *   peer impatience <port>                           stays until the other side has been silent for half a second
+ *   peer patience <port>                             the same, but for the timeouts of the library
  *
  * All print what happens, a line each, and end after a disconnect.
  */
@@ -208,17 +209,19 @@ static int use_all_lanes(int port) {
     return 1;
 }
 
-static int wait_for_silence(int port) {
+static int wait_for_silence(int port, int is_patient) {
     ENetHost *host = make_host(NULL, 1, 1, 0, 0);
     ENetPeer *peer = begin(host, port, 1, 97);
     ENetEvent event;
-    enet_uint32 give_up = enet_time_get() + 20000;
+    enet_uint32 give_up = enet_time_get() + 100000;
     while ((int) (give_up - enet_time_get()) > 0) {
         /* It looks at its timers only when it is called, not while it waits. */
         if (enet_host_service(host, &event, 20) <= 0)
             continue;
         if (event.type == ENET_EVENT_TYPE_CONNECT) {
             printf("connected\n");
+            if (is_patient)
+                continue;
             enet_peer_ping_interval(peer, 50);
             enet_peer_timeout(peer, 4, 300, 2000);
         } else if (event.type == ENET_EVENT_TYPE_DISCONNECT) {
@@ -239,7 +242,9 @@ int main(int count, char **words) {
     if (count == 3 && strcmp(words[1], "lanes") == 0)
         return use_all_lanes(atoi(words[2]));
     if (count == 3 && strcmp(words[1], "patience") == 0)
-        return wait_for_silence(atoi(words[2]));
+        return wait_for_silence(atoi(words[2]), 1);
+    if (count == 3 && strcmp(words[1], "impatience") == 0)
+        return wait_for_silence(atoi(words[2]), 0);
     if (count == 6 && strcmp(words[1], "connect") == 0)
         return connect_to(atoi(words[2]), atoi(words[3]), atoi(words[4]), atoi(words[5]));
     return 2;

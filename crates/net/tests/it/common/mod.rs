@@ -107,6 +107,16 @@ impl Node {
         }
     }
 
+    /// Lets time pass of which the machine knows nothing, in parts that are too short for a pause
+    /// of the process: silence in a pause is excused.
+    pub fn pass(&mut self, time: Duration) {
+        const PART: Duration = Duration::from_millis(100);
+        for _ in 0..time.div_duration_f64(PART).ceil() as u64 {
+            self.clock = self.clock.ahead(PART);
+            self.step(0);
+        }
+    }
+
     /// Polls until `done`.
     #[track_caller]
     pub fn until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
@@ -143,6 +153,19 @@ impl Node {
             self.net.poll(&self.clock, Some(deadline), &mut self.seen).unwrap();
         }
     }
+}
+
+/// A connection for which a slow machine has all the time that it needs.
+pub fn patient(addr: SocketAddr, transport: Transport) -> ConnectSpec {
+    ConnectSpec { timeout: PATIENCE, ..ConnectSpec::new(addr, transport) }
+}
+
+/// An address where nobody listens and that nobody else gets while the stream lasts.
+pub fn deaf_address() -> (std::net::TcpStream, SocketAddr) {
+    let listener = std::net::TcpListener::bind(loopback()).unwrap();
+    let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let addr = stream.local_addr().unwrap();
+    (stream, addr)
 }
 
 pub fn loopback() -> SocketAddr {

@@ -58,7 +58,7 @@ func _initialize():
 	if enet.create_client("127.0.0.1", int(words[at + 2])) != OK:
 		ended()
 	set_network_peer(enet)
-	give_up = OS.get_ticks_msec() + 20000
+	give_up = OS.get_ticks_msec() + 100000
 
 func is_right(number):
 	var words = speaker.answers[number]

@@ -21,7 +21,8 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Starts a gateway on free loopback ports with further keys set.
 pub fn gateway(keys: &[(&str, &str)]) -> Running {
-    let mut loader = Loader::new();
+    let mut loader =
+        Loader::new().flag("test", "gateway.limits.auth_timeout_ms", PATIENCE.as_millis().to_string());
     for key in ["gateway.servers.addr", "gateway.clients.addr", "http.addr"] {
         loader = loader.flag("test", key, "127.0.0.1:0");
     }
@@ -108,6 +109,7 @@ impl Peer {
             Dial::Wss(pem) => (Transport::WebSocket, Some(pem)),
         };
         let mut spec = ConnectSpec::new(addr, transport);
+        spec.timeout = PATIENCE;
         spec.path = path.into();
         spec.tls = trusted.map(|pem| TlsConnector {
             config: throng_net::tls_client_config(pem).unwrap(),
@@ -303,6 +305,14 @@ pub fn call(running: &Running, method: &str, path: &str, token: &str, body: &str
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// An address where nobody listens and that nobody else gets while the stream lasts.
+pub fn deaf_address() -> (TcpStream, SocketAddr) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let addr = stream.local_addr().unwrap();
+    (stream, addr)
 }
 
 pub fn clients(running: &Running) -> SocketAddr {
