@@ -629,10 +629,9 @@ fn a_service_that_never_answers_times_out_and_one_that_is_gone_fails() {
     // Bound and never accepted: the system takes the connection, and nobody answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    for (addr, timeout_ms, part) in [
-        (silent.local_addr().unwrap(), "60", "no response within 60 ms"),
-        (gone, "60000", "cannot connect"),
-    ] {
+    for (addr, timeout_ms, part) in
+        [(silent.local_addr().unwrap(), "60", "no response within 60 ms"), (gone, "60000", "cannot connect")]
+    {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let settings = Loader::new()
             .flag("t", "gateway.auth.kind", "http")
