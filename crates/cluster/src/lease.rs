@@ -76,7 +76,8 @@ enum Role {
     Holding { revision: u64, renewed: Instant },
 }
 
-/// Record of another process, and the reading of the stopwatch since which it is unchanged.
+/// Record of another process, or revision 0 for none, and the reading of the stopwatch since which
+/// it is unchanged.
 #[derive(Clone, Copy, Debug)]
 struct Observed {
     revision: u64,
@@ -92,6 +93,8 @@ pub struct Lease {
     epoch: u64,
     nonce: u64,
     observed: Option<Observed>,
+    /// The record that this process saw or wrote last. The area is new only if there never was one.
+    known: Option<Record>,
     /// Runs while reads are answered.
     stopwatch: Stopwatch,
     /// Holder that was reported last, so that each is reported once.
@@ -119,6 +122,7 @@ impl Lease {
             epoch: 0,
             nonce: seed,
             observed: None,
+            known: None,
             stopwatch: Stopwatch::new(now),
             told: None,
             write: None,
@@ -236,19 +240,15 @@ impl Lease {
         self.due = sent + RENEWAL;
         let reading = self.stopwatch.advance(now);
         self.stopwatch.answered(sent);
-        let Some((revision, record)) = found else {
-            let record = self.record(1, State::Serving);
-            return self.send_write(now, 0, record, Purpose::Take { epoch: 1, empty: false });
-        };
-        let unchanged = match &mut self.observed {
-            // An older revision may come from a follower that lags.
-            Some(seen) if revision < seen.revision => return,
-            Some(seen) if revision == seen.revision => reading.saturating_sub(seen.since),
-            seen => {
-                *seen = Some(Observed { revision, since: reading });
-                Duration::ZERO
-            }
-        };
+        let Some((revision, record)) = found else { return self.look_at_none(now, reading) };
+        // An older revision may come from a follower that lags; but the epoch grows when a record
+        // that the directory has lost is made again.
+        let is_later = self.known.as_ref().is_none_or(|known| known.epoch < record.epoch);
+        if self.observed.is_some_and(|seen| revision < seen.revision) && !is_later {
+            return;
+        }
+        self.known = Some(record.clone());
+        let unchanged = self.observe(revision, reading);
         let is_own = record.journal == self.own.journal;
         let is_restart = is_own && record.machine == self.own.machine;
         let take = match record.state {
@@ -277,6 +277,45 @@ impl Lease {
         }
     }
 
+    /// There is no record: the area is new, or the directory has lost its data.
+    fn look_at_none(&mut self, now: Instant, reading: Duration) {
+        let absent = self.observe(0, reading);
+        let known = self.known.clone();
+        let epoch = known.as_ref().map_or(0, |known| known.epoch).saturating_add(1);
+        // The one who served last has the state; it makes its record again.
+        let is_last = |known: &Record| {
+            known.incarnation == self.own.incarnation
+                || (known.journal == self.own.journal && known.machine == self.own.machine)
+        };
+        match known.filter(|known| !is_last(known)) {
+            None => {
+                let record = self.record(epoch, State::Serving);
+                self.send_write(now, 0, record, Purpose::Take { epoch, empty: false });
+            }
+            // It has not: its record is made for it, so that the same rules hold as for any other.
+            Some(mut lost) if absent >= LOSS => {
+                self.nonce = self.nonce.wrapping_add(1);
+                (lost.epoch, lost.nonce) = (epoch, self.nonce);
+                if lost.state == State::Serving {
+                    lost.state = State::Lost;
+                }
+                self.send_write(now, 0, lost, Purpose::MarkLost);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Notes the revision that was read, and returns how long it has been that one.
+    fn observe(&mut self, revision: u64, reading: Duration) -> Duration {
+        match &mut self.observed {
+            Some(seen) if revision == seen.revision => reading.saturating_sub(seen.since),
+            seen => {
+                *seen = Some(Observed { revision, since: reading });
+                Duration::ZERO
+            }
+        }
+    }
+
     fn record(&mut self, epoch: u64, state: State) -> Record {
         self.nonce = self.nonce.wrapping_add(1);
         Record {
@@ -299,6 +338,7 @@ impl Lease {
     fn succeeded(&mut self, revision: u64) {
         let Some(write) = self.write.take() else { return };
         self.due = write.sent + RENEWAL;
+        self.known = write.value;
         match write.purpose {
             Purpose::Renew => self.role = Role::Holding { revision, renewed: write.sent },
             Purpose::Take { epoch, empty } => {

@@ -248,7 +248,8 @@ impl Notice {
     }
 
     /// A value of the data of a match that is ready, as JSON text. Of a match with a world of its
-    /// own there are `World`, `Addresses` (of the world's node, by kind and transport) and `Ticket`.
+    /// own there are `World`, `Addresses` (of the world's node, by kind and transport) and
+    /// `Ticket`.
     #[must_use]
     pub fn data(&self, key: &str) -> Option<String> {
         let body = Reader::new(&self.body).ok().filter(|_| self.kind == Event::MATCH_READY)?;

@@ -32,6 +32,11 @@ impl Directory {
         Written::At(self.revision)
     }
 
+    /// Loses everything, as a bus does whose storage is replaced.
+    fn lose(&mut self) {
+        *self = Directory::default();
+    }
+
     pub(crate) fn read(&self) -> Option<(u64, Record)> {
         Some((self.revision, self.record.clone()?))
     }
@@ -144,4 +149,71 @@ fn a_marked_holder_whose_journal_comes_back_serves_again() {
     let events = bench.run(&mut [&mut a], 3 * SECOND);
     assert!(matches!(events[0], Event::Deposed { .. }), "{events:?}");
     assert_eq!(events[1], Event::Granted { epoch: 2, empty: false });
+}
+
+#[test]
+fn a_holder_whose_record_is_lost_makes_it_again() {
+    for takeover in [Takeover::Wait, Takeover::Empty] {
+        let mut bench = Bench::new();
+        let mut a = bench.lease("a", "ja", "m", takeover);
+        bench.run(&mut [&mut a], SECOND);
+        let mut b = bench.lease("b", "jb", "m", takeover);
+        bench.run(&mut [&mut b, &mut a], 30 * SECOND);
+        bench.directory.lose();
+        // The standby looks first, and more than once.
+        let events = bench.run(&mut [&mut b], 5 * SECOND);
+        assert_eq!(events, []);
+        let events = bench.run(&mut [&mut b, &mut a], 60 * SECOND);
+        let again = Event::Granted { epoch: 2, empty: false };
+        assert_eq!(events, [Event::Deposed { by: None }, again], "{takeover:?}");
+        assert!(a.is_serving(bench.now) && !b.is_serving(bench.now));
+        assert_eq!(bench.directory.record.as_ref().unwrap().incarnation, "a");
+    }
+}
+
+#[test]
+fn a_standby_remembers_the_holder_that_the_directory_has_forgotten() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut a], SECOND);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+    bench.run(&mut [&mut b], 3 * SECOND);
+    bench.directory.lose();
+    bench.run(&mut [&mut b], 60 * SECOND);
+    assert!(!b.is_serving(bench.now), "the area is not a new one");
+    let record = bench.directory.record.clone().unwrap();
+    let expected = (State::Lost, "ja", 2);
+    assert_eq!((record.state, record.journal.as_str(), record.epoch), expected);
+    // The holder starts again, with its journal.
+    let mut restarted = bench.lease("a2", "ja", "m", Takeover::Wait);
+    let events = bench.run(&mut [&mut restarted, &mut b], 3 * SECOND);
+    assert!(events.contains(&Event::Granted { epoch: 3, empty: false }), "{events:?}");
+}
+
+#[test]
+fn a_forgotten_holder_is_replaced_where_it_is_not_waited_for() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Empty);
+    bench.run(&mut [&mut a], SECOND);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Empty);
+    bench.run(&mut [&mut b], SECOND);
+    bench.directory.lose();
+    assert_eq!(bench.run(&mut [&mut b], 14 * SECOND), [], "it still has its lease");
+    let events = bench.run(&mut [&mut b], 10 * SECOND);
+    assert_eq!(events, [Event::Granted { epoch: 3, empty: true }]);
+}
+
+#[test]
+fn a_record_that_was_made_again_is_watched_although_its_revision_is_low() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut a], SECOND);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+    bench.run(&mut [&mut a, &mut b], 60 * SECOND);
+    bench.directory.lose();
+    // The standby never sees that it is absent.
+    bench.run(&mut [&mut a], 3 * SECOND);
+    assert!(bench.directory.revision < 10, "revisions begin again");
+    bench.run(&mut [&mut b], 30 * SECOND);
+    assert_eq!(bench.directory.record.as_ref().unwrap().state, State::Lost, "its holder is silent");
 }

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::jetstream::context::{GetStreamErrorKind, PublishErrorKind};
 use async_nats::jetstream::kv;
 use async_nats::jetstream::message::PublishMessage;
 use async_nats::jetstream::stream::{LastRawMessageErrorKind, StorageType, Stream};
-use async_nats::jetstream::{self, Context};
+use async_nats::jetstream::{self, Context, ErrorCode};
 use bytes::Bytes;
 use throng_cluster::{LOSS, Record, Request, State, Written};
 
@@ -17,6 +17,8 @@ use crate::gate::boot_time;
 
 /// The bucket of all areas.
 const BUCKET: &str = "throng-matcher";
+/// Its stream.
+const STREAM: &str = "KV_throng-matcher";
 /// A request to the directory has this time.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -33,27 +35,25 @@ pub(crate) enum Answer {
 #[derive(Clone)]
 pub(crate) struct Directory {
     context: Context,
-    stream: Stream,
+    stream: Stream<()>,
     subject: String,
 }
 
 impl Directory {
-    /// Opens the bucket, makes it if there is none.
+    /// Opens the directory. The first write makes the bucket, if there is none.
     ///
     /// # Errors
     /// A server without JetStream.
     pub(crate) async fn open(client: &async_nats::Client, area: &str) -> Result<Directory, NatsError> {
         let mut context = jetstream::new(client.clone());
         context.set_timeout(TIMEOUT);
-        let config = kv::Config {
-            bucket: BUCKET.to_owned(),
-            history: 1,
-            storage: StorageType::File,
-            ..kv::Config::default()
-        };
-        let made = context.create_or_update_key_value(config).await;
-        let store = made.map_err(|error| NatsError::Bucket(BUCKET.to_owned(), error.to_string()))?;
-        Ok(Directory { context, stream: store.stream, subject: format!("$KV.{BUCKET}.matcher.{area}") })
+        let failed = |error: String| NatsError::Bucket(BUCKET.to_owned(), error);
+        match context.get_stream(STREAM).await {
+            Err(error) if !is_absent(&error.kind()) => return Err(failed(error.to_string())),
+            _ => {}
+        }
+        let stream = context.get_stream_no_info(STREAM).await.map_err(|error| failed(error.to_string()))?;
+        Ok(Directory { context, stream, subject: format!("$KV.{BUCKET}.matcher.{area}") })
     }
 
     /// Does what a lease asks for.
@@ -84,23 +84,45 @@ impl Directory {
                     Err(())
                 }
             },
-            Err(error) if matches!(error.kind(), LastRawMessageErrorKind::NoMessageFound) => Ok(None),
-            Err(_) => Err(()),
+            Err(error) => match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => Ok(None),
+                // The bus has lost the bucket, or never had one.
+                LastRawMessageErrorKind::JetStream(error)
+                    if error.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    Ok(None)
+                }
+                _ => Err(()),
+            },
         }
     }
 
     async fn write(&self, expected: u64, record: &Record) -> Written {
+        if expected == 0 && self.make_bucket().await.is_err() {
+            return Written::Unknown;
+        }
         let message = PublishMessage::build()
             .payload(Bytes::from(record.to_bytes()))
             .expected_last_subject_sequence(expected);
         let outcome = |error: jetstream::context::PublishError| match error.kind() {
-            PublishErrorKind::WrongLastSequence => Written::Refused,
+            // Without a stream nothing is written. A read tells whether it is lost.
+            PublishErrorKind::WrongLastSequence | PublishErrorKind::StreamNotFound => Written::Refused,
             _ => Written::Unknown,
         };
         match self.context.send_publish(self.subject.clone(), message).await {
             Err(error) => outcome(error),
             Ok(acknowledged) => acknowledged.await.map_or_else(outcome, |at| Written::At(at.sequence)),
         }
+    }
+
+    async fn make_bucket(&self) -> Result<(), ()> {
+        let config = kv::Config {
+            bucket: BUCKET.to_owned(),
+            history: 1,
+            storage: StorageType::File,
+            ..kv::Config::default()
+        };
+        self.context.create_or_update_key_value(config).await.map(drop).map_err(drop)
     }
 
     /// Gives the last holder up, if it is lost: the next matcher serves, with an empty state if it
@@ -137,4 +159,9 @@ impl Directory {
             Written::Unknown => Err(unreachable()),
         }
     }
+}
+
+/// Whether the bus answers that there is no such stream.
+fn is_absent(error: &GetStreamErrorKind) -> bool {
+    matches!(error, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }

@@ -56,6 +56,8 @@ pub mod header {
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// A server that asks for nothing so long gets no notifications any more; its grace period begins.
 const SESSION_IDLE: Duration = Duration::from_secs(30);
+/// Most that the headers of a response take.
+const HEADERS_BYTES_MAX: usize = 256;
 /// Pause before a bus that failed is tried again.
 const REST: Duration = Duration::from_millis(500);
 
@@ -363,10 +365,13 @@ impl Shared {
             value.map(async_nats::HeaderValue::as_str).unwrap_or_default()
         };
         let srv = head(header::SERVER);
-        if check_server_name(srv).is_err() || srv.contains(|c: char| c.is_whitespace() || "*>".contains(c)) {
+        let is_part =
+            |part: &str| !part.is_empty() && !part.contains(|c: char| c.is_whitespace() || "*>".contains(c));
+        if check_server_name(srv).is_err() || !(srv.is_empty() || srv.split('.').all(is_part)) {
             return refusal(
                 Status::Invalid,
-                "the server's id is too long, or contains characters that a subject cannot have",
+                "the server's id is too long, or cannot be a part of a subject: it has an empty part or a character \
+                 that a subject cannot have",
             );
         }
         let Some(scope) = self.tokens.scope(head(header::TOKEN), srv) else {
@@ -395,6 +400,16 @@ impl Shared {
 
     async fn reply(&self, mail: &Mail, status: Status, body: Bytes) {
         let Some(to) = &mail.reply else { return };
+        let most = self.client.server_info().max_payload;
+        let is_too_large = body.len() + HEADERS_BYTES_MAX > most;
+        let (status, body) = if is_too_large {
+            tracing::warn!(subject = %mail.subject, bytes = body.len(), most, "a response is larger than the bus takes");
+            let why =
+                "the request was executed, but its response is larger than the bus takes (`max_payload`)";
+            refusal(Status::TooLarge, why)
+        } else {
+            (status, body)
+        };
         let mut headers = HeaderMap::new();
         headers.insert(header::STATUS, (status as u16).to_string());
         headers.insert(header::MATCHER, self.id.as_str());

@@ -2,14 +2,16 @@
 //! tests say so.
 #![cfg(feature = "nats")]
 
+use std::time::{Duration, Instant};
+
 use crate::bus;
 
-use bus::{Bus, Caller, bus, room_of, run, text};
+use bus::{Bus, Caller, bus, bus_with, room_of, run, text};
 use futures_util::StreamExt as _;
 use throng_matcher::{Config, Scope};
 use throng_matcher_server::{
     Durability, Gate, Identity, NatsOptions, Options, Service, Takeover, Tokens, nats_header as header,
-    serve_nats, start,
+    serve_nats, start, take_over,
 };
 use throng_wire::matcher::{Method, Status, Writer};
 use tokio::sync::oneshot;
@@ -23,6 +25,10 @@ struct Node {
 impl Node {
     /// Ids of rooms come from the secret: no two matchers share theirs.
     fn start(bus: &Bus, tokens: &str, secret: u8) -> Node {
+        Node::start_with(bus, tokens, secret, Takeover::Empty)
+    }
+
+    fn start_with(bus: &Bus, tokens: &str, secret: u8, takeover: Takeover) -> Node {
         let tokens = Tokens::parse(tokens).unwrap();
         let service = start(Options {
             addr: None,
@@ -52,7 +58,7 @@ impl Node {
                 addresses: vec![name],
             },
             kept: None,
-            takeover: Takeover::Empty,
+            takeover,
             requests_max: 256,
         };
         let handle = service.handle().clone();
@@ -115,5 +121,88 @@ fn a_second_matcher_waits_and_serves_nothing_until_the_first_is_lost() {
         assert_eq!(caller.ask(Method::PING, Writer::new()).await.matcher, "node2");
         assert_eq!(caller.room(&room).await.status, Status::NotFound);
         assert_eq!(handle.gate().why_closed(), None);
+    });
+}
+
+#[test]
+fn a_holder_serves_on_after_the_bus_has_lost_its_storage() {
+    let Some(mut bus) = bus() else { return };
+    let _first = Node::start_with(&bus, "", 1, Takeover::Wait);
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        let room = room_of(&caller.join("a", "2v2").await).0;
+        let second = Node::start_with(&bus, "", 2, Takeover::Wait);
+        let waits = || second.service.handle().gate().why_closed();
+        while !waits().is_some_and(|why| why.contains("node1 serves")) {
+            tokio::task::yield_now().await;
+        }
+        bus.kill();
+        bus.lose_storage();
+        bus.start_again();
+        assert_eq!(room_of(&caller.room(&room).await).0, room);
+        // Its lease is renewed: a whole one later it still serves.
+        let until = Instant::now() + Duration::from_secs(13);
+        while Instant::now() < until {
+            assert_eq!(caller.ask(Method::PING, Writer::new()).await.matcher, "node1");
+            assert!(waits().is_some());
+        }
+    });
+}
+
+#[test]
+fn a_takeover_that_is_refused_makes_no_bucket() {
+    let Some(bus) = bus() else { return };
+    run(async {
+        let why = take_over(&bus.url, "", "1").await.unwrap_err();
+        assert!(why.contains("no matcher has ever served"), "{why}");
+        let client = async_nats::connect(&bus.url).await.unwrap();
+        let context = async_nats::jetstream::new(client);
+        assert!(context.get_key_value("throng-matcher").await.is_err());
+    });
+}
+
+#[test]
+fn a_response_that_the_bus_does_not_take_is_answered_as_too_large() {
+    let Some(bus) = bus_with("max_payload: 4096\n") else { return };
+    let _node = Node::start(&bus, "", 1);
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        let name = |number: u32| format!("{number:0120}");
+        let mode = Writer::new().str(1, "90v90").into_bytes();
+        let (room, _) = room_of(&caller.join(&name(0), "90v90").await);
+        let mut statuses = Vec::new();
+        for number in 1..40 {
+            let body = Writer::new().nested(1, Writer::new().str(1, &name(number))).bytes(2, &mode);
+            statuses.push(caller.ask(Method::ROLE_JOIN_RANDOM_ROOM, body).await.status);
+        }
+        assert_eq!((statuses.first(), statuses.last()), (Some(&Status::Ok), Some(&Status::TooLarge)));
+        assert_eq!(caller.room(&room).await.status, Status::TooLarge);
+        assert_eq!(caller.ask(Method::PING, Writer::new()).await.status, Status::Ok);
+    });
+}
+
+#[test]
+fn a_server_whose_id_cannot_be_a_part_of_a_subject_is_refused() {
+    let Some(bus) = bus() else { return };
+    let _node = Node::start(&bus, "", 1);
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        assert_eq!(caller.ask(Method::PING, Writer::new()).await.status, Status::Ok);
+        for (id, expected) in [
+            ("a.b", Status::Ok),
+            (".", Status::Invalid),
+            ("..", Status::Invalid),
+            ("a..b", Status::Invalid),
+            (".a", Status::Invalid),
+            ("a.", Status::Invalid),
+            ("a*", Status::Invalid),
+        ] {
+            let mut headers = async_nats::HeaderMap::new();
+            headers.insert(header::SERVER, id);
+            headers.insert(header::NOTIFY, "yes");
+            let subject = "throng.matcher.1.Ping";
+            let answer = caller.client.request_with_headers(subject, headers, "".into()).await.unwrap();
+            assert_eq!(text(&answer, header::STATUS), (expected as u16).to_string(), "{id}");
+        }
     });
 }

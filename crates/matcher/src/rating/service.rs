@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use throng_wire::fields;
 
-use super::systems::{Rating, System, glicko2_period};
+use super::systems::{Rating, System, glicko2_period, idle_periods};
 use super::{Change, GameResult, Rated, RatingPool, Ratings, Report, Reported};
 use crate::config::Scope;
 use crate::id::Id;
@@ -151,18 +151,21 @@ impl Matcher {
             played.entry(a.clone()).or_default().push((of_b, *score));
             played.entry(b.clone()).or_default().push((of_a, 1.0 - score));
         }
+        // Those that passed while the matcher was down end too; no one played in them.
+        let missed = (now - pool.period_ends).checked_div(pool.period_ms).unwrap_or(0);
         for (role, rated) in &mut pool.players {
             if !played.contains_key(role) {
-                rated.rating = glicko2_period(rated.rating, &[]);
+                rated.rating = idle_periods(rated.rating, missed + 1);
             }
         }
         for (role, games) in played {
             let before = pool.of(&role);
-            let after = glicko2_period(before.rating, &games);
+            let after = idle_periods(glicko2_period(before.rating, &games), missed);
             let rated = Rated { rating: after, games: before.games + games.len() as u64 };
             pool.players.insert(role, rated);
         }
-        pool.period_ends = if pool.period_ms > 0 { now + pool.period_ms } else { 0 };
+        pool.period_ends =
+            if pool.period_ms > 0 { pool.period_ends + (missed + 1) * pool.period_ms } else { 0 };
         if pool.period_ends > 0 {
             self.timers.set(pool.period_ends, Timer::Period(name.clone()));
         }

@@ -149,6 +149,20 @@ pub(crate) fn glicko2_period(own: Rating, games: &[(Rating, f64)]) -> Rating {
     }
 }
 
+/// Glicko-2 after periods without games, as one [`glicko2_period`] after another.
+pub(crate) fn idle_periods(own: Rating, periods: u64) -> Rating {
+    let mut rating = own;
+    for _ in 0..periods {
+        let after = glicko2_period(rating, &[]);
+        // The deviation is the greatest already: it stays.
+        if after == rating {
+            break;
+        }
+        rating = after;
+    }
+    rating
+}
+
 /// Chance that the first of two sides wins; each a list of (skill, deviation).
 pub(crate) fn win_chance(a: &[(f64, f64)], b: &[(f64, f64)]) -> f64 {
     let mean = |side: &[(f64, f64)]| side.iter().map(|(mu, _)| mu).sum::<f64>();

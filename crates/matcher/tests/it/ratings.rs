@@ -159,6 +159,30 @@ fn games_of_a_glicko_period_count_at_its_end() {
 }
 
 #[test]
+fn glicko_periods_that_passed_while_the_matcher_was_down_all_end() {
+    let after = |is_down: bool, half_periods: u64| {
+        let mut world = with(&periods(60));
+        let matched = duel(&mut world, "duels", "a", "b");
+        assert_eq!(report(&mut world, beats(&matched, "a", "b")).0, Status::Ok);
+        if is_down {
+            world.now += half_periods * 30_000;
+            world.recover();
+        } else {
+            world.pass_to_input(half_periods * 30_000);
+        }
+        let before = rated(&mut world, "ladder", "a", 7);
+        // The period under way ends when it would have.
+        world.pass(31_000);
+        let numbers = [6, 7].map(|number| rated(&mut world, "ladder", "a", number));
+        (before, numbers)
+    };
+    for half_periods in [1, 3, 21, 20_001] {
+        assert_eq!(after(true, half_periods), after(false, half_periods), "{half_periods} half periods");
+    }
+    assert_ne!(after(true, 3), after(true, 5), "each of them adds deviation");
+}
+
+#[test]
 fn a_period_of_another_length_begins_with_the_next_report() {
     let mut world = with(&periods(86_400));
     let play = |world: &mut World| {

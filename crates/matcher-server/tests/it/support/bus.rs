@@ -55,6 +55,11 @@ impl Bus {
         self.process.wait().unwrap();
     }
 
+    /// Loses what it has stored, the configuration excepted. It is not running.
+    pub(crate) fn lose_storage(&self) {
+        std::fs::remove_dir_all(self.data.path().join("jetstream")).unwrap();
+    }
+
     /// Starts it again where it was.
     pub(crate) fn start_again(&mut self) {
         let port = self.url.rsplit(':').next().unwrap().to_owned();
