@@ -669,7 +669,8 @@ fn a_ticket_opens_no_other_world_at_a_listener_of_that_world() {
         peer.until_closed();
         let mut peer = Peer::connect(at_servers, &Dial::Tcp);
         assert_eq!(peer.authenticate("ann", &ann).result, AuthResult::InvalidLt as i32, "another kind");
-        assert_eq!(figures(&running, "hub")[0], 0, "{kind} {bypass}");
+        drop(peer);
+        while figures(&running, "hub")[0] > 0 {}
         // Logins without a ticket are what they were.
         let known = kind == "none" || bypass == "true";
         let (player, token) = if known { ("s", "") } else { ("hub-s", "for-hub") };
