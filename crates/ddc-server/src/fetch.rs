@@ -107,9 +107,10 @@ impl Service {
             self.origin_counters.broken_off.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(read) = broken_off else { return true };
         let arrives = match &read {
-            Read::Ref(RefName { namespace, bucket, key }) => {
-                !matches!(tier.reference(namespace, bucket, key).await, Err(TierError::Failed(_)))
-            }
+            Read::Ref(RefName { namespace, bucket, key }) => matches!(
+                tier.reference(namespace, bucket, key).await,
+                Ok(_) | Err(TierError::Damaged(_) | TierError::Contended(_))
+            ),
             Read::Blob(namespace, hash) => match tier.blob(namespace, hash).await {
                 Ok(None) => true,
                 Ok(Some((incoming, _))) => begins(incoming).await,

@@ -52,6 +52,7 @@ mod plan;
 mod quota;
 mod reads;
 mod record;
+mod replaced;
 mod run;
 mod space;
 mod store;

@@ -161,7 +161,7 @@ impl Directory {
     }
 }
 
-/// Whether the bus answers that there is no such stream.
+/// Returns whether the bus answers that there is no such stream.
 fn is_absent(error: &GetStreamErrorKind) -> bool {
     matches!(error, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }

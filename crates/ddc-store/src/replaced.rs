@@ -1,0 +1,113 @@
+//! Space under a quota that only replaced refs take.
+//!
+//! A blob counts until it is collected. A namespace that replaces its refs all the time would
+//! reach its quota with blobs that nothing reaches: those that only replaced refs reached are
+//! collected as soon as an upload needs their space.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use throng_ddc::{IoHash, Namespace};
+
+use crate::change::Change;
+use crate::error::StoreError;
+use crate::key::{self, RefValue};
+use crate::locks::lock;
+use crate::store::Store;
+
+/// Objects that are known to have been walked; with more, all are forgotten.
+const WALKED_MAX: usize = 1 << 18;
+/// Blobs that are removed at a time.
+const STEP: usize = 512;
+
+impl Store {
+    /// Bytes that a namespace may hold, if that is limited.
+    #[must_use]
+    pub fn quota(&self, namespace: &Namespace) -> Option<u64> {
+        self.quotas().of(namespace)
+    }
+
+    /// Reports whether a namespace may hold `len` more bytes at present.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn fits_quota(&self, namespace: &Namespace, len: u64) -> Result<bool, StoreError> {
+        let quotas = self.quotas();
+        let Some(quota) = quotas.of(namespace) else { return Ok(true) };
+        let known = lock(&self.sizes).known(namespace);
+        let size = match known {
+            Some(size) => size,
+            None => {
+                let _log = lock(&self.log);
+                let mut sizes = lock(&self.sizes);
+                sizes.follow(&quotas);
+                *sizes.size(namespace, || self.size_of(namespace))?
+            }
+        };
+        Ok(size.saturating_add(len) <= quota)
+    }
+
+    /// Removes what only those refs of a namespace reached that were replaced or deleted since the
+    /// last time, regardless of its age: it is no upload that waits for its ref. Only what happened
+    /// while the namespace had a quota is known. The disk gets the space with the next collection.
+    ///
+    /// # Errors
+    /// As the system says. What was removed by then stays removed.
+    pub fn collect_replaced(&self, namespace: &Namespace) -> Result<(), StoreError> {
+        let _one = lock(&self.replaced_turn);
+        let replaced = lock(&self.replaced).take(namespace);
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        self.note_reliance(true);
+        let result = self.remove_unreached(namespace, &replaced);
+        self.note_reliance(false);
+        result
+    }
+
+    fn remove_unreached(&self, namespace: &Namespace, replaced: &[RefValue]) -> Result<(), StoreError> {
+        let mut unreached: BTreeSet<IoHash> = BTreeSet::new();
+        let mut walked = BTreeSet::new();
+        for value in replaced {
+            self.each_reached(namespace, value, &mut walked, &mut |hash| {
+                unreached.insert(*hash);
+                Ok(())
+            })?;
+        }
+        walked.clear();
+        self.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
+            if let Some(value) = RefValue::read(stored).filter(|_| !unreached.is_empty()) {
+                if walked.len() >= WALKED_MAX {
+                    walked.clear();
+                }
+                self.each_reached(namespace, &value, &mut walked, &mut |hash| {
+                    unreached.remove(hash);
+                    Ok(())
+                })?;
+            }
+            Ok(())
+        })?;
+        for snapshot in self.snapshots(namespace)? {
+            unreached.remove(&snapshot.blob);
+        }
+        // Not with the changes of a collection, which must learn of its own failures.
+        let failure = Arc::new(Mutex::new(None));
+        let unreached: Vec<IoHash> = unreached.into_iter().collect();
+        for step in unreached.chunks(STEP) {
+            for hash in step {
+                let key = key::blob(namespace, hash);
+                let Some(value) = self.index.get(&key)? else { continue };
+                let failed = Arc::clone(&failure);
+                let done = move |done| {
+                    if let Err(error) = done {
+                        *lock(&failed) = Some(error);
+                    }
+                };
+                self.enqueue(Change::Collect { key, value }, Box::new(done));
+            }
+            self.await_commits();
+        }
+        let failed = lock(&failure).take();
+        failed.map_or(Ok(()), Err)
+    }
+}
