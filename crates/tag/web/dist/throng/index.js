@@ -10,7 +10,7 @@ export { Throng } from "./client.js";
 export { ThrongError } from "./errors.js";
 export { CloseCode, Emitter } from "./events.js";
 export { encodeEntry, encodeFrame, FrameReader, PACKET_BYTES_MAX } from "./frame.js";
-export { MatchMethod } from "./matchmaking.js";
+export { MatchMethod, matchWorld } from "./matchmaking.js";
 export { Access, Broadcast, ChannelType, MessageType, } from "./messages.js";
 export { ProtoReader, ProtoWriter } from "./proto.js";
 export { ChannelState } from "./state.js";

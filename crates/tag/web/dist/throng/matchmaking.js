@@ -9,6 +9,8 @@ export const MatchMethod = {
     ACCEPT_MATCH: 64,
     GET_QUEUE_STATS: 65,
 };
+/** Type of the notice that a match is ready. */
+const MATCH_READY = 23;
 /** A call. The gateway adds the player's role. @internal */
 export function encodeCall(method, body) {
     return new ProtoWriter().uint32(1, method).bytes(2, body).finish();
@@ -58,6 +60,32 @@ export function decodeMatchEvent(payload) {
     if (room !== undefined)
         return { kind: isIn ? "matched" : "unmatched", room, channel };
     return { kind: "answer", status, body };
+}
+/** The world of its own that a match has, from the notice that the match is ready; otherwise undefined. */
+export function matchWorld(notice) {
+    if (notice.type !== MATCH_READY)
+        return undefined;
+    const data = {};
+    let address = "";
+    const reader = new ProtoReader(notice.body);
+    while (reader.next()) {
+        if (reader.field === 4)
+            address = reader.string();
+        if (reader.field !== 11)
+            continue;
+        const entry = new ProtoReader(reader.bytes());
+        let key = "";
+        while (entry.next()) {
+            if (entry.field === 1)
+                key = entry.string();
+            else if (entry.field === 2)
+                data[key] = JSON.parse(entry.string());
+        }
+    }
+    const { World: name, Addresses: addresses, Ticket: ticket } = data;
+    if (typeof name !== "string" || typeof ticket !== "string")
+        return undefined;
+    return { name, address, addresses: addresses, ticket };
 }
 function decodeNotice(entry) {
     let type = 0;
