@@ -272,7 +272,7 @@ async function matcher(page, base, shot, say) {
   const until = Date.now() + PATIENCE_MS;
   const inRoom = async () => {
     for (;;) {
-      assert.ok(Date.now() < until, "nobody was in a room for long enough to be found");
+      assert.ok(Date.now() < until, "no player stayed in a room for long enough to be found");
       for (const ticket of (await ask("ListTickets", { Queue: "duel" })).Tickets) ticket.Players.forEach((player) => seen.add(player.RoleID));
       for (const id of seen) if (Object.keys((await ask("GetRole", { RoleID: id })).RoomInfos ?? {}).length > 0) return id;
       await page.waitForTimeout(100);

@@ -31,7 +31,7 @@ impl Service {
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
         let last =
             |namespace: &Namespace, bucket: &Bucket, key: &Key| self.last_access(namespace, bucket, key);
-        // When space is short, only uploads in progress are spared.
+        // A full disk or quota leaves only uploads in progress their age.
         let blob_age_min = match self.store.space().is_full || self.store.was_over_quota() {
             true => throng_ddc::gc::UPLOAD_AGE_MIN,
             false => throng_ddc::gc::BLOB_AGE_MIN,

@@ -1,7 +1,7 @@
 //! Memory for received data that cannot be delivered yet, or that the application has not taken.
 //!
-//! When the host's budget is used up, the peer that holds the most loses data in favour of peers
-//! that hold less; peers that are not admitted lose theirs first. [`Ranks`] finds the next one
+//! A full budget of the host takes data from the peer that holds the most; peers that are not
+//! admitted lose theirs first. [`Ranks`] finds the next one
 //! without a walk over the others.
 
 use alloc::collections::BTreeSet;

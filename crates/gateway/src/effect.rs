@@ -190,7 +190,7 @@ pub enum Effect {
     SecurityLog(SecurityEvent),
 }
 
-/// What a player who uses the matcher does.
+/// An action of a player that concerns the matcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlayerNews {
     /// It asks the matcher.

@@ -25,7 +25,7 @@ pub const MATCHMAKING: u32 = 110;
 const TO_ONE: u32 = 1;
 
 impl Shard {
-    /// Whether a client's message is for the matcher.
+    /// Returns whether a client's message is for the matcher.
     pub(crate) fn is_for_matcher(&self, head: Head) -> bool {
         head.msg_type == MATCHMAKING && head.channel == ChannelId::GLOBAL && self.board.config.matchmaking
     }

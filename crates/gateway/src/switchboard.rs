@@ -597,7 +597,7 @@ impl Head {
         Self { channel, broadcast: 0, stub: 0, msg_type }
     }
 
-    /// The same for somebody who did not ask: without the stub.
+    /// The same for a receiver that sent no request: without the stub.
     pub(crate) fn copy(self) -> Self {
         Self { stub: 0, ..self }
     }

@@ -262,7 +262,7 @@ async fn a_refusal_is_reported() {
 async fn nobody_listening_is_reported() {
     let (listener, address) = listen().await;
     drop(listener);
-    let error = Client::connect(Endpoint::tcp(&address), alice("")).await.expect_err("nobody there");
+    let error = Client::connect(Endpoint::tcp(&address), alice("")).await.expect_err("no listener");
     assert!(error.to_string().starts_with(&format!("cannot connect to tcp://{address}")), "{error}");
 }
 

@@ -160,7 +160,7 @@ pub fn patient(addr: SocketAddr, transport: Transport) -> ConnectSpec {
     ConnectSpec { timeout: PATIENCE, ..ConnectSpec::new(addr, transport) }
 }
 
-/// An address where nobody listens and that nobody else gets while the stream lasts.
+/// An address without a listener, which stays taken while the stream lasts.
 pub fn deaf_address() -> (std::net::TcpStream, SocketAddr) {
     let listener = std::net::TcpListener::bind(loopback()).unwrap();
     let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -307,7 +307,7 @@ pub fn call(running: &Running, method: &str, path: &str, token: &str, body: &str
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// An address where nobody listens and that nobody else gets while the stream lasts.
+/// An address without a listener, which stays taken while the stream lasts.
 pub fn deaf_address() -> (TcpStream, SocketAddr) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
