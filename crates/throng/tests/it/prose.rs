@@ -20,7 +20,7 @@ const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc-server", 61),
     ("ddc-store", 22),
     ("fuzz-targets", 15),
-    ("gateway", 226),
+    ("gateway", 222),
     ("matcher", 30),
     ("matcher-server", 7),
     ("net", 3),
