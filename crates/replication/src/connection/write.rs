@@ -393,7 +393,9 @@ impl Stage<'_> {
         if conn.transfers(object) || conn.transfer.is_some() && sh.record_bytes_max(object) > room {
             return false;
         }
-        let mut mask = conn.pending.mask(object);
+        // Changes gathered in a band of detail go along, so that nothing stays behind.
+        let (band, missing) = conn.gathered(sh, object);
+        let mut mask = conn.pending.mask(object) | missing;
         if sh.objects.conditional.get(object) {
             // Some of it may have become pending under a condition that is closed now.
             mask &= conn.mask_for(sh, object, false);
@@ -402,9 +404,6 @@ impl Stage<'_> {
                 return true;
             }
         }
-        // Changes gathered in a band of detail go along, so that nothing stays behind.
-        let (band, missing) = conn.gathered(sh, object);
-        mask |= missing;
         let creating = !conn.live.get(object);
         let store = sh.store(object);
         let slot = sh.objects.slot[object as usize];

@@ -378,6 +378,27 @@ fn calls_are_reported_after_the_changes_of_their_packet() {
     assert_eq!(events, ["changed", "called", "changed", "called"]);
 }
 
+/// An object whose properties depend on the receiver, in a band that is seldom due: only calls went
+/// out, and the change of their frame came up to a second later.
+#[test]
+fn a_call_on_a_far_pawn_does_not_overtake_the_change_of_its_frame() {
+    for class in [THING, PAWN] {
+        let config = ServerConfig { lod: Some(LodProfile::reference()), ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let pawn = net.server.create(class).unwrap();
+        net.server.set(pawn, POSITION, [100.0_f32, 0.0, 0.0]).unwrap();
+        net.steps(40);
+        for value in 1..60_u32 {
+            net.server.set(pawn, HEALTH, value).unwrap();
+            let me = net.peers[0].id;
+            net.server.attach(me, pawn, u64::from(value), b"", value % 2 == 0).unwrap();
+            net.step();
+            assert_eq!(calls_of(&mut net, 0).last(), Some(&u64::from(value)));
+            assert_eq!(net.value(0, pawn, HEALTH), u64::from(value), "at the call of that frame");
+        }
+    }
+}
+
 #[test]
 fn peers_with_other_defaults_or_another_version_do_not_agree() {
     let class = |default: u32| {
