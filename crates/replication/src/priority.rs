@@ -100,7 +100,7 @@ impl FieldOfView {
             best = best.max(p_max + (p_min - p_max) * share);
         }
         let (width, priority) = self.sight;
-        let nearest = along.clamp(0.0, end);
+        let nearest = along.clamp(0.0, end.max(0.0));
         if square - 2.0 * along * nearest + nearest * nearest <= width * width {
             best = best.max(priority);
         }

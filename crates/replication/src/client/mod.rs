@@ -23,7 +23,7 @@ use crate::quantise::{Value, WORDS_MAX};
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
 use crate::tokens::{NAMES, TokenTexts, read_export};
-use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, bits_of, kind};
+use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, PACKET_BYTES, bits_of, kind};
 
 use check::Create;
 pub use replica::Replica;
@@ -47,7 +47,7 @@ pub struct ClientConfig {
     /// Highest index of an object; packets that name a higher one are refused. At least the
     /// server's limit of objects. Default 65,536.
     pub objects_max: u32,
-    /// Largest packet in bytes. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
     pub packet_bytes_max: usize,
     /// Most texts of tokens that the server may tell. Default 16,384, of 255 bytes at most each.
     pub tokens_max: usize,
@@ -205,9 +205,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// A receiver of objects of `classes`, which are the server's in the same order.
+    /// A receiver of objects of `classes`, which are the server's in the same order. A packet size
+    /// out of range counts as the nearest possible.
     #[must_use]
-    pub fn new(config: ClientConfig, classes: &Classes) -> Self {
+    pub fn new(mut config: ClientConfig, classes: &Classes) -> Self {
+        config.packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES.0, PACKET_BYTES.1);
         Self {
             attachments: Attachments::new(config.packet_bytes_max),
             config,
