@@ -14,6 +14,10 @@ const UNRELIABLE_MAX: usize = 16;
 const WINDOW: usize = 128;
 /// Bytes of reliable attachments that wait on one connection.
 const RELIABLE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of reliable attachments that came in part or before their turn, on one connection, each
+/// part counted with [`CALL_BYTES`] more. Everything that a peer may have under way is less, in the
+/// smallest packets too: there a part has 22 bytes.
+const INBOX_BYTES_MAX: usize = 5 * RELIABLE_BYTES_MAX;
 /// Bytes of one reliable attachment.
 const ATTACHMENT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of one part of a reliable attachment at most: it finds room in packets that others have
@@ -150,9 +154,10 @@ impl Part {
         self.to == self.bytes.len()
     }
 
-    /// Bytes that the part counts against the limit of its connection.
+    /// Bytes that the part counts against the limit of its connection: the last one those of the
+    /// whole, because the receiver keeps the others until it has come.
     fn weight(&self) -> usize {
-        self.to - self.from + if self.is_last() { CALL_BYTES } else { 0 }
+        if self.is_last() { self.bytes.len() + CALL_BYTES } else { 0 }
     }
 }
 
@@ -181,6 +186,8 @@ pub(crate) struct Attachments {
     queues: BTreeMap<u32, Queue>,
     waiting: usize,
     reliable_bytes: usize,
+    /// Bytes that the inboxes hold.
+    inbox_bytes: usize,
     /// Bytes of arguments that fit a packet beside its header.
     item_bytes: usize,
     /// Progress of the latest objects of which nothing was taken yet.
@@ -196,6 +203,7 @@ impl Attachments {
             queues: BTreeMap::new(),
             waiting: 0,
             reliable_bytes: 0,
+            inbox_bytes: 0,
             item_bytes,
             refused: VecDeque::new(),
             dropped_total: 0,
@@ -350,9 +358,16 @@ impl Attachments {
         self.waiting -= queue.unreliable.len();
         self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
         self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
+        self.inbox_bytes -= queue.inbox.bytes();
         // The first part of the queue has not been confirmed, and calls come in order: what was
         // confirmed behind it may still wait for it on the receiver.
         queue.reliable.iter().filter(|part| part.is_last()).count()
+    }
+
+    /// The inboxes have room for a packet of so many bytes. They always have for those of a peer
+    /// that keeps to its own limit.
+    pub(crate) fn has_room(&self, packet_bytes: usize) -> bool {
+        self.inbox_bytes + packet_bytes <= INBOX_BYTES_MAX
     }
 
     /// Takes an item for the object of this generation; complete attachments go to `deliver`. One
@@ -371,8 +386,10 @@ impl Attachments {
         }
         let refused = self.take_refused(object);
         let inbox = &mut queue_of(&mut self.queues, object).inbox;
+        self.inbox_bytes -= inbox.bytes();
         *inbox = refused.unwrap_or_else(|| core::mem::take(inbox));
         inbox.receive(object, item, true, deliver);
+        self.inbox_bytes += inbox.bytes();
     }
 
     /// Passes over an item that its sender had no right to send: later ones do not wait for it, and
@@ -388,7 +405,9 @@ impl Attachments {
         let known = self.queues.get_mut(&item.object).filter(|queue| !queue.inbox.is_new());
         if let Some(queue) = known {
             let object = Handle::from_parts(item.object, queue.generation);
+            self.inbox_bytes -= queue.inbox.bytes();
             queue.inbox.receive(object, item, false, released);
+            self.inbox_bytes += queue.inbox.bytes();
         } else if let Some(generation) = generation {
             let object = Handle::from_parts(item.object, generation);
             let mut inbox = self.take_refused(object).unwrap_or_default();
@@ -461,12 +480,18 @@ impl<'a> ItemView<'a> {
 /// Flags, method and bytes of a part that arrived.
 type ParkedPart = (u8, u64, Vec<u8>);
 
+/// Bytes that a parked part counts.
+fn weight(part: &Option<ParkedPart>) -> usize {
+    CALL_BYTES + part.as_ref().map_or(0, |(.., bytes)| bytes.len())
+}
+
 #[derive(Clone, Debug, Default)]
 struct Inbox {
     /// Next sequence to deliver; none before the first that says that nothing comes before it.
     expected: Option<u8>,
     /// Parts that came before their turn, by sequence; none for those that are passed over.
     parked: BTreeMap<u8, Option<ParkedPart>>,
+    parked_bytes: usize,
     partial: Vec<u8>,
     /// The attachment being put together lacks its beginning or is beyond the limit; the rest of it
     /// is dropped.
@@ -476,6 +501,18 @@ struct Inbox {
 impl Inbox {
     fn is_new(&self) -> bool {
         self.expected.is_none() && self.parked.is_empty()
+    }
+
+    /// Bytes that wait for others.
+    fn bytes(&self) -> usize {
+        self.partial.len() + self.parked_bytes
+    }
+
+    /// Takes a part that came before its turn; none if it is missing or passed over.
+    fn unpark(&mut self, sequence: u8) -> Option<Option<ParkedPart>> {
+        let part = self.parked.remove(&sequence)?;
+        self.parked_bytes -= weight(&part);
+        Some(part)
     }
 
     fn receive(
@@ -495,18 +532,19 @@ impl Inbox {
             // The sender knows everything before it as settled: what is missing was refused.
             let mut before = self.expected.unwrap_or(sequence.wrapping_sub(WINDOW as u8 - 1));
             while before != sequence {
-                let part = self.parked.remove(&before).flatten();
+                let part = self.unpark(before).flatten();
                 self.take(object, part, deliver);
                 before = before.wrapping_add(1);
             }
             self.expected = Some(sequence);
         }
-        let part = admitted.then(|| (item.flags, item.method, item.bytes.to_vec()));
-        if self.parked.len() < WINDOW {
-            self.parked.entry(sequence).or_insert(part);
+        if self.parked.len() < WINDOW && !self.parked.contains_key(&sequence) {
+            let part = admitted.then(|| (item.flags, item.method, item.bytes.to_vec()));
+            self.parked_bytes += weight(&part);
+            self.parked.insert(sequence, part);
         }
         while let Some(expected) = self.expected
-            && let Some(part) = self.parked.remove(&expected)
+            && let Some(part) = self.unpark(expected)
         {
             self.expected = Some(expected.wrapping_add(1));
             self.take(object, part, deliver);
@@ -517,6 +555,7 @@ impl Inbox {
     fn take(&mut self, object: Handle, part: Option<ParkedPart>, deliver: &mut dyn FnMut(Attachment)) {
         let Some((flags, method, bytes)) = part else {
             self.broken = true;
+            self.partial = Vec::new();
             return;
         };
         if flags & FIRST != 0 {

@@ -3,9 +3,9 @@
 
 use crate::harness;
 use harness::*;
-use throng_replication::wire::HEADER_BYTES;
+use throng_replication::wire::{DecodeError, HEADER_BYTES, Header, kind};
 use throng_replication::{
-    Axis, Band, Class, Classes, Codec, FieldOfView, Filter, LodProfile, Prioritiser, Property,
+    Axis, Band, Class, Classes, Codec, FieldOfView, Filter, Handle, LodProfile, Prioritiser, Property,
     Quantiser, QuantiserError, ServerConfig, Value,
 };
 
@@ -144,4 +144,66 @@ fn a_second_description_of_classes_replaces_the_first() {
     let later = net.server.create(THING).unwrap();
     net.steps(5);
     assert!(things.into_iter().chain([later]).all(|thing| net.peers[0].client.get(thing).is_some()));
+}
+
+/// A packet of a client with the second part of a call: without the first it waits.
+fn second_part(seq: u16, object: Handle, sequence: u8, bytes: usize) -> Vec<u8> {
+    let mut packet = Header { seq, ack: u16::MAX, ack_bits: 0, frame: 0 }.to_bytes().to_vec();
+    let varint = |number: usize| [number as u8 | 0x80, (number >> 7) as u8];
+    packet.extend([kind::ATTACH, 1]);
+    packet.extend(varint(object.index() as usize));
+    packet.extend([1, sequence, 0]);
+    packet.extend(varint(bytes));
+    packet.resize(packet.len() + bytes, 7);
+    packet
+}
+
+/// Each object that a client may call on had room for 128 parts that wait for an earlier one: some
+/// hundred megabytes of a connection that sees a thousand.
+#[test]
+fn calls_that_wait_for_their_first_part_are_bounded() {
+    for bytes in [0, 1100] {
+        let mut net = Net::new(1);
+        let me = net.peers[0].id;
+        let things: Vec<Handle> = (0..500).map(|_| net.server.create(THING).unwrap()).collect();
+        things.iter().for_each(|thing| net.server.set_owner(*thing, Some(me)).unwrap());
+        net.steps(20);
+        let mut packets =
+            (0_u16..).zip(things.iter().flat_map(|thing| (1..=127).map(move |at| (*thing, at))));
+        let refused = packets.find_map(|(seq, (thing, sequence))| {
+            let packet = second_part(1000 + seq, thing, sequence, bytes);
+            net.server.receive(me, &packet).err().map(|error| (seq, error))
+        });
+        let (taken, error) = refused.expect("the memory of a connection is bounded");
+        assert_eq!(error, DecodeError::TooLong);
+        let held = usize::from(taken) * (64 + bytes);
+        assert!((1 << 20..2 << 20).contains(&held), "{taken} parts of {bytes} bytes");
+    }
+}
+
+/// Whole calls of the largest size, many at a time over a bad link with the smallest packets, are
+/// never too much.
+#[test]
+fn a_client_that_calls_as_much_as_it_may_is_not_refused() {
+    for packet_bytes_max in [64, 1200] {
+        let mut net = Net::with(ServerConfig { packet_bytes_max, ..ServerConfig::default() }, 1);
+        let me = net.peers[0].id;
+        let things: Vec<Handle> = (0..40).map(|_| net.server.create(THING).unwrap()).collect();
+        things.iter().for_each(|thing| net.server.set_owner(*thing, Some(me)).unwrap());
+        net.steps(100);
+        net.link = Link { loss: 0.3, reorder: 2, ..Link::default() };
+        for round in 0..400_usize {
+            for (at, thing) in things.iter().enumerate() {
+                let bytes = vec![9; [0, 60_000, 700][(round + at) % 3]];
+                let _ = net.peers[0].client.attach(*thing, round as u64, &bytes, true);
+            }
+            if round % 50 == 20 {
+                // Calls on the way lose their right, in the middle of their parts.
+                let owner = (round % 100 == 20).then_some(me);
+                things.iter().for_each(|thing| net.server.set_owner(*thing, owner).unwrap());
+            }
+            net.step();
+            while net.server.poll_event().is_some() {}
+        }
+    }
 }
