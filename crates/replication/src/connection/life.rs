@@ -30,7 +30,9 @@ impl Stage<'_> {
         queued.dedup();
         let mut kept = Vec::new();
         for object in queued {
-            let Some(Pair::DestroyQueued(reason)) = self.conn.pairs.get(&object).copied() else { continue };
+            let Some(Pair::DestroyQueued(reason, losses)) = self.conn.pairs.get(&object).copied() else {
+                continue;
+            };
             // The whole last state travels in the same packet, so that it arrives if the end does.
             let flushed = sh.objects.flush.get(object);
             let items = if flushed { self.make_last(object) } else { Vec::new() };
@@ -43,7 +45,7 @@ impl Stage<'_> {
                 let body = self.last_body(&items);
                 if body.len() <= sh.config.transfer_bytes_max {
                     if self.begin_transfer(object, Purpose::Destroy, body) {
-                        self.conn.pairs.insert(object, Pair::Destroying(reason));
+                        self.conn.pairs.insert(object, Pair::Destroying(reason, losses));
                         self.conn.stats.destroys += 1;
                     } else {
                         kept.push(object);
@@ -63,7 +65,7 @@ impl Stage<'_> {
             }
             scratch.out.put(&scratch.record);
             conn.log.push_item(Item::Destroy { object });
-            conn.pairs.insert(object, Pair::Destroying(reason));
+            conn.pairs.insert(object, Pair::Destroying(reason, losses));
             conn.stats.destroys += 1;
         }
         self.conn.destroys = kept;

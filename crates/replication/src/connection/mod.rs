@@ -46,6 +46,11 @@ use transfer::Transfer;
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
+/// Losses of one end, or of one part of it, up to which its receiver may be honest: of a hundred
+/// million ends none is lost so often on a link that carries a third. A receiver that never
+/// confirms it, whatever else it acknowledges, would hold the object's index for ever.
+const END_LOSSES_MAX: u8 = 64;
+
 /// Life of a pair that is not simply absent or live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
@@ -54,10 +59,11 @@ enum Pair {
     CreateQueued { known: bool },
     /// The create item is on its way.
     Creating,
-    /// The receiver may know the object; the destroy item waits to be written.
-    DestroyQueued(u8),
+    /// The receiver may know the object; the destroy item waits to be written: reason, and how
+    /// often it was lost.
+    DestroyQueued(u8, u8),
     /// The destroy item is on its way.
-    Destroying(u8),
+    Destroying(u8, u8),
 }
 
 /// Changes to counts that all connections share; applied after the stage, in the order of
@@ -176,7 +182,7 @@ pub(crate) struct Connection {
     unheard: Option<Instant>,
     /// Newest packet that an acknowledgement named.
     acknowledged: u16,
-    /// Nothing was acknowledged for too long; the server ends the connection after the frame.
+    /// Nothing was acknowledged for too long, or an end never; the server ends the connection after the frame.
     pub(crate) unresponsive: bool,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,
@@ -468,7 +474,7 @@ impl Connection {
 
     /// The receiver has confirmed the object's end.
     fn destroyed(&mut self, object: u32) {
-        if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
+        if let Some(Pair::Destroying(..)) = self.pairs.get(&object) {
             self.pairs.remove(&object);
             self.end_arrays(object);
             self.counts.push(Count::Forget(object));
@@ -507,9 +513,10 @@ impl Connection {
                     }
                 }
                 Item::Destroy { object } => {
-                    if let Some(Pair::Destroying(reason)) = self.pairs.get(&object).copied() {
-                        self.pairs.insert(object, Pair::DestroyQueued(reason));
+                    if let Some(Pair::Destroying(reason, losses)) = self.pairs.get(&object).copied() {
+                        self.pairs.insert(object, Pair::DestroyQueued(reason, losses.saturating_add(1)));
                         self.destroys.push(object);
+                        self.unresponsive |= losses >= END_LOSSES_MAX;
                     }
                 }
                 Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
@@ -627,12 +634,12 @@ impl Stage<'_> {
     pub(crate) fn run(&mut self) {
         self.conn.pending.frame = self.sh.frame;
         let patience = self.sh.config.unresponsive_after;
-        if self.conn.unheard.is_some_and(|since| self.sh.now.since(since) >= patience) {
-            self.conn.unresponsive = true;
+        self.conn.expire(self.sh);
+        self.conn.unresponsive |= self.conn.unheard.is_some_and(|since| self.sh.now.since(since) >= patience);
+        if self.conn.unresponsive {
             self.scratch.out.discard();
             return;
         }
-        self.conn.expire(self.sh);
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {
             self.apply_transitions();

@@ -69,7 +69,7 @@ impl Connection {
             if !flush {
                 self.end_arrays(object);
             }
-            self.pairs.insert(object, Pair::DestroyQueued(reason));
+            self.pairs.insert(object, Pair::DestroyQueued(reason, 0));
             self.destroys.push(object);
         }
     }

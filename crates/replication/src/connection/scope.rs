@@ -255,17 +255,17 @@ impl Stage<'_> {
                     // Entries of queues that no longer say so are passed over when they are
                     // written.
                     if *known {
-                        conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                        conn.pairs.insert(object, Pair::DestroyQueued(reason, 0));
                         conn.destroys.push(object);
                     } else {
                         conn.pairs.remove(&object);
                     }
                 }
-                Some(Pair::DestroyQueued(_) | Pair::Destroying(_)) => {}
+                Some(Pair::DestroyQueued(..) | Pair::Destroying(..)) => {}
                 Some(Pair::Creating) | None => {
                     conn.live.clear(object);
                     conn.pending.remove(object);
-                    conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                    conn.pairs.insert(object, Pair::DestroyQueued(reason, 0));
                     conn.destroys.push(object);
                 }
             }
@@ -291,12 +291,12 @@ impl Stage<'_> {
             match conn.pairs.get(&object) {
                 // A destroy that was not written yet is taken back; the receiver's copy is brought
                 // up to date.
-                Some(Pair::DestroyQueued(_)) => {
+                Some(Pair::DestroyQueued(..)) => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: true });
                     conn.creates.push(object);
                 }
                 // Wanted again, but only after the receiver has confirmed the destruction.
-                Some(Pair::Destroying(_)) => {}
+                Some(Pair::Destroying(..)) => {}
                 Some(Pair::CreateQueued { .. } | Pair::Creating) => {}
                 None => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: false });

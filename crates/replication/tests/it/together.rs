@@ -269,6 +269,53 @@ fn a_silent_client_does_not_stop_creation() {
     assert!(net.server.connection_stats(silent).is_none());
 }
 
+/// It acknowledges everything else, so it is not silent; each end that it does not confirm holds an
+/// index for ever.
+#[test]
+fn a_client_that_confirms_no_end_does_not_stop_creation() {
+    // Whole ends, and ends in parts.
+    for packet_bytes_max in [1200, 64] {
+        let config = ServerConfig { objects_max: 512, packet_bytes_max, ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let me = net.peers.pop().unwrap().id;
+        let steady = seen_by_all(&mut net, THING);
+        let (mut sent, mut newest, mut seq) = (Vec::new(), None, 0_u16);
+        let mut brief = None;
+        let end = (0..6000_u32).find_map(|frame| {
+            net.server.set(steady, HEALTH, frame % 1000).unwrap();
+            if frame % 4 == 0 {
+                let thing = net.server.create(THING).expect("no client holds an index for long");
+                net.server.set(thing, NAME, vec![7; 60]).unwrap();
+                net.server.set_filter(thing, Filter::Always).unwrap();
+                brief = Some(thing);
+            } else if let Some(thing) = brief.take() {
+                net.server.destroy(thing, DestroyReason::Destroyed, true).unwrap();
+            }
+            net.now += FRAME;
+            net.server.tick(net.now, |packets| {
+                for packet in packets.iter() {
+                    let (header, body) = Header::parse(packet).unwrap();
+                    let ends = [kind::DESTROY, kind::PART, kind::SIZED_UPDATE];
+                    let confirmed = !body.first().is_some_and(|section| ends.contains(section));
+                    sent.push((header.seq, confirmed));
+                    newest = if confirmed { Some(header.seq) } else { newest };
+                }
+            });
+            if let Some(ack) = newest {
+                let age = |of: u16| u32::from(ack.wrapping_sub(of).wrapping_sub(1));
+                let known = sent.iter().rev().take(200).filter(|(of, yes)| *yes && age(*of) < 64);
+                let ack_bits = known.fold(0, |bits, (of, _)| bits | 1_u64 << age(*of));
+                let packet = Header { seq, ack, ack_bits, frame: 0 }.to_bytes();
+                seq = seq.wrapping_add(1);
+                net.server.receive(me, &packet).unwrap();
+            }
+            let mut events = std::iter::from_fn(|| net.server.poll_event());
+            events.find(|event| *event == Event::Unresponsive(me)).map(|_| frame)
+        });
+        assert!(end.is_some_and(|frame| frame > 60), "{end:?}, with packets of {packet_bytes_max} bytes");
+    }
+}
+
 #[test]
 fn an_idle_client_is_not_unresponsive() {
     let mut net = Net::new(1);
