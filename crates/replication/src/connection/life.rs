@@ -227,8 +227,9 @@ impl Stage<'_> {
         }
     }
 
-    /// State and attachments of an object stand in one packet: so an attachment never overtakes the
-    /// state of its frame, even when a packet is lost or comes too late.
+    /// State and the first attachment of an object stand in one packet if it holds both: so that one
+    /// never overtakes the state of its frame, even when a packet is lost or comes too late. Nor do
+    /// reliable ones behind it, which wait for it.
     #[inline(never)]
     pub(super) fn write_attachments(&mut self, allowance: usize) {
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;
@@ -250,11 +251,8 @@ impl Stage<'_> {
             // State of this frame, whether it waits by itself or in a band of detail.
             let changed = self.conn.pending.mask(object) | self.conn.gathered(self.sh, object).1;
             if ready == Ready::Yes && changed != 0 {
-                let together =
-                    self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
-                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-                scratch.out.keep_together(&mut conn.log, together);
-                if !self.write_pending(object) {
+                let call = self.conn.attachments.first_bytes(object);
+                if !self.write_pending(object, call) {
                     continue;
                 }
             }

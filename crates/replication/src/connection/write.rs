@@ -238,7 +238,7 @@ impl Stage<'_> {
                 let object = word * 64 + bit as u32;
                 let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
                 if priority >= sh.config.send_threshold {
-                    self.write_pending(object);
+                    self.write_pending(object, 0);
                 }
             }
         }
@@ -386,8 +386,9 @@ impl Stage<'_> {
         bits
     }
 
-    /// Writes what is pending of one object; true when it went out and nothing is pending any more.
-    pub(super) fn write_pending(&mut self, object: u32) -> bool {
+    /// Writes what is pending of one object, into a packet that has room for `call` bytes of a call
+    /// beside it, if there is any; true when it went out and nothing is pending any more.
+    pub(super) fn write_pending(&mut self, object: u32, call: usize) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
         let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
         if conn.transfers(object) || conn.transfer.is_some() && sh.record_bytes_max(object) > room {
@@ -444,6 +445,11 @@ impl Stage<'_> {
         exports.need_of(&conn.known_tokens, sh, (&store.class, mask), words, store.heap(slot));
         if exports.len() + len + 2 > room {
             return self.write_in_parts(object, mask);
+        }
+        if call > 0 {
+            // With the heads of three sections, and the length of the record.
+            let together = exports.len() + len + call + 8;
+            self.scratch.out.keep_together(&mut conn.log, together);
         }
         if !self.write_exports(len + 4) {
             return false;
@@ -506,7 +512,7 @@ impl Stage<'_> {
             let first = hint == Hint::Before || hint == Hint::BeforeIfInitial && initial;
             let waits = self.conn.waiting(follower.object / 64) >> (follower.object % 64) & 1 != 0;
             if first == before && waits {
-                self.write_pending(follower.object);
+                self.write_pending(follower.object, 0);
             }
         }
     }
@@ -573,7 +579,7 @@ impl Stage<'_> {
                 if sh.objects.leads.get(object) {
                     self.write_dependents(object, true);
                 }
-                let written = self.write_pending(object);
+                let written = self.write_pending(object, 0);
                 if written && sh.objects.leads.get(object) {
                     self.write_dependents(object, false);
                 }

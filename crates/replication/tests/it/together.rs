@@ -446,6 +446,40 @@ fn a_call_on_a_far_pawn_does_not_overtake_the_change_of_its_frame() {
     }
 }
 
+/// The room for the text of a token was not counted: the call went into the next packet, and came
+/// alone when the first was lost.
+#[test]
+fn a_call_is_in_the_packet_of_a_state_with_a_new_text() {
+    let mut classes = Classes::new();
+    let class = Class::builder("named")
+        .property(Property::new("score", Quantiser::UInt(32)))
+        .property(Property::new("word", Quantiser::Token(1)));
+    let named = classes.register(class.build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig { packet_bytes_max: 300, ..ServerConfig::default() }, 1);
+    let me = net.peers[0].id;
+    let things = [0; 2].map(|_| seen_by_all(&mut net, named));
+    net.steps(8);
+    for thing in things {
+        net.server.set(thing, 0, 5_u32).unwrap();
+        net.server.attach(me, thing, 1, &[1; 60], true).unwrap();
+    }
+    let word = net.server.intern(1, &"w".repeat(150)).unwrap();
+    net.server.set(things[1], 1, Value::Token(word)).unwrap();
+    let client = net.peers[0].client.clone();
+    net.step();
+    assert_eq!(net.peers[0].sent.len(), 2);
+    for packet in &net.peers[0].sent {
+        // The other one is lost.
+        let mut client = client.clone();
+        client.receive(packet).unwrap();
+        while let Some(event) = client.poll_event() {
+            if let ClientEvent::Attachment(call) = event {
+                assert_eq!(client.get(call.object).unwrap().value(0), Some(Value::UInt(5)));
+            }
+        }
+    }
+}
+
 #[test]
 fn peers_with_other_defaults_or_another_version_do_not_agree() {
     let class = |default: u32| {
