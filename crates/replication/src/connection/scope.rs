@@ -53,7 +53,7 @@ impl Stage<'_> {
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // Objects in scope without the grid, then those that are out in spite of everything.
-        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.bands.is_empty();
+        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.gatherings.is_empty();
         for at in 0..scratch.top.len() {
             let top = scratch.top[at] | objects.always.top()[at] | conn.forced_in.top()[at];
             scratch.top[at] = top;
@@ -75,7 +75,7 @@ impl Stage<'_> {
         if sh.any_follower {
             self.promote();
         }
-        if !sh.bands.is_empty() {
+        if !sh.gatherings.is_empty() {
             self.detail();
         }
         for at in 0..self.scratch.top.len() {
