@@ -1,6 +1,6 @@
 //! Attachments: calls and events that travel with an object.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::bits::{BitReader, write_varint};
@@ -180,11 +180,52 @@ struct Queue {
     inbox: Inbox,
 }
 
+impl Queue {
+    /// Something is not written, among the first so many parts.
+    fn waits(&self, parts: usize) -> bool {
+        let queued = |part: &Part| part.state == State::Queued;
+        !self.unreliable.is_empty() || self.reliable.iter().take(parts).any(queued)
+    }
+
+    /// Offers what waits to `send`, which returns false when there is no room.
+    fn write(&mut self, object: u32, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+        let first = self.first;
+        for (at, part) in self.reliable.iter_mut().take(WINDOW).enumerate() {
+            if part.state != State::Queued {
+                continue;
+            }
+            let flags = RELIABLE
+                | if at == 0 { OLDEST } else { 0 }
+                | if part.from == 0 { FIRST } else { 0 }
+                | if part.is_last() { LAST } else { 0 };
+            let outgoing = Outgoing {
+                object,
+                sequence: Some(first.wrapping_add(at as u8)),
+                flags,
+                method: part.method,
+                bytes: &part.bytes[part.from..part.to],
+            };
+            if !send(outgoing) {
+                return;
+            }
+            part.state = State::InFlight;
+        }
+        while let Some((method, bytes)) = self.unreliable.front() {
+            let outgoing = Outgoing { object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
+            if !send(outgoing) {
+                return;
+            }
+            self.unreliable.pop_front();
+        }
+    }
+}
+
 /// Both directions of one connection. Empty queues cost nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachments {
     queues: BTreeMap<u32, Queue>,
-    waiting: usize,
+    /// Objects for which something is not written: most queues only keep their numbers.
+    waiting: BTreeSet<u32>,
     reliable_bytes: usize,
     /// Bytes that the inboxes hold.
     inbox_bytes: usize,
@@ -201,7 +242,7 @@ impl Attachments {
         let item_bytes = packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1);
         Self {
             queues: BTreeMap::new(),
-            waiting: 0,
+            waiting: BTreeSet::new(),
             reliable_bytes: 0,
             inbox_bytes: 0,
             item_bytes,
@@ -212,16 +253,13 @@ impl Attachments {
 
     /// Nothing waits to be written.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting == 0
+        self.waiting.is_empty()
     }
 
     /// Objects for which something waits, ascending.
     pub(crate) fn objects(&self) -> impl Iterator<Item = u32> + '_ {
-        let waits = |queue: &Queue| {
-            !queue.unreliable.is_empty()
-                || queue.reliable.iter().take(WINDOW).any(|part| part.state == State::Queued)
-        };
-        self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(object, _)| *object)
+        let waits = |object: &u32| self.queues.get(object).is_some_and(|queue| queue.waits(WINDOW));
+        self.waiting.iter().copied().filter(waits)
     }
 
     /// Upper bound of the bytes of the first item that waits for `object`.
@@ -251,14 +289,13 @@ impl Attachments {
             return Err(AttachError::Overflow);
         }
         let queue = queue_of(&mut self.queues, object);
+        self.waiting.insert(object.index());
         if !reliable {
             if queue.unreliable.len() == UNRELIABLE_MAX {
                 queue.unreliable.pop_front();
                 self.dropped_total += 1;
-                self.waiting -= 1;
             }
             queue.unreliable.push_back((method, Arc::clone(bytes)));
-            self.waiting += 1;
             return Ok(());
         }
         self.reliable_bytes += bytes.len() + CALL_BYTES;
@@ -272,7 +309,6 @@ impl Attachments {
                 to,
                 state: State::Queued,
             });
-            self.waiting += 1;
             from = to;
             if from == bytes.len() {
                 return Ok(());
@@ -282,47 +318,18 @@ impl Attachments {
 
     /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of
     /// scope it keeps its reliable attachments and loses the others.
-    pub(crate) fn write(&mut self, object: u32, ready: Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+    pub(crate) fn write(&mut self, object: u32, ready: Ready, send: impl FnMut(Outgoing<'_>) -> bool) {
         let Some(queue) = self.queues.get_mut(&object) else { return };
         match ready {
-            Ready::Yes => {}
-            Ready::Later => return,
+            Ready::Yes => queue.write(object, send),
+            Ready::Later => {}
             Ready::OutOfScope => {
                 self.dropped_total += queue.unreliable.len() as u64;
-                self.waiting -= queue.unreliable.len();
                 queue.unreliable.clear();
-                return;
             }
         }
-        let first = queue.first;
-        for (at, part) in queue.reliable.iter_mut().take(WINDOW).enumerate() {
-            if part.state != State::Queued {
-                continue;
-            }
-            let flags = RELIABLE
-                | if at == 0 { OLDEST } else { 0 }
-                | if part.from == 0 { FIRST } else { 0 }
-                | if part.is_last() { LAST } else { 0 };
-            let outgoing = Outgoing {
-                object,
-                sequence: Some(first.wrapping_add(at as u8)),
-                flags,
-                method: part.method,
-                bytes: &part.bytes[part.from..part.to],
-            };
-            if !send(outgoing) {
-                return;
-            }
-            part.state = State::InFlight;
-            self.waiting -= 1;
-        }
-        while let Some((method, bytes)) = queue.unreliable.front() {
-            let outgoing = Outgoing { object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
-            if !send(outgoing) {
-                return;
-            }
-            queue.unreliable.pop_front();
-            self.waiting -= 1;
+        if !queue.waits(usize::MAX) {
+            self.waiting.remove(&object);
         }
     }
 
@@ -348,15 +355,14 @@ impl Attachments {
     pub(crate) fn lost(&mut self, object: u32, sequence: u8) {
         if let Some(part) = self.part(object, sequence) {
             part.state = State::Queued;
-            self.waiting += 1;
+            self.waiting.insert(object);
         }
     }
 
     /// The object is gone; returns how many reliable attachments went with it.
     pub(crate) fn target_gone(&mut self, object: u32) -> usize {
         let Some(queue) = self.queues.remove(&object) else { return 0 };
-        self.waiting -= queue.unreliable.len();
-        self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
+        self.waiting.remove(&object);
         self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
         self.inbox_bytes -= queue.inbox.bytes();
         // The first part of the queue has not been confirmed, and calls come in order: what was

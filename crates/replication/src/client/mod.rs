@@ -445,14 +445,14 @@ impl Client {
         if mask == 0 {
             return;
         }
-        let mut links = core::mem::take(&mut replica.links);
-        let (old, mut kept): (Vec<_>, Vec<_>) =
-            links.drain(..).partition(|(property, _)| mask >> property & 1 != 0);
+        let links = core::mem::take(&mut replica.links);
+        let (old, mut kept): (BTreeSet<_>, BTreeSet<_>) =
+            links.into_iter().partition(|(property, _)| mask >> property & 1 != 0);
         for property in bits_of(mask) {
             let prop = &replica.class.props[property];
             let mut add = |word: u64| {
                 if word as u32 != 0 {
-                    kept.push((property, word as u32));
+                    kept.insert((property, word as u32));
                 }
             };
             if prop.codec.is_heap() {
@@ -461,15 +461,13 @@ impl Client {
                 add(prop.words(&replica.words)[0]);
             }
         }
-        for (property, target) in &kept {
+        for (property, target) in kept.iter().filter(|(property, _)| mask >> property & 1 != 0) {
             self.referrers.entry(*target).or_default().insert((index, *property));
         }
+        let gone: Vec<_> = old.difference(&kept).copied().collect();
         replica.links = kept;
-        for (property, target) in old {
-            let Some(Some(replica)) = self.replicas.get(index as usize) else { return };
-            if !replica.links.contains(&(property, target)) {
-                self.unlink(target, (index, property));
-            }
+        for (property, target) in gone {
+            self.unlink(target, (index, property));
         }
     }
 
@@ -527,7 +525,7 @@ impl Client {
                 startup: false,
                 update_at: None,
                 missing: 0,
-                links: Vec::new(),
+                links: BTreeSet::new(),
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
                 states: Vec::new(),

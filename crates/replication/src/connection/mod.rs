@@ -154,7 +154,7 @@ pub(crate) struct Connection {
     pending: Pending,
     /// References sent as none because the receiver may not know the target: (object, property) by
     /// target.
-    hidden: Map<Vec<(u32, u64)>>,
+    hidden: Map<BTreeSet<(u32, u64)>>,
     /// Objects out of scope that the receiver keeps.
     retained: Map<Retained>,
     bases: Bases,

@@ -640,10 +640,7 @@ pub(super) fn hide<'a>(
             *word = 0;
         } else if !conn.scope.get(target) {
             *word = 0;
-            let waiting = conn.hidden.entry(target).or_default();
-            if !waiting.contains(&(object, 1 << property)) {
-                waiting.push((object, 1 << property));
-            }
+            conn.hidden.entry(target).or_default().insert((object, 1 << property));
         }
     }
     block
