@@ -227,9 +227,9 @@ impl Stage<'_> {
         }
     }
 
-    /// State and the first attachment of an object stand in one packet if it holds both: so that one
-    /// never overtakes the state of its frame, even when a packet is lost or comes too late. Nor do
-    /// reliable ones behind it, which wait for it.
+    /// State and the first attachment of an object stand in one packet if it holds both: so that
+    /// one never overtakes the state of its frame, even when a packet is lost or comes too late.
+    /// Nor do reliable ones behind it, which wait for it.
     #[inline(never)]
     pub(super) fn write_attachments(&mut self, allowance: usize) {
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;

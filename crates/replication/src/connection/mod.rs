@@ -182,7 +182,8 @@ pub(crate) struct Connection {
     unheard: Option<Instant>,
     /// Newest packet that an acknowledgement named.
     acknowledged: u16,
-    /// Nothing was acknowledged for too long, or an end never; the server ends the connection after the frame.
+    /// Nothing was acknowledged for too long, or an end never; the server ends the connection after
+    /// the frame.
     pub(crate) unresponsive: bool,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,

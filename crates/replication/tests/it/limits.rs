@@ -1,12 +1,15 @@
 //! Settings and values at their bounds and beyond: each counts as the nearest possible one, or is
 //! refused where it is given.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{DecodeError, HEADER_BYTES, Header, kind};
 use throng_replication::{
-    Axis, Band, Class, Classes, Codec, FieldOfView, Filter, Handle, LodProfile, Prioritiser, Property,
-    Quantiser, QuantiserError, ServerConfig, Value,
+    Axis, Band, Class, Classes, Codec, CustomPrioritiser, FieldOfView, Filter, Handle, LodProfile,
+    Prioritiser, Property, Quantiser, QuantiserError, ServerConfig, Value, View,
 };
 
 /// Smaller packets panicked, larger ones had lengths of 16 bits that did not hold them.
@@ -89,6 +92,31 @@ fn a_cone_of_no_length_sees_nothing() {
         net.steps(8);
         net.check(&[thing]);
     }
+}
+
+/// Priorities of which the second is not a number; counts the calls.
+#[derive(Debug, Default)]
+struct OnceOdd(AtomicU32);
+
+impl CustomPrioritiser for OnceOdd {
+    fn prioritise(&self, _: &[View], _: &[u32], _: &[[f32; 3]], out: &mut [f32]) {
+        let odd = self.0.fetch_add(1, Ordering::Relaxed) == 1;
+        out.fill(if odd { f32::NAN } else { 0.6 });
+    }
+}
+
+/// The sum of an object's priorities was not a number from then on: it never left again.
+#[test]
+fn a_priority_that_is_not_a_number_counts_nothing() {
+    let mut net = Net::new(1);
+    let thing = net.server.create(THING).unwrap();
+    net.steps(6);
+    let prioritiser = Prioritiser::Custom(Arc::new(OnceOdd::default()));
+    let prioritiser = net.server.add_prioritiser(prioritiser).unwrap();
+    net.server.set_prioritiser(thing, prioritiser).unwrap();
+    net.server.set(thing, HEALTH, 7_u32).unwrap();
+    net.steps(8);
+    net.check(&[thing]);
 }
 
 /// Each lane that was asked for got memory of its own, whether it had connections or not.
