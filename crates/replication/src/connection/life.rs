@@ -422,7 +422,7 @@ impl Stage<'_> {
     /// The object's creation is on its way.
     fn begin_life(&mut self, object: u32) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.pairs.insert(object, Pair::Creating) == Some(Pair::CreateQueued { known: false }) {
+        if conn.pairs.insert(object, Pair::Creating(sh.frame)) == Some(Pair::CreateQueued { known: false }) {
             conn.counts.push(Count::Know(object));
         }
         conn.pending.remove(object);

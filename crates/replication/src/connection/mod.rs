@@ -57,8 +57,9 @@ enum Pair {
     /// In scope; the create item waits to be written. `known`: the receiver may know the object
     /// already.
     CreateQueued { known: bool },
-    /// The create item is on its way.
-    Creating,
+    /// The create item of this frame is on its way. One of an earlier frame may be as well, if the
+    /// object left the scope and came back meanwhile: its fate means nothing any more.
+    Creating(u32),
     /// The receiver may know the object; the destroy item waits to be written: reason, and how
     /// often it was lost.
     DestroyQueued(u8, u8),
@@ -347,7 +348,7 @@ impl Connection {
 
     /// The receiver has the object, or its create item is on its way.
     pub(crate) fn has(&self, object: u32) -> bool {
-        self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating)
+        self.live.get(object) || matches!(self.pairs.get(&object), Some(Pair::Creating(_)))
     }
 
     /// The owner of an object changed from or to this connection.
@@ -455,7 +456,7 @@ impl Connection {
                     }
                 }
                 Item::Create { object } => {
-                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                    if self.pairs.get(&object) == Some(&Pair::Creating(packet.frame)) {
                         self.pairs.remove(&object);
                         self.live.set(object);
                         if sh.is_delta(object) {
@@ -507,7 +508,7 @@ impl Connection {
                     }
                 }
                 Item::Create { object } => {
-                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                    if self.pairs.get(&object) == Some(&Pair::Creating(packet.frame)) {
                         self.pairs.insert(object, Pair::CreateQueued { known: true });
                         self.creates.push(object);
                         self.pending.remove(object);

@@ -262,7 +262,7 @@ impl Stage<'_> {
                     }
                 }
                 Some(Pair::DestroyQueued(..) | Pair::Destroying(..)) => {}
-                Some(Pair::Creating) | None => {
+                Some(Pair::Creating(_)) | None => {
                     conn.live.clear(object);
                     conn.pending.remove(object);
                     conn.pairs.insert(object, Pair::DestroyQueued(reason, 0));
@@ -297,7 +297,7 @@ impl Stage<'_> {
                 }
                 // Wanted again, but only after the receiver has confirmed the destruction.
                 Some(Pair::Destroying(..)) => {}
-                Some(Pair::CreateQueued { .. } | Pair::Creating) => {}
+                Some(Pair::CreateQueued { .. } | Pair::Creating(_)) => {}
                 None => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: false });
                     conn.creates.push(object);

@@ -67,7 +67,7 @@ impl Connection {
         let Some(transfer) = &self.transfer else { return };
         let (object, purpose) = (transfer.object, transfer.purpose);
         let holds = match purpose {
-            Purpose::Create => self.pairs.get(&object) == Some(&Pair::Creating),
+            Purpose::Create => matches!(self.pairs.get(&object), Some(Pair::Creating(_))),
             Purpose::Update { .. } | Purpose::Elements { .. } => {
                 self.live.get(object) && self.scope.get(object)
             }
@@ -116,7 +116,7 @@ impl Connection {
         self.stats.transfers += 1;
         match purpose {
             Purpose::Create => {
-                if self.pairs.get(&object) == Some(&Pair::Creating) {
+                if matches!(self.pairs.get(&object), Some(Pair::Creating(_))) {
                     self.pairs.remove(&object);
                     self.live.set(object);
                 }

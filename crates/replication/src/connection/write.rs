@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::transfer::Purpose;
-use super::{Connection, Pair, Stage};
+use super::{Connection, Stage};
 use crate::frames::{Stream, Word};
 use crate::sent::Item;
 use crate::server::{FollowerKind, Hint, Shared};
@@ -169,8 +169,7 @@ impl Stage<'_> {
                 }
                 for bit in bits_of(slow) {
                     let object = word.word * 64 + bit as u32;
-                    let known = conn.live.get(object) || conn.pairs.get(&object) == Some(&Pair::Creating);
-                    if known {
+                    if conn.has(object) {
                         let place = stream.places[object as usize] as usize;
                         let mask = list.masks[place] & conn.mask_for(sh, object, false);
                         conn.pending.add(object, mask);

@@ -316,6 +316,27 @@ fn a_client_that_confirms_no_end_does_not_stop_creation() {
     }
 }
 
+/// The object left the scope and came back before its first creation was confirmed, without room for
+/// its end: that confirmation counted for the second creation, which was lost.
+#[test]
+fn the_confirmation_of_an_earlier_creation_does_not_count_for_a_later_one() {
+    let mut net = net(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);
+    net.link.delay = 4;
+    let me = net.peers[0].id;
+    let thing = seen_by_all(&mut net, THING);
+    net.step();
+    net.server.set_budget(me, Some((0.0, 0.0)));
+    net.server.set_filter(thing, Filter::Never).unwrap();
+    net.step();
+    net.server.set_budget(me, None);
+    net.server.set_filter(thing, Filter::Always).unwrap();
+    net.server.set(thing, HEALTH, 7_u32).unwrap();
+    net.fate = Some(Box::new(|_, _| false));
+    net.step();
+    net.settle(60);
+    net.check(&[thing]);
+}
+
 #[test]
 fn an_idle_client_is_not_unresponsive() {
     let mut net = Net::new(1);
