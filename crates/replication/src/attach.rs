@@ -1,6 +1,6 @@
 //! Attachments: calls and events that travel with an object.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::bits::{BitReader, write_varint};
@@ -14,6 +14,10 @@ const UNRELIABLE_MAX: usize = 16;
 const WINDOW: usize = 128;
 /// Bytes of reliable attachments that wait on one connection.
 const RELIABLE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of reliable attachments that came in part or before their turn, on one connection, each
+/// part counted with [`CALL_BYTES`] more. Everything that a peer may have under way is less, in the
+/// smallest packets too: there a part has 22 bytes.
+const INBOX_BYTES_MAX: usize = 5 * RELIABLE_BYTES_MAX;
 /// Bytes of one reliable attachment.
 const ATTACHMENT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of one part of a reliable attachment at most: it finds room in packets that others have
@@ -150,9 +154,10 @@ impl Part {
         self.to == self.bytes.len()
     }
 
-    /// Bytes that the part counts against the limit of its connection.
+    /// Bytes that the part counts against the limit of its connection: the last one those of the
+    /// whole, because the receiver keeps the others until it has come.
     fn weight(&self) -> usize {
-        self.to - self.from + if self.is_last() { CALL_BYTES } else { 0 }
+        if self.is_last() { self.bytes.len() + CALL_BYTES } else { 0 }
     }
 }
 
@@ -175,12 +180,55 @@ struct Queue {
     inbox: Inbox,
 }
 
+impl Queue {
+    /// Something is not written, among the first so many parts.
+    fn waits(&self, parts: usize) -> bool {
+        let queued = |part: &Part| part.state == State::Queued;
+        !self.unreliable.is_empty() || self.reliable.iter().take(parts).any(queued)
+    }
+
+    /// Offers what waits to `send`, which returns false when there is no room.
+    fn write(&mut self, object: u32, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+        let first = self.first;
+        for (at, part) in self.reliable.iter_mut().take(WINDOW).enumerate() {
+            if part.state != State::Queued {
+                continue;
+            }
+            let flags = RELIABLE
+                | if at == 0 { OLDEST } else { 0 }
+                | if part.from == 0 { FIRST } else { 0 }
+                | if part.is_last() { LAST } else { 0 };
+            let outgoing = Outgoing {
+                object,
+                sequence: Some(first.wrapping_add(at as u8)),
+                flags,
+                method: part.method,
+                bytes: &part.bytes[part.from..part.to],
+            };
+            if !send(outgoing) {
+                return;
+            }
+            part.state = State::InFlight;
+        }
+        while let Some((method, bytes)) = self.unreliable.front() {
+            let outgoing = Outgoing { object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
+            if !send(outgoing) {
+                return;
+            }
+            self.unreliable.pop_front();
+        }
+    }
+}
+
 /// Both directions of one connection. Empty queues cost nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachments {
     queues: BTreeMap<u32, Queue>,
-    waiting: usize,
+    /// Objects for which something is not written: most queues only keep their numbers.
+    waiting: BTreeSet<u32>,
     reliable_bytes: usize,
+    /// Bytes that the inboxes hold.
+    inbox_bytes: usize,
     /// Bytes of arguments that fit a packet beside its header.
     item_bytes: usize,
     /// Progress of the latest objects of which nothing was taken yet.
@@ -194,8 +242,9 @@ impl Attachments {
         let item_bytes = packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1);
         Self {
             queues: BTreeMap::new(),
-            waiting: 0,
+            waiting: BTreeSet::new(),
             reliable_bytes: 0,
+            inbox_bytes: 0,
             item_bytes,
             refused: VecDeque::new(),
             dropped_total: 0,
@@ -204,16 +253,13 @@ impl Attachments {
 
     /// Nothing waits to be written.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting == 0
+        self.waiting.is_empty()
     }
 
     /// Objects for which something waits, ascending.
     pub(crate) fn objects(&self) -> impl Iterator<Item = u32> + '_ {
-        let waits = |queue: &Queue| {
-            !queue.unreliable.is_empty()
-                || queue.reliable.iter().take(WINDOW).any(|part| part.state == State::Queued)
-        };
-        self.queues.iter().filter(move |(_, queue)| waits(queue)).map(|(object, _)| *object)
+        let waits = |object: &u32| self.queues.get(object).is_some_and(|queue| queue.waits(WINDOW));
+        self.waiting.iter().copied().filter(waits)
     }
 
     /// Upper bound of the bytes of the first item that waits for `object`.
@@ -243,14 +289,13 @@ impl Attachments {
             return Err(AttachError::Overflow);
         }
         let queue = queue_of(&mut self.queues, object);
+        self.waiting.insert(object.index());
         if !reliable {
             if queue.unreliable.len() == UNRELIABLE_MAX {
                 queue.unreliable.pop_front();
                 self.dropped_total += 1;
-                self.waiting -= 1;
             }
             queue.unreliable.push_back((method, Arc::clone(bytes)));
-            self.waiting += 1;
             return Ok(());
         }
         self.reliable_bytes += bytes.len() + CALL_BYTES;
@@ -264,7 +309,6 @@ impl Attachments {
                 to,
                 state: State::Queued,
             });
-            self.waiting += 1;
             from = to;
             if from == bytes.len() {
                 return Ok(());
@@ -274,47 +318,18 @@ impl Attachments {
 
     /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of
     /// scope it keeps its reliable attachments and loses the others.
-    pub(crate) fn write(&mut self, object: u32, ready: Ready, mut send: impl FnMut(Outgoing<'_>) -> bool) {
+    pub(crate) fn write(&mut self, object: u32, ready: Ready, send: impl FnMut(Outgoing<'_>) -> bool) {
         let Some(queue) = self.queues.get_mut(&object) else { return };
         match ready {
-            Ready::Yes => {}
-            Ready::Later => return,
+            Ready::Yes => queue.write(object, send),
+            Ready::Later => {}
             Ready::OutOfScope => {
                 self.dropped_total += queue.unreliable.len() as u64;
-                self.waiting -= queue.unreliable.len();
                 queue.unreliable.clear();
-                return;
             }
         }
-        let first = queue.first;
-        for (at, part) in queue.reliable.iter_mut().take(WINDOW).enumerate() {
-            if part.state != State::Queued {
-                continue;
-            }
-            let flags = RELIABLE
-                | if at == 0 { OLDEST } else { 0 }
-                | if part.from == 0 { FIRST } else { 0 }
-                | if part.is_last() { LAST } else { 0 };
-            let outgoing = Outgoing {
-                object,
-                sequence: Some(first.wrapping_add(at as u8)),
-                flags,
-                method: part.method,
-                bytes: &part.bytes[part.from..part.to],
-            };
-            if !send(outgoing) {
-                return;
-            }
-            part.state = State::InFlight;
-            self.waiting -= 1;
-        }
-        while let Some((method, bytes)) = queue.unreliable.front() {
-            let outgoing = Outgoing { object, sequence: None, flags: FIRST | LAST, method: *method, bytes };
-            if !send(outgoing) {
-                return;
-            }
-            queue.unreliable.pop_front();
-            self.waiting -= 1;
+        if !queue.waits(usize::MAX) {
+            self.waiting.remove(&object);
         }
     }
 
@@ -340,19 +355,25 @@ impl Attachments {
     pub(crate) fn lost(&mut self, object: u32, sequence: u8) {
         if let Some(part) = self.part(object, sequence) {
             part.state = State::Queued;
-            self.waiting += 1;
+            self.waiting.insert(object);
         }
     }
 
     /// The object is gone; returns how many reliable attachments went with it.
     pub(crate) fn target_gone(&mut self, object: u32) -> usize {
         let Some(queue) = self.queues.remove(&object) else { return 0 };
-        self.waiting -= queue.unreliable.len();
-        self.waiting -= queue.reliable.iter().filter(|part| part.state == State::Queued).count();
+        self.waiting.remove(&object);
         self.reliable_bytes -= queue.reliable.iter().map(Part::weight).sum::<usize>();
+        self.inbox_bytes -= queue.inbox.bytes();
         // The first part of the queue has not been confirmed, and calls come in order: what was
         // confirmed behind it may still wait for it on the receiver.
         queue.reliable.iter().filter(|part| part.is_last()).count()
+    }
+
+    /// The inboxes have room for a packet of so many bytes. They always have for those of a peer
+    /// that keeps to its own limit.
+    pub(crate) fn has_room(&self, packet_bytes: usize) -> bool {
+        self.inbox_bytes + packet_bytes <= INBOX_BYTES_MAX
     }
 
     /// Takes an item for the object of this generation; complete attachments go to `deliver`. One
@@ -371,8 +392,10 @@ impl Attachments {
         }
         let refused = self.take_refused(object);
         let inbox = &mut queue_of(&mut self.queues, object).inbox;
+        self.inbox_bytes -= inbox.bytes();
         *inbox = refused.unwrap_or_else(|| core::mem::take(inbox));
         inbox.receive(object, item, true, deliver);
+        self.inbox_bytes += inbox.bytes();
     }
 
     /// Passes over an item that its sender had no right to send: later ones do not wait for it, and
@@ -388,7 +411,9 @@ impl Attachments {
         let known = self.queues.get_mut(&item.object).filter(|queue| !queue.inbox.is_new());
         if let Some(queue) = known {
             let object = Handle::from_parts(item.object, queue.generation);
+            self.inbox_bytes -= queue.inbox.bytes();
             queue.inbox.receive(object, item, false, released);
+            self.inbox_bytes += queue.inbox.bytes();
         } else if let Some(generation) = generation {
             let object = Handle::from_parts(item.object, generation);
             let mut inbox = self.take_refused(object).unwrap_or_default();
@@ -461,12 +486,18 @@ impl<'a> ItemView<'a> {
 /// Flags, method and bytes of a part that arrived.
 type ParkedPart = (u8, u64, Vec<u8>);
 
+/// Bytes that a parked part counts.
+fn weight(part: &Option<ParkedPart>) -> usize {
+    CALL_BYTES + part.as_ref().map_or(0, |(.., bytes)| bytes.len())
+}
+
 #[derive(Clone, Debug, Default)]
 struct Inbox {
     /// Next sequence to deliver; none before the first that says that nothing comes before it.
     expected: Option<u8>,
     /// Parts that came before their turn, by sequence; none for those that are passed over.
     parked: BTreeMap<u8, Option<ParkedPart>>,
+    parked_bytes: usize,
     partial: Vec<u8>,
     /// The attachment being put together lacks its beginning or is beyond the limit; the rest of it
     /// is dropped.
@@ -476,6 +507,18 @@ struct Inbox {
 impl Inbox {
     fn is_new(&self) -> bool {
         self.expected.is_none() && self.parked.is_empty()
+    }
+
+    /// Bytes that wait for others.
+    fn bytes(&self) -> usize {
+        self.partial.len() + self.parked_bytes
+    }
+
+    /// Takes a part that came before its turn; none if it is missing or passed over.
+    fn unpark(&mut self, sequence: u8) -> Option<Option<ParkedPart>> {
+        let part = self.parked.remove(&sequence)?;
+        self.parked_bytes -= weight(&part);
+        Some(part)
     }
 
     fn receive(
@@ -495,18 +538,19 @@ impl Inbox {
             // The sender knows everything before it as settled: what is missing was refused.
             let mut before = self.expected.unwrap_or(sequence.wrapping_sub(WINDOW as u8 - 1));
             while before != sequence {
-                let part = self.parked.remove(&before).flatten();
+                let part = self.unpark(before).flatten();
                 self.take(object, part, deliver);
                 before = before.wrapping_add(1);
             }
             self.expected = Some(sequence);
         }
-        let part = admitted.then(|| (item.flags, item.method, item.bytes.to_vec()));
-        if self.parked.len() < WINDOW {
-            self.parked.entry(sequence).or_insert(part);
+        if self.parked.len() < WINDOW && !self.parked.contains_key(&sequence) {
+            let part = admitted.then(|| (item.flags, item.method, item.bytes.to_vec()));
+            self.parked_bytes += weight(&part);
+            self.parked.insert(sequence, part);
         }
         while let Some(expected) = self.expected
-            && let Some(part) = self.parked.remove(&expected)
+            && let Some(part) = self.unpark(expected)
         {
             self.expected = Some(expected.wrapping_add(1));
             self.take(object, part, deliver);
@@ -517,6 +561,7 @@ impl Inbox {
     fn take(&mut self, object: Handle, part: Option<ParkedPart>, deliver: &mut dyn FnMut(Attachment)) {
         let Some((flags, method, bytes)) = part else {
             self.broken = true;
+            self.partial = Vec::new();
             return;
         };
         if flags & FIRST != 0 {

@@ -69,7 +69,9 @@ pub(crate) struct Gathering {
 
 impl Gathering {
     pub(crate) fn new(band: &Band, frame_rate: f32) -> Self {
-        let per_frame = f64::from(band.rate / frame_rate).clamp(1.0 / 65_536.0, 1.0);
+        // The greater of a quotient that is not a number and the least is the least.
+        let share = f64::from(band.rate / frame_rate).max(1.0 / 65_536.0);
+        let per_frame = if band.rate >= frame_rate { 1.0 } else { share.min(1.0) };
         Self {
             per_frame,
             spread: (1.0 / per_frame).ceil() as u32,

@@ -100,7 +100,7 @@ impl FieldOfView {
             best = best.max(p_max + (p_min - p_max) * share);
         }
         let (width, priority) = self.sight;
-        let nearest = along.clamp(0.0, end);
+        let nearest = along.clamp(0.0, end.max(0.0));
         if square - 2.0 * along * nearest + nearest * nearest <= width * width {
             best = best.max(priority);
         }
@@ -143,7 +143,7 @@ impl Default for CountLimiter {
 /// A game's own priorities. Called with a batch, never for single objects.
 pub trait CustomPrioritiser: Send + Sync + core::fmt::Debug {
     /// Writes the priority of each object (index and position) into `out`, which has the same
-    /// length.
+    /// length. NaN counts as zero.
     fn prioritise(&self, views: &[View], objects: &[u32], positions: &[[f32; 3]], out: &mut [f32]);
 }
 

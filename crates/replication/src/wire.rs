@@ -12,6 +12,8 @@ use crate::class::Class;
 pub const PROTOCOL_VERSION: u16 = 2;
 /// Bytes before the first section.
 pub const HEADER_BYTES: usize = 16;
+/// Least and most bytes of the largest packet: parts and lengths of 16 bits have room.
+pub(crate) const PACKET_BYTES: (usize, usize) = (64, 65_535);
 /// Packets that one acknowledgement can speak of: the newest and 64 before it.
 pub const ACK_WINDOW: u16 = 65;
 /// Deepest baseline, in frames: what 5 bits can name.

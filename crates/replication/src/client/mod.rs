@@ -23,7 +23,7 @@ use crate::quantise::{Value, WORDS_MAX};
 use crate::sent::{Item, PacketOut, SentLog};
 use crate::server::DestroyReason;
 use crate::tokens::{NAMES, TokenTexts, read_export};
-use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, bits_of, kind};
+use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, PACKET_BYTES, bits_of, kind};
 
 use check::Create;
 pub use replica::Replica;
@@ -47,7 +47,7 @@ pub struct ClientConfig {
     /// Highest index of an object; packets that name a higher one are refused. At least the
     /// server's limit of objects. Default 65,536.
     pub objects_max: u32,
-    /// Largest packet in bytes. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
     pub packet_bytes_max: usize,
     /// Most texts of tokens that the server may tell. Default 16,384, of 255 bytes at most each.
     pub tokens_max: usize,
@@ -205,9 +205,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// A receiver of objects of `classes`, which are the server's in the same order.
+    /// A receiver of objects of `classes`, which are the server's in the same order. A packet size
+    /// out of range counts as the nearest possible.
     #[must_use]
-    pub fn new(config: ClientConfig, classes: &Classes) -> Self {
+    pub fn new(mut config: ClientConfig, classes: &Classes) -> Self {
+        config.packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES.0, PACKET_BYTES.1);
         Self {
             attachments: Attachments::new(config.packet_bytes_max),
             config,
@@ -443,14 +445,14 @@ impl Client {
         if mask == 0 {
             return;
         }
-        let mut links = core::mem::take(&mut replica.links);
-        let (old, mut kept): (Vec<_>, Vec<_>) =
-            links.drain(..).partition(|(property, _)| mask >> property & 1 != 0);
+        let links = core::mem::take(&mut replica.links);
+        let (old, mut kept): (BTreeSet<_>, BTreeSet<_>) =
+            links.into_iter().partition(|(property, _)| mask >> property & 1 != 0);
         for property in bits_of(mask) {
             let prop = &replica.class.props[property];
             let mut add = |word: u64| {
                 if word as u32 != 0 {
-                    kept.push((property, word as u32));
+                    kept.insert((property, word as u32));
                 }
             };
             if prop.codec.is_heap() {
@@ -459,15 +461,13 @@ impl Client {
                 add(prop.words(&replica.words)[0]);
             }
         }
-        for (property, target) in &kept {
+        for (property, target) in kept.iter().filter(|(property, _)| mask >> property & 1 != 0) {
             self.referrers.entry(*target).or_default().insert((index, *property));
         }
+        let gone: Vec<_> = old.difference(&kept).copied().collect();
         replica.links = kept;
-        for (property, target) in old {
-            let Some(Some(replica)) = self.replicas.get(index as usize) else { return };
-            if !replica.links.contains(&(property, target)) {
-                self.unlink(target, (index, property));
-            }
+        for (property, target) in gone {
+            self.unlink(target, (index, property));
         }
     }
 
@@ -525,7 +525,7 @@ impl Client {
                 startup: false,
                 update_at: None,
                 missing: 0,
-                links: Vec::new(),
+                links: BTreeSet::new(),
                 keyed: vec![Elements::new(); create.class.keyed.len()],
                 history: Vec::new(),
                 states: Vec::new(),

@@ -1,5 +1,6 @@
 //! One replica, and how records are read into it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::bits::BitReader;
@@ -32,7 +33,7 @@ pub struct Replica {
     /// Properties that were sent as differences to a state that is not there, and not again since.
     pub(super) missing: u64,
     /// Objects that its references name, by property.
-    pub(super) links: Vec<(usize, u32)>,
+    pub(super) links: BTreeSet<(usize, u32)>,
     /// Elements of the class' keyed arrays.
     pub(super) keyed: Vec<Elements>,
     /// Frames of the states that differences build on, by frame modulo `HISTORY`; empty for classes

@@ -77,7 +77,7 @@ impl Stage<'_> {
             if self.conn.transfers(*object) {
                 continue;
             }
-            let creating = self.conn.pairs.get(object) == Some(&Pair::Creating);
+            let creating = matches!(self.conn.pairs.get(object), Some(Pair::Creating(_)));
             let known = self.conn.live.get(*object) || creating;
             if known && self.write_arrays_of(*object) {
                 self.conn.behind.clear(*object);

@@ -30,7 +30,9 @@ impl Stage<'_> {
         queued.dedup();
         let mut kept = Vec::new();
         for object in queued {
-            let Some(Pair::DestroyQueued(reason)) = self.conn.pairs.get(&object).copied() else { continue };
+            let Some(Pair::DestroyQueued(reason, losses)) = self.conn.pairs.get(&object).copied() else {
+                continue;
+            };
             // The whole last state travels in the same packet, so that it arrives if the end does.
             let flushed = sh.objects.flush.get(object);
             let items = if flushed { self.make_last(object) } else { Vec::new() };
@@ -43,7 +45,7 @@ impl Stage<'_> {
                 let body = self.last_body(&items);
                 if body.len() <= sh.config.transfer_bytes_max {
                     if self.begin_transfer(object, Purpose::Destroy, body) {
-                        self.conn.pairs.insert(object, Pair::Destroying(reason));
+                        self.conn.pairs.insert(object, Pair::Destroying(reason, losses));
                         self.conn.stats.destroys += 1;
                     } else {
                         kept.push(object);
@@ -63,7 +65,7 @@ impl Stage<'_> {
             }
             scratch.out.put(&scratch.record);
             conn.log.push_item(Item::Destroy { object });
-            conn.pairs.insert(object, Pair::Destroying(reason));
+            conn.pairs.insert(object, Pair::Destroying(reason, losses));
             conn.stats.destroys += 1;
         }
         self.conn.destroys = kept;
@@ -225,8 +227,9 @@ impl Stage<'_> {
         }
     }
 
-    /// State and attachments of an object stand in one packet: so an attachment never overtakes the
-    /// state of its frame, even when a packet is lost or comes too late.
+    /// State and the first attachment of an object stand in one packet if it holds both: so that
+    /// one never overtakes the state of its frame, even when a packet is lost or comes too late.
+    /// Nor do reliable ones behind it, which wait for it.
     #[inline(never)]
     pub(super) fn write_attachments(&mut self, allowance: usize) {
         let share = (allowance as f64 * self.sh.config.attach_share) as usize;
@@ -248,11 +251,8 @@ impl Stage<'_> {
             // State of this frame, whether it waits by itself or in a band of detail.
             let changed = self.conn.pending.mask(object) | self.conn.gathered(self.sh, object).1;
             if ready == Ready::Yes && changed != 0 {
-                let together =
-                    self.sh.record_bytes_max(object) + self.conn.attachments.first_bytes(object) + 8;
-                let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
-                scratch.out.keep_together(&mut conn.log, together);
-                if !self.write_pending(object) {
+                let call = self.conn.attachments.first_bytes(object);
+                if !self.write_pending(object, call) {
                     continue;
                 }
             }
@@ -422,7 +422,7 @@ impl Stage<'_> {
     /// The object's creation is on its way.
     fn begin_life(&mut self, object: u32) {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        if conn.pairs.insert(object, Pair::Creating) == Some(Pair::CreateQueued { known: false }) {
+        if conn.pairs.insert(object, Pair::Creating(sh.frame)) == Some(Pair::CreateQueued { known: false }) {
             conn.counts.push(Count::Know(object));
         }
         conn.pending.remove(object);

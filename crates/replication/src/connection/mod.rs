@@ -46,18 +46,25 @@ use transfer::Transfer;
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
+/// Losses of one end, or of one part of it, up to which its receiver may be honest: of a hundred
+/// million ends none is lost so often on a link that carries a third. A receiver that never
+/// confirms it, whatever else it acknowledges, would hold the object's index for ever.
+const END_LOSSES_MAX: u8 = 64;
+
 /// Life of a pair that is not simply absent or live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pair {
     /// In scope; the create item waits to be written. `known`: the receiver may know the object
     /// already.
     CreateQueued { known: bool },
-    /// The create item is on its way.
-    Creating,
-    /// The receiver may know the object; the destroy item waits to be written.
-    DestroyQueued(u8),
+    /// The create item of this frame is on its way. One of an earlier frame may be as well, if the
+    /// object left the scope and came back meanwhile: its fate means nothing any more.
+    Creating(u32),
+    /// The receiver may know the object; the destroy item waits to be written: reason, and how
+    /// often it was lost.
+    DestroyQueued(u8, u8),
     /// The destroy item is on its way.
-    Destroying(u8),
+    Destroying(u8, u8),
 }
 
 /// Changes to counts that all connections share; applied after the stage, in the order of
@@ -148,7 +155,7 @@ pub(crate) struct Connection {
     pending: Pending,
     /// References sent as none because the receiver may not know the target: (object, property) by
     /// target.
-    hidden: Map<Vec<(u32, u64)>>,
+    hidden: Map<BTreeSet<(u32, u64)>>,
     /// Objects out of scope that the receiver keeps.
     retained: Map<Retained>,
     bases: Bases,
@@ -176,7 +183,8 @@ pub(crate) struct Connection {
     unheard: Option<Instant>,
     /// Newest packet that an acknowledgement named.
     acknowledged: u16,
-    /// Nothing was acknowledged for too long; the server ends the connection after the frame.
+    /// Nothing was acknowledged for too long, or an end never; the server ends the connection after
+    /// the frame.
     pub(crate) unresponsive: bool,
     /// Objects whose state travels with their attachments in this frame, and the same as bits.
     calling: Vec<u32>,
@@ -340,7 +348,7 @@ impl Connection {
 
     /// The receiver has the object, or its create item is on its way.
     pub(crate) fn has(&self, object: u32) -> bool {
-        self.live.get(object) || self.pairs.get(&object) == Some(&Pair::Creating)
+        self.live.get(object) || matches!(self.pairs.get(&object), Some(Pair::Creating(_)))
     }
 
     /// The owner of an object changed from or to this connection.
@@ -448,7 +456,7 @@ impl Connection {
                     }
                 }
                 Item::Create { object } => {
-                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                    if self.pairs.get(&object) == Some(&Pair::Creating(packet.frame)) {
                         self.pairs.remove(&object);
                         self.live.set(object);
                         if sh.is_delta(object) {
@@ -468,7 +476,7 @@ impl Connection {
 
     /// The receiver has confirmed the object's end.
     fn destroyed(&mut self, object: u32) {
-        if let Some(Pair::Destroying(_)) = self.pairs.get(&object) {
+        if let Some(Pair::Destroying(..)) = self.pairs.get(&object) {
             self.pairs.remove(&object);
             self.end_arrays(object);
             self.counts.push(Count::Forget(object));
@@ -500,16 +508,17 @@ impl Connection {
                     }
                 }
                 Item::Create { object } => {
-                    if self.pairs.get(&object) == Some(&Pair::Creating) {
+                    if self.pairs.get(&object) == Some(&Pair::Creating(packet.frame)) {
                         self.pairs.insert(object, Pair::CreateQueued { known: true });
                         self.creates.push(object);
                         self.pending.remove(object);
                     }
                 }
                 Item::Destroy { object } => {
-                    if let Some(Pair::Destroying(reason)) = self.pairs.get(&object).copied() {
-                        self.pairs.insert(object, Pair::DestroyQueued(reason));
+                    if let Some(Pair::Destroying(reason, losses)) = self.pairs.get(&object).copied() {
+                        self.pairs.insert(object, Pair::DestroyQueued(reason, losses.saturating_add(1)));
                         self.destroys.push(object);
+                        self.unresponsive |= losses >= END_LOSSES_MAX;
                     }
                 }
                 Item::Attach { object, sequence } => self.attachments.lost(object, sequence),
@@ -627,12 +636,12 @@ impl Stage<'_> {
     pub(crate) fn run(&mut self) {
         self.conn.pending.frame = self.sh.frame;
         let patience = self.sh.config.unresponsive_after;
-        if self.conn.unheard.is_some_and(|since| self.sh.now.since(since) >= patience) {
-            self.conn.unresponsive = true;
+        self.conn.expire(self.sh);
+        self.conn.unresponsive |= self.conn.unheard.is_some_and(|since| self.sh.now.since(since) >= patience);
+        if self.conn.unresponsive {
             self.scratch.out.discard();
             return;
         }
-        self.conn.expire(self.sh);
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {
             self.apply_transitions();

@@ -30,7 +30,7 @@ impl Connection {
                 mask |= open;
             }
         }
-        if !sh.bands.is_empty() && sh.store(object).class.position.is_some() {
+        if !sh.gatherings.is_empty() && sh.store(object).class.position.is_some() {
             // Changes gathered in a band are older than any packet, also if the object leaves the
             // bands in this very frame.
             mask = u64::MAX;
@@ -69,7 +69,7 @@ impl Connection {
             if !flush {
                 self.end_arrays(object);
             }
-            self.pairs.insert(object, Pair::DestroyQueued(reason));
+            self.pairs.insert(object, Pair::DestroyQueued(reason, 0));
             self.destroys.push(object);
         }
     }

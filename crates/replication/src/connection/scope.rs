@@ -53,7 +53,7 @@ impl Stage<'_> {
         }
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         // Objects in scope without the grid, then those that are out in spite of everything.
-        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.bands.is_empty();
+        let more = sh.config.hysteresis_frames > 0 || sh.any_follower || !sh.gatherings.is_empty();
         for at in 0..scratch.top.len() {
             let top = scratch.top[at] | objects.always.top()[at] | conn.forced_in.top()[at];
             scratch.top[at] = top;
@@ -75,7 +75,7 @@ impl Stage<'_> {
         if sh.any_follower {
             self.promote();
         }
-        if !sh.bands.is_empty() {
+        if !sh.gatherings.is_empty() {
             self.detail();
         }
         for at in 0..self.scratch.top.len() {
@@ -255,17 +255,17 @@ impl Stage<'_> {
                     // Entries of queues that no longer say so are passed over when they are
                     // written.
                     if *known {
-                        conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                        conn.pairs.insert(object, Pair::DestroyQueued(reason, 0));
                         conn.destroys.push(object);
                     } else {
                         conn.pairs.remove(&object);
                     }
                 }
-                Some(Pair::DestroyQueued(_) | Pair::Destroying(_)) => {}
-                Some(Pair::Creating) | None => {
+                Some(Pair::DestroyQueued(..) | Pair::Destroying(..)) => {}
+                Some(Pair::Creating(_)) | None => {
                     conn.live.clear(object);
                     conn.pending.remove(object);
-                    conn.pairs.insert(object, Pair::DestroyQueued(reason));
+                    conn.pairs.insert(object, Pair::DestroyQueued(reason, 0));
                     conn.destroys.push(object);
                 }
             }
@@ -291,13 +291,13 @@ impl Stage<'_> {
             match conn.pairs.get(&object) {
                 // A destroy that was not written yet is taken back; the receiver's copy is brought
                 // up to date.
-                Some(Pair::DestroyQueued(_)) => {
+                Some(Pair::DestroyQueued(..)) => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: true });
                     conn.creates.push(object);
                 }
                 // Wanted again, but only after the receiver has confirmed the destruction.
-                Some(Pair::Destroying(_)) => {}
-                Some(Pair::CreateQueued { .. } | Pair::Creating) => {}
+                Some(Pair::Destroying(..)) => {}
+                Some(Pair::CreateQueued { .. } | Pair::Creating(_)) => {}
                 None => {
                     conn.pairs.insert(object, Pair::CreateQueued { known: false });
                     conn.creates.push(object);

@@ -3,7 +3,7 @@
 //! arrived. Other objects go on meanwhile; what changes of this one waits, so that nothing newer is
 //! overtaken.
 
-use super::{BURST_PACKETS, Connection, Pair, Stage};
+use super::{BURST_PACKETS, Connection, END_LOSSES_MAX, Pair, Stage};
 use crate::bits::write_varint;
 use crate::keyed::Cursor;
 use crate::sent::Item;
@@ -50,6 +50,8 @@ pub(super) struct Transfer {
     parts: Vec<State>,
     queued: usize,
     open: usize,
+    /// The first part that has not arrived, and how often it was lost.
+    losses: (u16, u8),
 }
 
 impl Connection {
@@ -65,11 +67,11 @@ impl Connection {
         let Some(transfer) = &self.transfer else { return };
         let (object, purpose) = (transfer.object, transfer.purpose);
         let holds = match purpose {
-            Purpose::Create => self.pairs.get(&object) == Some(&Pair::Creating),
+            Purpose::Create => matches!(self.pairs.get(&object), Some(Pair::Creating(_))),
             Purpose::Update { .. } | Purpose::Elements { .. } => {
                 self.live.get(object) && self.scope.get(object)
             }
-            Purpose::Destroy => matches!(self.pairs.get(&object), Some(Pair::Destroying(_))),
+            Purpose::Destroy => matches!(self.pairs.get(&object), Some(Pair::Destroying(..))),
         };
         if !holds {
             self.transfer = None;
@@ -88,6 +90,13 @@ impl Connection {
         {
             *state = State::Queued;
             transfer.queued += 1;
+            let (mut first, mut count) = transfer.losses;
+            while transfer.parts.get(usize::from(first)) == Some(&State::Delivered) {
+                (first, count) = (first + 1, 0);
+            }
+            count = count.saturating_add(u8::from(part == first));
+            transfer.losses = (first, count);
+            self.unresponsive |= transfer.purpose == Purpose::Destroy && count > END_LOSSES_MAX;
         }
     }
 
@@ -107,7 +116,7 @@ impl Connection {
         self.stats.transfers += 1;
         match purpose {
             Purpose::Create => {
-                if self.pairs.get(&object) == Some(&Pair::Creating) {
+                if matches!(self.pairs.get(&object), Some(Pair::Creating(_))) {
                     self.pairs.remove(&object);
                     self.live.set(object);
                 }
@@ -148,6 +157,7 @@ impl Stage<'_> {
             parts: vec![State::Queued; count],
             queued: count,
             open: count,
+            losses: (0, 0),
         });
         true
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::transfer::Purpose;
-use super::{Connection, Pair, Stage};
+use super::{Connection, Stage};
 use crate::frames::{Stream, Word};
 use crate::sent::Item;
 use crate::server::{FollowerKind, Hint, Shared};
@@ -169,8 +169,7 @@ impl Stage<'_> {
                 }
                 for bit in bits_of(slow) {
                     let object = word.word * 64 + bit as u32;
-                    let known = conn.live.get(object) || conn.pairs.get(&object) == Some(&Pair::Creating);
-                    if known {
+                    if conn.has(object) {
                         let place = stream.places[object as usize] as usize;
                         let mask = list.masks[place] & conn.mask_for(sh, object, false);
                         conn.pending.add(object, mask);
@@ -238,7 +237,7 @@ impl Stage<'_> {
                 let object = word * 64 + bit as u32;
                 let priority = self.conn.pending.grow(object, self.scratch.priorities.0[bit]);
                 if priority >= sh.config.send_threshold {
-                    self.write_pending(object);
+                    self.write_pending(object, 0);
                 }
             }
         }
@@ -386,14 +385,17 @@ impl Stage<'_> {
         bits
     }
 
-    /// Writes what is pending of one object; true when it went out and nothing is pending any more.
-    pub(super) fn write_pending(&mut self, object: u32) -> bool {
+    /// Writes what is pending of one object, into a packet that has room for `call` bytes of a call
+    /// beside it, if there is any; true when it went out and nothing is pending any more.
+    pub(super) fn write_pending(&mut self, object: u32, call: usize) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
         let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
         if conn.transfers(object) || conn.transfer.is_some() && sh.record_bytes_max(object) > room {
             return false;
         }
-        let mut mask = conn.pending.mask(object);
+        // Changes gathered in a band of detail go along, so that nothing stays behind.
+        let (band, missing) = conn.gathered(sh, object);
+        let mut mask = conn.pending.mask(object) | missing;
         if sh.objects.conditional.get(object) {
             // Some of it may have become pending under a condition that is closed now.
             mask &= conn.mask_for(sh, object, false);
@@ -402,9 +404,6 @@ impl Stage<'_> {
                 return true;
             }
         }
-        // Changes gathered in a band of detail go along, so that nothing stays behind.
-        let (band, missing) = conn.gathered(sh, object);
-        mask |= missing;
         let creating = !conn.live.get(object);
         let store = sh.store(object);
         let slot = sh.objects.slot[object as usize];
@@ -445,6 +444,11 @@ impl Stage<'_> {
         exports.need_of(&conn.known_tokens, sh, (&store.class, mask), words, store.heap(slot));
         if exports.len() + len + 2 > room {
             return self.write_in_parts(object, mask);
+        }
+        if call > 0 {
+            // With the heads of three sections, and the length of the record.
+            let together = exports.len() + len + call + 8;
+            self.scratch.out.keep_together(&mut conn.log, together);
         }
         if !self.write_exports(len + 4) {
             return false;
@@ -507,7 +511,7 @@ impl Stage<'_> {
             let first = hint == Hint::Before || hint == Hint::BeforeIfInitial && initial;
             let waits = self.conn.waiting(follower.object / 64) >> (follower.object % 64) & 1 != 0;
             if first == before && waits {
-                self.write_pending(follower.object);
+                self.write_pending(follower.object, 0);
             }
         }
     }
@@ -574,7 +578,7 @@ impl Stage<'_> {
                 if sh.objects.leads.get(object) {
                     self.write_dependents(object, true);
                 }
-                let written = self.write_pending(object);
+                let written = self.write_pending(object, 0);
                 if written && sh.objects.leads.get(object) {
                     self.write_dependents(object, false);
                 }
@@ -635,10 +639,7 @@ pub(super) fn hide<'a>(
             *word = 0;
         } else if !conn.scope.get(target) {
             *word = 0;
-            let waiting = conn.hidden.entry(target).or_default();
-            if !waiting.contains(&(object, 1 << property)) {
-                waiting.push((object, 1 << property));
-            }
+            conn.hidden.entry(target).or_default().insert((object, 1 << property));
         }
     }
     block

@@ -45,17 +45,21 @@ impl Axis {
         self.min + q as f64 * self.step
     }
 
-    /// A 32-bit float has room for the distance between two neighbours everywhere on the axis.
+    /// A 32-bit float has room for the distance between two neighbours everywhere on the axis, and
+    /// reaches its ends.
     pub(super) fn fits_f32(&self) -> bool {
         let largest = self.min.abs().max(self.max().abs());
-        largest * f64::from(f32::EPSILON) < self.step * 0.49
+        let in_range = largest <= f64::from(f32::MAX) && self.step >= f64::from(f32::MIN_POSITIVE);
+        in_range && largest * f64::from(f32::EPSILON) < self.step * 0.49
     }
 
     pub(super) fn check(&self) -> Result<(), QuantiserError> {
         if !(1..=52).contains(&self.bits) {
             return Err(QuantiserError::Bits { bits: self.bits, min: 1, max: 52 });
         }
-        if !(self.step > 0.0 && self.min.is_finite() && self.max().is_finite()) {
+        // Also from end to end: values are taken relative to the smallest.
+        let finite = self.min.is_finite() && self.max().is_finite() && (self.max() - self.min).is_finite();
+        if !(self.step > 0.0 && finite) {
             return Err(QuantiserError::Axis);
         }
         // The same question for the 64-bit floats in which the arithmetic is done.

@@ -341,7 +341,7 @@ impl Codec {
         let two = |at: usize| u64::from(live[at]) | u64::from(live[at + 1]) << 32;
         let float = |at: usize| f32::from_bits(live[at]);
         match &self.op {
-            Op::Bool => out[0] = u64::from(live[0]),
+            Op::Bool => out[0] = u64::from(live[0] != 0),
             Op::UInt(bits) => out[0] = two(0).min(mask(u32::from(*bits))),
             Op::Int(bits) => {
                 let shift = 64 - u32::from(*bits);

@@ -85,9 +85,10 @@ impl Server {
     }
 
     /// The connection stages, in `count` parts of neighbouring connections. Parts may run on
-    /// different threads; what a connection gets does not depend on how many there are.
+    /// different threads; what a connection gets does not depend on how many there are: one at
+    /// least, and no more than connections.
     pub fn lanes(&mut self, count: usize) -> impl Iterator<Item = Lane<'_>> {
-        let count = count.max(1);
+        let count = count.clamp(1, self.connections.len().max(1));
         if self.scratch.len() < count {
             self.scratch.resize_with(count, Scratch::default);
         }

@@ -1,6 +1,7 @@
 //! Ways to say that something may have changed, beside [`Server::set`]: polling, force, marks from
 //! other threads, and the check that nothing was forgotten.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,17 +42,17 @@ impl Marker {
 #[derive(Debug, Default)]
 pub(super) struct Polled {
     /// By period less one, then by index modulo the period.
-    periods: Vec<Vec<Vec<u32>>>,
+    periods: Vec<Vec<BTreeSet<u32>>>,
 }
 
 impl Polled {
-    fn bucket(&mut self, index: u32, period: u8) -> &mut Vec<u32> {
+    fn bucket(&mut self, index: u32, period: u8) -> &mut BTreeSet<u32> {
         let period = usize::from(period.max(1));
         if self.periods.len() < period {
             self.periods.resize_with(period, Vec::new);
         }
         let buckets = &mut self.periods[period - 1];
-        buckets.resize_with(period, Vec::new);
+        buckets.resize_with(period, BTreeSet::new);
         &mut buckets[index as usize % period]
     }
 
@@ -59,7 +60,7 @@ impl Polled {
         for buckets in &mut self.periods {
             let period = buckets.len();
             if let Some(bucket) = buckets.get_mut(index as usize % period.max(1)) {
-                bucket.retain(|polled| *polled != index);
+                bucket.remove(&index);
             }
         }
     }
@@ -94,7 +95,7 @@ impl Server {
         let index = self.known(handle)?;
         self.polled.remove(index);
         if let Some(period) = period {
-            self.polled.bucket(index, period).push(index);
+            self.polled.bucket(index, period).insert(index);
         }
         Ok(())
     }

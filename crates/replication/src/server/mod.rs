@@ -31,7 +31,7 @@ use crate::objects::{ClassStore, NOBODY, Objects};
 use crate::priority::{Prioritiser, View};
 use crate::sent::{Adaptive, Budget};
 use crate::tokens::Tokens;
-use crate::wire::PROTOCOL_VERSION;
+use crate::wire::{PACKET_BYTES, PROTOCOL_VERSION};
 
 pub use frame::{FRAME_INTERVAL, Lane, Packets, properties_of};
 pub use marks::Marker;
@@ -234,10 +234,11 @@ pub struct Server {
 const IN_FLIGHT_MIN: usize = 16;
 
 impl Server {
-    /// A server for objects of `classes`. Limits below their range count as the least possible.
+    /// A server for objects of `classes`. Limits outside their range count as the nearest possible.
     #[must_use]
     pub fn new(mut config: ServerConfig, classes: &Classes) -> Self {
         config.packets_in_flight_max = config.packets_in_flight_max.max(IN_FLIGHT_MIN);
+        config.packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES.0, PACKET_BYTES.1);
         let lod = config.lod.as_ref().filter(|profile| !profile.bands.is_empty());
         let bands = lod.map_or(&[][..], |profile| &profile.bands[..profile.bands.len().min(BANDS_MAX)]);
         let rate = lod.map_or(1.0, |profile| profile.frame_rate);
@@ -380,9 +381,13 @@ impl Server {
             refused.push(ClassId(at as u16));
         }
         let Some(conn) = self.conn(id) else { return Ok(refused) };
-        conn.refused_classes = refused.iter().map(|class| class.0).collect();
+        let now = refused.iter().map(|class| class.0).collect();
+        let before = core::mem::replace(&mut conn.refused_classes, now);
+        self.refusing.retain(|refusing| *refusing != id);
         if !refused.is_empty() {
             self.refusing.push(id);
+        }
+        if !(before.is_empty() && refused.is_empty()) {
             let objects: Vec<u32> = self.shared.objects.alive.iter().collect();
             for object in objects {
                 self.decide(object, id.index());

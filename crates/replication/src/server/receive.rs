@@ -154,6 +154,10 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
             _ => return Err(DecodeError::Forbidden),
         }
     }
+    // Only of calls that never become whole there can be so much.
+    if !attachments.is_empty() && !conn.attachments.has_room(packet.len()) {
+        return Err(DecodeError::TooLong);
+    }
     conn.acknowledge(shared, header.ack, header.ack_bits)?;
     conn.applied(header.seq, true);
     for index in resets {

@@ -58,7 +58,8 @@ pub struct ServerConfig {
     pub check_frames: u16,
     /// Time without an acknowledgement, while packets are in flight, after which the server ends a
     /// connection ([`Event::Unresponsive`]): a silent receiver holds the indices of ended objects.
-    /// Default 10 s.
+    /// One that acknowledges other packets, but not the end of some object that was sent 65 times,
+    /// ends as well. Default 10 s.
     pub unresponsive_after: Duration,
     /// Create items that all connections together are sent in one frame, at least 32 for each
     /// connection: a crowd that joins at once is spread over frames. Default 8,192.
@@ -222,7 +223,7 @@ pub enum Event {
         count: usize,
     },
     /// The connection acknowledged nothing for [`ServerConfig::unresponsive_after`] though packets
-    /// were in flight. The server has ended it.
+    /// were in flight, or never the end of an object. The server has ended it.
     Unresponsive(ConnId),
 }
 

@@ -119,6 +119,23 @@ fn far_bands_may_carry_less_and_nothing_is_lost() {
     assert_eq!(net.value(0, far, HEALTH), 77);
 }
 
+/// Objects were put into bands only where there were two: changes gathered and never left.
+#[test]
+fn a_single_band_has_its_rate_everywhere() {
+    let profile = LodProfile { bands: vec![Band::new(10.0, 10.0)], frame_rate: 30.0 };
+    let (mut net, handles) = net(profile, 1);
+    for handle in handles {
+        net.peers[0].events.clear();
+        for value in 1..=90_u32 {
+            net.server.set(handle, SCORE, value).unwrap();
+            net.step();
+        }
+        assert!(updates(&mut net, handle).abs_diff(30) <= 1, "{}", updates(&mut net, handle));
+        net.steps(4);
+        assert_eq!(net.value(0, handle, SCORE), 90);
+    }
+}
+
 #[test]
 fn an_owner_gets_every_frame() {
     let (mut net, [_, _, far]) = net(LodProfile::reference(), 1);

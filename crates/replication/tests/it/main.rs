@@ -7,6 +7,7 @@ mod harness;
 mod hostile;
 mod interest;
 mod keyed;
+mod limits;
 mod marks;
 mod memory;
 mod quantisers;

@@ -277,7 +277,12 @@ impl World {
         let lod = rng.chance(0.5).then(|| {
             let far = if partial { !(1 << HEALTH) } else { u64::MAX };
             let far = Band { distance: f32::INFINITY, rate: 4.0, properties: far };
-            LodProfile { bands: vec![Band::new(20.0, 20.0), Band::new(60.0, 10.0), far], frame_rate: 30.0 }
+            let mut bands = vec![Band::new(20.0, 20.0), Band::new(60.0, 10.0), far];
+            // One rate everywhere.
+            if wide && Rng::new(!seed).chance(0.2) {
+                bands.drain(..2);
+            }
+            LodProfile { bands, frame_rate: 30.0 }
         });
         let config = ServerConfig {
             objects_max: 256,

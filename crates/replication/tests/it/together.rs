@@ -269,6 +269,74 @@ fn a_silent_client_does_not_stop_creation() {
     assert!(net.server.connection_stats(silent).is_none());
 }
 
+/// It acknowledges everything else, so it is not silent; each end that it does not confirm holds an
+/// index for ever.
+#[test]
+fn a_client_that_confirms_no_end_does_not_stop_creation() {
+    // Whole ends, and ends in parts.
+    for packet_bytes_max in [1200, 64] {
+        let config = ServerConfig { objects_max: 512, packet_bytes_max, ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let me = net.peers.pop().unwrap().id;
+        let steady = seen_by_all(&mut net, THING);
+        let (mut sent, mut newest, mut seq) = (Vec::new(), None, 0_u16);
+        let mut brief = None;
+        let end = (0..6000_u32).find_map(|frame| {
+            net.server.set(steady, HEALTH, frame % 1000).unwrap();
+            if frame % 4 == 0 {
+                let thing = net.server.create(THING).expect("no client holds an index for long");
+                net.server.set(thing, NAME, vec![7; 60]).unwrap();
+                net.server.set_filter(thing, Filter::Always).unwrap();
+                brief = Some(thing);
+            } else if let Some(thing) = brief.take() {
+                net.server.destroy(thing, DestroyReason::Destroyed, true).unwrap();
+            }
+            net.now += FRAME;
+            net.server.tick(net.now, |packets| {
+                for packet in packets.iter() {
+                    let (header, body) = Header::parse(packet).unwrap();
+                    let ends = [kind::DESTROY, kind::PART, kind::SIZED_UPDATE];
+                    let confirmed = !body.first().is_some_and(|section| ends.contains(section));
+                    sent.push((header.seq, confirmed));
+                    newest = if confirmed { Some(header.seq) } else { newest };
+                }
+            });
+            if let Some(ack) = newest {
+                let age = |of: u16| u32::from(ack.wrapping_sub(of).wrapping_sub(1));
+                let known = sent.iter().rev().take(200).filter(|(of, yes)| *yes && age(*of) < 64);
+                let ack_bits = known.fold(0, |bits, (of, _)| bits | 1_u64 << age(*of));
+                let packet = Header { seq, ack, ack_bits, frame: 0 }.to_bytes();
+                seq = seq.wrapping_add(1);
+                net.server.receive(me, &packet).unwrap();
+            }
+            let mut events = std::iter::from_fn(|| net.server.poll_event());
+            events.find(|event| *event == Event::Unresponsive(me)).map(|_| frame)
+        });
+        assert!(end.is_some_and(|frame| frame > 60), "{end:?}, with packets of {packet_bytes_max} bytes");
+    }
+}
+
+/// The object left the scope and came back before its first creation was confirmed, without room for
+/// its end: that confirmation counted for the second creation, which was lost.
+#[test]
+fn the_confirmation_of_an_earlier_creation_does_not_count_for_a_later_one() {
+    let mut net = net(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);
+    net.link.delay = 4;
+    let me = net.peers[0].id;
+    let thing = seen_by_all(&mut net, THING);
+    net.step();
+    net.server.set_budget(me, Some((0.0, 0.0)));
+    net.server.set_filter(thing, Filter::Never).unwrap();
+    net.step();
+    net.server.set_budget(me, None);
+    net.server.set_filter(thing, Filter::Always).unwrap();
+    net.server.set(thing, HEALTH, 7_u32).unwrap();
+    net.fate = Some(Box::new(|_, _| false));
+    net.step();
+    net.settle(60);
+    net.check(&[thing]);
+}
+
 #[test]
 fn an_idle_client_is_not_unresponsive() {
     let mut net = Net::new(1);
@@ -376,6 +444,61 @@ fn calls_are_reported_after_the_changes_of_their_packet() {
         })
         .collect();
     assert_eq!(events, ["changed", "called", "changed", "called"]);
+}
+
+/// An object whose properties depend on the receiver, in a band that is seldom due: only calls went
+/// out, and the change of their frame came up to a second later.
+#[test]
+fn a_call_on_a_far_pawn_does_not_overtake_the_change_of_its_frame() {
+    for class in [THING, PAWN] {
+        let config = ServerConfig { lod: Some(LodProfile::reference()), ..ServerConfig::default() };
+        let mut net = Net::with(config, 1);
+        let pawn = net.server.create(class).unwrap();
+        net.server.set(pawn, POSITION, [100.0_f32, 0.0, 0.0]).unwrap();
+        net.steps(40);
+        for value in 1..60_u32 {
+            net.server.set(pawn, HEALTH, value).unwrap();
+            let me = net.peers[0].id;
+            net.server.attach(me, pawn, u64::from(value), b"", value % 2 == 0).unwrap();
+            net.step();
+            assert_eq!(calls_of(&mut net, 0).last(), Some(&u64::from(value)));
+            assert_eq!(net.value(0, pawn, HEALTH), u64::from(value), "at the call of that frame");
+        }
+    }
+}
+
+/// The room for the text of a token was not counted: the call went into the next packet, and came
+/// alone when the first was lost.
+#[test]
+fn a_call_is_in_the_packet_of_a_state_with_a_new_text() {
+    let mut classes = Classes::new();
+    let class = Class::builder("named")
+        .property(Property::new("score", Quantiser::UInt(32)))
+        .property(Property::new("word", Quantiser::Token(1)));
+    let named = classes.register(class.build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig { packet_bytes_max: 300, ..ServerConfig::default() }, 1);
+    let me = net.peers[0].id;
+    let things = [0; 2].map(|_| seen_by_all(&mut net, named));
+    net.steps(8);
+    for thing in things {
+        net.server.set(thing, 0, 5_u32).unwrap();
+        net.server.attach(me, thing, 1, &[1; 60], true).unwrap();
+    }
+    let word = net.server.intern(1, &"w".repeat(150)).unwrap();
+    net.server.set(things[1], 1, Value::Token(word)).unwrap();
+    let client = net.peers[0].client.clone();
+    net.step();
+    assert_eq!(net.peers[0].sent.len(), 2);
+    for packet in &net.peers[0].sent {
+        // The other one is lost.
+        let mut client = client.clone();
+        client.receive(packet).unwrap();
+        while let Some(event) = client.poll_event() {
+            if let ClientEvent::Attachment(call) = event {
+                assert_eq!(client.get(call.object).unwrap().value(0), Some(Value::UInt(5)));
+            }
+        }
+    }
 }
 
 #[test]
