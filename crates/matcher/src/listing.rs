@@ -13,7 +13,7 @@ use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
 use crate::key::{MatchKey, PlayerKey, QueueKey, RoomKey, TeamKey, TicketKey};
 use crate::matcher::{Matcher, require};
-use crate::problem::{Outcome, invalid, not_found, too_large};
+use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
 use crate::queue::Assign;
 use crate::room::Room;
 use crate::turn::Turn;
@@ -24,9 +24,9 @@ const ROOMS_PER_MODE_MAX: usize = 100;
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
-/// Bytes of a page of what a server's roles are in. A room has 256 KiB at most and a frame takes 1
-/// MiB.
-const MINE_BYTES_MAX: usize = 768 << 10;
+/// Bytes of a page. The data and members of a room have 256 KiB at most, as has a rule set, and a
+/// frame takes 1 MiB.
+const PAGE_BYTES_MAX: usize = 768 << 10;
 
 struct Filter {
     field: Field,
@@ -122,14 +122,20 @@ enum Listed {
 }
 
 impl Listed {
+    /// Number of its kind, and its place.
+    fn place(self) -> (u32, u32) {
+        match self {
+            Listed::Room(key) => (0, key.index()),
+            Listed::Team(key) => (1, key.index()),
+            Listed::Ticket(key) => (2, key.index()),
+            Listed::Match(key) => (3, key.index()),
+        }
+    }
+
     /// Place where a page goes on.
     fn token(self) -> String {
-        match self {
-            Listed::Room(key) => format!("0.{}", key.index()),
-            Listed::Team(key) => format!("1.{}", key.index()),
-            Listed::Ticket(key) => format!("2.{}", key.index()),
-            Listed::Match(key) => format!("3.{}", key.index()),
-        }
+        let (kind, index) = self.place();
+        format!("{kind}.{index}")
     }
 
     /// Reads a token; the first of all where there is none.
@@ -144,9 +150,43 @@ impl Listed {
             (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
             (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(TicketKey::new(index))),
             (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
-            _ => Err(invalid("Token is not the Next of an earlier answer")),
+            _ => Err(foreign_token()),
         }
     }
+}
+
+/// Writes items until a page is full, at least one; then field `next` says where the next page
+/// begins.
+pub(crate) fn write_page<T: Copy>(
+    answer: &mut Vec<u8>,
+    next: u32,
+    items: impl IntoIterator<Item = T>,
+    token: impl Fn(T) -> String,
+    write: impl Fn(T, &mut Vec<u8>),
+) {
+    let start = answer.len();
+    for item in items {
+        let before = answer.len();
+        write(item, answer);
+        if answer.len() - start > PAGE_BYTES_MAX && before > start {
+            answer.truncate(before);
+            write_bytes(answer, next, token(item).as_bytes());
+            break;
+        }
+    }
+}
+
+/// Number of the item that a page begins with; the first without a token.
+pub(crate) fn page_start(token: &[u8]) -> Outcome<u32> {
+    if token.is_empty() {
+        return Ok(0);
+    }
+    let number = std::str::from_utf8(token).ok().and_then(|token| token.parse().ok());
+    number.ok_or_else(foreign_token)
+}
+
+fn foreign_token() -> Problem {
+    invalid("Token is not the Next of an earlier answer")
 }
 
 impl Matcher {
@@ -166,29 +206,22 @@ impl Matcher {
             require(turn.caller, Scope::Trusted)?;
         }
         let from = Listed::parse(from)?;
-        let start = turn.answer.len();
-        for item in self.listed_of(srv).range(from..) {
-            let before = turn.answer.len();
-            match *item {
-                Listed::Room(room) => {
-                    write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
-                }
-                Listed::Team(team) => write_nested(turn.answer, 2, |out| self.write_team(team, out)),
-                Listed::Ticket(ticket) => {
-                    write_nested(turn.answer, 3, |out| self.write_ticket(ticket, out));
-                }
-                Listed::Match(found) => {
-                    write_nested(turn.answer, 4, |out| self.write_match(found, out));
-                }
-            }
-            // At least one, or the next page would be the same.
-            if turn.answer.len() - start > MINE_BYTES_MAX && before > start {
-                turn.answer.truncate(before);
-                write_bytes(turn.answer, 5, item.token().as_bytes());
-                break;
-            }
-        }
+        let all = self.listed_of(srv);
+        let items = all.range(from..).copied();
+        write_page(turn.answer, 5, items, Listed::token, |item, out| self.write_listed(1, item, out));
         Ok(())
+    }
+
+    /// Writes something as a field of its kind, the first of which is `first`.
+    fn write_listed(&self, first: u32, item: Listed, out: &mut Vec<u8>) {
+        write_nested(out, first + item.place().0, |out| match item {
+            Listed::Room(room) => {
+                self.write_room(room, None, out);
+            }
+            Listed::Team(team) => self.write_team(team, out),
+            Listed::Ticket(ticket) => self.write_ticket(ticket, out),
+            Listed::Match(found) => self.write_match(found, out),
+        });
     }
 
     /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server
@@ -196,10 +229,7 @@ impl Matcher {
     fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
         let mut all = BTreeSet::new();
         for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
-            let entry = &self.people[player];
-            all.extend(entry.rooms().iter().chain(entry.seats()).map(|room| Listed::Room(*room)));
-            all.extend(entry.team().map(Listed::Team));
-            all.extend(self.tickets_of(player).map(Listed::Ticket));
+            all.extend(self.listed_of_role(player));
         }
         let allocates = |queue: QueueKey| {
             let rules = self.queues[queue].rules();
@@ -211,6 +241,14 @@ impl Matcher {
             all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
         }
         all
+    }
+
+    /// Rooms, team and tickets of a role.
+    fn listed_of_role(&self, player: PlayerKey) -> impl Iterator<Item = Listed> + '_ {
+        let entry = &self.people[player];
+        let rooms = entry.rooms().iter().chain(entry.seats()).map(|room| Listed::Room(*room));
+        let tickets = self.tickets_of(player).map(Listed::Ticket);
+        rooms.chain(entry.team().map(Listed::Team)).chain(tickets)
     }
 
     /// Live tickets of a role, and matched ones whose seats wait for it.
@@ -228,23 +266,16 @@ impl Matcher {
 
     /// Everything that a role is in.
     pub(crate) fn get_role(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let role = crate::team::two_texts(body)?.0;
+        let (role, from) = crate::team::two_texts(body)?;
         check_id(role, "RoleID")?;
+        let from = Listed::parse(from)?;
         let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
         self.check_acts_for(turn.caller, player)?;
-        let entry = &self.people[player];
         write_bytes(turn.answer, 1, role);
         write_bytes(turn.answer, 2, self.people.server_of(player));
-        // One that is a member of a room has no seat there.
-        for room in entry.rooms().iter().chain(entry.seats()) {
-            write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
-        }
-        if let Some(team) = entry.team() {
-            write_nested(turn.answer, 4, |out| self.write_team(team, out));
-        }
-        for ticket in self.tickets_of(player) {
-            write_nested(turn.answer, 5, |out| self.write_ticket(ticket, out));
-        }
+        let all: BTreeSet<Listed> = self.listed_of_role(player).collect();
+        let items = all.range(from..).copied();
+        write_page(turn.answer, 6, items, Listed::token, |item, out| self.write_listed(3, item, out));
         Ok(())
     }
 
@@ -271,15 +302,21 @@ impl Matcher {
         let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
 
         let mut next = Vec::new();
+        let start = turn.answer.len();
+        let (mut written, mut is_full) = (0, false);
         for (mode_name, from) in modes.iter().zip(&after) {
             let (Some(mode), Some(from)) = (self.rooms.modes().find(mode_name), *from) else {
                 next.push(None);
                 continue;
             };
+            if is_full {
+                next.push(Some(from));
+                continue;
+            }
             let mut looked = 0;
-            let mut last = from;
+            let mut last = from.order;
             let mut found: Vec<(u64, RoomKey)> = Vec::new();
-            let scan = mode.visible().range(from + 1..).take(SCAN_MAX);
+            let scan = mode.visible().range(from.order + 1..).take(SCAN_MAX);
             for (order, room) in scan {
                 if sort.is_none() && found.len() == limit {
                     break;
@@ -302,19 +339,37 @@ impl Matcher {
                 found.truncate(limit);
             }
             let more = mode.visible().range(last + 1..).next().is_some() && looked > 0;
-            next.push(more.then_some(last));
-            if !found.is_empty() {
-                write_nested(turn.answer, 1, |out| {
-                    write_bytes(out, 1, mode_name);
-                    for (_, room) in &found {
-                        write_nested(out, 2, |out| self.write_room(*room, None, out));
+            let mut goes_on = more.then_some(Place { order: last, passed: 0 });
+            let before = turn.answer.len();
+            // The first of them, in the order of the answer, are on the page before.
+            let found = found.get(from.passed..).unwrap_or_default();
+            let mut shown = 0;
+            write_nested(turn.answer, 1, |out| {
+                write_bytes(out, 1, mode_name);
+                for (_, room) in found {
+                    let end = out.len();
+                    write_nested(out, 2, |out| self.write_room(*room, None, out));
+                    if out.len() - start > PAGE_BYTES_MAX && written > 0 {
+                        out.truncate(end);
+                        is_full = true;
+                        break;
                     }
+                    (shown, written) = (shown + 1, written + 1);
+                }
+            });
+            if shown == 0 {
+                turn.answer.truncate(before);
+            }
+            if is_full {
+                goes_on = Some(match (&sort, shown) {
+                    (None, 1..) => Place { order: found[shown - 1].0, passed: 0 },
+                    _ => Place { passed: from.passed + shown, ..from },
                 });
             }
+            next.push(goes_on);
         }
         if next.iter().any(Option::is_some) {
-            let parts: Vec<String> =
-                next.iter().map(|at| at.map_or_else(|| "-".to_owned(), |order| order.to_string())).collect();
+            let parts: Vec<String> = next.iter().copied().map(Place::write).collect();
             write_bytes(turn.answer, 2, parts.join(".").as_bytes());
         }
         Ok(())
@@ -336,18 +391,41 @@ impl Matcher {
     }
 }
 
-/// Place where each mode goes on: an age, or nowhere.
-fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<u64>>> {
-    if token.is_empty() {
-        return Ok(vec![Some(0); modes]);
+/// Place where the rooms of a mode go on.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// Age of the last room before it.
+    order: u64,
+    /// Rooms behind that one that are first in a sorted answer and were on an earlier page.
+    passed: usize,
+}
+
+impl Place {
+    fn write(at: Option<Place>) -> String {
+        match at {
+            None => "-".to_owned(),
+            Some(Place { order, passed: 0 }) => order.to_string(),
+            Some(Place { order, passed }) => format!("{order}+{passed}"),
+        }
     }
-    let parts: Option<Vec<Option<u64>>> =
-        token
-            .split('.')
-            .map(|part| {
-                if part == "-" { Some(None) } else { part.parse().ok().filter(|at| *at < u64::MAX).map(Some) }
-            })
-            .collect();
+
+    /// A part of a token: `None` if it is none, `Some(None)` where there are no more rooms.
+    fn parse(part: &str) -> Option<Option<Place>> {
+        if part == "-" {
+            return Some(None);
+        }
+        let (order, passed) = part.split_once('+').unwrap_or((part, "0"));
+        let order = order.parse().ok().filter(|order| *order < u64::MAX)?;
+        Some(Some(Place { order, passed: passed.parse().ok()? }))
+    }
+}
+
+/// Place where each mode goes on, if anywhere.
+fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<Place>>> {
+    if token.is_empty() {
+        return Ok(vec![Some(Place::default()); modes]);
+    }
+    let parts: Option<Vec<Option<Place>>> = token.split('.').map(Place::parse).collect();
     parts.filter(|parts| parts.len() == modes).ok_or_else(|| invalid("Token is not one of this list"))
 }
 

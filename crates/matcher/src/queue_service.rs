@@ -6,6 +6,7 @@ use throng_wire::{fields, write_varint};
 use crate::config::{ModeRules, OnFull, Scope};
 use crate::info::bytes;
 use crate::key::QueueKey;
+use crate::listing::write_page;
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::queue::{Compiled, QUEUES_MAX, QueueRules, RuleProblem, number};
@@ -50,10 +51,11 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, _: &[u8]) -> Outcome {
-        for index in self.queues.by_name() {
-            self.write_queue(index, turn.answer);
-        }
+    pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let from = crate::team::two_texts(body)?.0;
+        let name = |index: QueueKey| &self.queues[index].name;
+        let all = self.queues.by_name().filter(|index| name(*index).as_bytes() >= from);
+        write_page(turn.answer, 2, all, |index| name(index).clone(), |index, out| self.write_queue(index, out));
         Ok(())
     }
 

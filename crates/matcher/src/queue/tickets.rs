@@ -44,6 +44,11 @@ impl Queues {
         self.tickets.iter()
     }
 
+    /// The same in the order of their places, from one on.
+    pub(crate) fn tickets_from(&self, from: TicketKey) -> impl Iterator<Item = (TicketKey, &Ticket)> {
+        self.tickets.iter_from(from)
+    }
+
     pub(crate) fn get_ticket(&self, key: TicketKey) -> Option<&Ticket> {
         self.tickets.get(key)
     }

@@ -140,8 +140,8 @@ members are ignored, and free-form values are returned with the exact JSON text 
 | `X-Server-Id` | the caller's `SrvID`; by default that of the role in the request |
 | `Idempotency-Key` | an idempotency key: 32 hex digits, or any string, which is hashed |
 
-A body has at most 1 MiB (`TOO_LARGE`). Requests beyond `matcher.http_requests_max` at a time are refused with `OVERLOADED` and have
-no effect. Requests from pages of other sites are refused.
+A body has at most 1 MiB (`TOO_LARGE`); longer listings come in pages. Requests beyond `matcher.http_requests_max` at a time are
+refused with `OVERLOADED` and have no effect. Requests from pages of other sites are refused.
 
 `GET /matcher/v1/notify?srv=SRV_ID` streams the notifications of a server: as text messages if the request asks for a
 WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `Epoch` and `Seq`, the number of its last entry.
