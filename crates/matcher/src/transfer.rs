@@ -331,8 +331,8 @@ impl Import {
             build.members.push((player, role.info(of(2), of(3))));
         }
         self.made += 1;
-        let full = room.forced_full
-            || build.members.len() >= self.matcher.rooms.mode(mode).rules().capacity as usize;
+        let capacity = self.matcher.rooms.mode(mode).rules().capacity as usize;
+        let full = room.forced_full || room.sealed || build.members.len() >= capacity;
         (build.forced_full, build.sealed, build.full) = (room.forced_full, room.sealed, full);
         self.rooms.push((id.index, build.room(id, self.made, mode)));
         Ok(())
