@@ -6,14 +6,31 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
-use throng_wire::matcher::{Message, Type, write_bytes};
+use throng_wire::matcher::{Message, REQUEST_KEY_FIELD, Type, write_bytes};
 use throng_wire::{Field, fields};
+
+use crate::problem::{Outcome, invalid};
 
 /// Objects and lists within each other that are put in order; deeper ones stay as they are.
 const DEPTH_MAX: usize = 32;
 
 /// A field: its number, true for an entry whose place is no matter, and its bytes.
 type Part<'a> = (u32, bool, Cow<'a, [u8]>);
+
+/// The key of a request that carries one. It stands last in what clients write, but may be
+/// anywhere.
+pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
+    let mut key = None;
+    for field in fields(body) {
+        let field = field?;
+        if field.number == REQUEST_KEY_FIELD {
+            let bytes: [u8; 16] =
+                field.value.try_into().map_err(|_| invalid("an idempotency key has 16 bytes"))?;
+            key = Some(u128::from_le_bytes(bytes));
+        }
+    }
+    Ok(key)
+}
 
 /// First bytes of the hash of a body, the same for every order of the same members and entries.
 pub(crate) fn digest(message: &Message, body: &[u8]) -> [u8; 16] {
