@@ -115,6 +115,22 @@ fn a_request_key_that_is_used_for_another_request_is_refused() {
 }
 
 #[test]
+fn a_retry_with_empty_members_is_the_same_request() {
+    let mut world = World::new(Config::default());
+    let key = |body: Writer| body.bytes(100, &[7; 16]);
+    let info = || Writer::new().str(1, "2v2");
+    let room = id_in(&world.ok(
+        "s",
+        Method::ROLE_CREATE_ROOM,
+        key(Writer::new().nested(1, role("ann")).nested(2, info())),
+    ));
+    let spelled_out = Writer::new().nested(1, role("ann").str(2, "").str(3, "")).nested(2, info());
+    assert_eq!(id_in(&world.ok("s", Method::ROLE_CREATE_ROOM, key(spelled_out))), room);
+    let hidden = Writer::new().nested(1, role("ann")).nested(2, info().u64(2, 1));
+    assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, key(hidden)).0, Status::Invalid);
+}
+
+#[test]
 fn a_claim_in_time_has_its_seat_though_the_policy_is_slow() {
     let rules = ModeRules {
         capacity: 2,

@@ -165,8 +165,9 @@ message!(RoomInfo {
 });
 message!(CreateInfo {
     1 MatchMode Str, "the mode";
-    2 IsHidden Bool, "hidden from listings";
     3 Data Map(&Json), "initial data";
+} {
+    2 IsHidden Bool, "hidden from listings; absent: as the mode says";
 });
 message!(RoleUpdate {
     1 RoomID Str, "the room";

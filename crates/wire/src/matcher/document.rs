@@ -52,8 +52,8 @@ pub fn reference_page() -> String {
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
          (4). Fields have the names below in lower_snake_case. A request that changes something may carry an idempotency \
          key, 16 bytes in field 100: within 60 s, a request with the same key returns the first response and has no \
-         further effect. The same key with another method or body is refused as `INVALID`. The body of a refusal is \
-         {1: message, 2: detail}.\n\n",
+         further effect. The same key with another method or body is refused as `INVALID`; an empty member counts as \
+         absent. The body of a refusal is {1: message, 2: detail}.\n\n",
     );
     out.push_str(FRAMES);
     out.push_str(HTTP);
