@@ -366,7 +366,7 @@ message!(ExplainTicketResponse {
     4 Candidates List(&Msg(&Candidate)), "nearest tickets first, at most 32";
     5 Fits U64, "players among them who can match with this ticket";
     6 Needs U64, "minimum number of players of a match, including this ticket's";
-    7 Fails List(&Msg(&FailedRule)), "rules that the best assignment to sides violates";
+    7 Fails List(&Msg(&FailedRule)), "rules without which a match is found; if none is found without any rule, sides that lack players";
 });
 
 message!(JoinTeamEvent { 1 RoleInfo Msg(&RoleInfo), "role that joined"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
