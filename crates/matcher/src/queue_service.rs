@@ -3,7 +3,7 @@
 use throng_wire::matcher::{Status, write_bytes, write_f64, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
 
-use crate::config::{ModeRules, OnFull, Scope};
+use crate::config::{ModeRules, OnFull, Scope, check_queue_name};
 use crate::info::bytes;
 use crate::key::QueueKey;
 use crate::listing::write_page;
@@ -36,6 +36,10 @@ impl Matcher {
         }
         let rules = QueueRules::parse(json).map_err(refused)?;
         let is_new = self.queues.find(rules.name().as_bytes()).is_none();
+        // One that the configuration does not list was imported, or removed from it.
+        if let Some(mode) = self.rooms.modes().find(rules.name().as_bytes()).filter(|_| is_new) {
+            check_queue_name(rules.name(), mode.rules().capacity).map_err(refused)?;
+        }
         if is_new && self.queues.len() >= QUEUES_MAX {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }

@@ -257,7 +257,9 @@ impl Import {
         }
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
         let turn = &mut Turn::of_matcher(self.matcher.now, &mut no_answer, &mut notices);
-        let key = self.matcher.put_queue(turn, &rules).map_err(|problem| problem.to_string())?;
+        // The rules file that it may need is that of the next start.
+        let compiled = rules.compile().map_err(|problem| problem.to_string())?;
+        let key = self.matcher.set_queue(turn, &rules, compiled);
         if let Some(configured) = &queue.configured {
             self.matcher.queues.note_configured(key, configured.get());
         }

@@ -29,6 +29,13 @@ fn config(points: &[HookPoint]) -> Config {
     Config { modes: BTreeMap::from([("m".to_owned(), rules)]), ..Config::default() }
 }
 
+/// The same, but the mode is that of a queue.
+fn config_of_queue(points: &[HookPoint]) -> Config {
+    let mut config = config(points);
+    config.modes.get_mut("m").unwrap().capacity = 0;
+    Config { queues: vec![QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap()], ..config }
+}
+
 fn waits(handled: Handled) -> u64 {
     match handled {
         Handled::Waits(number) => number,
@@ -162,7 +169,7 @@ fn a_retry_that_comes_before_the_verdict_asks_nothing_and_gets_the_same_answer()
         world.verdict(asked.id, Some(&Verdict::default()));
         let asked = question(&mut world, HookPoint::OnAddingRoles);
         let third = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
-        // What waits survives a snapshot, retries included.
+        // Waiting requests survive a snapshot, retries included.
         world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
         let fourth = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
         assert!(world.matcher.poll_question().is_none() && world.matcher.poll_answered().is_none());
@@ -278,8 +285,7 @@ fn at_most_a_thousand_questions_are_open() {
 
 #[test]
 fn a_match_that_gets_no_question_ends_as_if_the_policy_were_silent() {
-    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
-    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
     world.session("s", true);
     open_questions(&mut world, 998);
     for id in ["a", "b", "c", "d", "e", "f"] {
@@ -298,10 +304,10 @@ fn a_match_that_gets_no_question_ends_as_if_the_policy_were_silent() {
 
 #[test]
 fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
-    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
-    let without = Config { queues: vec![queue.clone()], ..Config::default() };
+    let config = config_of_queue(&[HookPoint::OnCreate]);
+    let without = Config { modes: BTreeMap::new(), ..config.clone() };
     assert_eq!(without.check().unwrap_err().path, "assign", "its mode names no policy");
-    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    let mut world = World::new(config);
     world.session("s", true);
     for id in ["a", "b"] {
         world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));

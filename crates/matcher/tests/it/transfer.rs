@@ -214,6 +214,19 @@ fn a_queue_that_was_changed_after_the_rules_file_stays_so() {
 }
 
 #[test]
+fn a_queue_that_needs_a_table_of_the_rules_file_is_imported_without() {
+    let asked = ModeRules { policy: "p".to_owned(), ..ModeRules::default() };
+    let config = Config { modes: [("duel".to_owned(), asked)].into(), ..Config::default() };
+    let mut world = World::new(config.clone());
+    let rules = QUEUE.replace("\"rating\"", "\"assign\": \"policy\", \"rating\"");
+    assert_eq!(world.put_queue(&rules).0, Status::Ok);
+    let exported = lines(&world.matcher);
+    let mut imported = Matcher::import(&exported, [3; 32]).unwrap();
+    imported.reconfigure(config);
+    assert_eq!(lines(&imported), exported);
+}
+
+#[test]
 fn the_page_has_the_members_of_every_line() {
     use std::collections::{BTreeMap, BTreeSet};
     const PAGE: &str = include_str!("../../../../docs/reference/matcher-journal.md");
