@@ -15,7 +15,7 @@ use crate::key::{MatchKey, PlayerKey, QueueKey, RoomKey, TeamKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
 use crate::queue::Assign;
-use crate::room::Room;
+use crate::room::{Mode, Room};
 use crate::turn::Turn;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
@@ -109,6 +109,45 @@ impl Filter {
                 _ => false,
             },
         }
+    }
+}
+
+/// A request for rooms of modes.
+struct RoomsRequest<'a> {
+    modes: Vec<&'a [u8]>,
+    filters: Vec<Filter>,
+    /// Field to sort by, and whether in descending order.
+    sort: Option<(Field, bool)>,
+    /// Rooms of each mode.
+    limit: usize,
+    /// Place where each mode goes on, if anywhere.
+    after: Vec<Option<PagePosition>>,
+}
+
+impl<'a> RoomsRequest<'a> {
+    fn parse(body: &'a [u8]) -> Outcome<RoomsRequest<'a>> {
+        let (mut modes, mut filters) = (Vec::new(), Vec::new());
+        let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => modes.push(text(&field)?),
+                2 => filters.push(Filter::parse(bytes(&field)?)?),
+                3 => sort = field.str()?,
+                4 if field.scalar > 0 => limit = (field.scalar as usize).min(ROOMS_PER_MODE_MAX),
+                5 => token = field.str()?,
+                _ => {}
+            }
+        }
+        if modes.len() > MODES_MAX || filters.len() > FILTERS_MAX {
+            return Err(too_large(format!("more than {MODES_MAX} modes or {FILTERS_MAX} filters")));
+        }
+        check_len(token.as_bytes(), 32 * MODES_MAX, "Token")?;
+        let after = parse_token(token, modes.len())?;
+        let (descending, sort) = sort.strip_prefix('-').map_or((false, sort), |field| (true, field));
+        let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
+        let sort = sort.map(|field| (field, descending));
+        Ok(RoomsRequest { modes, filters, sort, limit, after })
     }
 }
 
@@ -280,99 +319,86 @@ impl Matcher {
     }
 
     pub(crate) fn list_rooms(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (mut modes, mut filters) = (Vec::new(), Vec::new());
-        let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => modes.push(text(&field)?),
-                2 => filters.push(Filter::parse(bytes(&field)?)?),
-                3 => sort = field.str()?,
-                4 if field.scalar > 0 => limit = (field.scalar as usize).min(ROOMS_PER_MODE_MAX),
-                5 => token = field.str()?,
-                _ => {}
-            }
-        }
-        if modes.len() > MODES_MAX || filters.len() > FILTERS_MAX {
-            return Err(too_large(format!("more than {MODES_MAX} modes or {FILTERS_MAX} filters")));
-        }
-        check_len(token.as_bytes(), 32 * MODES_MAX, "Token")?;
-        let after = parse_token(token, modes.len())?;
-        let (descending, sort) = sort.strip_prefix('-').map_or((false, sort), |field| (true, field));
-        let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
-
-        let mut next = Vec::new();
+        let asked = RoomsRequest::parse(body)?;
         let start = turn.answer.len();
-        let (mut written, mut is_full) = (0, false);
-        for (mode_name, from) in modes.iter().zip(&after) {
-            let (Some(mode), Some(from)) = (self.rooms.modes().find(mode_name), *from) else {
-                next.push(None);
-                continue;
-            };
-            if is_full {
-                next.push(Some(from));
-                continue;
-            }
-            let mut looked = 0;
-            let mut last = from.order;
-            let mut found: Vec<(u64, RoomKey)> = Vec::new();
-            let scan = mode.visible().range(from.order + 1..).take(SCAN_MAX);
-            for (order, room) in scan {
-                if sort.is_none() && found.len() == limit {
-                    break;
-                }
-                looked += 1;
-                last = *order;
-                let admitted = filters
-                    .iter()
-                    .all(|filter| filter.admits(&self.field_of(&self.rooms[*room], &filter.field)));
-                if admitted {
-                    found.push((*order, *room));
-                }
-            }
-            if let Some(field) = &sort {
-                let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
-                found.sort_by(|a, b| {
-                    let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
-                    (if descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
-                });
-                found.truncate(limit);
-            }
-            let more = mode.visible().range(last + 1..).next().is_some() && looked > 0;
-            let mut goes_on = more.then_some(Place { order: last, passed: 0 });
-            let before = turn.answer.len();
-            // The first of them, in the order of the answer, are on the page before.
-            let found = found.get(from.passed..).unwrap_or_default();
-            let mut shown = 0;
-            write_nested(turn.answer, 1, |out| {
-                write_bytes(out, 1, mode_name);
-                for (_, room) in found {
-                    let end = out.len();
-                    write_nested(out, 2, |out| self.write_room(*room, None, out));
-                    if out.len() - start > PAGE_BYTES_MAX && written > 0 {
-                        out.truncate(end);
-                        is_full = true;
-                        break;
+        let (mut next, mut is_full) = (Vec::new(), false);
+        for (name, from) in asked.modes.iter().zip(&asked.after) {
+            next.push(match (self.rooms.modes().find(name), *from) {
+                (Some(mode), Some(from)) if !is_full => {
+                    let (found, behind) = self.wanted_rooms(mode, from.order, &asked);
+                    let found = found.get(from.passed..).unwrap_or_default();
+                    let shown = self.write_rooms(name, found, start, turn.answer);
+                    is_full = shown < found.len();
+                    match &asked.sort {
+                        _ if !is_full => behind,
+                        None if shown > 0 => Some(PagePosition { order: found[shown - 1].0, passed: 0 }),
+                        _ => Some(PagePosition { passed: from.passed + shown, ..from }),
                     }
-                    (shown, written) = (shown + 1, written + 1);
                 }
+                (Some(_), from) => from,
+                (None, _) => None,
             });
-            if shown == 0 {
-                turn.answer.truncate(before);
-            }
-            if is_full {
-                goes_on = Some(match (&sort, shown) {
-                    (None, 1..) => Place { order: found[shown - 1].0, passed: 0 },
-                    _ => Place { passed: from.passed + shown, ..from },
-                });
-            }
-            next.push(goes_on);
         }
         if next.iter().any(Option::is_some) {
-            let parts: Vec<String> = next.iter().copied().map(Place::write).collect();
+            let parts: Vec<String> = next.into_iter().map(PagePosition::write).collect();
             write_bytes(turn.answer, 2, parts.join(".").as_bytes());
         }
         Ok(())
+    }
+
+    /// Rooms of a mode that a request wants, those made after `from`, in the order of the answer,
+    /// and the place behind them if there are more.
+    fn wanted_rooms(
+        &self,
+        mode: &Mode,
+        from: u64,
+        asked: &RoomsRequest<'_>,
+    ) -> (Vec<(u64, RoomKey)>, Option<PagePosition>) {
+        let admits =
+            |room: &Room| asked.filters.iter().all(|own| own.admits(&self.field_of(room, &own.field)));
+        let (mut found, mut last) = (Vec::new(), from);
+        for (order, room) in mode.visible().range(from + 1..).take(SCAN_MAX) {
+            if asked.sort.is_none() && found.len() == asked.limit {
+                break;
+            }
+            last = *order;
+            if admits(&self.rooms[*room]) {
+                found.push((*order, *room));
+            }
+        }
+        if let Some((field, descending)) = &asked.sort {
+            let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
+            found.sort_by(|a, b| {
+                let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
+                (if *descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
+            });
+            found.truncate(asked.limit);
+        }
+        let has_more = last > from && mode.visible().range(last + 1..).next().is_some();
+        (found, has_more.then_some(PagePosition { order: last, passed: 0 }))
+    }
+
+    /// Writes rooms of a mode until the page that begins at `start` is full; it has at least one.
+    /// Returns how many were written.
+    fn write_rooms(&self, mode: &[u8], rooms: &[(u64, RoomKey)], start: usize, answer: &mut Vec<u8>) -> usize {
+        let before = answer.len();
+        let mut written = 0;
+        write_nested(answer, 1, |out| {
+            write_bytes(out, 1, mode);
+            for (_, room) in rooms {
+                let end = out.len();
+                write_nested(out, 2, |out| self.write_room(*room, None, out));
+                if out.len() - start > PAGE_BYTES_MAX && (written > 0 || before > start) {
+                    out.truncate(end);
+                    break;
+                }
+                written += 1;
+            }
+        });
+        if written == 0 {
+            answer.truncate(before);
+        }
+        written
     }
 
     fn field_of(&self, room: &Room, field: &Field) -> Value {
@@ -393,39 +419,39 @@ impl Matcher {
 
 /// Place where the rooms of a mode go on.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct PagePosition {
     /// Age of the last room before it.
     order: u64,
     /// Rooms behind that one that are first in a sorted answer and were on an earlier page.
     passed: usize,
 }
 
-impl Place {
-    fn write(at: Option<Place>) -> String {
+impl PagePosition {
+    fn write(at: Option<PagePosition>) -> String {
         match at {
             None => "-".to_owned(),
-            Some(Place { order, passed: 0 }) => order.to_string(),
-            Some(Place { order, passed }) => format!("{order}+{passed}"),
+            Some(PagePosition { order, passed: 0 }) => order.to_string(),
+            Some(PagePosition { order, passed }) => format!("{order}+{passed}"),
         }
     }
 
     /// A part of a token: `None` if it is none, `Some(None)` where there are no more rooms.
-    fn parse(part: &str) -> Option<Option<Place>> {
+    fn parse(part: &str) -> Option<Option<PagePosition>> {
         if part == "-" {
             return Some(None);
         }
         let (order, passed) = part.split_once('+').unwrap_or((part, "0"));
         let order = order.parse().ok().filter(|order| *order < u64::MAX)?;
-        Some(Some(Place { order, passed: passed.parse().ok()? }))
+        Some(Some(PagePosition { order, passed: passed.parse().ok()? }))
     }
 }
 
 /// Place where each mode goes on, if anywhere.
-fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<Place>>> {
+fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<PagePosition>>> {
     if token.is_empty() {
-        return Ok(vec![Some(Place::default()); modes]);
+        return Ok(vec![Some(PagePosition::default()); modes]);
     }
-    let parts: Option<Vec<Option<Place>>> = token.split('.').map(Place::parse).collect();
+    let parts: Option<Vec<Option<PagePosition>>> = token.split('.').map(PagePosition::parse).collect();
     parts.filter(|parts| parts.len() == modes).ok_or_else(|| invalid("Token is not one of this list"))
 }
 
