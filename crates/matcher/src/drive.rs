@@ -114,25 +114,23 @@ impl Matcher {
         let (start, method, body) = (turn.answer.len(), asked.method, asked.body);
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
-            Ok(key) => key.map(|key| (self.people.server_entry(turn.caller.srv.as_bytes()), key)),
+            Ok(key) => key,
             Err(problem) => return Handled::Done(refuse(&problem, turn.answer, start)),
         };
-        if let Some((server, key)) = key
-            && let Some(known) = self.keys.find(server, key)
+        let srv = turn.caller.srv.as_bytes();
+        if let Some(key) = key
+            && let Some(known) = self.people.server(srv).and_then(|server| self.keys.find(server, key))
         {
-            self.people.release_server(server);
             if known.request != asked.identity() {
                 return Handled::Done(refuse(&key_is_taken(), turn.answer, start));
             }
             turn.answer.extend_from_slice(&known.body);
-            let status = Status::from_code(known.status).unwrap_or(Status::Internal);
             self.stats.replayed_answers += 1;
-            return Handled::Done(status);
+            return Handled::Done(Status::from_code(known.status).unwrap_or(Status::Internal));
         }
-        if let Some((server, key)) = key
+        if let Some(key) = key
             && let Some(joined) = self.join_waiting(turn.caller, key, &asked)
         {
-            self.people.release_server(server);
             return match joined {
                 Ok(number) => Handled::Waits(number),
                 Err(problem) => Handled::Done(refuse(&problem, turn.answer, start)),
@@ -147,29 +145,26 @@ impl Matcher {
             kept = self.keep_stopped(turn.caller, &mut asked, turn.answer, start);
         }
         if let Some(kept) = kept {
-            if let Some((server, _)) = key {
-                self.people.release_server(server);
-            }
             return kept;
         }
         let status = match outcome {
             Ok(()) => Status::Ok,
             Err(problem) => refuse(&problem, turn.answer, start),
         };
-        if let Some((server, key)) = key {
-            // A transient refusal may go better next time.
-            if matches!(
-                status,
-                Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
-            ) {
-                self.people.release_server(server);
-            } else {
-                let kept = Answer { request: asked.identity(), status: status as u16, body: turn.answer[start..].to_vec() };
-                let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
-                if self.keys.keep(until, server, key, kept, max) {
-                    let is_there = self.people.hold_server(server, 1);
-                    debug_assert!(is_there, "its entry was made above");
-                }
+        // A transient refusal may go better next time.
+        let is_transient = matches!(
+            status,
+            Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
+        );
+        if let Some(key) = key.filter(|_| !is_transient) {
+            let body = turn.answer[start..].to_vec();
+            let kept = Answer { request: asked.identity(), status: status as u16, body };
+            let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
+            // The request itself may have made its server known, or forgotten.
+            let server = self.people.server_entry(srv);
+            if self.keys.keep(until, server, key, kept, max) {
+                let is_there = self.people.hold_server(server, 1);
+                debug_assert!(is_there, "its entry was made above");
             }
         }
         Handled::Done(status)
