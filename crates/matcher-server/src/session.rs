@@ -522,7 +522,10 @@ mod tests {
                 assert!(session.feed_sink(0, step, |_| ()));
                 most = most.max(memory(&session));
             }
-            assert!(gaps > 2 && most > QUEUE_BYTES_MAX / 2, "entries of {size} bytes: {gaps} gaps, {most} bytes");
+            assert!(
+                gaps > 2 && most > QUEUE_BYTES_MAX / 2,
+                "entries of {size} bytes: {gaps} gaps, {most} bytes"
+            );
             assert!(most < MOST, "entries of {size} bytes: {most} bytes, over {MOST}");
         }
     }

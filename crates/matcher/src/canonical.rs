@@ -223,21 +223,33 @@ mod tests {
                 r#"{"RoleInfo": {"RoleID": "a", "SrvID": "", "TeamID": null, "FloatData": {}, "StringData": null,
                     "Tags": {}}, "CreateInfo": {"MatchMode": "m", "IsHidden": null, "Data": {}}, "Reserve": 0}"#,
             ),
-            ("RoleCreateRoom", r#"{"CreatorInfo": {"RoleID": "a"}}"#, r#"{"CreatorInfo": {"RoleID": "a"}, "CreateInfo": {}}"#),
+            (
+                "RoleCreateRoom",
+                r#"{"CreatorInfo": {"RoleID": "a"}}"#,
+                r#"{"CreatorInfo": {"RoleID": "a"}, "CreateInfo": {}}"#,
+            ),
             (
                 "CreateTicket",
                 r#"{"Queue": "q", "Players": [{"RoleID": "a"}]}"#,
                 r#"{"Queue": "q", "Players": [{"RoleID": "a", "Attr": null, "Roles": [], "Avoid": null, "SrvID": ""}],
                     "TeamID": "", "ExpiresMs": 0, "Priority": 0}"#,
             ),
-            ("CreateTicket", r#"{"Queue": "q", "TeamID": "t"}"#, r#"{"Queue": "q", "TeamID": "t", "Players": []}"#),
+            (
+                "CreateTicket",
+                r#"{"Queue": "q", "TeamID": "t"}"#,
+                r#"{"Queue": "q", "TeamID": "t", "Players": []}"#,
+            ),
             (
                 "UpdateRoomRoleData",
                 r#"{"Update": {"RoomID": "r", "FloatData": {"x": null}, "StringData": {"s": null}}}"#,
                 r#"{"Update": {"RoomID": "r", "FloatData": {"x": 0}, "StringData": {"s": ""}, "DelTags": []}}"#,
             ),
             ("SetRoomData", r#"{"RoomID": "r", "Key": "k"}"#, r#"{"RoomID": "r", "Key": "k", "Data": null}"#),
-            ("ReportResult", r#"{"MatchID": "m"}"#, r#"{"MatchID": "m", "Sides": [], "Amend": false, "Pool": ""}"#),
+            (
+                "ReportResult",
+                r#"{"MatchID": "m"}"#,
+                r#"{"MatchID": "m", "Sides": [], "Amend": false, "Pool": ""}"#,
+            ),
         ] {
             assert_eq!(of_json(method, less), of_json(method, more), "{more}");
         }
@@ -265,7 +277,8 @@ mod tests {
         assert_eq!(of(Writer::new().str(2, "t")), of(Writer::new().str(2, "s").str(2, "t")));
         assert_eq!(of(Writer::new()), of(Writer::new().str(2, "s").str(2, "")));
         let entry = |value| Writer::new().str(1, "x").f64(2, value);
-        let role = |first, second| of(Writer::new().nested(1, Writer::new().nested(4, first).nested(4, second)));
+        let role =
+            |first, second| of(Writer::new().nested(1, Writer::new().nested(4, first).nested(4, second)));
         assert_eq!(role(entry(2.0), entry(1.0)), role(entry(1.0), entry(1.0)));
         assert_ne!(role(entry(2.0), entry(1.0)), role(entry(1.0), entry(2.0)));
     }

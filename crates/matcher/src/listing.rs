@@ -380,7 +380,13 @@ impl Matcher {
 
     /// Writes rooms of a mode until the page that begins at `start` is full; it has at least one.
     /// Returns how many were written.
-    fn write_rooms(&self, mode: &[u8], rooms: &[(u64, RoomKey)], start: usize, answer: &mut Vec<u8>) -> usize {
+    fn write_rooms(
+        &self,
+        mode: &[u8],
+        rooms: &[(u64, RoomKey)],
+        start: usize,
+        answer: &mut Vec<u8>,
+    ) -> usize {
         let before = answer.len();
         let mut written = 0;
         write_nested(answer, 1, |out| {

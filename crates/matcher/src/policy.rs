@@ -251,9 +251,10 @@ impl Hooks {
             };
             v1::PendingRequest { number, point, room, waiter }
         });
-        let held = self.held.iter().map(|(room, all)| {
-            ((*room).into(), all.iter().map(|kept| self.save_kept(kept)).collect())
-        });
+        let held = self
+            .held
+            .iter()
+            .map(|(room, all)| ((*room).into(), all.iter().map(|kept| self.save_kept(kept)).collect()));
         v1::Policies { last: self.last, questions: questions.collect(), held: held.collect() }
     }
 

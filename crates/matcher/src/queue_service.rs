@@ -59,7 +59,13 @@ impl Matcher {
         let from = crate::team::two_texts(body)?.0;
         let name = |index: QueueKey| &self.queues[index].name;
         let all = self.queues.by_name().filter(|index| name(*index).as_bytes() >= from);
-        write_page(turn.answer, 2, all, |index| name(index).clone(), |index, out| self.write_queue(index, out));
+        write_page(
+            turn.answer,
+            2,
+            all,
+            |index| name(index).clone(),
+            |index, out| self.write_queue(index, out),
+        );
         Ok(())
     }
 

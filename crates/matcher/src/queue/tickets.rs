@@ -40,11 +40,7 @@ impl Ticket {
 }
 
 impl Queues {
-    pub(crate) fn tickets(&self) -> impl Iterator<Item = (TicketKey, &Ticket)> {
-        self.tickets.iter()
-    }
-
-    /// The same in the order of their places, from one on.
+    /// Tickets in the order of their places, from one on.
     pub(crate) fn tickets_from(&self, from: TicketKey) -> impl Iterator<Item = (TicketKey, &Ticket)> {
         self.tickets.iter_from(from)
     }

@@ -102,7 +102,8 @@ fn listed_tickets_and_queues_come_in_pages_below_a_frame() {
     }
     let long = "x".repeat(110);
     // No number of such parties makes a side of 64.
-    let party = |ticket: usize| (0..25).map(|member| player(&format!("{ticket}.{member}{long}"), &[])).collect();
+    let party =
+        |ticket: usize| (0..25).map(|member| player(&format!("{ticket}.{member}{long}"), &[])).collect();
     let mut tickets: Vec<String> = (0..400).map(|ticket| world.ticket("s", "q00", party(ticket))).collect();
     for (method, ask, fields, wanted) in [
         (Method::LIST_QUEUES, Writer::new(), Fields { token: 1, items: 1, next: 2 }, &mut queues),

@@ -160,10 +160,9 @@ fn a_retry_that_comes_before_the_verdict_asks_nothing_and_gets_the_same_answer()
         let asked = question(&mut world, HookPoint::OnCreate);
         let second = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
         assert!(world.matcher.poll_question().is_none(), "the policy was asked about it");
-        for (method, other) in [
-            (Method::ROLE_CREATE_ROOM, create("ben")),
-            (Method::ROLE_JOIN_RANDOM_ROOM, create("ann")),
-        ] {
+        for (method, other) in
+            [(Method::ROLE_CREATE_ROOM, create("ben")), (Method::ROLE_JOIN_RANDOM_ROOM, create("ann"))]
+        {
             assert_eq!(world.begin(method, other), Handled::Done(Status::Invalid), "another request");
         }
         world.verdict(asked.id, Some(&Verdict::default()));

@@ -62,6 +62,7 @@ fn an_unclaimed_seat_is_free_again_and_everybody_hears_it() {
 fn each_server_hears_once_of_a_seat_that_expires_and_with_a_revision_of_its_own() {
     let rules = ModeRules { capacity: 9, on_full: OnFull::Keep, ..ModeRules::default() };
     let mut world = World::new(Config { modes: [("m".to_owned(), rules)].into(), ..Config::default() });
+    world.session("s3", true);
     let room = world.create_room("s1", "a", "m");
     world.ok("s2", Method::ROLE_JOIN_ROOM, to_room("b", &room));
     for (srv, id) in [("s1", "c"), ("s3", "d"), ("s1", "e")] {

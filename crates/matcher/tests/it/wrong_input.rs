@@ -130,7 +130,10 @@ fn a_queue_does_not_take_over_a_mode() {
         let room = world.create_room("s", &format!("{name} a"), name);
         let (status, problem) = world.put_queue(&rules(name));
         let problem = String::from_utf8_lossy(&problem).into_owned();
-        assert!(status == Status::RuleInvalid && problem.contains("give the queue another name"), "{problem}");
+        assert!(
+            status == Status::RuleInvalid && problem.contains("give the queue another name"),
+            "{problem}"
+        );
         let queue = throng_matcher::QueueRules::parse(rules(name).as_bytes()).unwrap();
         let wrong = Config { queues: vec![queue], ..config.clone() }.check().unwrap_err();
         assert_eq!(wrong.path, "name");
