@@ -11,6 +11,9 @@ const FRAME_ENTRIES_MAX: u64 = 1_024;
 /// Limits of what waits for a destination before it counts as lagging.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
 const QUEUE_ENTRIES_MAX: u64 = 100_000;
+/// Most bytes by which the memory of what waits grows at once, and that what was sent or replaced
+/// keeps of it when it would grow.
+const GROWTH_BYTES_MAX: usize = 1 << 20;
 /// Limits of what is kept for a resumption.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 const KEPT_MS: u64 = 10_000;
@@ -158,7 +161,9 @@ impl Session {
             self.replaced = (self.replaced.0 + 1, self.replaced.1 + size);
         }
         let bytes = self.pending.len() - self.head - self.replaced.1;
-        if bytes + entry.len() > QUEUE_BYTES_MAX || self.waiting() >= QUEUE_ENTRIES_MAX {
+        // A reader in this process that is full has not read what is kept for its resumption.
+        let unread = if matches!(self.reader, Reader::Sink { full: true, .. }) { self.sent_bytes } else { 0 };
+        if unread + bytes + entry.len() > QUEUE_BYTES_MAX || self.waiting() >= QUEUE_ENTRIES_MAX {
             self.reset();
             return Queued::Lagging;
         }
@@ -166,6 +171,7 @@ impl Session {
         if self.head + self.replaced.1 > bytes + FRAME_BYTES_MAX || self.replaced.0 > self.ends.len() / 2 {
             self.compact();
         }
+        self.make_room(entry.len());
         if collapse != 0 {
             self.by_key.insert(collapse, self.base + self.ends.len() as u64);
         }
@@ -177,6 +183,18 @@ impl Session {
         }
         self.last += 1;
         Queued::Added
+    }
+
+    /// Makes room for an entry. Memory is doubled only while it is little: a reader that has
+    /// stopped would otherwise cost nearly twice what waits for it.
+    fn make_room(&mut self, len: usize) {
+        let has_room = |pending: &Vec<u8>| pending.capacity() - pending.len() >= len;
+        if !has_room(&self.pending) && self.head + self.replaced.1 >= GROWTH_BYTES_MAX {
+            self.compact();
+        }
+        if !has_room(&self.pending) {
+            self.pending.reserve_exact(len.max(self.pending.len().min(GROWTH_BYTES_MAX)));
+        }
     }
 
     /// Place where the bytes of an entry begin.
@@ -218,11 +236,13 @@ impl Session {
     pub(crate) fn reset(&mut self) {
         self.epoch += 1;
         self.last = 0;
-        self.pending.clear();
-        self.ends.clear();
-        self.by_key.clear();
+        // With their memory: the one who fell behind may never read again.
+        self.pending = Vec::new();
+        self.ends = VecDeque::new();
+        self.by_key = HashMap::new();
         self.sealed.clear();
-        self.sent.clear();
+        self.sent = VecDeque::new();
+        self.spare = Vec::new();
         (self.head, self.base, self.replaced, self.open) = (0, 0, (0, 0), 0);
         (self.sent_bytes, self.forgotten) = (0, 0);
     }
@@ -261,9 +281,11 @@ impl Session {
         }
         let seq = self.next() + entries - 1;
         let mut body = self.spare.pop().unwrap_or_default();
-        if bytes == self.pending.len() {
+        // It is kept for a while: with little more memory than it needs.
+        if bytes == self.pending.len() && self.pending.capacity() <= bytes + bytes / 4 {
             std::mem::swap(&mut body, &mut self.pending);
         } else {
+            body.reserve_exact(bytes);
             for at in (0..taken).filter(|at| !self.ends[*at].is_replaced) {
                 body.extend_from_slice(&self.pending[self.start(at)..self.ends[at].end as usize]);
             }
@@ -282,6 +304,7 @@ impl Session {
         self.base += taken as u64;
         if self.ends.is_empty() {
             self.pending.clear();
+            self.pending.shrink_to(GROWTH_BYTES_MAX);
             self.head = 0;
         }
         Some((seq, body, entries))
@@ -468,6 +491,43 @@ mod tests {
         let outcomes: Vec<Queued> = (0..17).map(|_| session.push(&entry, 0)).collect();
         assert_eq!(outcomes.last(), Some(&Queued::Lagging));
         assert_eq!((session.epoch, session.waiting()), (2, 0));
+    }
+
+    /// Bytes that a stream has in memory.
+    fn memory(session: &Session) -> usize {
+        let kept = session.sent.iter().map(|(.., body)| body).chain(&session.spare);
+        let entries = session.ends.capacity() * size_of::<Entry>();
+        session.pending.capacity() + kept.map(Vec::capacity).sum::<usize>() + entries
+    }
+
+    #[test]
+    fn a_reader_that_never_reads_costs_little_more_than_what_waits_for_it() {
+        const ENTRIES_BYTES: usize = (QUEUE_ENTRIES_MAX as usize).next_power_of_two() * size_of::<Entry>();
+        const MOST: usize = QUEUE_BYTES_MAX + ENTRIES_BYTES + 3 * GROWTH_BYTES_MAX;
+        for size in [200, 60_000, 1 << 20] {
+            let mut session = Session::new("s".into(), ServerNumber::default(), 1);
+            let mut taken = 0;
+            let sink: Sink = Box::new(move |batch| {
+                taken += batch.body.len();
+                if taken < 1 << 20 { Taken::More } else { Taken::Full }
+            });
+            session.reader = Reader::Sink { sink, id: 0, full: false };
+            let (entry, mut most, mut gaps) = (vec![7; size], 0, 0);
+            for step in 0..(100 << 20) / size as u64 {
+                if session.push(&entry, 0) == Queued::Lagging {
+                    assert!(memory(&session) < 4 << 10, "a gap frees what was there");
+                    gaps += 1;
+                }
+                session.seal(step);
+                assert!(session.feed_sink(0, step, |_| ()));
+                most = most.max(memory(&session));
+            }
+            assert!(
+                gaps > 2 && most > QUEUE_BYTES_MAX / 2,
+                "entries of {size} bytes: {gaps} gaps, {most} bytes"
+            );
+            assert!(most < MOST, "entries of {size} bytes: {most} bytes, over {MOST}");
+        }
     }
 
     #[test]

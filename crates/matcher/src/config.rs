@@ -54,7 +54,7 @@ impl Default for Config {
 #[serde(default, deny_unknown_fields)]
 pub struct ModeRules {
     /// Most members, 1 to 10,000, as far as their infos have space in the 256 KiB of a room's; 0
-    /// admits nobody.
+    /// admits nobody, except in the mode of a queue, whose rule set defines the number.
     pub capacity: u32,
     /// Limits of a newcomer's `FloatData`.
     pub limits: Vec<Limit>,
@@ -183,8 +183,16 @@ impl Config {
     /// Returns whether queues and modes fit each other.
     ///
     /// # Errors
-    /// A queue whose matches a policy is to place, while its mode names none.
+    /// A queue with the name of a mode that players join by themselves, one whose matches a policy
+    /// is to place, while its mode names none, or two queues that rate in one pool by two systems.
     pub fn check(&self) -> Result<(), RuleProblem> {
+        for name in self.queues.iter().map(QueueRules::name) {
+            let capacity = match self.modes.get(name) {
+                Some(rules) => rules.capacity,
+                None => rules_of_name(name).map_or(0, |rules| rules.capacity),
+            };
+            check_queue_name(name, capacity)?;
+        }
         let mut pools = BTreeMap::new();
         for (pool, system) in self.queues.iter().filter_map(QueueRules::rating) {
             if *pools.entry(pool.clone()).or_insert(system) != system {
@@ -257,6 +265,19 @@ pub enum Snapshot {
     Delta,
     /// All up to 16 members.
     Auto,
+}
+
+/// Refuses a queue if the mode of its name has a capacity of its own: it is not the queue's, which
+/// would change the rooms that players make and join there.
+pub(crate) fn check_queue_name(name: &str, capacity: u32) -> Result<(), RuleProblem> {
+    if capacity > 0 {
+        let reason = format!(
+            "`{name}` is a match mode with a capacity of its own; give the queue another name, or list \
+             `modes.{name}` in the rules file without `capacity`"
+        );
+        return Err(problem("name", reason));
+    }
+    Ok(())
 }
 
 /// Rules of a mode that is not configured: `NvM` has room for N + M.

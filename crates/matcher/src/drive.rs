@@ -1,16 +1,15 @@
 //! The inputs: one at a time, then its answer and notices.
 
-use throng_wire::fields;
-use throng_wire::matcher::{REQUEST_KEY_FIELD, Status, method};
+use throng_wire::matcher::{Status, method};
 
-use crate::canonical::digest;
+use crate::canonical::request_key;
 use crate::config::{Caller, HookPoint};
 use crate::key::{PlayerKey, ServerKey};
 use crate::keys::Answer;
 use crate::matcher::{FORGOTTEN_PER_INPUT, Matcher};
 use crate::notices::{Notices, ServerNumber};
-use crate::policy::{Handled, PendingRequest, Verdict};
-use crate::problem::{Outcome, Problem, invalid};
+use crate::policy::{Handled, PendingRequest, Verdict, key_is_taken};
+use crate::problem::Problem;
 use crate::record::Input;
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -115,24 +114,27 @@ impl Matcher {
         let (start, method, body) = (turn.answer.len(), asked.method, asked.body);
         let key = if method.mutates { request_key(body) } else { Ok(None) };
         let key = match key {
-            Ok(key) => key.map(|key| (self.people.server_entry(turn.caller.srv.as_bytes()), key)),
+            Ok(key) => key,
             Err(problem) => return Handled::Done(refuse(&problem, turn.answer, start)),
         };
-        if let Some((server, key)) = key
-            && let Some(known) = self.keys.find(server, key)
+        let srv = turn.caller.srv.as_bytes();
+        if let Some(key) = key
+            && let Some(known) = self.people.server(srv).and_then(|server| self.keys.find(server, key))
         {
-            if known.request != (method.number, digest(method.request, body)) {
-                let problem = invalid(
-                    "the idempotency key was used for another request; use a new key for each request",
-                );
-                self.people.release_server(server);
-                return Handled::Done(refuse(&problem, turn.answer, start));
+            if known.request != asked.identity() {
+                return Handled::Done(refuse(&key_is_taken(), turn.answer, start));
             }
             turn.answer.extend_from_slice(&known.body);
-            let status = Status::from_code(known.status).unwrap_or(Status::Internal);
             self.stats.replayed_answers += 1;
-            self.people.release_server(server);
-            return Handled::Done(status);
+            return Handled::Done(Status::from_code(known.status).unwrap_or(Status::Internal));
+        }
+        if let Some(key) = key
+            && let Some(joined) = self.join_waiting(turn.caller, key, &asked)
+        {
+            return match joined {
+                Ok(number) => Handled::Waits(number),
+                Err(problem) => Handled::Done(refuse(&problem, turn.answer, start)),
+            };
         }
         let mut kept = self.keep_behind(turn.caller, &mut asked, turn.answer);
         let mut outcome = Ok(());
@@ -143,30 +145,26 @@ impl Matcher {
             kept = self.keep_stopped(turn.caller, &mut asked, turn.answer, start);
         }
         if let Some(kept) = kept {
-            if let Some((server, _)) = key {
-                self.people.release_server(server);
-            }
             return kept;
         }
         let status = match outcome {
             Ok(()) => Status::Ok,
             Err(problem) => refuse(&problem, turn.answer, start),
         };
-        if let Some((server, key)) = key {
-            // A transient refusal may go better next time.
-            if matches!(
-                status,
-                Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
-            ) {
-                self.people.release_server(server);
-            } else {
-                let request = (method.number, digest(method.request, body));
-                let kept = Answer { request, status: status as u16, body: turn.answer[start..].to_vec() };
-                let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
-                if self.keys.keep(until, server, key, kept, max) {
-                    let is_there = self.people.hold_server(server, 1);
-                    debug_assert!(is_there, "its entry was made above");
-                }
+        // A transient refusal may go better next time.
+        let is_transient = matches!(
+            status,
+            Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
+        );
+        if let Some(key) = key.filter(|_| !is_transient) {
+            let body = turn.answer[start..].to_vec();
+            let kept = Answer { request: asked.identity(), status: status as u16, body };
+            let (until, max) = (self.now + self.config.key_ttl_ms, self.config.keys_per_server);
+            // The request itself may have made its server known, or forgotten.
+            let server = self.people.server_entry(srv);
+            if self.keys.keep(until, server, key, kept, max) {
+                let is_there = self.people.hold_server(server, 1);
+                debug_assert!(is_there, "its entry was made above");
             }
         }
         Handled::Done(status)
@@ -304,19 +302,4 @@ fn refuse(problem: &Problem, answer: &mut Vec<u8>, start: usize) -> Status {
     answer.truncate(start);
     problem.write(answer);
     problem.status
-}
-
-/// The key of a request that carries one. It stands last in what clients write, but may be
-/// anywhere.
-pub(crate) fn request_key(body: &[u8]) -> Outcome<Option<u128>> {
-    let mut key = None;
-    for field in fields(body) {
-        let field = field?;
-        if field.number == REQUEST_KEY_FIELD {
-            let bytes: [u8; 16] =
-                field.value.try_into().map_err(|_| invalid("an idempotency key has 16 bytes"))?;
-            key = Some(u128::from_le_bytes(bytes));
-        }
-    }
-    Ok(key)
 }

@@ -7,7 +7,7 @@ use throng_wire::matcher::{write_bytes, write_f64, write_nested, write_u64};
 use crate::key::TicketKey;
 use crate::matcher::Matcher;
 use crate::problem::Outcome;
-use crate::queue::{Compiled, Obstacle, State, View, distance};
+use crate::queue::{Compiled, Obstacle, State, distance};
 use crate::turn::Turn;
 
 /// Candidates that are shown.
@@ -54,12 +54,12 @@ impl Matcher {
             together = in_the_way.iter().map(|name| (name.clone(), why.to_owned())).collect();
         }
         if !is_possible && in_the_way.is_empty() {
-            together = self.violations_together(index, &shown, &compiled);
+            together = self.short_sides(index, &shown, &compiled);
         }
         let summary = if is_possible {
             "a match is possible; the next tick should make it".to_owned()
         } else if in_the_way.is_empty() {
-            self.summary(index, &shown, fits, needs, &together)
+            self.summary(index, &shown, fits, needs)
         } else {
             let names: Vec<String> = in_the_way.iter().map(|name| format!("`{name}`")).collect();
             format!(
@@ -92,21 +92,21 @@ impl Matcher {
     /// has both properties.
     fn in_the_way(&self, index: TicketKey, compiled: &Compiled) -> Vec<String> {
         let all = compiled.obstacles(self.queues[index].level);
-        let finds_without = |left_out: &dyn Fn(Obstacle) -> bool| {
-            let mut less = compiled.clone();
+        let finds_without = |left_out: &[Obstacle]| {
+            let mut less = compiled.without(left_out);
             less.set.scan_limit = less.set.scan_limit.min(SCAN_MAX).max(less.set.players_max() as usize);
-            for obstacle in all.iter().filter(|obstacle| left_out(**obstacle)) {
-                less = less.without(*obstacle);
-            }
             self.queues.finds(index, &less)
         };
+        let but = |some: &[Obstacle]| -> Vec<Obstacle> {
+            all.iter().copied().filter(|obstacle| !some.contains(obstacle)).collect()
+        };
         let mut named = all.clone();
-        if !finds_without(&|_| true) || finds_without(&|_| false) {
+        if !finds_without(&all) || finds_without(&[]) {
             return Vec::new();
         }
         for obstacle in &all {
             let fewer: Vec<Obstacle> = named.iter().copied().filter(|other| other != obstacle).collect();
-            if finds_without(&|o| fewer.contains(&o)) && !finds_without(&|o| !fewer.contains(&o)) {
+            if finds_without(&fewer) && !finds_without(&but(&fewer)) {
                 named = fewer;
             }
         }
@@ -147,16 +147,10 @@ impl Matcher {
             .collect()
     }
 
-    /// Rules that a plain filling with the fitting candidates violates as a whole.
-    fn violations_together(
-        &self,
-        index: TicketKey,
-        shown: &[Shown],
-        compiled: &Compiled,
-    ) -> Vec<(String, String)> {
+    /// Sides that a plain filling with the fitting candidates leaves short of players.
+    fn short_sides(&self, index: TicketKey, shown: &[Shown], compiled: &Compiled) -> Vec<(String, String)> {
         let ticket = &self.queues[index];
         let mut open: Vec<u32> = compiled.sides.iter().map(|(_, max)| *max).collect();
-        let mut sides = vec![Vec::new(); open.len()];
         let mut level = ticket.level;
         let fitting = shown.iter().filter(|other| other.fails.is_empty()).map(|other| other.ticket);
         for other in std::iter::once(index).chain(fitting) {
@@ -165,36 +159,19 @@ impl Matcher {
             let Some(side) = roomiest.filter(|side| open[*side] >= candidate.facts.size) else { continue };
             open[side] -= candidate.facts.size;
             level = compiled.join_levels(level, candidate.level);
-            sides[side].push((&candidate.facts, candidate.level));
         }
-        let rules = &compiled.levels[usize::from(level)];
-        let mut fails = Vec::new();
-        for ((side, min), open) in compiled.sides.iter().zip(&rules.mins).zip(&open) {
-            let players = side.1 - open;
-            if players < *min {
-                fails.push((format!("side {}", side.0), format!("{players} of at least {min} players")));
-            }
-        }
-        let view = View { compiled, sides: &sides, regions: &[], level };
-        for rule in rules.rules.iter().filter(|rule| rule.is_hard()) {
-            if view.violation(rule) > 0.0 {
-                fails.push((
-                    rule.name(),
-                    "does not hold for the nearest tickets that fit one by one".to_owned(),
-                ));
-            }
-        }
-        fails
+        let mins = &compiled.levels[usize::from(level)].mins;
+        let sides = compiled.sides.iter().zip(mins).zip(&open);
+        let short = sides.filter(|(((_, max), min), open)| max - *open < **min);
+        short
+            .map(|(((name, max), min), open)| {
+                (format!("side {name}"), format!("{} of at least {min} players", max - open))
+            })
+            .collect()
     }
 
-    fn summary(
-        &self,
-        index: TicketKey,
-        shown: &[Shown],
-        fits: u64,
-        needs: u32,
-        together: &[(String, String)],
-    ) -> String {
+    /// Why no match is found, with the rules or without.
+    fn summary(&self, index: TicketKey, shown: &[Shown], fits: u64, needs: u32) -> String {
         let size = u64::from(self.queues[index].facts.size);
         if shown.is_empty() {
             return "no other player waits in this queue".to_owned();
@@ -210,12 +187,7 @@ impl Matcher {
             });
             return format!("{} of {needs} players fit together{blame}", fits + size);
         }
-        match together.first() {
-            Some((rule, _)) => {
-                format!("enough players fit one by one, but `{rule}` does not hold for them together")
-            }
-            None => "enough players fit one by one, but not all of them together".to_owned(),
-        }
+        "enough players fit one by one, but not all of them together".to_owned()
     }
 }
 

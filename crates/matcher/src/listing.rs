@@ -13,9 +13,9 @@ use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
 use crate::key::{MatchKey, PlayerKey, QueueKey, RoomKey, TeamKey, TicketKey};
 use crate::matcher::{Matcher, require};
-use crate::problem::{Outcome, invalid, not_found, too_large};
+use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
 use crate::queue::Assign;
-use crate::room::Room;
+use crate::room::{Mode, Room};
 use crate::turn::Turn;
 
 const ROOMS_PER_MODE_MAX: usize = 100;
@@ -24,9 +24,9 @@ const ROOMS_PER_MODE_MAX: usize = 100;
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
-/// Bytes of a page of what a server's roles are in. A room has 256 KiB at most and a frame takes 1
-/// MiB.
-const MINE_BYTES_MAX: usize = 768 << 10;
+/// Bytes of a page. The data and members of a room have 256 KiB at most, as has a rule set, and a
+/// frame takes 1 MiB.
+const PAGE_BYTES_MAX: usize = 768 << 10;
 
 struct Filter {
     field: Field,
@@ -112,143 +112,20 @@ impl Filter {
     }
 }
 
-/// Something that a server's roles are in, in the order of pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Listed {
-    Room(RoomKey),
-    Team(TeamKey),
-    Ticket(TicketKey),
-    Match(MatchKey),
+/// A request for rooms of modes.
+struct RoomsRequest<'a> {
+    modes: Vec<&'a [u8]>,
+    filters: Vec<Filter>,
+    /// Field to sort by, and whether in descending order.
+    sort: Option<(Field, bool)>,
+    /// Rooms of each mode.
+    limit: usize,
+    /// Place where each mode goes on, if anywhere.
+    after: Vec<Option<PagePosition>>,
 }
 
-impl Listed {
-    /// Place where a page goes on.
-    fn token(self) -> String {
-        match self {
-            Listed::Room(key) => format!("0.{}", key.index()),
-            Listed::Team(key) => format!("1.{}", key.index()),
-            Listed::Ticket(key) => format!("2.{}", key.index()),
-            Listed::Match(key) => format!("3.{}", key.index()),
-        }
-    }
-
-    /// Reads a token; the first of all where there is none.
-    fn parse(token: &[u8]) -> Outcome<Listed> {
-        if token.is_empty() {
-            return Ok(Listed::Room(RoomKey::new(0)));
-        }
-        let parts = std::str::from_utf8(token).ok().and_then(|token| token.split_once('.'));
-        let index = parts.and_then(|(_, index)| index.parse().ok());
-        match (parts, index) {
-            (Some(("0", _)), Some(index)) => Ok(Listed::Room(RoomKey::new(index))),
-            (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
-            (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(TicketKey::new(index))),
-            (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
-            _ => Err(invalid("Token is not the Next of an earlier answer")),
-        }
-    }
-}
-
-impl Matcher {
-    pub(crate) fn list_mine(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (mut srv, mut from) = (&[][..], &[][..]);
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => srv = text(&field)?,
-                2 => from = text(&field)?,
-                _ => {}
-            }
-        }
-        if srv.is_empty() {
-            srv = turn.caller.srv.as_bytes();
-        } else if srv != turn.caller.srv.as_bytes() {
-            require(turn.caller, Scope::Trusted)?;
-        }
-        let from = Listed::parse(from)?;
-        let start = turn.answer.len();
-        for item in self.listed_of(srv).range(from..) {
-            let before = turn.answer.len();
-            match *item {
-                Listed::Room(room) => {
-                    write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
-                }
-                Listed::Team(team) => write_nested(turn.answer, 2, |out| self.write_team(team, out)),
-                Listed::Ticket(ticket) => {
-                    write_nested(turn.answer, 3, |out| self.write_ticket(ticket, out));
-                }
-                Listed::Match(found) => {
-                    write_nested(turn.answer, 4, |out| self.write_match(found, out));
-                }
-            }
-            // At least one, or the next page would be the same.
-            if turn.answer.len() - start > MINE_BYTES_MAX && before > start {
-                turn.answer.truncate(before);
-                write_bytes(turn.answer, 5, item.token().as_bytes());
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server
-    /// to, or gave one.
-    fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
-        let mut all = BTreeSet::new();
-        for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
-            let entry = &self.people[player];
-            all.extend(entry.rooms().iter().chain(entry.seats()).map(|room| Listed::Room(*room)));
-            all.extend(entry.team().map(Listed::Team));
-            all.extend(self.tickets_of(player).map(Listed::Ticket));
-        }
-        let allocates = |queue: QueueKey| {
-            let rules = self.queues[queue].rules();
-            rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
-        };
-        if !srv.is_empty() && self.queues.iter().any(|(queue, _)| allocates(queue)) {
-            let is_there = |room: Id| self.rooms.find(room).is_some();
-            let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
-            all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
-        }
-        all
-    }
-
-    /// Live tickets of a role, and matched ones whose seats wait for it.
-    pub(crate) fn tickets_of(&self, player: PlayerKey) -> impl Iterator<Item = TicketKey> + '_ {
-        let entry = &self.people[player];
-        let matched = entry.seats().iter().filter_map(move |index| {
-            let room = &self.rooms[*index];
-            let seat = room.seats().iter().find(|seat| seat.player == player)?;
-            // Another may have its number by now.
-            let ticket = seat.ticket?;
-            (self.queues.get_ticket(ticket)?.room == Some(room.id())).then_some(ticket)
-        });
-        entry.tickets().iter().copied().chain(matched.filter(|ticket| !entry.tickets().contains(ticket)))
-    }
-
-    /// Everything that a role is in.
-    pub(crate) fn get_role(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let role = crate::team::two_texts(body)?.0;
-        check_id(role, "RoleID")?;
-        let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
-        self.check_acts_for(turn.caller, player)?;
-        let entry = &self.people[player];
-        write_bytes(turn.answer, 1, role);
-        write_bytes(turn.answer, 2, self.people.server_of(player));
-        // One that is a member of a room has no seat there.
-        for room in entry.rooms().iter().chain(entry.seats()) {
-            write_nested(turn.answer, 3, |out| self.write_room(*room, None, out));
-        }
-        if let Some(team) = entry.team() {
-            write_nested(turn.answer, 4, |out| self.write_team(team, out));
-        }
-        for ticket in self.tickets_of(player) {
-            write_nested(turn.answer, 5, |out| self.write_ticket(ticket, out));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn list_rooms(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+impl<'a> RoomsRequest<'a> {
+    fn parse(body: &'a [u8]) -> Outcome<RoomsRequest<'a>> {
         let (mut modes, mut filters) = (Vec::new(), Vec::new());
         let (mut sort, mut limit, mut token) = ("", ROOMS_PER_MODE_MAX, "");
         for field in fields(body) {
@@ -269,55 +146,265 @@ impl Matcher {
         let after = parse_token(token, modes.len())?;
         let (descending, sort) = sort.strip_prefix('-').map_or((false, sort), |field| (true, field));
         let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
+        let sort = sort.map(|field| (field, descending));
+        Ok(RoomsRequest { modes, filters, sort, limit, after })
+    }
+}
 
-        let mut next = Vec::new();
-        for (mode_name, from) in modes.iter().zip(&after) {
-            let (Some(mode), Some(from)) = (self.rooms.modes().find(mode_name), *from) else {
-                next.push(None);
-                continue;
-            };
-            let mut looked = 0;
-            let mut last = from;
-            let mut found: Vec<(u64, RoomKey)> = Vec::new();
-            let scan = mode.visible().range(from + 1..).take(SCAN_MAX);
-            for (order, room) in scan {
-                if sort.is_none() && found.len() == limit {
-                    break;
-                }
-                looked += 1;
-                last = *order;
-                let admitted = filters
-                    .iter()
-                    .all(|filter| filter.admits(&self.field_of(&self.rooms[*room], &filter.field)));
-                if admitted {
-                    found.push((*order, *room));
-                }
-            }
-            if let Some(field) = &sort {
-                let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
-                found.sort_by(|a, b| {
-                    let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
-                    (if descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
-                });
-                found.truncate(limit);
-            }
-            let more = mode.visible().range(last + 1..).next().is_some() && looked > 0;
-            next.push(more.then_some(last));
-            if !found.is_empty() {
-                write_nested(turn.answer, 1, |out| {
-                    write_bytes(out, 1, mode_name);
-                    for (_, room) in &found {
-                        write_nested(out, 2, |out| self.write_room(*room, None, out));
-                    }
-                });
+/// Something that a server's roles are in, in the order of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Listed {
+    Room(RoomKey),
+    Team(TeamKey),
+    Ticket(TicketKey),
+    Match(MatchKey),
+}
+
+impl Listed {
+    /// Number of its kind, and its place.
+    fn place(self) -> (u32, u32) {
+        match self {
+            Listed::Room(key) => (0, key.index()),
+            Listed::Team(key) => (1, key.index()),
+            Listed::Ticket(key) => (2, key.index()),
+            Listed::Match(key) => (3, key.index()),
+        }
+    }
+
+    /// Place where a page goes on.
+    fn token(self) -> String {
+        let (kind, index) = self.place();
+        format!("{kind}.{index}")
+    }
+
+    /// Reads a token; the first of all where there is none.
+    fn parse(token: &[u8]) -> Outcome<Listed> {
+        if token.is_empty() {
+            return Ok(Listed::Room(RoomKey::new(0)));
+        }
+        let parts = std::str::from_utf8(token).ok().and_then(|token| token.split_once('.'));
+        let index = parts.and_then(|(_, index)| index.parse().ok());
+        match (parts, index) {
+            (Some(("0", _)), Some(index)) => Ok(Listed::Room(RoomKey::new(index))),
+            (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
+            (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(TicketKey::new(index))),
+            (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
+            _ => Err(foreign_token()),
+        }
+    }
+}
+
+/// Writes items until a page is full, at least one; then field `next` says where the next page
+/// begins.
+pub(crate) fn write_page<T: Copy>(
+    answer: &mut Vec<u8>,
+    next: u32,
+    items: impl IntoIterator<Item = T>,
+    token: impl Fn(T) -> String,
+    write: impl Fn(T, &mut Vec<u8>),
+) {
+    let start = answer.len();
+    for item in items {
+        let before = answer.len();
+        write(item, answer);
+        if answer.len() - start > PAGE_BYTES_MAX && before > start {
+            answer.truncate(before);
+            write_bytes(answer, next, token(item).as_bytes());
+            break;
+        }
+    }
+}
+
+/// Number of the item that a page begins with; the first without a token.
+pub(crate) fn page_start(token: &[u8]) -> Outcome<u32> {
+    if token.is_empty() {
+        return Ok(0);
+    }
+    let number = std::str::from_utf8(token).ok().and_then(|token| token.parse().ok());
+    number.ok_or_else(foreign_token)
+}
+
+fn foreign_token() -> Problem {
+    invalid("Token is not the Next of an earlier answer")
+}
+
+impl Matcher {
+    pub(crate) fn list_mine(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let (mut srv, mut from) = (&[][..], &[][..]);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => srv = text(&field)?,
+                2 => from = text(&field)?,
+                _ => {}
             }
         }
+        if srv.is_empty() {
+            srv = turn.caller.srv.as_bytes();
+        } else if srv != turn.caller.srv.as_bytes() {
+            require(turn.caller, Scope::Trusted)?;
+        }
+        let from = Listed::parse(from)?;
+        let all = self.listed_of(srv);
+        let items = all.range(from..).copied();
+        write_page(turn.answer, 5, items, Listed::token, |item, out| self.write_listed(1, item, out));
+        Ok(())
+    }
+
+    /// Writes something as a field of its kind, the first of which is `first`.
+    fn write_listed(&self, first: u32, item: Listed, out: &mut Vec<u8>) {
+        write_nested(out, first + item.place().0, |out| match item {
+            Listed::Room(room) => {
+                self.write_room(room, None, out);
+            }
+            Listed::Team(team) => self.write_team(team, out),
+            Listed::Ticket(ticket) => self.write_ticket(ticket, out),
+            Listed::Match(found) => self.write_match(found, out),
+        });
+    }
+
+    /// Rooms, teams and tickets of a server's roles, and the matches that it is to give a server
+    /// to, or gave one.
+    fn listed_of(&self, srv: &[u8]) -> BTreeSet<Listed> {
+        let mut all = BTreeSet::new();
+        for player in self.people.server(srv).into_iter().flat_map(|server| self.people.players_of(server)) {
+            all.extend(self.listed_of_role(player));
+        }
+        let allocates = |queue: QueueKey| {
+            let rules = self.queues[queue].rules();
+            rules.set.assign == Assign::External && rules.set.allocator.as_bytes() == srv
+        };
+        if !srv.is_empty() && self.queues.iter().any(|(queue, _)| allocates(queue)) {
+            let is_there = |room: Id| self.rooms.find(room).is_some();
+            let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
+            all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
+        }
+        all
+    }
+
+    /// Rooms, team and tickets of a role.
+    fn listed_of_role(&self, player: PlayerKey) -> impl Iterator<Item = Listed> + '_ {
+        let entry = &self.people[player];
+        let rooms = entry.rooms().iter().chain(entry.seats()).map(|room| Listed::Room(*room));
+        let tickets = self.tickets_of(player).map(Listed::Ticket);
+        rooms.chain(entry.team().map(Listed::Team)).chain(tickets)
+    }
+
+    /// Live tickets of a role, and matched ones whose seats wait for it.
+    pub(crate) fn tickets_of(&self, player: PlayerKey) -> impl Iterator<Item = TicketKey> + '_ {
+        let entry = &self.people[player];
+        let matched = entry.seats().iter().filter_map(move |index| {
+            let room = &self.rooms[*index];
+            let seat = room.seats().iter().find(|seat| seat.player == player)?;
+            // Another may have its number by now.
+            let ticket = seat.ticket?;
+            (self.queues.get_ticket(ticket)?.room == Some(room.id())).then_some(ticket)
+        });
+        entry.tickets().iter().copied().chain(matched.filter(|ticket| !entry.tickets().contains(ticket)))
+    }
+
+    /// Everything that a role is in.
+    pub(crate) fn get_role(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let (role, from) = crate::team::two_texts(body)?;
+        check_id(role, "RoleID")?;
+        let from = Listed::parse(from)?;
+        let player = self.people.player(role).ok_or_else(|| not_found("role is in nothing"))?;
+        self.check_acts_for(turn.caller, player)?;
+        write_bytes(turn.answer, 1, role);
+        write_bytes(turn.answer, 2, self.people.server_of(player));
+        let all: BTreeSet<Listed> = self.listed_of_role(player).collect();
+        let items = all.range(from..).copied();
+        write_page(turn.answer, 6, items, Listed::token, |item, out| self.write_listed(3, item, out));
+        Ok(())
+    }
+
+    pub(crate) fn list_rooms(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let asked = RoomsRequest::parse(body)?;
+        let start = turn.answer.len();
+        let (mut next, mut is_full) = (Vec::new(), false);
+        for (name, from) in asked.modes.iter().zip(&asked.after) {
+            next.push(match (self.rooms.modes().find(name), *from) {
+                (Some(mode), Some(from)) if !is_full => {
+                    let (found, behind) = self.wanted_rooms(mode, from.order, &asked);
+                    let found = found.get(from.passed..).unwrap_or_default();
+                    let shown = self.write_rooms(name, found, start, turn.answer);
+                    is_full = shown < found.len();
+                    match &asked.sort {
+                        _ if !is_full => behind,
+                        None if shown > 0 => Some(PagePosition { order: found[shown - 1].0, passed: 0 }),
+                        _ => Some(PagePosition { passed: from.passed + shown, ..from }),
+                    }
+                }
+                (Some(_), from) => from,
+                (None, _) => None,
+            });
+        }
         if next.iter().any(Option::is_some) {
-            let parts: Vec<String> =
-                next.iter().map(|at| at.map_or_else(|| "-".to_owned(), |order| order.to_string())).collect();
+            let parts: Vec<String> = next.into_iter().map(PagePosition::write).collect();
             write_bytes(turn.answer, 2, parts.join(".").as_bytes());
         }
         Ok(())
+    }
+
+    /// Rooms of a mode that a request wants, those made after `from`, in the order of the answer,
+    /// and the place behind them if there are more.
+    fn wanted_rooms(
+        &self,
+        mode: &Mode,
+        from: u64,
+        asked: &RoomsRequest<'_>,
+    ) -> (Vec<(u64, RoomKey)>, Option<PagePosition>) {
+        let admits =
+            |room: &Room| asked.filters.iter().all(|own| own.admits(&self.field_of(room, &own.field)));
+        let (mut found, mut last) = (Vec::new(), from);
+        for (order, room) in mode.visible().range(from + 1..).take(SCAN_MAX) {
+            if asked.sort.is_none() && found.len() == asked.limit {
+                break;
+            }
+            last = *order;
+            if admits(&self.rooms[*room]) {
+                found.push((*order, *room));
+            }
+        }
+        if let Some((field, descending)) = &asked.sort {
+            let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
+            found.sort_by(|a, b| {
+                let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
+                (if *descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
+            });
+            found.truncate(asked.limit);
+        }
+        let has_more = last > from && mode.visible().range(last + 1..).next().is_some();
+        (found, has_more.then_some(PagePosition { order: last, passed: 0 }))
+    }
+
+    /// Writes rooms of a mode until the page that begins at `start` is full; it has at least one.
+    /// Returns how many were written.
+    fn write_rooms(
+        &self,
+        mode: &[u8],
+        rooms: &[(u64, RoomKey)],
+        start: usize,
+        answer: &mut Vec<u8>,
+    ) -> usize {
+        let before = answer.len();
+        let mut written = 0;
+        write_nested(answer, 1, |out| {
+            write_bytes(out, 1, mode);
+            for (_, room) in rooms {
+                let end = out.len();
+                write_nested(out, 2, |out| self.write_room(*room, None, out));
+                if out.len() - start > PAGE_BYTES_MAX && (written > 0 || before > start) {
+                    out.truncate(end);
+                    break;
+                }
+                written += 1;
+            }
+        });
+        if written == 0 {
+            answer.truncate(before);
+        }
+        written
     }
 
     fn field_of(&self, room: &Room, field: &Field) -> Value {
@@ -336,18 +423,41 @@ impl Matcher {
     }
 }
 
-/// Place where each mode goes on: an age, or nowhere.
-fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<u64>>> {
-    if token.is_empty() {
-        return Ok(vec![Some(0); modes]);
+/// Place where the rooms of a mode go on.
+#[derive(Clone, Copy, Default)]
+struct PagePosition {
+    /// Age of the last room before it.
+    order: u64,
+    /// Rooms behind that one that are first in a sorted answer and were on an earlier page.
+    passed: usize,
+}
+
+impl PagePosition {
+    fn write(at: Option<PagePosition>) -> String {
+        match at {
+            None => "-".to_owned(),
+            Some(PagePosition { order, passed: 0 }) => order.to_string(),
+            Some(PagePosition { order, passed }) => format!("{order}+{passed}"),
+        }
     }
-    let parts: Option<Vec<Option<u64>>> =
-        token
-            .split('.')
-            .map(|part| {
-                if part == "-" { Some(None) } else { part.parse().ok().filter(|at| *at < u64::MAX).map(Some) }
-            })
-            .collect();
+
+    /// A part of a token: `None` if it is none, `Some(None)` where there are no more rooms.
+    fn parse(part: &str) -> Option<Option<PagePosition>> {
+        if part == "-" {
+            return Some(None);
+        }
+        let (order, passed) = part.split_once('+').unwrap_or((part, "0"));
+        let order = order.parse().ok().filter(|order| *order < u64::MAX)?;
+        Some(Some(PagePosition { order, passed: passed.parse().ok()? }))
+    }
+}
+
+/// Place where each mode goes on, if anywhere.
+fn parse_token(token: &str, modes: usize) -> Outcome<Vec<Option<PagePosition>>> {
+    if token.is_empty() {
+        return Ok(vec![Some(PagePosition::default()); modes]);
+    }
+    let parts: Option<Vec<Option<PagePosition>>> = token.split('.').map(PagePosition::parse).collect();
     parts.filter(|parts| parts.len() == modes).ok_or_else(|| invalid("Token is not one of this list"))
 }
 

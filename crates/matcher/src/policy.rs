@@ -6,7 +6,8 @@
 //! be undone: a verdict that does not come in time leaves no trace.
 //!
 //! While a question about a room is out, requests that would change that room wait behind it, in
-//! order. All other rooms go on.
+//! order. All other rooms go on. A retry of a request that waits is not executed: it gets the
+//! answer of that one.
 
 mod service;
 pub(crate) mod verdict;
@@ -16,15 +17,20 @@ use std::collections::{BTreeMap, VecDeque};
 use throng_wire::fields;
 use throng_wire::matcher::{Method, Status, Type};
 
+use crate::canonical::{digest, request_key};
 use crate::config::{Caller, HookPoint, Scope};
 use crate::id::Id;
 use crate::info::{bytes, text};
+use crate::problem::{Outcome, Problem, invalid};
 use crate::schema::v1;
 
 pub use verdict::Verdict;
 
 /// A request that waited longer is not executed any more.
 const WAIT_MS: u64 = 3_000;
+/// Requests that wait behind questions about their rooms or for the answer of the same request;
+/// beyond, they are refused as `OVERLOADED`.
+const WAITING_MAX: usize = 10_000;
 
 /// Result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +95,11 @@ impl PendingRequest<'_> {
     pub(crate) fn came(&self) -> u64 {
         self.until.saturating_sub(WAIT_MS)
     }
+
+    /// Its method and body, by which it is told apart from others with its key.
+    pub(crate) fn identity(&self) -> (u16, [u8; 16]) {
+        (self.method.number, digest(self.method.request, self.body))
+    }
 }
 
 /// A verdict at a point; rooms that are yet to be made have no id.
@@ -115,6 +126,15 @@ impl Kept {
     pub(crate) fn caller(&self) -> Caller<'_> {
         Caller { srv: &self.srv, scope: self.scope }
     }
+}
+
+/// A request with a key that waits.
+#[derive(Debug)]
+struct Keyed {
+    /// Its method and body.
+    request: (u16, [u8; 16]),
+    /// Numbers of its retries, which get its answer.
+    retries: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -149,7 +169,9 @@ pub(crate) struct Hooks {
     pending: BTreeMap<u64, Pending>,
     /// Rooms about which a question is out, and the requests behind it.
     held: BTreeMap<Id, VecDeque<Kept>>,
-    /// Requests in `held`.
+    /// Requests that wait and have a key, by server and key.
+    keyed: BTreeMap<(String, u128), Keyed>,
+    /// Requests in `held`, and retries.
     waiting: usize,
     questions: VecDeque<PolicyRequest>,
     answered: VecDeque<Answered>,
@@ -185,7 +207,12 @@ fn point_of(number: u8) -> Option<HookPoint> {
 }
 
 impl Kept {
-    fn save(&self) -> v1::Kept<'_> {
+    /// Server and key, if it has one.
+    fn key(&self) -> Option<(String, u128)> {
+        Some((self.srv.clone(), request_key(&self.body).ok()??))
+    }
+
+    fn save(&self, retries: &[u64]) -> v1::Kept<'_> {
         v1::Kept {
             number: self.number,
             until: self.until,
@@ -194,6 +221,7 @@ impl Kept {
             method: self.method,
             body: &self.body,
             verdicts: self.verdicts.iter().map(Said::save).collect(),
+            retries: retries.to_vec(),
         }
     }
 
@@ -218,36 +246,82 @@ impl Hooks {
         let questions = self.pending.iter().map(|(number, pending)| {
             let (number, point, room) = question((number, pending));
             let waiter = match &pending.waiter {
-                Waiter::Request(kept) => v1::Waiter::Request(kept.save()),
+                Waiter::Request(kept) => v1::Waiter::Request(self.save_kept(kept)),
                 Waiter::Match(id) => v1::Waiter::Match((*id).into()),
             };
             v1::PendingRequest { number, point, room, waiter }
         });
-        let held =
-            self.held.iter().map(|(room, kept)| ((*room).into(), kept.iter().map(Kept::save).collect()));
+        let held = self
+            .held
+            .iter()
+            .map(|(room, all)| ((*room).into(), all.iter().map(|kept| self.save_kept(kept)).collect()));
         v1::Policies { last: self.last, questions: questions.collect(), held: held.collect() }
     }
 
     pub(crate) fn load(saved: &v1::Policies<'_>) -> Result<Hooks, &'static str> {
         let mut hooks = Hooks { last: saved.last, ..Hooks::default() };
-        let question = |saved: &v1::PendingRequest<'_>| {
-            let waiter = match &saved.waiter {
-                v1::Waiter::Request(kept) => Waiter::Request(Kept::load(kept)?),
-                v1::Waiter::Match(id) => Waiter::Match((*id).into()),
-            };
-            Some(Pending { point: point_of(saved.point)?, room: saved.room.map(Id::from), waiter })
-        };
         for saved in &saved.questions {
-            let pending = question(saved).ok_or("a question to a policy is not in order")?;
+            let pending = hooks.load_question(saved).ok_or("a question to a policy is not in order")?;
             hooks.pending.insert(saved.number, pending);
         }
         for (room, all) in &saved.held {
-            let all: Option<VecDeque<Kept>> = all.iter().map(Kept::load).collect();
+            let all: Option<VecDeque<Kept>> = all.iter().map(|kept| hooks.load_kept(kept)).collect();
             let all = all.ok_or("a request that waits is not in order")?;
             hooks.waiting += all.len();
             hooks.held.insert((*room).into(), all);
         }
         Ok(hooks)
+    }
+
+    fn save_kept<'a>(&self, kept: &'a Kept) -> v1::Kept<'a> {
+        let keyed = kept.key().and_then(|key| self.keyed.get(&key));
+        kept.save(keyed.map_or(&[][..], |keyed| &keyed.retries[..]))
+    }
+
+    fn load_question(&mut self, saved: &v1::PendingRequest<'_>) -> Option<Pending> {
+        let waiter = match &saved.waiter {
+            v1::Waiter::Request(kept) => Waiter::Request(self.load_kept(kept)?),
+            v1::Waiter::Match(id) => Waiter::Match((*id).into()),
+        };
+        Some(Pending { point: point_of(saved.point)?, room: saved.room.map(Id::from), waiter })
+    }
+
+    fn load_kept(&mut self, saved: &v1::Kept<'_>) -> Option<Kept> {
+        let kept = Kept::load(saved)?;
+        let method = throng_wire::matcher::method(kept.method)?;
+        self.note_key(&kept, method, saved.retries.clone());
+        Some(kept)
+    }
+
+    /// Notes a request that waits, if it has a key.
+    fn note_key(&mut self, kept: &Kept, method: &Method, retries: Vec<u64>) {
+        let Some(key) = kept.key() else { return };
+        self.waiting += retries.len();
+        let request = (kept.method, digest(method.request, &kept.body));
+        self.keyed.insert(key, Keyed { request, retries });
+    }
+
+    /// Forgets the key of a request that has its answer. Returns its retries.
+    fn forget_key(&mut self, kept: &Kept) -> Vec<u64> {
+        let keyed = kept.key().and_then(|key| self.keyed.remove(&key));
+        let retries = keyed.map_or_else(Vec::new, |keyed| keyed.retries);
+        self.waiting -= retries.len();
+        retries
+    }
+
+    /// Number of a retry of the request that waits with a key; `None` if none does.
+    fn join(&mut self, key: (String, u128), request: (u16, [u8; 16])) -> Option<Outcome<u64>> {
+        let known = self.keyed.get_mut(&key)?;
+        if known.request != request {
+            return Some(Err(key_is_taken()));
+        }
+        if self.waiting >= WAITING_MAX {
+            return Some(Err(overloaded()));
+        }
+        self.waiting += 1;
+        self.last += 1;
+        known.retries.push(self.last);
+        Some(Ok(self.last))
     }
 
     fn number(&mut self) -> u64 {
@@ -277,6 +351,15 @@ impl<'a> PendingRequest<'a> {
     pub(crate) fn new(method: &'static Method, body: &'a [u8], now: u64) -> PendingRequest<'a> {
         PendingRequest { method, body, number: None, until: now + WAIT_MS, verdicts: Vec::new() }
     }
+}
+
+/// Refusal of another request with a key that is in use.
+pub(crate) fn key_is_taken() -> Problem {
+    invalid("the idempotency key was used for another request; use a new key for each request")
+}
+
+fn overloaded() -> Problem {
+    Problem::new(Status::Overloaded, "too many requests wait for policies; try again")
 }
 
 /// The room that a request names, as the catalogue says where.

@@ -3,9 +3,10 @@
 use throng_wire::matcher::{Status, write_bytes, write_f64, write_nested, write_u64};
 use throng_wire::{fields, write_varint};
 
-use crate::config::{ModeRules, OnFull, Scope};
+use crate::config::{ModeRules, OnFull, Scope, check_queue_name};
 use crate::info::bytes;
 use crate::key::QueueKey;
+use crate::listing::write_page;
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, not_found, quote};
 use crate::queue::{Compiled, QUEUES_MAX, QueueRules, RuleProblem, number};
@@ -35,6 +36,10 @@ impl Matcher {
         }
         let rules = QueueRules::parse(json).map_err(refused)?;
         let is_new = self.queues.find(rules.name().as_bytes()).is_none();
+        // One that the configuration does not list was imported, or removed from it.
+        if let Some(mode) = self.rooms.modes().find(rules.name().as_bytes()).filter(|_| is_new) {
+            check_queue_name(rules.name(), mode.rules().capacity).map_err(refused)?;
+        }
         if is_new && self.queues.len() >= QUEUES_MAX {
             return Err(Problem::new(Status::TooLarge, "the matcher has as many queues as it takes"));
         }
@@ -50,10 +55,17 @@ impl Matcher {
         Ok(())
     }
 
-    pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, _: &[u8]) -> Outcome {
-        for index in self.queues.by_name() {
-            self.write_queue(index, turn.answer);
-        }
+    pub(crate) fn list_queues(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
+        let from = crate::team::two_texts(body)?.0;
+        let name = |index: QueueKey| &self.queues[index].name;
+        let all = self.queues.by_name().filter(|index| name(*index).as_bytes() >= from);
+        write_page(
+            turn.answer,
+            2,
+            all,
+            |index| name(index).clone(),
+            |index, out| self.write_queue(index, out),
+        );
         Ok(())
     }
 

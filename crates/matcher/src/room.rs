@@ -16,7 +16,7 @@ use crate::key::PlayerKey;
 use crate::problem::{Outcome, Problem};
 use crate::schema::v1;
 
-pub(crate) use owner::{Member, Modes, Room, Rooms, Seat};
+pub(crate) use owner::{Member, Mode, Modes, Room, Rooms, Seat};
 
 /// A role on its way into a room.
 pub(crate) struct Newcomer {

@@ -10,6 +10,7 @@ use crate::config::{Caller, Scope};
 use crate::history::Change;
 use crate::info::{RoleRef, Update, bytes, check_growth, check_id, text};
 use crate::key::{PlayerKey, RoomKey};
+use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::room::{CreateInfo, Newcomer, Newcomers, check_stays_unique};
@@ -267,20 +268,25 @@ impl Matcher {
     }
 
     pub(crate) fn get_room_infos(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let mut count = 0;
+        let (mut ids, mut from) = (Vec::new(), &[][..]);
         for field in fields(body) {
             let field = field?;
-            if field.number != 1 {
-                continue;
-            }
-            count += 1;
-            if count > INFOS_MAX {
-                return Err(crate::problem::too_large(format!("more than {INFOS_MAX} RoomIDs")));
-            }
-            if let Ok(index) = self.find_room(text(&field)?) {
-                write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
+            match field.number {
+                1 if ids.len() == INFOS_MAX => {
+                    return Err(crate::problem::too_large(format!("more than {INFOS_MAX} RoomIDs")));
+                }
+                1 => ids.push(text(&field)?),
+                2 => from = text(&field)?,
+                _ => {}
             }
         }
+        let from = page_start(from)? as usize;
+        let rooms = ids.iter().enumerate().skip(from);
+        let known = rooms.filter_map(|(at, id)| Some((at, self.find_room(id).ok()?)));
+        let write = |(_, room), out: &mut Vec<u8>| {
+            write_nested(out, 1, |out| self.write_room(room, None, out));
+        };
+        write_page(turn.answer, 2, known, |(at, _)| at.to_string(), write);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use crate::history::Change;
 use crate::id::Id;
 use crate::info::{Info, RoleRef};
 use crate::key::{PlayerKey, RoomKey};
-use crate::matcher::{Matcher, write_about};
+use crate::matcher::{Matcher, fan_out, write_about};
 use crate::room::{Newcomer, Seat};
 use crate::team::two_texts;
 use crate::timers::Timer;
@@ -29,15 +29,10 @@ impl Matcher {
                 write_bytes(out, 1, &role);
                 write_about(out, id, rev, "");
             });
-            self.tell_room(turn, index, 0);
-            // The one who lost it hears it too.
-            let player = &self.people[owner];
-            turn.notices.push(
-                self.people.number(player.server()),
-                std::iter::once(role.as_slice()),
-                &self.scratch.event,
-                0,
-            );
+            // One notice for each server, the owner's too.
+            let members = self.rooms[index].members().iter().map(|member| member.player);
+            let told = members.chain([owner]);
+            fan_out(&self.people, told, &self.scratch.event, 0, turn.notices);
             self.people.lose_seat(owner, index);
             self.people.release(owner);
         }

@@ -102,8 +102,15 @@ impl<Kind, T> Slab<Key<Kind>, T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key<Kind>, &T)> {
-        let all = self.pieces.iter().flat_map(|piece| piece.iter());
-        (0..self.len).zip(all).filter_map(|(index, item)| Some((Key::new(index), item.as_ref()?)))
+        self.iter_from(Key::new(0))
+    }
+
+    /// Those in a place and behind it.
+    pub(crate) fn iter_from(&self, from: Key<Kind>) -> impl Iterator<Item = (Key<Kind>, &T)> {
+        let (piece, place) = at(from.index());
+        let pieces = self.pieces.get(piece..).unwrap_or_default();
+        let all = pieces.iter().flat_map(|piece| piece.iter()).skip(place);
+        (from.index()..self.len).zip(all).filter_map(|(index, item)| Some((Key::new(index), item.as_ref()?)))
     }
 
     /// Free places; the last is taken next.

@@ -22,13 +22,23 @@ impl Matcher {
         rules: &QueueRules,
     ) -> Result<QueueKey, RuleProblem> {
         let compiled = self.check_rules(rules)?;
+        Ok(self.set_queue(turn, rules, compiled))
+    }
+
+    /// The same by rules that fit the configuration, or were made under another.
+    pub(crate) fn set_queue(
+        &mut self,
+        turn: &mut Turn<'_>,
+        rules: &QueueRules,
+        compiled: Compiled,
+    ) -> QueueKey {
         let mode = self.put_queue_mode(&compiled);
         let Some(index) = self.queues.find(rules.name().as_bytes()) else {
-            return Ok(self.queues.make(rules, compiled, mode, self.now));
+            return self.queues.make(rules, compiled, mode, self.now);
         };
         let queue = &self.queues[index];
         if queue.source == rules.source() && queue.paused.is_none() {
-            return Ok(index);
+            return index;
         }
         let backfills: Vec<BackfillKey> = queue.backfills.iter().copied().collect();
         for backfill in backfills {
@@ -41,7 +51,7 @@ impl Matcher {
             self.recheck(turn, ticket);
         }
         self.break_proposals(turn, index);
-        Ok(index)
+        index
     }
 
     /// The rules that a queue would have, if they fit what its mode is configured to be.

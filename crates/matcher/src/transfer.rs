@@ -257,7 +257,9 @@ impl Import {
         }
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
         let turn = &mut Turn::of_matcher(self.matcher.now, &mut no_answer, &mut notices);
-        let key = self.matcher.put_queue(turn, &rules).map_err(|problem| problem.to_string())?;
+        // The rules file that it may need is that of the next start.
+        let compiled = rules.compile().map_err(|problem| problem.to_string())?;
+        let key = self.matcher.set_queue(turn, &rules, compiled);
         if let Some(configured) = &queue.configured {
             self.matcher.queues.note_configured(key, configured.get());
         }
@@ -331,8 +333,8 @@ impl Import {
             build.members.push((player, role.info(of(2), of(3))));
         }
         self.made += 1;
-        let full = room.forced_full
-            || build.members.len() >= self.matcher.rooms.mode(mode).rules().capacity as usize;
+        let capacity = self.matcher.rooms.mode(mode).rules().capacity as usize;
+        let full = room.forced_full || room.sealed || build.members.len() >= capacity;
         (build.forced_full, build.sealed, build.full) = (room.forced_full, room.sealed, full);
         self.rooms.push((id.index, build.room(id, self.made, mode)));
         Ok(())

@@ -232,7 +232,10 @@ impl Trial {
             let turn = &mut Turn::of_matcher(self.now, &mut no_answer, &mut notices);
             matcher.advance(turn, self.now);
             // It was checked; what ends is counted below.
-            let _ = matcher.put_queue(turn, &for_trial(draft));
+            let draft = for_trial(draft);
+            if let Ok(compiled) = draft.compile() {
+                matcher.set_queue(turn, &draft, compiled);
+            }
             figures.take_ended(&mut matcher);
         }
         let until = self.now + self.seconds * 1_000;
@@ -264,9 +267,9 @@ impl Trial {
         // It was checked when it was put.
         let (mut no_answer, mut notices) = (Vec::new(), Notices::default());
         let turn = &mut Turn::of_matcher(now, &mut no_answer, &mut notices);
-        let Ok(queue) = matcher.put_queue(turn, &for_trial(&live.rules)) else {
-            return matcher;
-        };
+        let rules = for_trial(&live.rules);
+        let Ok(compiled) = rules.compile() else { return matcher };
+        let queue = matcher.set_queue(turn, &rules, compiled);
         let people = &mut matcher.people;
         matcher.queues.begin_with(queue, &live.regions, &live.tickets, |ticket, key| {
             let enter = |member: &TicketPlayer| {

@@ -3,8 +3,8 @@
 use throng_wire::matcher::{Status, write_bool, write_bytes, write_nested, write_u64};
 
 use super::{
-    Answered, Handled, Hooks, Kept, Pending, PendingRequest, PolicyRequest, Said, Stop, Verdict, Waiter,
-    room_named,
+    Answered, Handled, Hooks, Kept, Pending, PendingRequest, PolicyRequest, Said, Stop, Verdict, WAITING_MAX,
+    Waiter, overloaded, room_named,
 };
 use crate::config::{Caller, HookPoint};
 use crate::id::Id;
@@ -21,8 +21,6 @@ use crate::wall::WallMs;
 
 /// Questions that wait for a verdict; beyond, requests fail at once.
 const PENDING_MAX: usize = 1_000;
-/// Requests that wait behind questions about their rooms; beyond, they are refused as `OVERLOADED`.
-const WAITING_MAX: usize = 10_000;
 
 impl Matcher {
     /// The next question to a policy. Drain after every input. What [`PolicyRequest::waits`] and
@@ -72,6 +70,21 @@ impl Matcher {
         Some(self.keep(stop, caller, asked, answer))
     }
 
+    /// Number of a retry of a request that waits, or its refusal; `None` if none with its key does.
+    pub(crate) fn join_waiting(
+        &mut self,
+        caller: Caller<'_>,
+        key: u128,
+        asked: &PendingRequest<'_>,
+    ) -> Option<Outcome<u64>> {
+        if asked.number.is_some() || self.hooks.keyed.is_empty() {
+            return None;
+        }
+        let joined = self.hooks.join((caller.srv.to_owned(), key), asked.identity())?;
+        self.stats.replayed_answers += u64::from(joined.is_ok());
+        Some(joined)
+    }
+
     /// Keeps a request whose room has a question out.
     pub(crate) fn keep_behind(
         &mut self,
@@ -95,12 +108,16 @@ impl Matcher {
         answer: &mut Vec<u8>,
     ) -> Handled {
         if matches!(stop, Stop::Behind(_)) && self.hooks.waiting >= WAITING_MAX {
-            let problem = Problem::new(Status::Overloaded, "too many requests wait for policies; try again");
+            let problem = overloaded();
             problem.write(answer);
             return Handled::Done(problem.status);
         }
+        let is_new = asked.number.is_none();
         let kept = self.keep_request(caller, asked);
         let number = kept.number;
+        if is_new {
+            self.hooks.note_key(&kept, asked.method, Vec::new());
+        }
         match stop {
             Stop::Ask { room, point, mode, body } => {
                 self.ask(point, mode, body, room, Waiter::Request(kept));
@@ -114,7 +131,7 @@ impl Matcher {
     }
 
     /// A request in a form that can wait.
-    pub(crate) fn keep_request(&mut self, caller: Caller<'_>, asked: &mut PendingRequest<'_>) -> Kept {
+    fn keep_request(&mut self, caller: Caller<'_>, asked: &mut PendingRequest<'_>) -> Kept {
         Kept {
             number: asked.number.unwrap_or_else(|| self.hooks.number()),
             until: asked.until,
@@ -189,19 +206,23 @@ impl Matcher {
         let mut body = Vec::new();
         let turn = &mut Turn { now: asked.came(), caller, answer: &mut body, notices: turn.notices };
         if let Handled::Done(status) = self.execute(turn, asked) {
-            self.answer_late(Answered { request: kept.number, status, body });
+            self.answer_late(&kept, status, &body);
         }
     }
 
-    fn answer_late(&mut self, answered: Answered) {
-        self.note_output(&answered.body);
-        self.hooks.answered.push_back(answered);
+    /// Answers a request that has waited, and its retries.
+    fn answer_late(&mut self, kept: &Kept, status: Status, body: &[u8]) {
+        let retries = self.hooks.forget_key(kept);
+        for request in std::iter::once(kept.number).chain(retries) {
+            self.note_output(body);
+            self.hooks.answered.push_back(Answered { request, status, body: body.to_vec() });
+        }
     }
 
     pub(crate) fn give_up(&mut self, kept: &Kept, status: Status, why: &'static str) {
         let mut body = Vec::new();
         Problem::new(status, why).write(&mut body);
-        self.answer_late(Answered { request: kept.number, status, body });
+        self.answer_late(kept, status, &body);
     }
 
     /// After a restart nobody waits for an answer any more, and matches are made anew.

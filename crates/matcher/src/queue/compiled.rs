@@ -222,24 +222,26 @@ impl Compiled {
         }
     }
 
-    /// These rules without one obstacle.
-    pub(crate) fn without(&self, obstacle: Obstacle) -> Compiled {
+    /// These rules as they would be without some obstacles. A rule is gone altogether: as a soft
+    /// one it would still be part of the quality.
+    pub(crate) fn without(&self, obstacles: &[Obstacle]) -> Compiled {
+        let has = |obstacle: Obstacle| obstacles.contains(&obstacle);
         let mut less = self.clone();
-        if obstacle == Obstacle::Positions {
+        if has(Obstacle::Positions) {
             less.set.positions.clear();
         }
         for level in &mut less.levels {
-            match obstacle {
-                Obstacle::Rule(number) => {
-                    // A soft rule that counts for nothing.
-                    level.rules[number].rule.weight = Some(0.0);
-                    level.pair_rules.retain(|other| *other != number);
-                    (level.near, level.max_ms) = limits(&level.rules, self.main, &self.set);
-                }
-                Obstacle::Split(key) => level.split.retain(|other| *other != key),
-                Obstacle::Policy => level.policy = PartyPolicy::Any,
-                Obstacle::Quality => level.quality_min = 0.0,
-                Obstacle::Positions => {}
+            level.rules.retain(|rule| rule.number.is_none_or(|number| !has(Obstacle::Rule(number))));
+            for (number, rule) in level.rules.iter_mut().enumerate() {
+                rule.number = Some(number);
+            }
+            level.look_up(self.main, &self.set);
+            level.split.retain(|key| !has(Obstacle::Split(*key)));
+            if has(Obstacle::Policy) {
+                level.policy = PartyPolicy::Any;
+            }
+            if has(Obstacle::Quality) {
+                level.quality_min = 0.0;
             }
         }
         less
@@ -291,19 +293,7 @@ fn level(
         .zip(&set.rules)
         .map(|(number, rule)| Checkable { number: Some(number), ..checkable(rule, set, number_of) })
         .collect();
-    let by_main = |rule: &Checkable| Some(rule.key) == main && !may_lack(&rule.rule, set);
-    let (near, max_ms) = limits(&rules, main, set);
-    let of_pairs = |rule: &Checkable| {
-        rule.is_hard()
-            && match rule.rule.kind {
-                RuleKind::Near => !by_main(rule),
-                RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
-                RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ | RuleKind::Overlap => true,
-                _ => false,
-            }
-    };
-    let pair_rules = (0..rules.len()).filter(|number| of_pairs(&rules[*number])).collect();
-    Level {
+    let mut level = Level {
         after_ms,
         mins: set.all_sides().into_iter().map(|(_, min, _)| min).collect(),
         policy: set.party.policy,
@@ -314,10 +304,30 @@ fn level(
             .map(|key| number_of(key))
             .filter(|key| !partition.contains(key))
             .collect(),
-        near,
-        max_ms,
-        pair_rules,
+        near: f64::INFINITY,
+        max_ms: f64::INFINITY,
+        pair_rules: Vec::new(),
         rules,
+    };
+    level.look_up(main, set);
+    level
+}
+
+impl Level {
+    /// Sets what is derived from the rules.
+    fn look_up(&mut self, main: Option<usize>, set: &RuleSet) {
+        let by_main = |rule: &Checkable| Some(rule.key) == main && !may_lack(&rule.rule, set);
+        let of_pairs = |rule: &Checkable| {
+            rule.is_hard()
+                && match rule.rule.kind {
+                    RuleKind::Near => !by_main(rule),
+                    RuleKind::Spread => rule.rule.of.unwrap_or_default() == Of::Match,
+                    RuleKind::Avoid | RuleKind::Equal | RuleKind::Differ | RuleKind::Overlap => true,
+                    _ => false,
+                }
+        };
+        self.pair_rules = (0..self.rules.len()).filter(|number| of_pairs(&self.rules[*number])).collect();
+        (self.near, self.max_ms) = limits(&self.rules, main, set);
     }
 }
 

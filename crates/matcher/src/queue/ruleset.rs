@@ -504,6 +504,8 @@ pub(crate) enum BackfillPriority {
     Low,
 }
 
+/// Longest rule set: several fit into a page of them.
+const BYTES_MAX: usize = 256 << 10;
 pub(super) const SIDES_MAX: u32 = 16;
 pub(super) const PLAYERS_MAX: u32 = 200;
 pub(super) const RULES_MAX: usize = 64;
@@ -518,6 +520,9 @@ impl RuleSet {
     /// # Errors
     /// The first thing that is wrong, with its path in the document.
     pub(crate) fn parse(json: &[u8]) -> Result<RuleSet, RuleProblem> {
+        if json.len() > BYTES_MAX {
+            return Err(problem(".", format!("it has {} bytes, over {BYTES_MAX}", json.len())));
+        }
         let mut reader = serde_json::Deserializer::from_slice(json);
         let rules: RuleSet = serde_path_to_error::deserialize(&mut reader)
             .map_err(|error| problem(error.path().to_string(), error.inner().to_string()))?;

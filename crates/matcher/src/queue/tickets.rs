@@ -40,8 +40,9 @@ impl Ticket {
 }
 
 impl Queues {
-    pub(crate) fn tickets(&self) -> impl Iterator<Item = (TicketKey, &Ticket)> {
-        self.tickets.iter()
+    /// Tickets in the order of their places, from one on.
+    pub(crate) fn tickets_from(&self, from: TicketKey) -> impl Iterator<Item = (TicketKey, &Ticket)> {
+        self.tickets.iter_from(from)
     }
 
     pub(crate) fn get_ticket(&self, key: TicketKey) -> Option<&Ticket> {

@@ -8,7 +8,7 @@ use super::systems::{Rating, System, glicko2_period, idle_periods};
 use super::{Change, GameResult, Rated, RatingPool, Ratings, Report, Reported};
 use crate::config::Scope;
 use crate::id::Id;
-use crate::info::{Text, text};
+use crate::info::{Text, check_id, text};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, invalid, not_found, too_large};
 use crate::queue::{Compiled, role_hash};
@@ -187,12 +187,15 @@ impl Matcher {
             let field = field?;
             match field.number {
                 1 => name = text(&field)?,
-                2 => roles.push(text(&field)?),
+                2 if roles.len() == RATINGS_MAX => {
+                    return Err(too_large(format!("more than {RATINGS_MAX} RoleIDs")));
+                }
+                2 => {
+                    check_id(text(&field)?, "RoleID")?;
+                    roles.push(field.value);
+                }
                 _ => {}
             }
-        }
-        if roles.len() > RATINGS_MAX {
-            return Err(too_large(format!("more than {RATINGS_MAX} RoleIDs")));
         }
         let name = String::from_utf8_lossy(name);
         match self.ratings.pools.get(&*name) {

@@ -754,6 +754,8 @@ pub(crate) struct Kept<'a> {
     pub(crate) body: &'a [u8],
     /// Verdicts so far.
     pub(crate) verdicts: Vec<Verdict>,
+    /// Numbers of its retries, which get the same answer.
+    pub(crate) retries: Vec<u64>,
 }
 
 /// A verdict that a waiting request has had.

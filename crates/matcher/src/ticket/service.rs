@@ -7,6 +7,7 @@ use throng_wire::{WireType, fields};
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
 use crate::key::{QueueKey, TicketKey};
+use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
 use crate::queue::{
@@ -16,8 +17,6 @@ use crate::turn::Turn;
 
 /// Bytes of a ticket's players as encoded.
 const TICKET_BYTES_MAX: usize = 4 << 10;
-/// Tickets in one answer.
-const LIST_MAX: usize = 1_000;
 
 impl Matcher {
     pub(crate) fn create_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
@@ -220,24 +219,35 @@ impl Matcher {
     }
 
     pub(crate) fn list_tickets(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (role, queue) = crate::team::two_texts(body)?;
-        let mut found: Vec<TicketKey> = Vec::new();
+        let (mut role, mut queue, mut from) = (&[][..], &[][..], &[][..]);
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => role = text(&field)?,
+                2 => queue = text(&field)?,
+                3 => from = text(&field)?,
+                _ => {}
+            }
+        }
+        let from = TicketKey::new(page_start(from)?);
+        let write = |ticket, out: &mut Vec<u8>| write_nested(out, 1, |out| self.write_ticket(ticket, out));
+        let token = |ticket: TicketKey| ticket.index().to_string();
         if !role.is_empty() {
             if let Some(player) = self.people.player(role) {
                 self.check_acts_for(turn.caller, player)?;
-                found.extend(self.tickets_of(player));
+                let mut own: Vec<TicketKey> =
+                    self.tickets_of(player).filter(|ticket| *ticket >= from).collect();
+                own.sort_unstable();
+                write_page(turn.answer, 2, own, token, write);
             }
-        } else {
-            require(turn.caller, Scope::Trusted)?;
-            let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
-            let all =
-                self.queues.tickets().filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
-            let most = (self.queues[queue].live as usize).min(LIST_MAX);
-            found.extend(all.map(|(index, _)| index).take(most));
+            return Ok(());
         }
-        for index in found {
-            write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
-        }
+        require(turn.caller, Scope::Trusted)?;
+        let queue = self.queues.find(queue).ok_or_else(|| not_found("queue does not exist"))?;
+        let live = self.queues[queue].live as usize;
+        let all = self.queues.tickets_from(from);
+        let own = all.filter(|(_, ticket)| ticket.queue == queue && ticket.state.is_live());
+        write_page(turn.answer, 2, own.map(|(key, _)| key).take(live), token, write);
         Ok(())
     }
 }

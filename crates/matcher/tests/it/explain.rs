@@ -110,6 +110,25 @@ fn what_is_named_is_what_keeps_it() {
     }
 }
 
+/// A hard rule that holds is not in the way where a soft one costs more quality than `quality.min`
+/// leaves.
+#[test]
+fn a_rule_that_holds_is_not_blamed_for_a_lack_of_quality() {
+    for hard in [
+        json!({"name": "wide", "type": "near", "key": "n", "max": 20}),
+        json!({"name": "same", "type": "equal", "key": "t"}),
+        json!({"name": "ping", "type": "latency", "max_ms": 100, "missing": "any"}),
+    ] {
+        let soft = json!({"name": "close", "type": "near", "key": "n", "max": 1, "weight": 1});
+        let mut world = with(&rules(1, json!({ "rules": [hard, soft], "quality": {"min": 0.4} })));
+        let first = ticket(&mut world, 1, &[("", &[("n", "1")])]);
+        ticket(&mut world, 2, &[("", &[("n", "9")])]);
+        world.pass(250);
+        let (summary, together) = explained(&mut world, &first);
+        assert_eq!(together, ["quality.min"], "{hard}: {summary}");
+    }
+}
+
 /// More players than are shown are needed; and those who are refused by one of many do not hide
 /// that the others fit.
 #[test]
@@ -182,17 +201,22 @@ fn the_named_rules_and_no_others_are_in_the_way() {
         {"name": "maps", "type": "overlap", "key": "l"},
         {"name": "fair", "type": "balance", "key": "n", "max": 1},
         {"name": "apart", "type": "avoid"},
+        {"name": "soft", "type": "spread", "key": "n", "max": 2, "weight": 1},
+        {"name": "soft too", "type": "equal", "key": "t", "weight": 0.5},
     ]);
     let rules_of = |keeps: &dyn Fn(&str) -> bool| -> Vec<Value> {
-        let named = |rule: &&Value| keeps(rule["name"].as_str().unwrap());
+        let is_soft = |rule: &Value| rule.get("weight").is_some();
+        let named = |rule: &&Value| is_soft(rule) || keeps(rule["name"].as_str().unwrap());
         all.as_array().unwrap().iter().filter(named).cloned().collect()
     };
-    let (mut explained_tickets, mut several) = (0, 0);
+    let (mut explained_tickets, mut several, mut of_quality) = (0, 0, 0);
     for seed in 0..400 {
         let world_with = |keeps: &dyn Fn(&str) -> bool| {
             let mut rng = Rng::new(seed);
             let size = 1 + rng.below(2);
-            let mut world = with(&rules(size, json!({ "rules": rules_of(keeps) })));
+            let least = if rng.chance(0.5) && keeps("quality.min") { 0.7 } else { 0.0 };
+            let set = json!({ "rules": rules_of(keeps), "quality": {"min": least} });
+            let mut world = with(&rules(size, set));
             let mut tickets = Vec::new();
             for number in 0..2 * size + rng.below(6) {
                 let n = rng.below(10).to_string();
@@ -239,9 +263,11 @@ fn the_named_rules_and_no_others_are_in_the_way() {
             );
             explained_tickets += 1;
             several += u32::from(named.len() > 1);
+            of_quality += u32::from(named.iter().any(|name| name == "quality.min"));
         }
     }
-    assert!(explained_tickets > 200 && several > 20, "{explained_tickets} {several}");
+    let counts = [explained_tickets, several, of_quality];
+    assert!(counts.iter().zip([200, 20, 20]).all(|(count, least)| *count > least), "{counts:?}");
 }
 
 #[test]

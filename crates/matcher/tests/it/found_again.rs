@@ -115,6 +115,39 @@ fn a_request_key_that_is_used_for_another_request_is_refused() {
 }
 
 #[test]
+fn a_refusal_is_kept_for_a_server_that_has_nothing_else() {
+    let slots = ModeRules { capacity: 3, unique_float: vec!["slot".to_owned()], ..ModeRules::default() };
+    let mut world = World::new(Config { modes: [("m".to_owned(), slots)].into(), ..Config::default() });
+    let info = |id: &str| role(id).nested(4, Writer::new().str(1, "slot").f64(2, 1.0));
+    let create = Writer::new().nested(1, info("a")).nested(2, Writer::new().str(1, "m"));
+    let room = id_in(&world.ok("s", Method::ROLE_CREATE_ROOM, create));
+    let join = || Writer::new().nested(1, info("b")).str(2, &room).bytes(100, &[7; 16]);
+    let (status, problem) = world.ask("t", Method::ROLE_JOIN_ROOM, join());
+    assert_eq!(status, Status::Refused, "the slot is taken");
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "a").str(2, &room));
+    assert_eq!(world.ask("t", Method::ROLE_JOIN_ROOM, join()), (status, problem), "a retry");
+    // Then the key expires, and its server with it.
+    world.pass_to_input(61_000);
+    assert!(!world.matcher.has_server(b"t"));
+}
+
+#[test]
+fn a_retry_with_empty_members_is_the_same_request() {
+    let mut world = World::new(Config::default());
+    let key = |body: Writer| body.bytes(100, &[7; 16]);
+    let info = || Writer::new().str(1, "2v2");
+    let room = id_in(&world.ok(
+        "s",
+        Method::ROLE_CREATE_ROOM,
+        key(Writer::new().nested(1, role("ann")).nested(2, info())),
+    ));
+    let spelled_out = Writer::new().nested(1, role("ann").str(2, "").str(3, "")).nested(2, info());
+    assert_eq!(id_in(&world.ok("s", Method::ROLE_CREATE_ROOM, key(spelled_out))), room);
+    let hidden = Writer::new().nested(1, role("ann")).nested(2, info().u64(2, 1));
+    assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, key(hidden)).0, Status::Invalid);
+}
+
+#[test]
 fn a_claim_in_time_has_its_seat_though_the_policy_is_slow() {
     let rules = ModeRules {
         capacity: 2,

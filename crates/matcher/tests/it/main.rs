@@ -11,6 +11,7 @@ mod journal_page;
 mod matching;
 mod memory;
 mod model;
+mod pages;
 mod policy;
 mod positions;
 mod ratings;

@@ -29,6 +29,13 @@ fn config(points: &[HookPoint]) -> Config {
     Config { modes: BTreeMap::from([("m".to_owned(), rules)]), ..Config::default() }
 }
 
+/// The same, but the mode is that of a queue.
+fn config_of_queue(points: &[HookPoint]) -> Config {
+    let mut config = config(points);
+    config.modes.get_mut("m").unwrap().capacity = 0;
+    Config { queues: vec![QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap()], ..config }
+}
+
 fn waits(handled: Handled) -> u64 {
     match handled {
         Handled::Waits(number) => number,
@@ -145,6 +152,84 @@ fn without_a_verdict_the_request_fails_and_nothing_has_changed() {
 }
 
 #[test]
+fn a_retry_that_comes_before_the_verdict_asks_nothing_and_gets_the_same_answer() {
+    for verdict in [Some(Verdict::default()), Some(Verdict::refusal("no")), None] {
+        let mut world = world(&[HookPoint::OnCreate, HookPoint::OnAddingRoles]);
+        let create = |id: &str| to_mode(id, "m").bytes(100, &[1; 16]);
+        let first = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
+        let asked = question(&mut world, HookPoint::OnCreate);
+        let second = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
+        assert!(world.matcher.poll_question().is_none(), "the policy was asked about it");
+        for (method, other) in
+            [(Method::ROLE_CREATE_ROOM, create("ben")), (Method::ROLE_JOIN_RANDOM_ROOM, create("ann"))]
+        {
+            assert_eq!(world.begin(method, other), Handled::Done(Status::Invalid), "another request");
+        }
+        world.verdict(asked.id, Some(&Verdict::default()));
+        let asked = question(&mut world, HookPoint::OnAddingRoles);
+        let third = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
+        // Waiting requests survive a snapshot, retries included.
+        world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
+        let fourth = waits(world.begin(Method::ROLE_CREATE_ROOM, create("ann")));
+        assert!(world.matcher.poll_question().is_none() && world.matcher.poll_answered().is_none());
+        world.verdict(asked.id, verdict.as_ref());
+        let (status, body) = answered(&mut world, first);
+        let wanted = match &verdict {
+            Some(verdict) if verdict.refuse => Status::Refused,
+            Some(_) => Status::Ok,
+            None => Status::PolicyUnavailable,
+        };
+        assert_eq!(status, wanted);
+        for retry in [second, third, fourth] {
+            assert_eq!(answered(&mut world, retry), (status, body.clone()));
+        }
+        assert!(world.matcher.poll_answered().is_none());
+        assert_eq!(world.matcher.counts().rooms, usize::from(status == Status::Ok));
+        let again = world.begin(Method::ROLE_CREATE_ROOM, create("ann"));
+        match status {
+            // The key of a transient refusal is free again.
+            Status::PolicyUnavailable => assert!(matches!(again, Handled::Waits(_))),
+            _ => assert_eq!(again, Handled::Done(status)),
+        }
+    }
+}
+
+#[test]
+fn a_retry_of_a_request_that_waits_behind_a_question_waits_for_its_answer() {
+    let mut world = world(&[HookPoint::OnAddingRoles]);
+    let room = room_with(&mut world, "a");
+    let joins = waits(world.begin(Method::ROLE_JOIN_ROOM, to_room("b", &room)));
+    let asked = question(&mut world, HookPoint::OnAddingRoles);
+    let set = || Writer::new().str(1, &room).str(2, "k").bytes(3, b"1").bytes(100, &[2; 16]);
+    let sets = [(); 3].map(|()| waits(world.begin(Method::SET_ROOM_DATA, set())));
+    world.verdict(asked.id, Some(&Verdict::default()));
+    assert_eq!(answered(&mut world, joins).0, Status::Ok);
+    for number in sets {
+        assert_eq!(answered(&mut world, number).0, Status::Ok);
+    }
+    assert_eq!(world.begin(Method::SET_ROOM_DATA, set()), Handled::Done(Status::Ok));
+    assert_eq!(world.matcher.open_questions(), 0);
+    let rev = Reader::new(&world.room(&room).1).unwrap().nested(1).unwrap().u64(9);
+    assert_eq!(rev, 3, "two roles came, and a value was set once");
+}
+
+#[test]
+fn retries_that_wait_are_bounded() {
+    let mut world = world(&[HookPoint::OnCreate]);
+    let create = || to_mode("ann", "m").bytes(100, &[1; 16]);
+    waits(world.begin(Method::ROLE_CREATE_ROOM, create()));
+    for _ in 0..10_000 {
+        waits(world.begin(Method::ROLE_CREATE_ROOM, create()));
+    }
+    assert_eq!(world.begin(Method::ROLE_CREATE_ROOM, create()), Handled::Done(Status::Overloaded));
+    world.pass(200);
+    let answered = world.take_answered();
+    assert!(answered.len() == 10_001 && answered.iter().all(|s| *s == Status::PolicyUnavailable));
+    waits(world.begin(Method::ROLE_CREATE_ROOM, create()));
+    waits(world.begin(Method::ROLE_CREATE_ROOM, create()));
+}
+
+#[test]
 fn only_the_room_of_an_open_question_waits() {
     let mut world = world(&[HookPoint::OnAddingRoles]);
     let rooms = [room_with(&mut world, "a"), room_with(&mut world, "b")];
@@ -199,8 +284,7 @@ fn at_most_a_thousand_questions_are_open() {
 
 #[test]
 fn a_match_that_gets_no_question_ends_as_if_the_policy_were_silent() {
-    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
-    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
     world.session("s", true);
     open_questions(&mut world, 998);
     for id in ["a", "b", "c", "d", "e", "f"] {
@@ -219,10 +303,10 @@ fn a_match_that_gets_no_question_ends_as_if_the_policy_were_silent() {
 
 #[test]
 fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
-    let queue = QueueRules::parse(ONE_VS_ONE.as_bytes()).unwrap();
-    let without = Config { queues: vec![queue.clone()], ..Config::default() };
+    let config = config_of_queue(&[HookPoint::OnCreate]);
+    let without = Config { modes: BTreeMap::new(), ..config.clone() };
     assert_eq!(without.check().unwrap_err().path, "assign", "its mode names no policy");
-    let mut world = World::new(Config { queues: vec![queue], ..config(&[HookPoint::OnCreate]) });
+    let mut world = World::new(config);
     world.session("s", true);
     for id in ["a", "b"] {
         world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));

@@ -52,9 +52,30 @@ fn an_unclaimed_seat_is_free_again_and_everybody_hears_it() {
     world.pass(5_000);
     let heard = world.take_heard();
     assert!(heard.iter().all(|heard| heard.kind == Event::SEAT_EXPIRED && heard.str(1) == "b"));
-    assert_eq!(heard.len(), 2, "the room and the one who lost it");
+    assert_eq!(heard.len(), 1, "one notice for the server of both");
+    assert_eq!(heard[0].roles, ["a", "b"], "the room and the one who lost it");
     assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
     assert_eq!(world.join_random("s", "c", "pair"), room);
+}
+
+#[test]
+fn each_server_hears_once_of_a_seat_that_expires_and_with_a_revision_of_its_own() {
+    let rules = ModeRules { capacity: 9, on_full: OnFull::Keep, ..ModeRules::default() };
+    let mut world = World::new(Config { modes: [("m".to_owned(), rules)].into(), ..Config::default() });
+    world.session("s3", true);
+    let room = world.create_room("s1", "a", "m");
+    world.ok("s2", Method::ROLE_JOIN_ROOM, to_room("b", &room));
+    for (srv, id) in [("s1", "c"), ("s3", "d"), ("s1", "e")] {
+        world.ok(srv, Method::ROLE_JOIN_RANDOM_ROOM, to_mode(id, "m").u64(3, 5));
+    }
+    world.take_heard();
+    world.pass(5_000);
+    let heard = world.take_kind(Event::SEAT_EXPIRED);
+    for (server, count) in [("s1", 3), ("s2", 3), ("s3", 1)] {
+        let revs: Vec<u64> =
+            heard.iter().filter(|heard| heard.server == server).map(|heard| heard.u64(21)).collect();
+        assert!(revs.len() == count && revs.windows(2).all(|pair| pair[0] < pair[1]), "{server}: {revs:?}");
+    }
 }
 
 #[test]

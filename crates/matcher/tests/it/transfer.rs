@@ -1,6 +1,6 @@
 //! Players, ratings, queues and rooms as JSON lines: out of one matcher, into another.
 
-use throng_matcher::{Config, Matcher, ModeRules};
+use throng_matcher::{Config, Matcher, ModeRules, OnFull};
 use throng_wire::matcher::{Method, Status, Writer};
 
 use crate::world::{World, player, roles_in, to_room};
@@ -92,6 +92,23 @@ fn without_seats(lines: &str) -> Vec<serde_json::Value> {
         }
     }
     lines
+}
+
+#[test]
+fn a_sealed_room_stays_full_though_members_have_left() {
+    let seals = ModeRules { capacity: 2, on_full: OnFull::Seal, ..ModeRules::default() };
+    let mut world = World::new(Config { modes: [("m".to_owned(), seals)].into(), ..Config::default() });
+    let room = world.create_room("s", "a", "m");
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("b", &room));
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "b").str(2, &room));
+    let exported = lines(&world.matcher);
+    assert!(exported.contains("\"IsFull\":true") && exported.contains("\"sealed\":true"), "{exported}");
+    let mut other = World::new(Config::default());
+    other.matcher = Matcher::import(&exported, [3; 32]).unwrap();
+    assert_eq!(lines(&other.matcher), exported);
+    assert_eq!(other.room(&room), world.room(&room));
+    assert_eq!(other.ask("s", Method::ROLE_JOIN_ROOM, to_room("c", &room)).0, Status::RoomClosed);
+    assert_ne!(other.join_random("s", "c", "m"), room);
 }
 
 #[test]
@@ -194,6 +211,19 @@ fn a_queue_that_was_changed_after_the_rules_file_stays_so() {
     assert_eq!(world.put_queue(&live).0, Status::Ok);
     world.matcher.reconfigure(config(&changed));
     assert_eq!(version(&world.matcher), put);
+}
+
+#[test]
+fn a_queue_that_needs_a_table_of_the_rules_file_is_imported_without() {
+    let asked = ModeRules { policy: "p".to_owned(), ..ModeRules::default() };
+    let config = Config { modes: [("duel".to_owned(), asked)].into(), ..Config::default() };
+    let mut world = World::new(config.clone());
+    let rules = QUEUE.replace("\"rating\"", "\"assign\": \"policy\", \"rating\"");
+    assert_eq!(world.put_queue(&rules).0, Status::Ok);
+    let exported = lines(&world.matcher);
+    let mut imported = Matcher::import(&exported, [3; 32]).unwrap();
+    imported.reconfigure(config);
+    assert_eq!(lines(&imported), exported);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::world;
 
 use throng_matcher::{Config, ModeRules, OnFull, Scope};
 use throng_wire::matcher::{Event, Method, Status, Writer};
-use world::{World, id_in, role, roles_in, to_mode};
+use world::{World, id_in, role, roles_in, to_mode, to_room};
 
 fn plain() -> World {
     let rules = ModeRules { capacity: 4, on_full: OnFull::Keep, ..ModeRules::default() };
@@ -112,6 +112,48 @@ fn clocks_that_jump_lose_nothing_and_end_nothing_early() {
     world.pass_to_input(86_400_000);
     assert_eq!(world.take_kind(Event::SEAT_EXPIRED), []);
     assert_eq!(roles_in(&world.room(&room).1, 4), ["a", "c"]);
+}
+
+/// A queue's rooms have the mode of its name, which must not be one that players join by
+/// themselves.
+#[test]
+fn a_queue_does_not_take_over_a_mode() {
+    let arena = ModeRules { capacity: 4, ..ModeRules::default() };
+    let own = ModeRules { hidden: true, linger_ms: 7, ..ModeRules::default() };
+    let modes = [("arena".to_owned(), arena), ("own".to_owned(), own.clone()), ("3v3".to_owned(), own)];
+    let config = Config { modes: modes.into(), ..Config::default() };
+    let mut world = World::new(config.clone());
+    let rules = |name: &str| {
+        format!(r#"{{"name": "{name}", "sides": [{{"name": "side", "count": 2, "min": 1, "max": 1}}]}}"#)
+    };
+    for name in ["arena", "2v2"] {
+        let room = world.create_room("s", &format!("{name} a"), name);
+        let (status, problem) = world.put_queue(&rules(name));
+        let problem = String::from_utf8_lossy(&problem).into_owned();
+        assert!(
+            status == Status::RuleInvalid && problem.contains("give the queue another name"),
+            "{problem}"
+        );
+        let queue = throng_matcher::QueueRules::parse(rules(name).as_bytes()).unwrap();
+        let wrong = Config { queues: vec![queue], ..config.clone() }.check().unwrap_err();
+        assert_eq!(wrong.path, "name");
+        for id in ["b", "c", "d"] {
+            world.ok("s", Method::ROLE_JOIN_ROOM, to_room(&format!("{name} {id}"), &room));
+        }
+    }
+    // Those of a table without capacity, and of none, are a queue's.
+    for name in ["own", "3v3", "new"] {
+        for _ in 0..2 {
+            assert_eq!(world.put_queue(&rules(name)).0, Status::Ok, "{name}");
+        }
+    }
+    // Neither does one that only the exported lines have.
+    let mut lines = Vec::new();
+    world.matcher.export(&mut lines);
+    let lines = String::from_utf8(lines).unwrap();
+    world.matcher = throng_matcher::Matcher::import(&lines, [3; 32]).unwrap();
+    assert_eq!(world.put_queue(&rules("arena")).0, Status::RuleInvalid);
+    assert_eq!(world.put_queue(&rules("own")).0, Status::Ok);
 }
 
 /// An info stays below 256 KiB as a whole, so that every answer about it fits into a frame.

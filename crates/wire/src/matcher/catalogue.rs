@@ -165,8 +165,9 @@ message!(RoomInfo {
 });
 message!(CreateInfo {
     1 MatchMode Str, "the mode";
-    2 IsHidden Bool, "hidden from listings";
     3 Data Map(&Json), "initial data";
+} {
+    2 IsHidden Bool, "hidden from listings; absent: as the mode says";
 });
 message!(RoleUpdate {
     1 RoomID Str, "the room";
@@ -199,11 +200,11 @@ message!(BroadcastRoomRequest { 1 RoomID Str, "the room"; 2 Msg Json, "the messa
 message!(GetRoomListRequest { 1 MatchMode Str, "the mode"; });
 message!(GetRoomListResponse { 1 RoomIDs List(&Str), "visible rooms, oldest first, at most 1,000"; });
 message!(Filter { 1 field Str, "`Data.<key>`, `FreeSlots`, `Members` or `CreateTime`"; 2 op Str, "`=`, `!=`, `<`, `<=`, `>`, `>=` or `has`"; 3 value Json, "value to compare with"; });
-message!(ListRoomsRequest { 1 MatchModes List(&Str), "the modes"; 2 Filters List(&Msg(&Filter)), "conditions, all of which must be satisfied"; 3 Sort Str, "field to sort by; a leading `-` sorts in descending order"; 4 Limit U64, "rooms per mode, at most 100"; 5 Token Str, "`Next` of the previous response; empty at first"; });
+message!(ListRoomsRequest { 1 MatchModes List(&Str), "the modes"; 2 Filters List(&Msg(&Filter)), "conditions, all of which must be satisfied"; 3 Sort Str, "field to sort by; a leading `-` sorts in descending order"; 4 Limit U64, "rooms per mode and page, at most 100"; 5 Token Str, "`Next` of the previous response; empty at first"; });
 message!(ModeRooms { 1 MatchMode Str, "the mode"; 2 Rooms List(&Msg(&RoomInfo)), "its rooms"; });
 message!(ListRoomsResponse { 1 Rooms Keyed(&ModeRooms, "MatchMode"), "rooms by mode"; 2 Next Str, "token of the next page; empty: no more pages"; });
-message!(GetRoomInfosRequest { 1 RoomIDs List(&Str), "the rooms"; });
-message!(GetRoomInfosResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "the rooms that exist"; });
+message!(GetRoomInfosRequest { 1 RoomIDs List(&Str), "the rooms, at most 1,000"; 2 Token Str, "`Next` of the previous response; empty at first"; });
+message!(GetRoomInfosResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "the rooms that exist"; 2 Next Str, "token of the next page; empty: no more pages"; });
 message!(RoomIdRequest { 1 RoomID Str, "the room"; });
 message!(RoomChange {
     1 At Time, "time";
@@ -232,7 +233,7 @@ message!(MatchInfo {
     7 Deadline U64, "deadline of the assignment, ms since the epoch";
     8 Players List(&Msg(&Player)), "players as in their tickets, while the match waits";
 });
-message!(GetRoleRequest { 1 RoleID Str, "the role"; });
+message!(GetRoleRequest { 1 RoleID Str, "the role"; 2 Token Str, "`Next` of the previous response; empty at first"; });
 
 message!(Player {
     1 RoleID Str, "the role";
@@ -266,9 +267,9 @@ message!(Ticket {
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "instead of players: a team, whose members form the party"; 4 ExpiresMs U64, "timeout in ms, if shorter than the queue's"; 5 Priority I64, "-10 to 10; trusted callers only"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
-message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with it as a member (also those being removed), or with a seat reserved for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones with unclaimed seats"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
-message!(ListTicketsRequest { 1 RoleID Str, "tickets of this player"; 2 Queue Str, "or tickets of this queue"; });
-message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets, at most 1,000"; });
+message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with it as a member (also those being removed), or with a seat reserved for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones with unclaimed seats"; 6 Next Str, "token of the next page; empty: no more pages"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
+message!(ListTicketsRequest { 1 RoleID Str, "tickets of this player"; 2 Queue Str, "or tickets of this queue"; 3 Token Str, "`Next` of the previous response; empty at first"; });
+message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets"; 2 Next Str, "token of the next page; empty: no more pages"; });
 message!(AcceptMatchRequest { 1 MatchID Str, "the proposal"; 2 TicketID Str, "the ticket"; 3 RoleID Str, "role that answers"; 4 Accept Bool, "true accepts, false declines"; });
 message!(AssignMatchRequest { 1 RoomID Str, "the match"; 2 Connection Str, "address to connect to"; 3 Data Map(&Json), "data for the room"; });
 message!(StartBackfillRequest { 1 RoomID Str, "the room"; 2 Queue Str, "the queue"; 3 Open Map(&U64), "free seats by side"; 4 Attr Map(&Json), "assumed attributes of the present members"; });
@@ -305,7 +306,7 @@ message!(ResultSide { 1 RoleIDs List(&Str), "players"; 2 Rank U64, "rank from 1,
 message!(ReportResultRequest { 1 MatchID Str, "the match"; 2 RoomID Str, "or the room"; 3 Sides List(&Msg(&ResultSide)), "the sides with their ranks; of a match, only players who were in it"; 4 Weights Map(&F64), "share of the match played by role, above 0, at most 1"; 5 Amend Bool, "replaces an earlier report"; 6 Pool Str, "rating pool, if the room has no queue; a room can be rated once in each pool"; });
 message!(Rating { 1 RoleID Str, "the role"; 2 Shown F64, "rating as shown to players"; 3 Games U64, "number of rated games"; } { 4 Mu F64, "Weng-Lin mean"; 5 Sigma F64, "Weng-Lin deviation"; 6 Rating F64, "Glicko-2"; 7 Deviation F64, "Glicko-2"; 8 Volatility F64, "Glicko-2"; });
 message!(RatingsResponse { 1 Ratings Keyed(&Rating, "RoleID"), "by player"; });
-message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players"; });
+message!(GetRatingsRequest { 1 Pool Str, "the rating pool"; 2 RoleIDs List(&Str), "the players, at most 1,000"; });
 message!(PutQueueRequest { 1 RuleSet Json, "the rule set"; });
 message!(TryQueueRequest { 1 RuleSet Json, "the draft"; 2 Seconds U64, "simulated time in seconds, default 60; at most the longer timeout of the two rule sets, and at most an hour"; });
 message!(TrialReason { 1 Why Str, "reason why tickets can never match"; 2 Tickets U64, "number of tickets"; });
@@ -339,6 +340,8 @@ message!(TryQueueResponse {
 });
 message!(QueueInfo { 1 Queue Str, "name"; 2 Version Str, "version of the rule set"; 3 RuleSet Json, "the rule set"; 4 PoolSize U64, "tickets searching"; });
 message!(QueuesResponse { 1 Queues Keyed(&QueueInfo, "Queue"), "queues by name"; });
+message!(ListQueuesRequest { 1 Token Str, "`Next` of the previous response; empty at first"; });
+message!(ListQueuesResponse { 1 Queues Keyed(&QueueInfo, "Queue"), "queues by name"; 2 Next Str, "token of the next page; empty: no more pages"; });
 message!(FailedRule { 1 Rule Str, "name of the rule, or another obstacle"; 2 Why Str, "the conflicting values"; });
 message!(PolicyQuestion {
     1 Point Str, "OnCreate, OnAddingRoles, OnAddedRoles, OnDeletingRole or OnDestroy";
@@ -363,7 +366,7 @@ message!(ExplainTicketResponse {
     4 Candidates List(&Msg(&Candidate)), "nearest tickets first, at most 32";
     5 Fits U64, "players among them who can match with this ticket";
     6 Needs U64, "minimum number of players of a match, including this ticket's";
-    7 Fails List(&Msg(&FailedRule)), "rules that the best assignment to sides violates";
+    7 Fails List(&Msg(&FailedRule)), "rules without which a match is found; if none is found without any rule, sides that lack players";
 });
 
 message!(JoinTeamEvent { 1 RoleInfo Msg(&RoleInfo), "role that joined"; 20 TeamID Str, "the team"; 21 Rev U64, "its revision"; });
@@ -449,7 +452,7 @@ methods! {
     72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Assigns a server to a match; for the queue's allocator and trusted callers."
     73 EXPLAIN_TICKET "ExplainTicket" read any TicketIdRequest ExplainTicketResponse "Explains why a ticket is not matched: its nearest candidates and the rules that prevent the match."
     80 PUT_QUEUE "PutQueue" write admin PutQueueRequest QueuesResponse "Creates or replaces a queue."
-    81 LIST_QUEUES "ListQueues" read any Empty QueuesResponse "Returns the queues and their rule sets."
+    81 LIST_QUEUES "ListQueues" read any ListQueuesRequest ListQueuesResponse "Returns the queues and their rule sets."
     82 TRY_QUEUE "TryQueue" read admin TryQueueRequest TryQueueResponse "Simulates a draft of a rule set and the active rules on a copy of the queue's tickets; changes nothing."
     90 DRAIN "Drain" write admin Empty Empty "Prepares a planned stop: no new rooms, teams or tickets are accepted."
 }

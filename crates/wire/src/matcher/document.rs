@@ -52,8 +52,8 @@ pub fn reference_page() -> String {
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
          (4). Fields have the names below in lower_snake_case. A request that changes something may carry an idempotency \
          key, 16 bytes in field 100: within 60 s, a request with the same key returns the first response and has no \
-         further effect. The same key with another method or body is refused as `INVALID`. The body of a refusal is \
-         {1: message, 2: detail}.\n\n",
+         further effect. The same key with another method or body is refused as `INVALID`; an empty member counts as \
+         absent. The body of a refusal is {1: message, 2: detail}.\n\n",
     );
     out.push_str(FRAMES);
     out.push_str(HTTP);
@@ -140,15 +140,16 @@ members are ignored, and free-form values are returned with the exact JSON text 
 | `X-Server-Id` | the caller's `SrvID`; by default that of the role in the request |
 | `Idempotency-Key` | an idempotency key: 32 hex digits, or any string, which is hashed |
 
-A body has at most 1 MiB (`TOO_LARGE`). Requests beyond `matcher.http_requests_max` at a time are refused with `OVERLOADED` and have
-no effect. Requests from pages of other sites are refused.
+A body has at most 1 MiB (`TOO_LARGE`); longer listings are split into pages. Requests beyond `matcher.http_requests_max` at a
+time are refused with `OVERLOADED` and have no effect. Requests from pages of other sites are refused.
 
 `GET /matcher/v1/notify?srv=SRV_ID` streams the notifications of a server: as text messages if the request asks for a
 WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `Epoch` and `Seq`, the number of its last entry.
 The first one has no entries and contains the current position of the stream. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID:
 EPOCH-SEQ`) resumes after a batch, up to 10 s after the connection was lost. A new `Epoch` means that entries are missing, because
-they have expired or because the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`. A server has one stream
-at a time, and counts as connected while it has one.
+they have expired or because the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`. A reader that does not
+read costs the matcher at most 32 MiB, buffers included, and slows no other reader. A server has one stream at a time, and counts as
+connected while it has one.
 
 ";
 
