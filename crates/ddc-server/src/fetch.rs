@@ -323,7 +323,7 @@ impl Service {
     }
 
     /// Receives a blob from elsewhere, and keeps it nowhere.
-    pub(crate) async fn bring(
+    async fn bring(
         &self,
         namespace: &Namespace,
         hash: &IoHash,

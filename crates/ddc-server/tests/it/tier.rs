@@ -6,6 +6,8 @@
 use crate::common;
 use crate::s3;
 
+use std::io::Cursor;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,7 +17,7 @@ use hyper::StatusCode;
 use s3::S3;
 use throng_ddc::compressed::compress_lz4;
 use throng_ddc::{IoHash, Style, Value};
-use throng_ddc_server::{Listener, Origin, Rules, Upstream, UpstreamOptions};
+use throng_ddc_server::{Listener, Node, Origin, Rules, Upstream, UpstreamOptions};
 use throng_ddc_store::{Durability, Options, Tier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -295,14 +297,19 @@ async fn damage_in_the_bucket_is_never_served() {
 
 /// Damages the blob in the bucket; a damage of 0 halves it, 1 empties it.
 fn damage_blob(s3: &S3, bytes: &[u8], kind: usize) {
-    let hash = IoHash::of(bytes).to_string();
     let mut damaged = bytes.to_vec();
     match kind {
         0 => damaged.truncate(bytes.len() / 2),
         1 => damaged.clear(),
         _ => damaged[bytes.len() / 3] ^= 4,
     }
-    std::fs::write(s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2])), damaged).expect("writable");
+    std::fs::write(blob_object(s3, bytes), damaged).expect("writable");
+}
+
+/// The file that a blob in the bucket is.
+fn blob_object(s3: &S3, bytes: &[u8]) -> PathBuf {
+    let hash = IoHash::of(bytes).to_string();
+    s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2]))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -774,8 +781,10 @@ async fn an_export_holds_what_is_only_in_the_bucket() {
     put_blob(&two.client().await, &content(51, 5_000)).await;
     // One node has copies of nearly everything, the other of one blob.
     for server in [&one, &two] {
-        let mut stream = Vec::new();
-        let done = server.service().export(None, &mut stream).await.expect("the bucket works");
+        let mut stream = Cursor::new(Vec::new());
+        let copies = Some(&**server.service().store());
+        let done = Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
+        let stream = stream.into_inner();
         let blob_bytes = (compressed.len() + large.len() + noise.len() + 5_000) as u64;
         assert_eq!((done.blobs, done.bytes, done.contents, done.refs), (4, blob_bytes, 1, 2));
         assert_eq!(done.unreadable, 0);
@@ -788,12 +797,25 @@ async fn an_export_holds_what_is_only_in_the_bucket() {
         let raw = IoHash::of(&content(1, 40_000));
         assert_eq!(other.get(&format!("{path}/blobs/{raw}"), "*/*").await.body, compressed);
         assert_eq!(other.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&large)), "*/*").await.body, large);
-        let only = server.service().export(Some(&"other".parse().expect("a name")), &mut Vec::new()).await;
+        let (only, mut none) = ("other".parse().expect("a name"), Cursor::new(Vec::new()));
+        let only = Node::export_bucket(&s3.tier(), copies, Some(&only), &mut none).await;
         assert_eq!(only.expect("the bucket works"), throng_ddc_server::Transferred::default());
     }
-    // Damage is counted, and does not end the export.
+    // Damage is counted, does not end the export, and stays for nodes to judge.
     damage_blob(&s3, &large, 2);
-    let cold = node(&s3).await;
-    let done = cold.service().export(None, &mut Vec::new()).await.expect("the bucket works");
+    let object = blob_object(&s3, &large);
+    let damaged = std::fs::read(&object).expect("it is there");
+    let mut stream = Cursor::new(Vec::new());
+    let done = Node::export_bucket(&s3.tier(), None, None, &mut stream).await.expect("the bucket works");
     assert_eq!((done.blobs, done.refs, done.unreadable), (3, 2, 1));
+    assert!(std::fs::read(&object).expect("it is there") == damaged);
+    let alone = Server::start(Rules::default(), Listener::Public).await;
+    stream.set_position(0);
+    alone.service().import(&mut stream).expect("the damaged blob was taken back");
+    assert_eq!(alone.client().await.get(&second, CB).await.body, noise);
+    // The sound copy of a node stands for it.
+    let mut stream = Cursor::new(Vec::new());
+    let copies = Some(&**one.service().store());
+    let done = Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
+    assert_eq!((done.blobs, done.unreadable), (4, 0));
 }
