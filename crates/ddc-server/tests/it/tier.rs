@@ -15,16 +15,23 @@ use std::time::Duration;
 use common::{Client, Server};
 use hyper::StatusCode;
 use s3::S3;
-use throng_ddc::compressed::compress_lz4;
+use throng_ddc::compressed::{compress_lz4, wrap_oodle};
 use throng_ddc::{IoHash, Style, Value};
 use throng_ddc_server::{Listener, Node, Origin, Rules, Upstream, UpstreamOptions};
-use throng_ddc_store::{Durability, Options, Tier};
+use throng_ddc_store::{ChangeResult, Done, Durability, Options, Tier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 const CB: &str = "application/x-ue-cb";
 const OCTETS: &str = "Content-Type: application/octet-stream";
 const COMP: &str = "Content-Type: application/x-ue-comp";
+
+/// Makes a change of a running node's folder.
+fn commit(change: impl FnOnce(Done)) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    change(Box::new(move |outcome| drop(sender.send(outcome))));
+    assert_eq!(receiver.recv().expect("an answer").expect("the disk works"), ChangeResult::Done);
+}
 
 async fn node(s3: &S3) -> Server {
     node_in(tempfile::tempdir().expect("a temporary folder"), s3).await
@@ -430,17 +437,63 @@ async fn what_a_rule_of_the_bucket_removed_comes_back_with_the_next_ref() {
     let bytes = content(10, 5_000);
     let hash = IoHash::of(&bytes);
     // An old copy of what the bucket does not have any more.
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let namespace = "game".parse().expect("a name");
-    let old = throng_ddc::Timestamp::from_unix_ms(1);
-    let done = Box::new(move |outcome| drop(sender.send(outcome)));
-    one.service().store().put_blob(&namespace, hash, bytes.clone().into(), old, done);
-    receiver.recv().expect("an answer").expect("the disk works");
+    let (namespace, old) = ("game".parse().expect("a name"), throng_ddc::Timestamp::from_unix_ms(1));
+    commit(|done| one.service().store().put_blob(&namespace, hash, bytes.clone().into(), old, done));
     let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
     assert!(put_ref(&one.client().await, &reference, &object_of(&[hash])).await.is_empty());
     let other = two.client().await;
     assert_eq!(other.send("HEAD", &reference, &[], "").await.status, StatusCode::OK);
     assert_eq!(other.get(&format!("/api/v1/blobs/game/{hash}"), "*/*").await.body, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_form_that_a_rule_of_the_bucket_removed_comes_back_with_the_next_ref() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let raw = content(61, 40_000);
+    let (id, compressed) = (IoHash::of(&raw), compress_lz4(&raw, 18));
+    let hash = IoHash::of(&compressed);
+    let (namespace, old) = ("game".parse().expect("a name"), throng_ddc::Timestamp::from_unix_ms(1));
+    let store = one.service().store();
+    commit(|done| store.put_blob(&namespace, hash, compressed.clone().into(), old, done));
+    commit(|done| store.put_content(&namespace, id, (compressed.len() as u64, hash, true), done));
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert!(put_ref(&one.client().await, &reference, &object_of(&[id])).await.is_empty());
+    let other = two.client().await;
+    assert_eq!(other.send("HEAD", &reference, &[], "").await.status, StatusCode::OK);
+    assert_eq!(other.get(&format!("/api/v1/compressed-blobs/game/{id}"), "*/*").await.body, compressed);
+    let forms = s3.tier().forms(&namespace, &id).await.expect("the bucket works");
+    assert_eq!(forms, [(compressed.len() as u64, hash, true)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unverified_copy_does_not_hide_what_another_node_verified() {
+    let mut s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let [first, second] = [one.client().await, two.client().await];
+    let raw = content(60, 40_000);
+    // Nothing here decodes Oodle.
+    let (garbage, sound) = (wrap_oodle(&raw, 18, &[vec![7; 20]]), compress_lz4(&raw, 18));
+    let path = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    assert_eq!(first.send("PUT", &path, &[COMP], garbage.clone()).await.status, StatusCode::OK);
+    assert_eq!(first.get(&path, "*/*").await.body, garbage, "the only one");
+    assert_eq!(second.send("PUT", &path, &[COMP], sound.clone()).await.status, StatusCode::OK);
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    // An eviction that takes the copy of one leaves that of the other.
+    let (namespace, hash) = ("game".parse().expect("a name"), IoHash::of(&sound));
+    commit(|done| one.service().store().delete_blob(&namespace, &hash, done));
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    // A ref is finalised with it, and a node without copies serves it.
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert!(put_ref(&first, &reference, &object_of(&[IoHash::of(&raw)])).await.is_empty());
+    let cold = node(&s3).await;
+    let inline = cold.client().await.get(&reference, "application/x-jupiter-inline").await;
+    assert_eq!(inline.body, sound);
+    // Without the bucket there are copies.
+    s3.stop().await;
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    commit(|done| one.service().store().delete_blob(&namespace, &hash, done));
+    assert_eq!(first.get(&path, "*/*").await.body, garbage);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
