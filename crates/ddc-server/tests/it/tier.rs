@@ -3,6 +3,7 @@
 #![cfg(feature = "object-storage")]
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
+use crate::build_cache::{output_file, sha256};
 use crate::common;
 use crate::s3;
 
@@ -550,6 +551,10 @@ async fn many_who_want_the_same_absent_blob_cause_one_transfer() {
 // --- Upstream
 
 async fn edge(of: std::net::SocketAddr, miss: Duration) -> Server {
+    edge_with(of, miss, Rules::default()).await
+}
+
+async fn edge_with(of: std::net::SocketAddr, miss: Duration, rules: Rules) -> Server {
     let options = UpstreamOptions {
         url: format!("http://{of}"),
         authorization: None,
@@ -559,7 +564,7 @@ async fn edge(of: std::net::SocketAddr, miss: Duration) -> Server {
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let origin = Origin::Upstream(Box::new(Upstream::new(options)));
-    Server::start_in(folder, Options::default(), Rules::default(), Listener::Internal, origin).await
+    Server::start_in(folder, Options::default(), rules, Listener::Internal, origin).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -584,6 +589,30 @@ async fn an_edge_fills_itself_from_its_upstream() {
     assert_eq!(absent.status, StatusCode::NOT_FOUND);
     assert!(edge.service().stats().origin_failures > 0);
     put_blob(&client, &content(9, 1000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_asks_for_refs_that_may_have_changed_and_serves_them_without_an_answer() {
+    let up = Server::start(Rules::default(), Listener::Public).await;
+    let rules = Rules { upstream_fresh: Duration::ZERO, ..Rules::default() };
+    let edge = edge_with(up.addr, Duration::ZERO, rules).await;
+    let (client, far) = (edge.client().await, up.client().await);
+    let [first, second] = [1, 2].map(|n| Value::object([("n", Value::Integer(n))]).encode(Style::Plain));
+    let [kept, gone] = ["kept", "gone"].map(|name| format!("/api/v1/refs/game/assets/{}", key(name)));
+    for path in [&kept, &gone] {
+        assert!(put_ref(&far, path, &first).await.is_empty());
+        assert_eq!(client.get(path, CB).await.body, first);
+    }
+    assert!(put_ref(&far, &kept, &second).await.is_empty());
+    assert_eq!(far.send("DELETE", &gone, &[], "").await.status, StatusCode::OK);
+    assert_eq!(client.get(&kept, CB).await.body, second);
+    assert_eq!(client.get(&gone, CB).await.status, StatusCode::NOT_FOUND);
+    let unconfirmed = || edge.service().report()["elsewhere"]["unconfirmed_refs"].as_u64();
+    assert_eq!(unconfirmed(), Some(0));
+    drop(up.stop());
+    assert_eq!(client.get(&kept, CB).await.body, second);
+    assert_eq!(unconfirmed(), Some(1));
+    assert_eq!(client.get(&gone, CB).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -822,6 +851,31 @@ async fn a_node_whose_bucket_stalls_inside_answers_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_of_build_caches_are_shared_and_exported_with_what_they_name() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let (first, second) = (one.client().await, two.client().await);
+    let content = content(70, 50_000);
+    let (cas, action) = (format!("/cas/{}", sha256(&content)), format!("/ac/{}", sha256(b"the action")));
+    for (path, body) in [(&cas, content.clone()), (&action, output_file(&content))] {
+        assert_eq!(first.send("PUT", path, &[], body).await.status, StatusCode::OK);
+    }
+    assert_eq!(second.get(&action, "*/*").await.body, output_file(&content));
+    assert_eq!(second.get(&cas, "*/*").await.body, content);
+    let mut stream = Cursor::new(Vec::new());
+    Node::export_bucket(&s3.tier(), None, None, &mut stream).await.expect("the bucket works");
+    let alone = Server::start(Rules::default(), Listener::Public).await;
+    stream.set_position(0);
+    alone.service().import(&mut stream).expect("an export");
+    assert_eq!(alone.client().await.get(&action, "*/*").await.body, output_file(&content));
+    // A result is of no use without what it names, wherever that went.
+    let blob = format!("/api/v1/blobs/build/{}", IoHash::of(&content));
+    assert_eq!(first.send("DELETE", &blob, &[], "").await.status, StatusCode::NO_CONTENT);
+    let cold = node(&s3).await;
+    assert_eq!(cold.client().await.get(&action, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_export_holds_what_is_only_in_the_bucket() {
     let s3 = S3::start().await;
     let (one, two) = (node(&s3).await, node(&s3).await);
@@ -836,7 +890,8 @@ async fn an_export_holds_what_is_only_in_the_bucket() {
     for server in [&one, &two] {
         let mut stream = Cursor::new(Vec::new());
         let copies = Some(&**server.service().store());
-        let done = Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
+        let done =
+            Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
         let stream = stream.into_inner();
         let blob_bytes = (compressed.len() + large.len() + noise.len() + 5_000) as u64;
         assert_eq!((done.blobs, done.bytes, done.contents, done.refs), (4, blob_bytes, 1, 2));
