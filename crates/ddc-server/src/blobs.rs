@@ -34,7 +34,6 @@ const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 impl Findings for Service {
     fn damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) {
-        self.counters.add_damaged();
         self.store.discard_damaged(namespace, hash, blob);
     }
 
@@ -314,7 +313,6 @@ impl Service {
             match blob.read_checked() {
                 Ok(bytes) => body.push_bytes(bytes),
                 Err(error) if is_damage(&error) => {
-                    self.counters.add_damaged();
                     self.store.discard_damaged(namespace, hash, &blob);
                     let blob = self.replacement(namespace, hash).await?;
                     body.push_bytes(blob.read_checked()?);
@@ -337,7 +335,6 @@ impl Service {
                 }
                 Err(error) if !is_damage(&error) => return Err(error.into()),
                 _ => {
-                    self.counters.add_damaged();
                     self.store.discard_damaged(namespace, hash, &blob);
                     let blob = self.replacement(namespace, hash).await?;
                     body.push_bytes(blob.read_checked()?);
@@ -381,7 +378,6 @@ impl Service {
             checked => checked?,
         };
         if !sound {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, blob);
         }
         Ok(sound)
@@ -402,7 +398,6 @@ impl Service {
         match read(blob) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_damage(&error) => {
-                self.counters.add_damaged();
                 self.store.discard_damaged(namespace, hash, blob);
                 match self.replacement(namespace, hash).await {
                     Ok(blob) => Ok(Some(read(&blob)?)),

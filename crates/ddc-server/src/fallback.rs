@@ -83,7 +83,6 @@ impl Service {
         if self.store.blob(to, &hash)?.is_none() {
             let received = self.copy(&blob)?;
             if received.hash() != hash {
-                self.counters.add_damaged();
                 self.store.discard_damaged(from, &hash, &blob);
                 return Ok(None);
             }

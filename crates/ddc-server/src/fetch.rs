@@ -280,7 +280,6 @@ impl Service {
         copy: &Blob,
     ) -> Result<(), Problem> {
         if blocking::in_place(|| copy.hash())? != *hash {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, copy);
             return Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -91,7 +91,6 @@ impl Service {
         }
         let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
         if blocking::in_place(|| blob.hash())? != *hash {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, &blob);
             return Ok(None);
         }
