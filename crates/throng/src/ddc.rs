@@ -83,9 +83,7 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
         WorkArgs::Fill { entries, blob_bytes } => Work::Fill { entries, blob_bytes },
         WorkArgs::Export { file, namespace, config } => {
             match keys::with_surroundings(Loader::new(), config.as_deref()).load() {
-                Ok(config) => {
-                    Work::Export { file, namespace, settings: Some(Box::new(config.settings)) }
-                }
+                Ok(config) => Work::Export { file, namespace, settings: Some(Box::new(config.settings)) },
                 Err(problems) => {
                     complain(&problems.to_string());
                     return ExitCode::from(FAILED);

@@ -205,7 +205,8 @@ fn an_export_with_the_configuration_holds_what_is_only_in_the_bucket() {
         let (process, said) = Process::ready(&mut up(own.path(), "ddc", data));
         let cache = Cache::of(process, &said);
         let (mut stream, body) = (cache.connect(), vec![7; size]);
-        let (status, answer) = send(&mut stream, "POST", "/api/v1/blobs/test", type_, &body).expect("an answer");
+        let (status, answer) =
+            send(&mut stream, "POST", "/api/v1/blobs/test", type_, &body).expect("an answer");
         assert_eq!(status, 200);
         let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
         blobs.push((format!("/api/v1/blobs/test/{}", answer["identifier"].as_str().expect("a hash")), body));

@@ -196,8 +196,7 @@ impl Model {
                     self.blobs.contains(*form) && !may_be_gone(form) && !may_be_gone(id) && !may_miss
                 };
                 let held = self.forms.get(id).into_iter().flatten().filter(is_held);
-                let smallest =
-                    held.filter(|form| is_verified(form)).map(|form| self.bytes[form].len()).min();
+                let smallest = held.filter(|form| is_verified(form)).map(|form| self.bytes[form].len()).min();
                 if let Some(smallest) = smallest {
                     assert!(is_verified(&hash), "an unverified form hides a verified one: {op:?}");
                     let is_smallest = self.has_copies || seen.body.len() <= smallest;
