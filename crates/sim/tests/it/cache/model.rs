@@ -6,7 +6,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use hyper::StatusCode;
-use throng_ddc::compressed::{Header, Method, decompress};
 use throng_ddc::{Document, IoHash, Key};
 
 use super::requests::{Op, Seen, raw_object};
@@ -32,8 +31,6 @@ pub(super) struct Model {
     pub(super) refs: BTreeMap<Key, Possible>,
     /// Every value that a key had or may have had.
     pub(super) history: BTreeMap<Key, Possible>,
-    /// Nodes hold copies: what they serve of several verified forms need not be the smallest.
-    pub(super) has_copies: bool,
     /// Conditions under which requests may fail.
     pub(super) trouble: Trouble,
 }
@@ -191,17 +188,6 @@ impl Model {
                 let hash = IoHash::of(&seen.body);
                 let is_form = self.bytes.get(&hash).is_some_and(|bytes| is_form_of(bytes, id));
                 assert!(hash == *id || is_form, "wrong bytes: {op:?}");
-                let is_verified = |form: &IoHash| *form == *id || is_decodable(&self.bytes[form]);
-                let is_held = |form: &&IoHash| {
-                    self.blobs.contains(*form) && !may_be_gone(form) && !may_be_gone(id) && !may_miss
-                };
-                let held = self.forms.get(id).into_iter().flatten().filter(is_held);
-                let smallest = held.filter(|form| is_verified(form)).map(|form| self.bytes[form].len()).min();
-                if let Some(smallest) = smallest {
-                    assert!(is_verified(&hash), "an unverified form hides a verified one: {op:?}");
-                    let is_smallest = self.has_copies || seen.body.len() <= smallest;
-                    assert!(is_smallest, "there is a form of {smallest} bytes: {op:?}");
-                }
             }
             Op::GetBlob(hash) | Op::HeadBlob(hash) | Op::GetPart(hash, ..) if !found => {
                 let is_gone = !self.blobs.contains(hash) || absent(hash);
@@ -347,12 +333,6 @@ impl Model {
 }
 
 fn is_form_of(buffer: &[u8], id: &IoHash) -> bool {
-    let is_named = Header::read(buffer).is_ok_and(|header| header.raw_hash == *id);
-    let raw = decompress(buffer, 64 << 20, None);
-    is_named && raw.is_ok_and(|raw| raw.is_none_or(|raw| IoHash::of(&raw) == *id))
-}
-
-/// Reports whether nodes can decode a form that they took.
-fn is_decodable(form: &[u8]) -> bool {
-    Header::read(form).is_ok_and(|header| header.method != Method::Oodle)
+    let raw = throng_ddc::compressed::decompress(buffer, 64 << 20, None);
+    raw.is_ok_and(|raw| raw.is_some_and(|raw| IoHash::of(&raw) == *id))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use throng_ddc::compressed::{compress_lz4, wrap_oodle};
+use throng_ddc::compressed::compress_lz4;
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value as Field};
 use throng_ddc_server::{Node as Transfer, Rules, Service};
@@ -41,8 +41,6 @@ struct World {
     nodes: Vec<Node>,
     model: Model,
     settings: Settings,
-    /// Contents of compressed buffers.
-    raws: Vec<Bytes>,
     /// Keys that damage may take, and those that it took.
     damage_max: usize,
     lost: usize,
@@ -96,9 +94,8 @@ pub(super) fn live(seed: u64, is_told: bool) {
         shape,
         faults,
         nodes,
-        model: Model { has_copies: shape == Shape::Shared, ..Model::default() },
+        model: Model::default(),
         settings,
-        raws: Vec::new(),
         damage_max: 0,
         lost: 0,
         expires,
@@ -191,7 +188,10 @@ impl World {
                 }
                 Op::PutBroken(bytes, self.rng.chance(0.5))
             }
-            6..=7 => self.put_compressed(),
+            6..=7 => {
+                let raw = self.any_bytes();
+                Op::PutCompressed(IoHash::of(&raw), compress_lz4(&raw, 12 + self.rng.below(4) as u8).into())
+            }
             8..=11 => Op::PutRef(self.key(), self.any_object()),
             12..=13 => Op::PutRaw(self.key(), self.any_bytes()),
             14..=15 => {
@@ -229,30 +229,6 @@ impl World {
             }
             _ => Op::GetRef(self.key()),
         })
-    }
-
-    /// A compressed buffer, often of content that has one already. One of Oodle, which no node
-    /// decodes, holds garbage and is shorter than all others.
-    fn put_compressed(&mut self) -> Op {
-        let known = self.rng.below((self.raws.len() as u64).max(1)) as usize;
-        let raw = match self.raws.get(known) {
-            Some(raw) if self.rng.chance(0.5) => raw.clone(),
-            _ => {
-                let raw = self.any_bytes();
-                self.raws.push(raw.clone());
-                raw
-            }
-        };
-        let exponent = 12 + self.rng.below(4) as u8;
-        let is_unverified = raw.len() >= 90 && self.rng.chance(0.3);
-        let buffer = match is_unverified {
-            true => {
-                let blocks = raw.chunks(1 << exponent).map(|_| vec![self.rng.below(256) as u8; 9]);
-                wrap_oodle(&raw, exponent, &blocks.collect::<Vec<_>>())
-            }
-            false => compress_lz4(&raw, exponent),
-        };
-        Op::PutCompressed(IoHash::of(&raw), buffer.into())
     }
 
     fn any_upkeep(&mut self) -> Upkeep {
