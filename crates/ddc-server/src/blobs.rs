@@ -17,7 +17,7 @@ use crate::blocking;
 use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
 use crate::headers::IO_HASH;
-use crate::origin::Reach;
+use crate::origin::{Located, Reach};
 use crate::preconditions::tag_of;
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
 use crate::streaming::StreamedBlob;
@@ -34,7 +34,6 @@ const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 impl Findings for Service {
     fn damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) {
-        self.counters.add_damaged();
         self.store.discard_damaged(namespace, hash, blob);
     }
 
@@ -163,11 +162,12 @@ impl Service {
         id: &IoHash,
     ) -> Answer {
         let missing = || Problem::missing("no such compressed blob");
-        let found = match self.locate(namespace, id, Reach::All).await? {
+        let found = match self.locate_form(namespace, id, Reach::All).await? {
             Some(found) => Some(found),
             None => self.take_over(request, namespace, id, true).await?,
         };
-        let hash = found.ok_or_else(missing)?;
+        let found = found.ok_or_else(missing)?;
+        let hash = found.blob;
         let media = if hash == *id { Media::Octets } else { Media::Compressed };
         if negotiate(request.accept(), &[media]).is_none() {
             let title = format!("what is stored is {}", media.name());
@@ -182,7 +182,7 @@ impl Service {
         } else {
             match self.find(request, namespace, &hash).await?.ok_or_else(missing)? {
                 Found::Here(blob) => {
-                    self.note_form(namespace, id, &hash, blob.len()).await?;
+                    self.note_form(namespace, id, found, blob.len()).await?;
                     self.blob_answer(request, namespace, &hash, blob, media).await?
                 }
                 Found::Streamed(streamed, len) => streamed_answer(streamed, len, &hash, media),
@@ -313,7 +313,6 @@ impl Service {
             match blob.read_checked() {
                 Ok(bytes) => body.push_bytes(bytes),
                 Err(error) if is_damage(&error) => {
-                    self.counters.add_damaged();
                     self.store.discard_damaged(namespace, hash, &blob);
                     let blob = self.replacement(namespace, hash).await?;
                     body.push_bytes(blob.read_checked()?);
@@ -336,7 +335,6 @@ impl Service {
                 }
                 Err(error) if !is_damage(&error) => return Err(error.into()),
                 _ => {
-                    self.counters.add_damaged();
                     self.store.discard_damaged(namespace, hash, &blob);
                     let blob = self.replacement(namespace, hash).await?;
                     body.push_bytes(blob.read_checked()?);
@@ -380,7 +378,6 @@ impl Service {
             checked => checked?,
         };
         if !sound {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, blob);
         }
         Ok(sound)
@@ -401,7 +398,6 @@ impl Service {
         match read(blob) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_damage(&error) => {
-                self.counters.add_damaged();
                 self.store.discard_damaged(namespace, hash, blob);
                 match self.replacement(namespace, hash).await {
                     Ok(blob) => Ok(Some(read(&blob)?)),
@@ -506,9 +502,7 @@ impl Service {
         let raw = found.header.raw_hash;
         check_hash(wanted, raw)?;
         if !found.hash_checked && !self.rules_of(namespace).unverified {
-            return Err(Problem::bad(
-                "this namespace takes only compressed buffers whose content can be verified",
-            ));
+            return Err(unverifiable());
         }
         let (hash, len) = (received.hash(), received.len());
         self.keep(namespace, received).await?;
@@ -538,14 +532,13 @@ impl Service {
         &self,
         namespace: &Namespace,
         id: &IoHash,
-        form: &IoHash,
+        found: Located,
         len: u64,
     ) -> Result<(), Problem> {
-        let Some(tier) = self.tier() else { return Ok(()) };
-        if form != id && self.store.content(namespace, id)?.is_none() {
-            let forms = self.heard(tier.forms(namespace, id).await)?;
-            let verified = forms.iter().any(|(_, blob, verified)| blob == form && *verified);
-            let form = (len, *form, verified);
+        let Located { blob, verified } = found;
+        let is_news = || Ok::<_, Problem>(self.store.best_form(namespace, id)? != Some((blob, verified)));
+        if self.tier().is_some() && blob != *id && is_news()? {
+            let form = (len, blob, verified);
             self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
         }
         Ok(())
@@ -627,6 +620,11 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// The refusal of a form whose content nobody verified.
+pub(crate) fn unverifiable() -> Problem {
+    Problem::bad("this namespace takes only compressed buffers whose content can be verified")
 }
 
 /// A large blob that is not here yet, from its first byte on.

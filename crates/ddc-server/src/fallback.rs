@@ -14,7 +14,7 @@ use throng_ddc_store::{Blob, LargeWriter};
 use crate::answer::{Problem, empty};
 use crate::blocking;
 use crate::body::Body;
-use crate::origin::Reach;
+use crate::origin::{Located, Reach};
 use crate::service::{ApiRequest, Service};
 use crate::upload::{Received, SMALL_BYTES_MAX};
 
@@ -34,7 +34,7 @@ impl Service {
         namespace: &Namespace,
         id: &IoHash,
         is_content: bool,
-    ) -> Result<Option<IoHash>, Problem> {
+    ) -> Result<Option<Located>, Problem> {
         let Some(from) = self.rules_of(namespace).fallback.filter(|from| from != namespace) else {
             return Ok(None);
         };
@@ -63,33 +63,35 @@ impl Service {
         Ok(())
     }
 
-    /// Copies a blob, or a form of a content id, from one namespace to another. The blob that it
-    /// is, if there is one.
+    /// Copies a blob, or a form of a content id, from one namespace to another that takes it. The
+    /// blob that it is, if there is one.
     async fn carry(
         self: &Arc<Service>,
         from: &Namespace,
         to: &Namespace,
         id: &IoHash,
         is_content: bool,
-    ) -> Result<Option<IoHash>, Problem> {
-        let found = if is_content { self.locate(from, id, Reach::All).await? } else { Some(*id) };
-        let Some(hash) = found else { return Ok(None) };
+    ) -> Result<Option<Located>, Problem> {
+        let found = match is_content {
+            true => self.locate_form(from, id, Reach::All).await?,
+            false => Some(Located::raw(id)),
+        };
+        let found = found.filter(|found| found.verified || self.rules_of(to).unverified);
+        let Some(Located { blob: hash, verified }) = found else { return Ok(None) };
         let Some(blob) = self.find_blob(from, &hash).await? else { return Ok(None) };
         // The usual repeated upload: its bytes need not be read again.
         if self.store.blob(to, &hash)?.is_none() {
             let received = self.copy(&blob)?;
             if received.hash() != hash {
-                self.counters.add_damaged();
                 self.store.discard_damaged(from, &hash, &blob);
                 return Ok(None);
             }
             self.keep(to, received).await?;
         }
         if hash != *id {
-            let verified = self.store.has_verified_form(from, id, blob.len(), &hash)?;
             self.put_form(to, *id, (blob.len(), hash, verified)).await?;
         }
-        Ok(Some(hash))
+        Ok(found)
     }
 
     /// The bytes of a blob, as if they had been received.

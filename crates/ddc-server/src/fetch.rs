@@ -20,7 +20,7 @@ use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
 use crate::answer::Problem;
 use crate::blocking;
-use crate::origin::{Closed, Origin, Reach, Read};
+use crate::origin::{Closed, Located, Origin, Reach, Read};
 use crate::preconditions::Preconditions;
 use crate::service::Service;
 use crate::streaming::{Begun, StreamedBlob};
@@ -192,42 +192,83 @@ impl Service {
         id: &IoHash,
         reach: Reach,
     ) -> Result<Option<IoHash>, Problem> {
-        let here = match self.store.content(namespace, id)? {
-            Some(form) => Some(form),
-            None => self.store.has_blob(namespace, id)?.then_some(*id),
+        Ok(self.locate_form(namespace, id, reach).await?.map(|located| located.blob))
+    }
+
+    /// The same, and whether its content was verified.
+    pub(crate) async fn locate_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        reach: Reach,
+    ) -> Result<Option<Located>, Problem> {
+        let here = match self.store.best_form(namespace, id)? {
+            Some((blob, verified)) => Some(Located { blob, verified }),
+            None => self.store.has_blob(namespace, id)?.then(|| Located::raw(id)),
         };
-        if let (Some(hash), Reach::Own) = (&here, reach) {
-            self.confirm(namespace, hash).await?;
+        // The folder may have a copy of an unverified form only. It is served without the storage.
+        if let (Some(Located { verified: false, .. }), Some(tier)) = (here, self.tier())
+            && let Ok(Some(shared)) = self.shared_form(tier, namespace, id, true).await
+        {
+            return Ok(Some(shared));
+        }
+        if let (Some(located), Reach::Own) = (here, reach) {
+            self.confirm(namespace, id, located).await?;
         }
         if here.is_some() {
             return Ok(here);
         }
         match &self.origin {
             Origin::Alone => Ok(None),
-            Origin::Tier(tier) => {
-                for (_, form, _) in self.heard(tier.forms(namespace, id).await)? {
-                    if self.heard(tier.blob_len(namespace, &form).await)?.is_some() {
-                        return Ok(Some(form));
-                    }
-                }
-                Ok(self.heard(tier.blob_len(namespace, id).await)?.map(|_| *id))
-            }
+            Origin::Tier(tier) => match self.shared_form(tier, namespace, id, false).await? {
+                None => Ok(self.heard(tier.blob_len(namespace, id).await)?.map(|_| Located::raw(id))),
+                form => Ok(form),
+            },
             Origin::Upstream(_) if reach == Reach::Own => Ok(None),
             Origin::Upstream(upstream) => self.fetch_form(upstream, namespace, id).await,
         }
     }
 
-    /// Puts an old copy back where it is shared, if it is there no more: a rule of the bucket may
-    /// have removed it, and what relies on it is about to be shared.
-    async fn confirm(&self, namespace: &Namespace, hash: &IoHash) -> Result<(), Problem> {
-        let (Some(tier), Some(copy)) = (self.tier(), self.store.blob(namespace, hash)?) else {
+    /// The best form of a content id that the object storage has, or the best verified one.
+    async fn shared_form(
+        &self,
+        tier: &Tier,
+        namespace: &Namespace,
+        id: &IoHash,
+        must_be_verified: bool,
+    ) -> Result<Option<Located>, Problem> {
+        let forms = self.heard(tier.forms(namespace, id).await)?;
+        for (_, blob, verified) in forms.into_iter().filter(|form| form.2 || !must_be_verified) {
+            if self.heard(tier.blob_len(namespace, &blob).await)?.is_some() {
+                return Ok(Some(Located { blob, verified }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts an old copy, and its name as a form of `id`, back where they are shared, if they are
+    /// there no more: a rule of the bucket may have removed them, and what relies on them is about
+    /// to be shared.
+    async fn confirm(&self, namespace: &Namespace, id: &IoHash, located: Located) -> Result<(), Problem> {
+        let Located { blob: hash, verified } = located;
+        let (Some(tier), Some(copy)) = (self.tier(), self.store.blob(namespace, &hash)?) else {
             return Ok(());
         };
         let age_ms = self.now().unix_ms().saturating_sub(copy.put().unix_ms());
-        if age_ms < CONFIRM_AGE_MS || self.heard(tier.blob_len(namespace, hash).await)?.is_some() {
+        if age_ms < CONFIRM_AGE_MS {
             return Ok(());
         }
-        self.share_copy(tier, namespace, hash, &copy).await
+        if self.heard(tier.blob_len(namespace, &hash).await)?.is_none() {
+            self.share_copy(tier, namespace, &hash, &copy).await?;
+        }
+        if hash == *id {
+            return Ok(());
+        }
+        let forms = self.heard(tier.forms(namespace, id).await)?;
+        if !forms.iter().any(|(_, form, is_verified)| *form == hash && (*is_verified || !verified)) {
+            self.heard(tier.put_form(namespace, id, copy.len(), (&hash, verified)).await)?;
+        }
+        Ok(())
     }
 
     /// Puts a copy where it is shared. Others will rely on it, so it is hashed first.
@@ -239,7 +280,6 @@ impl Service {
         copy: &Blob,
     ) -> Result<(), Problem> {
         if blocking::in_place(|| copy.hash())? != *hash {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, copy);
             return Err(Problem::new(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -323,7 +363,7 @@ impl Service {
     }
 
     /// Receives a blob from elsewhere, and keeps it nowhere.
-    pub(crate) async fn bring(
+    async fn bring(
         &self,
         namespace: &Namespace,
         hash: &IoHash,
@@ -373,11 +413,11 @@ impl Service {
         upstream: &Upstream,
         namespace: &Namespace,
         id: &IoHash,
-    ) -> Result<Option<IoHash>, Problem> {
+    ) -> Result<Option<Located>, Problem> {
         let flight = self.flights.join(namespace, id);
         let _turn = flight.turn().await;
-        if let Some(form) = self.store.content(namespace, id)? {
-            return Ok(Some(form));
+        if let Some((blob, verified)) = self.store.best_form(namespace, id)? {
+            return Ok(Some(Located { blob, verified }));
         }
         let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
@@ -390,7 +430,7 @@ impl Service {
                 }
                 self.count_fetched(&received);
                 self.keep_here(namespace, received).await?;
-                return Ok(Some(*id));
+                return Ok(Some(Located::raw(id)));
             }
             Some(Form::Compressed(incoming)) => incoming,
         };
@@ -410,7 +450,7 @@ impl Service {
         self.keep_here(namespace, received).await?;
         let form = (len, hash, found.hash_checked);
         self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
-        Ok(Some(hash))
+        Ok(Some(Located { blob: hash, verified: found.hash_checked }))
     }
 
     async fn receive_from(

@@ -47,7 +47,6 @@ impl Node {
         origin: Origin,
     ) -> Result<Node, StoreError> {
         let store = Store::open(Arc::new(Folder::new(folder)?), options)?;
-        store.set_has_copies(matches!(origin, Origin::Tier(_)))?;
         let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(StoreError::from)
         };

@@ -61,6 +61,21 @@ pub(crate) struct Closed {
     pub(crate) blobs: Vec<IoHash>,
 }
 
+/// Blob that holds a content: the raw bytes themselves, or a compressed form of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Located {
+    pub(crate) blob: IoHash,
+    /// The content is known to have its hash.
+    pub(crate) verified: bool,
+}
+
+impl Located {
+    /// The raw bytes with this hash.
+    pub(crate) fn raw(hash: &IoHash) -> Located {
+        Located { blob: *hash, verified: true }
+    }
+}
+
 /// Which attachments count as stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {

@@ -13,7 +13,7 @@ use throng_ddc_store::{RefValue, Tier};
 
 use crate::answer::Problem;
 use crate::blocking;
-use crate::origin::Reach;
+use crate::origin::{Located, Reach};
 use crate::service::Service;
 
 /// Refs that are refreshed at a time; those beyond are when they are used the next time.
@@ -60,18 +60,16 @@ impl Service {
                 }
                 continue;
             }
-            let blob = self.locate(namespace, &attachment.hash, Reach::All).await?;
-            if let Some(blob) = blob {
+            let located = self.locate_form(namespace, &attachment.hash, Reach::All).await?;
+            if let Some(Located { blob, verified }) = located {
                 let written = self.refresh_blob(tier, namespace, &blob, age).await?;
                 if blob != attachment.hash
                     && let Some(len) = written
                 {
-                    let forms = self.heard(tier.forms(namespace, &attachment.hash).await)?;
-                    let verified = forms.iter().any(|(_, form, verified)| *form == blob && *verified);
                     self.heard(tier.put_form(namespace, &attachment.hash, len, (&blob, verified)).await)?;
                 }
             }
-            closure.resolve(blob.map_or(Resolution::Missing, Resolution::Blob));
+            closure.resolve(located.map_or(Resolution::Missing, |located| Resolution::Blob(located.blob)));
         }
         let (bucket, now) = (&name.bucket, self.now());
         self.heard(tier.refresh_ref(namespace, bucket, &name.key, value.object, now).await)?;
@@ -93,7 +91,6 @@ impl Service {
         }
         let Some(blob) = self.find_blob(namespace, hash).await? else { return Ok(None) };
         if blocking::in_place(|| blob.hash())? != *hash {
-            self.counters.add_damaged();
             self.store.discard_damaged(namespace, hash, &blob);
             return Ok(None);
         }

@@ -25,6 +25,7 @@ impl Service {
     pub fn stats(&self) -> CacheStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
+        let store = self.store.stats();
         CacheStats {
             requests: read(&counters.requests),
             failures: read(&counters.failures),
@@ -46,11 +47,11 @@ impl Service {
             }),
             scrubbed_bytes: read(&counters.scrubbed_bytes),
             scrubbed: Duration::from_millis(read(&counters.scrubbed_ms)),
-            damaged: read(&counters.damaged),
+            damaged: read(&counters.damaged) + store.damaged,
             fetched: read(&self.origin_counters.fetched),
             fetched_bytes: read(&self.origin_counters.fetched_bytes),
             origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
-            store: self.store.stats(),
+            store,
             space: self.store.space(),
             index_damaged: self.store.has_damaged_index(),
         }
@@ -137,7 +138,7 @@ impl Service {
             },
             "scrubbed_bytes": stats.scrubbed_bytes,
             "scrubbed_s": stats.scrubbed.as_secs_f64(),
-            "damaged": stats.damaged + stats.store.damaged,
+            "damaged": stats.damaged,
             "disk": {
                 "used_bytes": space.used,
                 "free_bytes": space.free,
@@ -159,6 +160,27 @@ impl Service {
                 "failures": stats.store.failures,
             },
         })
+    }
+}
+
+impl Service {
+    /// State in a line, for the detail of a readiness report.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        let CacheStats { damaged, space, index_damaged, .. } = self.stats();
+        let mut parts = Vec::new();
+        if space.is_full {
+            parts.push("the disk is full: uploads are refused".to_owned());
+        }
+        if index_damaged {
+            parts.push("the index is damaged: a restart rebuilds it".to_owned());
+        }
+        if damaged > 0 {
+            parts.push(format!(
+                "damage was found {damaged} times since the start: what it held is missing until it is uploaded again"
+            ));
+        }
+        if parts.is_empty() { "serving".to_owned() } else { parts.join("; ") }
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
 use crate::answer::{Answer, Problem, empty, object, reply};
+use crate::blobs::unverifiable;
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
@@ -550,6 +551,9 @@ impl Service {
             }
             Route::ContentIdUpdate(namespace, id, blob, weight) => {
                 self.permit(&request, WriteObject, &namespace, None)?;
+                if !self.rules_of(&namespace).unverified {
+                    return Err(unverifiable());
+                }
                 self.put_form(&namespace, id, (weight, blob, false)).await?;
                 Ok(empty(StatusCode::OK))
             }

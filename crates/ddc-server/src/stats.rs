@@ -80,6 +80,7 @@ pub(crate) struct Counters {
     pub(crate) collected_bytes: AtomicU64,
     pub(crate) scrubbed_bytes: AtomicU64,
     pub(crate) scrubbed_ms: AtomicU64,
+    /// Damage of what came from elsewhere; the store counts its own.
     pub(crate) damaged: AtomicU64,
     pub(crate) upkeep_failures: AtomicU64,
     pub(crate) latencies: [LatencyCounters; OPERATIONS.len()],
@@ -108,7 +109,6 @@ impl Counters {
     pub(crate) fn add_scrubbed(&self, scrubbed: &ScrubReport, took: Duration) {
         self.scrubbed_ms.fetch_add(took.as_millis() as u64, Ordering::Relaxed);
         self.scrubbed_bytes.fetch_add(scrubbed.bytes, Ordering::Relaxed);
-        self.damaged.fetch_add(scrubbed.damaged + scrubbed.lost, Ordering::Relaxed);
     }
 
     pub(crate) fn add_damaged(&self) {
@@ -153,7 +153,7 @@ pub struct CacheStats {
     pub scrubbed_bytes: u64,
     /// Time that they took.
     pub scrubbed: Duration,
-    /// Blobs that were found damaged or lost.
+    /// Damage that was found: parts of the log, blobs, lost files, what came from elsewhere.
     pub damaged: u64,
     /// Blobs that were brought from elsewhere.
     pub fetched: u64,

@@ -4,20 +4,19 @@
 //! then forms of content ids, then refs, so that everything a ref reaches comes before it. The last
 //! line is the end.
 
-use std::io::{self, BufRead, Read as _, Write};
+use std::io::{self, BufRead, Cursor, Read as _, Seek, SeekFrom, Write};
 use std::sync::mpsc;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use throng_ddc::api::RefName;
-use throng_ddc::{Bucket, Document, IoHash, Key, Namespace, Timestamp};
-use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError, TierError};
+use throng_ddc::{Bucket, Document, Hasher, IoHash, Key, Namespace, Timestamp};
+use throng_ddc_store::{Blob, ChangeResult, Done, PutRef, RefValue, Store, StoreError, Tier, TierError};
 
-use crate::answer::Problem;
 use crate::node::Node;
 use crate::service::Service;
-use crate::upload::{Received, SMALL_BYTES_MAX};
+use crate::upload::SMALL_BYTES_MAX;
 
 /// Version of the stream. Version 1 has no end, so that a stream that was cut short between two
 /// entries looks whole.
@@ -30,6 +29,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_MAX: usize = 256;
 /// Longest line of a stream.
 const LINE_BYTES_MAX: u64 = 4 << 10;
+/// Times that a blob of a bucket is received that is damaged or breaks off.
+const RECEPTIONS: usize = 3;
 
 /// What was taken out or brought in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,12 +69,6 @@ pub enum TransferError {
 impl From<TierError> for TransferError {
     fn from(error: TierError) -> TransferError {
         TransferError::ObjectStorage(error.to_string())
-    }
-}
-
-impl From<Problem> for TransferError {
-    fn from(problem: Problem) -> TransferError {
-        TransferError::ObjectStorage(problem.title)
     }
 }
 
@@ -125,29 +120,21 @@ impl Node {
         Ok(done)
     }
 
-    /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref
-    /// resolved again; what is there already stays.
+    /// Writes everything in a bucket, or one namespace of it, to `out`. Blobs of which `copies` has
+    /// sound copies are not transferred. Changes nothing in the bucket; of what nodes change
+    /// meanwhile, a part may be missing.
     ///
-    /// # Errors
-    /// As [`TransferError`] says. What was brought in by then stays.
-    pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
-        self.service().import(input)
-    }
-}
-
-impl Service {
-    /// Writes everything that this cache answers for, or one namespace of it, to `out`: what is in
-    /// the folder, or in the object storage that it shares. Of what other nodes change meanwhile, a
-    /// part may be missing.
+    /// What lies behind the last byte that was written, if the caller's file is longer, belongs to
+    /// damaged blobs that were taken back.
     ///
     /// # Errors
     /// As [`TransferError`] says.
-    pub async fn export(
-        &self,
+    pub async fn export_bucket(
+        tier: &Tier,
+        copies: Option<&Store>,
         only: Option<&Namespace>,
-        out: &mut dyn Write,
+        out: &mut (impl Write + Seek),
     ) -> Result<Transferred, TransferError> {
-        let Some(tier) = self.tier() else { return Node::export(self.store(), only, out) };
         let mut done = Transferred::default();
         line(out, &json!({ "export": VERSION }))?;
         let namespaces = match only {
@@ -157,7 +144,7 @@ impl Service {
         for namespace in &namespaces {
             let mut blobs = tier.blobs(namespace);
             while let Some(hash) = blobs.next().await.transpose()? {
-                match self.export_shared_blob(namespace, &hash, out).await? {
+                match export_shared_blob(tier, copies, namespace, &hash, out).await? {
                     Some(len) => {
                         done.blobs += 1;
                         done.bytes += len;
@@ -172,14 +159,18 @@ impl Service {
             }
             let mut refs = tier.refs(namespace);
             while let Some((bucket, key)) = refs.next().await.transpose()? {
-                let name = RefName { namespace: namespace.clone(), bucket, key };
-                let value = self.reference(&name).await?;
+                let value = match tier.reference(namespace, &bucket, &key).await {
+                    Err(TierError::Damaged(_)) => None,
+                    found => found?,
+                };
                 let object = match &value {
-                    Some(value) => self.object_of(namespace, value).await?,
+                    Some(RefValue { inline: Some(inline), .. }) => Some(inline.clone()),
+                    Some(value) => shared_bytes(tier, copies, namespace, &value.object).await?,
                     None => None,
                 };
                 match (value, object) {
                     (Some(value), Some(object)) => {
+                        let name = RefName { namespace: namespace.clone(), bucket, key };
                         export_ref(&name, &value, &object, out)?;
                         done.refs += 1;
                     }
@@ -192,33 +183,17 @@ impl Service {
         Ok(done)
     }
 
-    /// Writes a blob that others share: the copy in the folder, or else what the object storage
-    /// has. Its size; `None` if it cannot be had.
-    async fn export_shared_blob(
-        &self,
-        namespace: &Namespace,
-        hash: &IoHash,
-        out: &mut dyn Write,
-    ) -> Result<Option<u64>, TransferError> {
-        if let Some(copy) = self.store.blob(namespace, hash)? {
-            if copy.hash().is_ok_and(|found| found == *hash) {
-                export_blob(namespace, hash, &copy, out)?;
-                return Ok(Some(copy.len()));
-            }
-            self.store.discard_damaged(namespace, hash, &copy);
-        }
-        let Some(received) = self.bring(namespace, hash, None).await? else { return Ok(None) };
-        match &received {
-            Received::Small(bytes, _) => {
-                export_head(namespace, hash, bytes.len() as u64, out)?;
-                out.write_all(bytes)?;
-            }
-            Received::Large(writer) => export_blob(namespace, hash, &writer.blob(), out)?,
-            Received::Known(..) => return Ok(None),
-        }
-        Ok(Some(received.len()))
+    /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref
+    /// resolved again; what is there already stays.
+    ///
+    /// # Errors
+    /// As [`TransferError`] says. What was brought in by then stays.
+    pub fn import(&self, input: &mut dyn BufRead) -> Result<Transferred, TransferError> {
+        self.service().import(input)
     }
+}
 
+impl Service {
     /// See [`Node::import`].
     ///
     /// # Errors
@@ -268,6 +243,77 @@ impl Service {
     }
 }
 
+/// Writes a blob of the bucket, or the copy of it. Its size; `None` if it cannot be had.
+async fn export_shared_blob(
+    tier: &Tier,
+    copies: Option<&Store>,
+    namespace: &Namespace,
+    hash: &IoHash,
+    out: &mut (impl Write + Seek),
+) -> Result<Option<u64>, TransferError> {
+    if let Some(copy) = copies.map(|copies| copies.blob(namespace, hash)).transpose()?.flatten()
+        && copy.is_sound(hash)
+    {
+        write_blob(namespace, hash, &copy, out)?;
+        return Ok(Some(copy.len()));
+    }
+    receive_shared(tier, namespace, hash, out, |len, out| export_head(namespace, hash, len, out)).await
+}
+
+/// A whole blob of the bucket in memory, or the copy of it.
+async fn shared_bytes(
+    tier: &Tier,
+    copies: Option<&Store>,
+    namespace: &Namespace,
+    hash: &IoHash,
+) -> Result<Option<Bytes>, TransferError> {
+    let copy = copies.map(|copies| copies.read_blob(namespace, hash)).transpose()?.flatten();
+    if copy.is_some() {
+        return Ok(copy);
+    }
+    let mut bytes = Cursor::new(Vec::new());
+    let len = receive_shared(tier, namespace, hash, &mut bytes, |_, _| Ok(())).await?;
+    Ok(len.map(|len| Bytes::from(bytes.into_inner()).slice(..len as usize)))
+}
+
+/// Writes a blob as it arrives from the bucket, behind what `begin` writes for its size. One that
+/// is damaged or breaks off is taken back, and received again: bits may flip on the way. Its size;
+/// `None` if it is gone or damaged.
+async fn receive_shared<W: Write + Seek>(
+    tier: &Tier,
+    namespace: &Namespace,
+    hash: &IoHash,
+    out: &mut W,
+    begin: impl Fn(u64, &mut W) -> io::Result<()>,
+) -> Result<Option<u64>, TransferError> {
+    let start = out.stream_position()?;
+    let mut broken_off = None;
+    for _ in 0..RECEPTIONS {
+        let Some((mut incoming, _)) = tier.blob(namespace, hash).await? else { return Ok(None) };
+        begin(incoming.len, out)?;
+        let (mut hasher, mut len) = (Hasher::new(), 0);
+        broken_off = loop {
+            match incoming.bytes.next().await {
+                Some(Ok(piece)) => {
+                    hasher.update(&piece);
+                    len += piece.len() as u64;
+                    out.write_all(&piece)?;
+                }
+                Some(Err(error)) => break Some(error),
+                None => break None,
+            }
+        };
+        if broken_off.is_none() && len == incoming.len && hasher.finish() == *hash {
+            return Ok(Some(len));
+        }
+        out.seek(SeekFrom::Start(start))?;
+    }
+    match broken_off {
+        Some(error) => Err(TransferError::ObjectStorage(error.to_string())),
+        None => Ok(None),
+    }
+}
+
 fn export_blob(
     namespace: &Namespace,
     hash: &IoHash,
@@ -277,6 +323,10 @@ fn export_blob(
     if blob.hash()? != *hash {
         return Err(TransferError::Malformed(format!("the stored blob {hash}")));
     }
+    Ok(write_blob(namespace, hash, blob, out)?)
+}
+
+fn write_blob(namespace: &Namespace, hash: &IoHash, blob: &Blob, out: &mut dyn Write) -> io::Result<()> {
     export_head(namespace, hash, blob.len(), out)?;
     let mut at = 0;
     while at < blob.len() {

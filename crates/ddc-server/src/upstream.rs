@@ -79,6 +79,14 @@ pub(crate) enum Form {
     Raw(Incoming),
 }
 
+/// Why the upstream gives nothing.
+enum Absence {
+    /// It says that it has no such thing.
+    Missing,
+    /// It does not answer.
+    Silent,
+}
+
 /// Answer of the upstream about a ref.
 pub(crate) enum Lookup {
     /// Its object, and the object's hash.
@@ -130,11 +138,11 @@ impl Upstream {
 
     pub(crate) async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Option<Incoming> {
         let found = self.get(format!("/api/v1/blobs/{namespace}/{hash}"), Media::Octets.name()).await;
-        found.map(Response::into_body)
+        found.ok().map(Response::into_body)
     }
 
     pub(crate) async fn form(&self, namespace: &Namespace, id: &IoHash) -> Option<Form> {
-        let response = self.get(format!("/api/v1/compressed-blobs/{namespace}/{id}"), "*/*").await?;
+        let response = self.get(format!("/api/v1/compressed-blobs/{namespace}/{id}"), "*/*").await.ok()?;
         match media_of(&response) {
             Some(Media::Compressed) => Some(Form::Compressed(response.into_body())),
             Some(Media::Octets) => Some(Form::Raw(response.into_body())),
@@ -146,14 +154,13 @@ impl Upstream {
     pub(crate) async fn reference(&self, name: &RefName, bytes_max: u64) -> Lookup {
         let RefName { namespace, bucket, key } = name;
         let path = format!("/api/v1/refs/{namespace}/{}/{}", bucket.as_str(), key.as_str());
-        let found = self.get(path.clone(), Media::CompactBinary.name()).await;
-        match found {
-            Some(response) => match self.object(response, bytes_max).await {
+        match self.get(path, Media::CompactBinary.name()).await {
+            Ok(response) => match self.object(response, bytes_max).await {
                 Some(object) => Lookup::Found(object),
                 None => Lookup::Unknown,
             },
-            None if self.is_missing(&path, self.clock.elapsed()) => Lookup::Missing,
-            None => Lookup::Unknown,
+            Err(Absence::Missing) => Lookup::Missing,
+            Err(Absence::Silent) => Lookup::Unknown,
         }
     }
 
@@ -180,14 +187,18 @@ impl Upstream {
         }
     }
 
-    /// `None` if it is not there, or nobody can say: a cache that cannot be reached has nothing.
-    async fn get(&self, path: String, accept: &'static str) -> Option<Response<Incoming>> {
+    /// What the upstream has. A cache that cannot be reached has nothing.
+    async fn get(&self, path: String, accept: &'static str) -> Result<Response<Incoming>, Absence> {
+        let silent = |why: &dyn fmt::Display| {
+            self.failed::<()>(why);
+            Absence::Silent
+        };
         let now = self.clock.elapsed();
         if self.is_missing(&path, now) {
-            return None;
+            return Err(Absence::Missing);
         }
         if self.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until) {
-            return None;
+            return Err(Absence::Silent);
         }
         let mut request = Request::get(format!("{}{path}", self.url)).header(header::ACCEPT, accept);
         if let Some(authorization) = &self.authorization {
@@ -195,14 +206,14 @@ impl Upstream {
         }
         let request = match request.body(Empty::new()) {
             Ok(request) => request,
-            Err(error) => return self.failed(&error),
+            Err(error) => return Err(silent(&error)),
         };
         let response = match (self.transport)(request).await {
             Ok(response) => response,
-            Err(error) => return self.failed(&error),
+            Err(error) => return Err(silent(&error)),
         };
         match response.status() {
-            StatusCode::OK => Some(response),
+            StatusCode::OK => Ok(response),
             // The ref is not finalised, or the cache knows no such thing.
             StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => {
                 let mut misses = self.misses.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,9 +221,9 @@ impl Upstream {
                     misses.clear();
                 }
                 misses.insert(path, now + self.miss);
-                None
+                Err(Absence::Missing)
             }
-            status => self.failed(&format!("status {status}")),
+            status => Err(silent(&format!("status {status}"))),
         }
     }
 

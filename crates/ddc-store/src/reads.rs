@@ -55,27 +55,40 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn content(&self, namespace: &Namespace, id: &IoHash) -> Result<Option<IoHash>, StoreError> {
+        Ok(self.best_form(namespace, id)?.map(|(blob, _)| blob))
+    }
+
+    /// The same, and whether it was decoded and hashed.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn best_form(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+    ) -> Result<Option<(IoHash, bool)>, StoreError> {
         let prefix = key::content(namespace, id);
         let mut after: Option<Box<[u8]>> = None;
         let mut unverified = None;
         loop {
             let forms = self.index.scan(&prefix, after.as_deref(), FORMS_STEP)?;
-            let Some((last, _)) = forms.last() else { return Ok(unverified) };
+            let Some((last, _)) = forms.last() else { break };
             for (form, value) in &forms {
                 let Some(blob) = key::last_hash(form) else { continue };
                 let verified = **value == [1];
                 if (verified || unverified.is_none()) && self.has_blob(namespace, &blob)? {
                     if verified {
-                        return Ok(Some(blob));
+                        return Ok(Some((blob, true)));
                     }
                     unverified = Some(blob);
                 }
             }
             if forms.len() < FORMS_STEP {
-                return Ok(unverified);
+                break;
             }
             after = Some(last.clone());
         }
+        Ok(unverified.map(|blob| (blob, false)))
     }
 
     /// Reports whether a form of a content id was decoded and hashed.

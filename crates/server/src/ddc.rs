@@ -131,8 +131,14 @@ pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Resul
     let keys = Keys::default();
     let node = rules(settings, &keys, side, &addresses)
         .and_then(|rules| {
-            let node = Node::open_with(&folder, options(settings), rules, origin(settings)?);
-            node.map_err(|error| match &error {
+            let opened = Node::open_with(&folder, options(settings), rules, origin(settings)?);
+            // An export of the folder alone would lack most of the bucket.
+            let has_copies = !settings.ddc_tier.url.is_empty();
+            let noted = opened.and_then(|node| {
+                node.service().store().set_has_copies(has_copies)?;
+                Ok(node)
+            });
+            noted.map_err(|error| match &error {
                 StoreError::Io(cause) => data_error(OPEN, &folder, cause),
                 _ => data_error(OPEN, &folder, &error),
             })
@@ -222,18 +228,10 @@ fn options(settings: &Settings) -> Options {
 
 /// Origin of blobs that the cache does not hold.
 fn origin(settings: &Settings) -> Result<Origin, String> {
-    let (tier, upstream) = (&settings.ddc_tier, &settings.ddc_upstream);
-    if !tier.url.is_empty() {
-        let options = TierOptions {
-            url: tier.url.clone(),
-            endpoint: tier.endpoint.clone(),
-            settings: read_settings(&tier.settings_file)?,
-            timeout: Duration::from_millis(tier.timeout_ms),
-            tls: client_tls(&tier.endpoint, &tier.ca_file, "ddc.tier.ca_file")?,
-            refresh: (tier.refresh_days > 0).then(|| DAY * tier.refresh_days),
-        };
-        return Tier::new(&options).map(Origin::Tier).map_err(|error| format!("`ddc.tier`: {error}"));
+    if let Some(tier) = bucket(settings)? {
+        return Ok(Origin::Tier(tier));
     }
+    let upstream = &settings.ddc_upstream;
     if upstream.url.is_empty() {
         return Ok(Origin::Alone);
     }
@@ -255,6 +253,26 @@ fn origin(settings: &Settings) -> Result<Origin, String> {
         miss: Duration::from_secs(upstream.miss_s.into()),
         tls: client_tls(&upstream.url, &upstream.ca_file, "ddc.upstream.ca_file")?,
     }))))
+}
+
+/// The bucket that the settings name.
+///
+/// # Errors
+/// A file that cannot be read, settings that do not fit together.
+pub(crate) fn bucket(settings: &Settings) -> Result<Option<Tier>, String> {
+    let tier = &settings.ddc_tier;
+    if tier.url.is_empty() {
+        return Ok(None);
+    }
+    let options = TierOptions {
+        url: tier.url.clone(),
+        endpoint: tier.endpoint.clone(),
+        settings: read_settings(&tier.settings_file)?,
+        timeout: Duration::from_millis(tier.timeout_ms),
+        tls: client_tls(&tier.endpoint, &tier.ca_file, "ddc.tier.ca_file")?,
+        refresh: (tier.refresh_days > 0).then(|| DAY * tier.refresh_days),
+    };
+    Tier::new(&options).map(Some).map_err(|error| format!("`ddc.tier`: {error}"))
 }
 
 /// Whom to trust at an address; plain http needs nobody.

@@ -1,7 +1,7 @@
 //! Maintenance for the folder of a derived-data cache that does not run, for `throng ddc`.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write as _};
+use std::io::{BufReader, BufWriter, Seek as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use serde_json::{Map, Value, json};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::{Bucket, IoHash, Namespace, Style, Timestamp, Value as CbValue};
 use throng_ddc_server::{NamespaceRules, Node, Rules, Transferred};
-use throng_ddc_store::{Durability, Options, PutRef, RefValue, Store};
+use throng_ddc_store::{Durability, Options, PutRef, RefValue, Store, Tier};
 use throng_platform::{Folder, ReadOnlyFolder};
 
-use crate::ddc::FOLDER;
+use crate::config::Settings;
+use crate::ddc::{self, FOLDER};
 
 /// Entries that are made before they are written.
 const FILL_STEP: usize = 8192;
@@ -45,12 +46,15 @@ pub enum Work {
         /// Bytes of a blob, 8 or more.
         blob_bytes: usize,
     },
-    /// Write everything, or one namespace, to a file.
+    /// Write everything, or one namespace, to a file: what is in the folder, or in the bucket of
+    /// which it holds copies.
     Export {
         /// The file.
         file: PathBuf,
         /// The namespace.
         namespace: Option<String>,
+        /// Settings that may name the bucket.
+        settings: Option<Box<Settings>>,
     },
     /// Read what an export wrote.
     Import {
@@ -65,7 +69,12 @@ pub enum Work {
 /// A folder that is missing, in use or damaged; a file that cannot be read or written.
 pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
     let folder = data.join(FOLDER);
-    if !folder.is_dir() && !matches!(work, Work::Import { .. } | Work::Fill { .. }) {
+    let bucket = match work {
+        Work::Export { settings: Some(settings), .. } => ddc::bucket(settings)?,
+        _ => None,
+    };
+    let needs_folder = bucket.is_none() && !matches!(work, Work::Import { .. } | Work::Fill { .. });
+    if needs_folder && !folder.is_dir() {
         return Err(format!("`{}` holds no cache: it has no folder `{FOLDER}`", data.display()));
     }
     let refs = match work {
@@ -76,12 +85,28 @@ pub fn run(data: &Path, work: &Work) -> Result<(Value, bool), String> {
     };
     let rules = Rules { default: NamespaceRules { refs, ..NamespaceRules::default() }, ..Rules::default() };
     let name = |error: &dyn std::fmt::Display| format!("`{}`: {error}", folder.display());
+    let read_only = || {
+        let fs = ReadOnlyFolder::open(&folder).map_err(|error| name(&error))?;
+        Store::open_read_only(Arc::new(fs), Options::default()).map_err(|error| name(&error))
+    };
     match work {
-        Work::Stats | Work::Verify | Work::Export { .. } => {
-            let fs = ReadOnlyFolder::open(&folder).map_err(|error| name(&error))?;
-            let store =
-                Store::open_read_only(Arc::new(fs), Options::default()).map_err(|error| name(&error))?;
+        Work::Stats | Work::Verify => {
+            let store = read_only()?;
             look(&store, work)
+        }
+        Work::Export { file, namespace, .. } => {
+            let store = folder.is_dir().then(read_only).transpose()?;
+            // A folder that never was a part of a bucket is exported whatever the settings name.
+            let source = match (&store, &bucket) {
+                (Some(store), _) if !store.has_copies() => Source::Folder(store),
+                (copies, Some(tier)) => Source::Bucket { tier, copies: copies.as_deref() },
+                _ => {
+                    let why = "holds copies of a part of a bucket; name the configuration with \
+                               `ddc.tier.url` to export the bucket: --config FILE";
+                    return Err(format!("`{}` {why}", folder.display()));
+                }
+            };
+            source.export(namespace.as_deref(), file)
         }
         Work::Reindex => {
             let fs = Folder::new(&folder).map_err(|error| name(&error))?;
@@ -166,10 +191,61 @@ fn fill(folder: &Path, entries: u64, blob_bytes: usize) -> Result<(Value, bool),
     Ok((json!({ "entries": entries, "failures": failures, "bytes": store.disk_bytes() }), failures == 0))
 }
 
+/// Data of an export.
+enum Source<'s> {
+    Folder(&'s Store),
+    Bucket { tier: &'s Tier, copies: Option<&'s Store> },
+}
+
+impl Source<'_> {
+    fn export(&self, only: Option<&str>, file: &Path) -> Result<(Value, bool), String> {
+        let failed = |error: &dyn std::fmt::Display| error.to_string();
+        let name = |error: std::io::Error| format!("`{}`: {error}", file.display());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| failed(&error))?;
+        let only = only.map(str::parse::<Namespace>).transpose().map_err(|error| failed(&error))?;
+        if let Some(wanted) = &only {
+            let known = match self {
+                Source::Folder(store) => store.namespaces().map_err(|error| failed(&error))?,
+                Source::Bucket { tier, .. } => {
+                    runtime.block_on(tier.namespaces()).map_err(|error| failed(&error))?
+                }
+            };
+            if !known.contains(wanted) {
+                let known: Vec<String> = known.iter().map(ToString::to_string).collect();
+                return Err(format!("there is no namespace `{wanted}`; found: {}", known.join(", ")));
+            }
+        }
+        let mut out = BufWriter::new(File::create(file).map_err(name)?);
+        let done = match self {
+            Source::Folder(store) => Node::export(store, only.as_ref(), &mut out),
+            Source::Bucket { tier, copies } => {
+                runtime.block_on(Node::export_bucket(tier, *copies, only.as_ref(), &mut out))
+            }
+        };
+        let done = done.map_err(|error| failed(&error))?;
+        let end = out.stream_position().map_err(name)?;
+        let file = out.get_ref();
+        file.set_len(end).and_then(|()| file.sync_all()).map_err(name)?;
+        let mut counts = transferred(done);
+        Ok(match self {
+            Source::Folder(store) => {
+                // Blobs and refs that a gap held are not in it.
+                let gaps = store.opening().log_gaps;
+                counts["log_gaps"] = gaps.into();
+                (counts, gaps == 0)
+            }
+            Source::Bucket { .. } => {
+                counts["unreadable"] = done.unreadable.into();
+                (counts, done.unreadable == 0)
+            }
+        })
+    }
+}
+
 /// Work that changes nothing.
 fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
     let failed = |error: throng_ddc_store::StoreError| error.to_string();
-    let name = |file: &Path, error: std::io::Error| format!("`{}`: {error}", file.display());
     Ok(match work {
         Work::Stats => {
             let mut namespaces = Map::new();
@@ -182,27 +258,6 @@ fn look(store: &Store, work: &Work) -> Result<(Value, bool), String> {
                 namespaces.insert(namespace.as_str().to_owned(), counts);
             }
             (json!({ "namespaces": namespaces }), true)
-        }
-        Work::Export { file, namespace } => {
-            let namespace = namespace.as_deref().map(str::parse::<Namespace>).transpose();
-            let namespace = namespace.map_err(|error| error.to_string())?;
-            if let Some(wanted) = &namespace {
-                let known = store.namespaces().map_err(failed)?;
-                if !known.contains(wanted) {
-                    let known: Vec<String> = known.iter().map(ToString::to_string).collect();
-                    return Err(format!("there is no namespace `{wanted}`; found: {}", known.join(", ")));
-                }
-            }
-            let mut out = BufWriter::new(File::create(file).map_err(|error| name(file, error))?);
-            let done =
-                Node::export(store, namespace.as_ref(), &mut out).map_err(|error| error.to_string())?;
-            let written = out.flush().and_then(|()| out.get_ref().sync_all());
-            written.map_err(|error| name(file, error))?;
-            // Blobs and refs that a gap held are not in it.
-            let gaps = store.opening().log_gaps;
-            let mut counts = transferred(done);
-            counts["log_gaps"] = gaps.into();
-            (counts, gaps == 0)
         }
         _ => {
             let found = store.verify().map_err(failed)?;
@@ -276,8 +331,8 @@ mod tests {
         run(&base.path().join("full"), &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
         import("full", "other").expect_err("no export");
         let export = base.path().join("export");
-        let (counts, _) =
-            run(&base.path().join("full"), &Work::Export { file: export, namespace: None }).expect("whole");
+        let export = Work::Export { file: export, namespace: None, settings: None };
+        let (counts, _) = run(&base.path().join("full"), &export).expect("whole");
         assert_eq!(counts["refs"], 1);
         // An export that was cut short, wherever.
         let whole = std::fs::read(base.path().join("export")).expect("readable");

@@ -615,10 +615,8 @@ impl Monitor for Watch {
             parts.push(Part { name: "matcher".to_owned(), ok, detail });
         }
         if let Some(cache) = self.cache.get() {
-            // A full disk refuses writes; reads go on.
-            let is_full = cache.stats().space.is_full;
-            let detail = if is_full { "the disk is full: writes are refused" } else { "serving" };
-            parts.push(Part { name: "cache".to_owned(), ok: true, detail: detail.to_owned() });
+            // A full disk refuses uploads, and damage makes misses; everything else goes on.
+            parts.push(Part { name: "cache".to_owned(), ok: true, detail: cache.detail() });
         }
         parts.extend(self.cluster.get().map(|cluster| cluster.health()).into_iter().flatten());
         let serving = self.ready.load(Ordering::Acquire);

@@ -1,11 +1,13 @@
-//! `throng ddc`: care for the folder of a derived-data cache that does not run.
+//! `throng ddc`: maintenance of the folder of a derived-data cache that does not run.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use throng_server::config::Loader;
 use throng_server::ddc_tool::{self, Work};
 
+use crate::keys;
 use crate::output::{complain, print};
 
 /// Exit code when something damaged was found.
@@ -48,13 +50,17 @@ enum WorkArgs {
         #[arg(long, value_name = "BYTES", default_value_t = 8)]
         blob_bytes: usize,
     },
-    /// Export everything to one file
+    /// Export everything to one file: what is in the folder, or in the bucket of which it holds
+    /// copies; exit 1 if something could not be read
     Export {
         /// The file
         file: PathBuf,
         /// This namespace only
         #[arg(long, value_name = "NAME")]
         namespace: Option<String>,
+        /// Configuration that names the bucket (ddc.tier.url) [default: throng.toml if it exists]
+        #[arg(short, long, value_name = "FILE", env = "THRONG_CONFIG", hide_env = true)]
+        config: Option<String>,
     },
     /// Decode Oodle blocks from standard input to standard output; the cache starts it
     #[cfg(feature = "oodle")]
@@ -75,7 +81,15 @@ pub(crate) fn run(args: DdcArgs) -> ExitCode {
         WorkArgs::Scrub => Work::Scrub,
         WorkArgs::Gc { unused_days } => Work::Collect { unused_days },
         WorkArgs::Fill { entries, blob_bytes } => Work::Fill { entries, blob_bytes },
-        WorkArgs::Export { file, namespace } => Work::Export { file, namespace },
+        WorkArgs::Export { file, namespace, config } => {
+            match keys::with_surroundings(Loader::new(), config.as_deref()).load() {
+                Ok(config) => Work::Export { file, namespace, settings: Some(Box::new(config.settings)) },
+                Err(problems) => {
+                    complain(&problems.to_string());
+                    return ExitCode::from(FAILED);
+                }
+            }
+        }
         #[cfg(feature = "oodle")]
         WorkArgs::DecodeOodle => return throng_oodle::run(),
         WorkArgs::Import { file } => Work::Import { file },

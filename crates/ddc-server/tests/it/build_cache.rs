@@ -9,7 +9,7 @@ use throng_ddc_store::{Options, Quotas};
 
 use crate::common::{Client, Reply, Server};
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     ring::digest::digest(&ring::digest::SHA256, bytes)
         .as_ref()
         .iter()
@@ -35,7 +35,7 @@ fn digest(content: &[u8]) -> Vec<u8> {
 }
 
 /// `ActionResult.output_files`.
-fn output_file(content: &[u8]) -> Vec<u8> {
+pub(crate) fn output_file(content: &[u8]) -> Vec<u8> {
     field(2, &[field(1, b"out/file"), field(2, &digest(content))].concat())
 }
 

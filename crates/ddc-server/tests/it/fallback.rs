@@ -181,6 +181,53 @@ async fn oodle_is_verified_if_something_decodes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_namespace_of_verified_content_takes_no_other_by_any_way() {
+    let mut rules = rules();
+    let game = rules.namespaces.values_mut().next().expect("the only one");
+    game.unverified = false;
+    let server = Server::start(rules, Listener::Public).await;
+    let client = server.client().await;
+    let raw = vec![7; 10_000];
+    let garbage = wrap_oodle(&raw, 18, &[vec![8, 0]]);
+    let (id, hash) = (IoHash::of(&raw), IoHash::of(&garbage));
+    let [engine, game] = ["engine", "game"].map(|name| format!("/api/v1/compressed-blobs/{name}/{id}"));
+    assert_eq!(client.send("PUT", &engine, &[COMP], garbage.clone()).await.status, StatusCode::OK);
+    assert_eq!(client.get(&engine, "*/*").await.body, garbage);
+    assert_eq!(client.send("PUT", &game, &[COMP], garbage.clone()).await.status, StatusCode::BAD_REQUEST);
+    // From the namespace that it falls back to, or as a blob that is named as a form.
+    assert_eq!(client.get(&game, "*/*").await.status, StatusCode::NOT_FOUND);
+    let blob = format!("/api/v1/blobs/game/{hash}");
+    assert_eq!(client.send("PUT", &blob, &[OCTETS], garbage.clone()).await.status, StatusCode::OK);
+    for (name, expected) in [("engine", StatusCode::OK), ("game", StatusCode::BAD_REQUEST)] {
+        let update = format!("/api/v1/content-id/{name}/{id}/update/{hash}/1");
+        assert_eq!(client.send("PUT", &update, &[], "").await.status, expected);
+    }
+    assert_eq!(client.get(&game, "*/*").await.status, StatusCode::NOT_FOUND);
+    let sound = compress_lz4(&raw, 18);
+    assert_eq!(client.send("PUT", &engine, &[COMP], sound.clone()).await.status, StatusCode::OK);
+    assert_eq!(client.get(&game, "*/*").await.body, sound);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_form_that_is_taken_over_from_the_bucket_stays_verified() {
+    let s3 = S3::start().await;
+    let node = async || {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let origin = Origin::Tier(s3.tier());
+        Server::start_in(folder, Options::default(), rules(), Listener::Public, origin).await
+    };
+    let [one, two] = [node().await, node().await];
+    let raw = vec![3_u8; 70_000];
+    let (id, compressed) = (IoHash::of(&raw), compress_lz4(&raw, 18));
+    let form = |namespace: &str| format!("/api/v1/compressed-blobs/{namespace}/{id}");
+    let client = one.client().await;
+    assert_eq!(client.send("PUT", &form("engine"), &[COMP], compressed.clone()).await.status, StatusCode::OK);
+    assert_eq!(two.client().await.get(&form("game"), "*/*").await.body, compressed);
+    let forms = s3.tier().forms(&"game".parse().expect("a name"), &id).await.expect("the bucket works");
+    assert_eq!(forms, [(compressed.len() as u64, IoHash::of(&compressed), true)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_asks_is_sent_to_the_bucket() {
     let s3 = S3::start().await;
     let mut rules = Rules::default();

@@ -3,9 +3,12 @@
 #![cfg(feature = "object-storage")]
 
 #[allow(dead_code, reason = "each test file uses a part of it")]
+use crate::build_cache::{output_file, sha256};
 use crate::common;
 use crate::s3;
 
+use std::io::Cursor;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,16 +16,23 @@ use std::time::Duration;
 use common::{Client, Server};
 use hyper::StatusCode;
 use s3::S3;
-use throng_ddc::compressed::compress_lz4;
+use throng_ddc::compressed::{compress_lz4, wrap_oodle};
 use throng_ddc::{IoHash, Style, Value};
-use throng_ddc_server::{Listener, Origin, Rules, Upstream, UpstreamOptions};
-use throng_ddc_store::{Durability, Options, Tier};
+use throng_ddc_server::{Listener, Node, Origin, Rules, Upstream, UpstreamOptions};
+use throng_ddc_store::{ChangeResult, Done, Durability, Options, Tier};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 const CB: &str = "application/x-ue-cb";
 const OCTETS: &str = "Content-Type: application/octet-stream";
 const COMP: &str = "Content-Type: application/x-ue-comp";
+
+/// Makes a change of a running node's folder.
+fn commit(change: impl FnOnce(Done)) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    change(Box::new(move |outcome| drop(sender.send(outcome))));
+    assert_eq!(receiver.recv().expect("an answer").expect("the disk works"), ChangeResult::Done);
+}
 
 async fn node(s3: &S3) -> Server {
     node_in(tempfile::tempdir().expect("a temporary folder"), s3).await
@@ -295,14 +305,19 @@ async fn damage_in_the_bucket_is_never_served() {
 
 /// Damages the blob in the bucket; a damage of 0 halves it, 1 empties it.
 fn damage_blob(s3: &S3, bytes: &[u8], kind: usize) {
-    let hash = IoHash::of(bytes).to_string();
     let mut damaged = bytes.to_vec();
     match kind {
         0 => damaged.truncate(bytes.len() / 2),
         1 => damaged.clear(),
         _ => damaged[bytes.len() / 3] ^= 4,
     }
-    std::fs::write(s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2])), damaged).expect("writable");
+    std::fs::write(blob_object(s3, bytes), damaged).expect("writable");
+}
+
+/// The file that a blob in the bucket is.
+fn blob_object(s3: &S3, bytes: &[u8]) -> PathBuf {
+    let hash = IoHash::of(bytes).to_string();
+    s3.object(&format!("ddc/b/game/{}/{hash}", &hash[..2]))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -423,17 +438,63 @@ async fn what_a_rule_of_the_bucket_removed_comes_back_with_the_next_ref() {
     let bytes = content(10, 5_000);
     let hash = IoHash::of(&bytes);
     // An old copy of what the bucket does not have any more.
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let namespace = "game".parse().expect("a name");
-    let old = throng_ddc::Timestamp::from_unix_ms(1);
-    let done = Box::new(move |outcome| drop(sender.send(outcome)));
-    one.service().store().put_blob(&namespace, hash, bytes.clone().into(), old, done);
-    receiver.recv().expect("an answer").expect("the disk works");
+    let (namespace, old) = ("game".parse().expect("a name"), throng_ddc::Timestamp::from_unix_ms(1));
+    commit(|done| one.service().store().put_blob(&namespace, hash, bytes.clone().into(), old, done));
     let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
     assert!(put_ref(&one.client().await, &reference, &object_of(&[hash])).await.is_empty());
     let other = two.client().await;
     assert_eq!(other.send("HEAD", &reference, &[], "").await.status, StatusCode::OK);
     assert_eq!(other.get(&format!("/api/v1/blobs/game/{hash}"), "*/*").await.body, bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_form_that_a_rule_of_the_bucket_removed_comes_back_with_the_next_ref() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let raw = content(61, 40_000);
+    let (id, compressed) = (IoHash::of(&raw), compress_lz4(&raw, 18));
+    let hash = IoHash::of(&compressed);
+    let (namespace, old) = ("game".parse().expect("a name"), throng_ddc::Timestamp::from_unix_ms(1));
+    let store = one.service().store();
+    commit(|done| store.put_blob(&namespace, hash, compressed.clone().into(), old, done));
+    commit(|done| store.put_content(&namespace, id, (compressed.len() as u64, hash, true), done));
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert!(put_ref(&one.client().await, &reference, &object_of(&[id])).await.is_empty());
+    let other = two.client().await;
+    assert_eq!(other.send("HEAD", &reference, &[], "").await.status, StatusCode::OK);
+    assert_eq!(other.get(&format!("/api/v1/compressed-blobs/game/{id}"), "*/*").await.body, compressed);
+    let forms = s3.tier().forms(&namespace, &id).await.expect("the bucket works");
+    assert_eq!(forms, [(compressed.len() as u64, hash, true)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unverified_copy_does_not_hide_what_another_node_verified() {
+    let mut s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let [first, second] = [one.client().await, two.client().await];
+    let raw = content(60, 40_000);
+    // Nothing here decodes Oodle.
+    let (garbage, sound) = (wrap_oodle(&raw, 18, &[vec![7; 20]]), compress_lz4(&raw, 18));
+    let path = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    assert_eq!(first.send("PUT", &path, &[COMP], garbage.clone()).await.status, StatusCode::OK);
+    assert_eq!(first.get(&path, "*/*").await.body, garbage, "the only one");
+    assert_eq!(second.send("PUT", &path, &[COMP], sound.clone()).await.status, StatusCode::OK);
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    // An eviction that takes the copy of one leaves that of the other.
+    let (namespace, hash) = ("game".parse().expect("a name"), IoHash::of(&sound));
+    commit(|done| one.service().store().delete_blob(&namespace, &hash, done));
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    // A ref is finalised with it, and a node without copies serves it.
+    let reference = format!("/api/v1/refs/game/assets/{}", key("a"));
+    assert!(put_ref(&first, &reference, &object_of(&[IoHash::of(&raw)])).await.is_empty());
+    let cold = node(&s3).await;
+    let inline = cold.client().await.get(&reference, "application/x-jupiter-inline").await;
+    assert_eq!(inline.body, sound);
+    // Without the bucket there are copies.
+    s3.stop().await;
+    assert_eq!(first.get(&path, "*/*").await.body, sound);
+    commit(|done| one.service().store().delete_blob(&namespace, &hash, done));
+    assert_eq!(first.get(&path, "*/*").await.body, garbage);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -490,6 +551,10 @@ async fn many_who_want_the_same_absent_blob_cause_one_transfer() {
 // --- Upstream
 
 async fn edge(of: std::net::SocketAddr, miss: Duration) -> Server {
+    edge_with(of, miss, Rules::default()).await
+}
+
+async fn edge_with(of: std::net::SocketAddr, miss: Duration, rules: Rules) -> Server {
     let options = UpstreamOptions {
         url: format!("http://{of}"),
         authorization: None,
@@ -499,7 +564,7 @@ async fn edge(of: std::net::SocketAddr, miss: Duration) -> Server {
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let origin = Origin::Upstream(Box::new(Upstream::new(options)));
-    Server::start_in(folder, Options::default(), Rules::default(), Listener::Internal, origin).await
+    Server::start_in(folder, Options::default(), rules, Listener::Internal, origin).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -524,6 +589,30 @@ async fn an_edge_fills_itself_from_its_upstream() {
     assert_eq!(absent.status, StatusCode::NOT_FOUND);
     assert!(edge.service().stats().origin_failures > 0);
     put_blob(&client, &content(9, 1000)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_asks_for_refs_that_may_have_changed_and_serves_them_without_an_answer() {
+    let up = Server::start(Rules::default(), Listener::Public).await;
+    let rules = Rules { upstream_fresh: Duration::ZERO, ..Rules::default() };
+    let edge = edge_with(up.addr, Duration::ZERO, rules).await;
+    let (client, far) = (edge.client().await, up.client().await);
+    let [first, second] = [1, 2].map(|n| Value::object([("n", Value::Integer(n))]).encode(Style::Plain));
+    let [kept, gone] = ["kept", "gone"].map(|name| format!("/api/v1/refs/game/assets/{}", key(name)));
+    for path in [&kept, &gone] {
+        assert!(put_ref(&far, path, &first).await.is_empty());
+        assert_eq!(client.get(path, CB).await.body, first);
+    }
+    assert!(put_ref(&far, &kept, &second).await.is_empty());
+    assert_eq!(far.send("DELETE", &gone, &[], "").await.status, StatusCode::OK);
+    assert_eq!(client.get(&kept, CB).await.body, second);
+    assert_eq!(client.get(&gone, CB).await.status, StatusCode::NOT_FOUND);
+    let unconfirmed = || edge.service().report()["elsewhere"]["unconfirmed_refs"].as_u64();
+    assert_eq!(unconfirmed(), Some(0));
+    drop(up.stop());
+    assert_eq!(client.get(&kept, CB).await.body, second);
+    assert_eq!(unconfirmed(), Some(1));
+    assert_eq!(client.get(&gone, CB).await.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -762,6 +851,31 @@ async fn a_node_whose_bucket_stalls_inside_answers_is_not_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_of_build_caches_are_shared_and_exported_with_what_they_name() {
+    let s3 = S3::start().await;
+    let [one, two] = [node(&s3).await, node(&s3).await];
+    let (first, second) = (one.client().await, two.client().await);
+    let content = content(70, 50_000);
+    let (cas, action) = (format!("/cas/{}", sha256(&content)), format!("/ac/{}", sha256(b"the action")));
+    for (path, body) in [(&cas, content.clone()), (&action, output_file(&content))] {
+        assert_eq!(first.send("PUT", path, &[], body).await.status, StatusCode::OK);
+    }
+    assert_eq!(second.get(&action, "*/*").await.body, output_file(&content));
+    assert_eq!(second.get(&cas, "*/*").await.body, content);
+    let mut stream = Cursor::new(Vec::new());
+    Node::export_bucket(&s3.tier(), None, None, &mut stream).await.expect("the bucket works");
+    let alone = Server::start(Rules::default(), Listener::Public).await;
+    stream.set_position(0);
+    alone.service().import(&mut stream).expect("an export");
+    assert_eq!(alone.client().await.get(&action, "*/*").await.body, output_file(&content));
+    // A result is of no use without what it names, wherever that went.
+    let blob = format!("/api/v1/blobs/build/{}", IoHash::of(&content));
+    assert_eq!(first.send("DELETE", &blob, &[], "").await.status, StatusCode::NO_CONTENT);
+    let cold = node(&s3).await;
+    assert_eq!(cold.client().await.get(&action, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_export_holds_what_is_only_in_the_bucket() {
     let s3 = S3::start().await;
     let (one, two) = (node(&s3).await, node(&s3).await);
@@ -774,8 +888,11 @@ async fn an_export_holds_what_is_only_in_the_bucket() {
     put_blob(&two.client().await, &content(51, 5_000)).await;
     // One node has copies of nearly everything, the other of one blob.
     for server in [&one, &two] {
-        let mut stream = Vec::new();
-        let done = server.service().export(None, &mut stream).await.expect("the bucket works");
+        let mut stream = Cursor::new(Vec::new());
+        let copies = Some(&**server.service().store());
+        let done =
+            Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
+        let stream = stream.into_inner();
         let blob_bytes = (compressed.len() + large.len() + noise.len() + 5_000) as u64;
         assert_eq!((done.blobs, done.bytes, done.contents, done.refs), (4, blob_bytes, 1, 2));
         assert_eq!(done.unreadable, 0);
@@ -788,12 +905,25 @@ async fn an_export_holds_what_is_only_in_the_bucket() {
         let raw = IoHash::of(&content(1, 40_000));
         assert_eq!(other.get(&format!("{path}/blobs/{raw}"), "*/*").await.body, compressed);
         assert_eq!(other.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&large)), "*/*").await.body, large);
-        let only = server.service().export(Some(&"other".parse().expect("a name")), &mut Vec::new()).await;
+        let (only, mut none) = ("other".parse().expect("a name"), Cursor::new(Vec::new()));
+        let only = Node::export_bucket(&s3.tier(), copies, Some(&only), &mut none).await;
         assert_eq!(only.expect("the bucket works"), throng_ddc_server::Transferred::default());
     }
-    // Damage is counted, and does not end the export.
+    // Damage is counted, does not end the export, and stays for nodes to judge.
     damage_blob(&s3, &large, 2);
-    let cold = node(&s3).await;
-    let done = cold.service().export(None, &mut Vec::new()).await.expect("the bucket works");
+    let object = blob_object(&s3, &large);
+    let damaged = std::fs::read(&object).expect("it is there");
+    let mut stream = Cursor::new(Vec::new());
+    let done = Node::export_bucket(&s3.tier(), None, None, &mut stream).await.expect("the bucket works");
     assert_eq!((done.blobs, done.refs, done.unreadable), (3, 2, 1));
+    assert!(std::fs::read(&object).expect("it is there") == damaged);
+    let alone = Server::start(Rules::default(), Listener::Public).await;
+    stream.set_position(0);
+    alone.service().import(&mut stream).expect("the damaged blob was taken back");
+    assert_eq!(alone.client().await.get(&second, CB).await.body, noise);
+    // The sound copy of a node stands for it.
+    let mut stream = Cursor::new(Vec::new());
+    let copies = Some(&**one.service().store());
+    let done = Node::export_bucket(&s3.tier(), copies, None, &mut stream).await.expect("the bucket works");
+    assert_eq!((done.blobs, done.unreadable), (4, 0));
 }

@@ -187,6 +187,40 @@ fn a_segment_of_an_earlier_life_is_not_read_for_the_one_of_now() {
 }
 
 #[test]
+fn an_upload_that_holds_a_record_is_never_read_as_one() {
+    // A record of another store, as its owner may know it.
+    let other = disk();
+    let evil = put_blob(&open(other.clone()), b"never put here");
+    let foreign = other.list("segments").expect("listed").remove(0);
+    let file = other.open(&format!("segments/{foreign}"), false).expect("it exists");
+    let mut records = vec![0; file.len().expect("known") as usize];
+    file.read_at(&mut records, 0).expect("readable");
+    let start = records.windows(4).position(|bytes| bytes == b"TDC2").expect("a record");
+
+    let disk = disk();
+    let store = open(disk.clone());
+    let carrier = put_blob(&store, &records[start..]);
+    let behind = put_blob(&store, b"put behind it");
+    drop(store);
+    // The head of the carrier's record is damaged, so that the next record is looked for in it.
+    let last = disk.list("segments").expect("listed").pop().expect("a segment");
+    let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
+    let mut all = vec![0; file.len().expect("known") as usize];
+    file.read_at(&mut all, 0).expect("readable");
+    let payload = all.windows(200).position(|bytes| bytes == &records[start..start + 200]).expect("stored");
+    let head = all[..payload].windows(4).rposition(|bytes| bytes == b"TDC2").expect("its record");
+    file.write_at(&[std::io::IoSlice::new(&[0; 8])], head as u64).expect("the disk works");
+    let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+    assert!(store.stats().damaged > 0);
+    assert!(!store.has_blob(&namespace(), &carrier).expect("sound"));
+    assert!(!store.has_blob(&namespace(), &evil).expect("sound"));
+    assert_eq!(
+        store.read_blob(&namespace(), &behind).expect("sound").as_deref(),
+        Some(&b"put behind it"[..])
+    );
+}
+
+#[test]
 fn a_large_blob_whose_file_is_gone_is_a_miss_and_can_be_put_again() {
     let disk = disk();
     let store = open(disk.clone());

@@ -161,6 +161,28 @@ fn a_disk_that_is_full_for_a_while_takes_writes_again() {
 }
 
 #[test]
+fn the_time_of_the_last_scrub_survives_restarts_and_last_uses_only_those_of_the_index() {
+    let disk = SimulatedDisk::new(DiskState::default());
+    let store = open(Arc::new(disk.clone()), 1 << 20);
+    put_ref(&store, 1, &[], 3);
+    store.note_scrub(at(5));
+    answer(&store, |done| store.note_accesses([(namespace(), bucket(), ref_key(1), at(7))], done))
+        .expect("the disk works");
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    let used = |store: &Store| store.last_access(&namespace(), &bucket(), &ref_key(1)).expect("readable");
+    let store = open(Arc::new(disk.clone()), 1 << 20);
+    assert_eq!((store.scrubbed_at().expect("readable"), used(&store)), (Some(at(5)), Some(at(7))));
+    drop(store);
+    // Ages begin anew with the times of the uploads.
+    let store = Store::reindex(Arc::new(disk), Options::default()).expect("it opens");
+    assert_eq!((store.scrubbed_at().expect("readable"), used(&store)), (Some(at(5)), None));
+    let value =
+        store.reference(&namespace(), &bucket(), &ref_key(1)).expect("readable").expect("it is there");
+    assert_eq!(value.put, at(3));
+}
+
+#[test]
 fn a_real_folder_keeps_everything_over_a_restart() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let open_here = || open(Arc::new(Folder::new(folder.path()).expect("a folder")), 1 << 20);

@@ -45,33 +45,45 @@ impl Bench<'_> {
             self.written(case, &seen);
             self.compare(case, &seen, &peers, progress)?;
         }
-        if self.options.url.is_none() {
-            self.fronts(peer, &peers, progress)?;
-        }
+        self.fronts(peer, &peers, progress)?;
         progress("the disk alone");
         self.disk()
     }
 
-    /// The same requests over HTTP/2 and TLS, as editors send them.
+    /// The same requests over HTTP/2 and TLS, as editors send them. A server that runs already is
+    /// asked as its address says, over HTTP/2.
     fn fronts(
         &mut self,
         peer: &Peer,
         peers: &Peers,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(), BenchError> {
-        let folder = self.folder.path("secure");
-        let Certificate { cert, key } = Certificate::make(&folder)?;
-        let settings = format!("tls_cert = \"{}\"\ntls_key = \"{}\"\n", cert.display(), key.display());
-        let durability = &self.options.durability;
-        let secure = Peer::throng_with(&self.options.program, &folder, durability, &settings)?;
-        self.seed(&secure, &[Set::Small, Set::RawRefs], progress)?;
+        let secure = if self.options.url.is_none() {
+            let folder = self.folder.path("secure");
+            let Certificate { cert, key } = Certificate::make(&folder)?;
+            let settings = format!("tls_cert = \"{}\"\ntls_key = \"{}\"\n", cert.display(), key.display());
+            let durability = &self.options.durability;
+            let secure = Peer::throng_with(&self.options.program, &folder, durability, &settings)?;
+            self.seed(&secure, &[Set::Small, Set::RawRefs], progress)?;
+            Some(secure)
+        } else {
+            None
+        };
         let nginx = peers.nginx.as_ref();
         for case in CASES.iter().filter(|case| FRONT_CASES.contains(&case.name)) {
             for (front, over_tls, http2) in FRONTS {
+                let own = match &secure {
+                    Some(secure) if *over_tls => secure,
+                    None if *over_tls != peer.tls || !http2 => continue,
+                    _ => peer,
+                };
                 let name = format!("{} over {front}", case.name);
                 progress(&name);
-                let own = if *over_tls { &secure } else { peer };
                 let seen = self.closed_loop_over(own, case, *http2)?;
+                if secure.is_none() && seen.succeeded == 0 {
+                    self.report.note(format!("{name}: the server does not speak it"));
+                    continue;
+                }
                 let success = seen.success();
                 self.report.threshold(format!("{name} success = 100 %"), success, success >= 1.0);
                 let rate = Row::new(format!("{name} rate"), "requests/s", Better::Higher, seen.per_second());

@@ -84,7 +84,7 @@ pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Famil
         count(
             "throng_ddc_damaged",
             "Blobs found damaged or missing; lookups miss them since.",
-            cache.damaged + cache.store.damaged,
+            cache.damaged,
         ),
         count("throng_ddc_fetched_blobs", "Blobs fetched from object storage or an upstream.", cache.fetched),
         count(
