@@ -551,6 +551,34 @@ fn one_that_is_banned_in_its_world_hears_so_on_arrival() {
 }
 
 #[test]
+fn a_ban_of_the_default_world_holds_for_that_world_and_for_no_other() {
+    let files = Files::new();
+    let running = files.classes(
+        CLASSES,
+        &[
+            ("gateway.worlds", "hub:lobby"),
+            ("gateway.clients.transport", "ws"),
+            ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+            ("gateway.limits.refused_messages_max", "1"),
+        ],
+    );
+    let [main, hub] = listeners(&running, Service::Clients)[..] else { panic!("two listeners") };
+    let mut player = Peer::login(main, &Dial::WebSocket, "p", "");
+    for _ in 0..2 {
+        try_login(&mut player, "p", "");
+    }
+    assert_eq!(close_code(&mut player), Some(4002));
+    for path in ["/", "/w/main"] {
+        let mut again = Peer::connect_to(main, &Dial::WebSocket, path);
+        try_login(&mut again, "p", "");
+        assert_eq!(close_code(&mut again), Some(4002), "{path}");
+    }
+    let _at_its_listener = Peer::login(hub, &Dial::WebSocket, "p", "");
+    let _at_the_shared_one = enter(main, &Dial::WebSocket, "p", "hub");
+    assert_eq!([figures(&running, "main")[0], figures(&running, "hub")[0]], [0, 2]);
+}
+
+#[test]
 fn a_match_has_a_world_of_its_own_that_its_tickets_open() {
     let files = Files::new();
     let tokens = files.path("tokens");
