@@ -64,15 +64,12 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
             admin.get("worlds").map(|answer| if json { format!("{answer:#}\n") } else { table(&answer) })
         }
         WorldCommand::Class => Ok(class_keys()),
-        WorldCommand::Open { name, class, admin } => {
-            admin.post("worlds", &json!({ "name": name, "class": class })).map(|answer| {
-                if answer["cluster"] == true {
-                    format!("{name} is requested; `throng cluster where {name}` shows its home\n")
-                } else {
-                    format!("{name} is open, on shard {}\n", answer["worker"])
-                }
-            })
-        }
+        WorldCommand::Open { name, class, admin } => admin
+            .post("worlds", &json!({ "name": name, "class": class }))
+            .map(|answer| match answer["node"].as_str() {
+                Some(node) => format!("{name} is open, on the node {node}\n"),
+                None => format!("{name} is open, on shard {}\n", answer["worker"]),
+            }),
         WorldCommand::Close { name, admin } => {
             admin.post("worlds/close", &json!({ "name": name })).map(|_| format!("{name} is closed\n"))
         }

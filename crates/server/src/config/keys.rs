@@ -330,7 +330,7 @@ section! {
         /// With `open`: a connection that asks for `CLASS-ANYTHING` opens that world if it is not
         /// open. Needs `connections_max` and `world_idle_s`.
         create: bool = false, Kind::Bool;
-        /// Open worlds of the class.
+        /// Open worlds of the class, in a cluster those of all nodes.
         worlds_max: usize = 256, int(1, 65_536), "worlds";
         /// With `create`: worlds that connections from one address (one IPv4 address or one IPv6
         /// /64) may open per minute. Loopback and `gateway.trusted_proxies` have no limit.

@@ -601,10 +601,10 @@ impl Driver {
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::FindWorld { ticket, world, asked } => {
-                let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
-                let asked = asked.as_ref().map(|asked| &*asked.world);
-                let verdict = self.worlds.settle_token(here, &world, asked);
-                self.verdicts.push((slot, ticket, verdict));
+                let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
+                if let Some(verdict) = self.logins.find_world(self.index, to, ticket, world, asked) {
+                    self.verdicts.push((slot, ticket, verdict));
+                }
             }
             Effect::Move { conn } => {
                 let peer = Peer { host: slot, conn };
