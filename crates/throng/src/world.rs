@@ -100,8 +100,8 @@ fn table(answer: &Value) -> String {
         "world", "class", "shard", "servers", "clients", "channels"
     );
     for row in answer["worlds"].as_array().into_iter().flatten() {
-        // The main world has a shard on every thread.
-        let shard = if row["number"] == 0 { "all".to_owned() } else { row["worker"].to_string() };
+        let is_wide = row["number"] == 0 || row["shards"].as_u64() > Some(1);
+        let shard = if is_wide { "all".to_owned() } else { row["worker"].to_string() };
         let figure = |name: &str| row[name].to_string();
         let _ = writeln!(
             text,

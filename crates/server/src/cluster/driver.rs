@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -66,7 +67,8 @@ pub(super) struct Parts {
 struct Here {
     fence: Arc<Fence>,
     world: World,
-    worker: u16,
+    /// The workers of its shards.
+    workers: Arc<[u16]>,
     epoch: u64,
     is_served: bool,
     players: u32,
@@ -486,7 +488,7 @@ impl Driver {
             Event::PatienceOver => {
                 tracing::error!("the worlds have stood still for too long: their connections are closed");
                 for here in self.here.values() {
-                    self.parts.mailboxes[usize::from(here.worker)].post(Post::Evict(here.world));
+                    self.each_worker(here, |mailbox| mailbox.post(Post::Evict(here.world)));
                 }
             }
             Event::Arrived { arrival, answer } => {
@@ -625,7 +627,7 @@ impl Driver {
                 let here = Here {
                     fence,
                     world: open.world,
-                    worker: open.worker,
+                    workers: open.workers,
                     epoch,
                     is_served: false,
                     players: 0,
@@ -652,18 +654,31 @@ impl Driver {
         {
             here.is_served = true;
             here.fence.open_until(until);
-            self.parts.mailboxes[usize::from(here.worker)].wake();
+            for worker in here.workers.iter() {
+                self.parts.mailboxes[usize::from(*worker)].wake();
+            }
         }
+    }
+
+    fn each_worker(&self, here: &Here, tell: impl Fn(&Mailbox)) {
+        here.workers.iter().for_each(|worker| tell(&self.parts.mailboxes[usize::from(*worker)]));
     }
 
     fn freeze(&mut self, world: Name, epoch: u64) {
         let Some(here) = self.here.get_mut(&world).filter(|here| here.epoch == epoch) else { return };
         here.is_served = false;
         here.fence.close();
-        let freezes = self.freezes.clone();
-        // Without the driver there is nothing that waits for it.
-        let done = Box::new(move || drop(freezes.send((world, epoch))));
-        self.parts.mailboxes[usize::from(here.worker)].post(Post::Freeze { world: here.world, done });
+        let left = Arc::new(AtomicUsize::new(here.workers.len()));
+        for worker in here.workers.iter() {
+            let (left, freezes, world) = (Arc::clone(&left), self.freezes.clone(), world.clone());
+            let done = Box::new(move || {
+                // Without the driver there is nothing that waits for it.
+                if left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    drop(freezes.send((world, epoch)));
+                }
+            });
+            self.parts.mailboxes[usize::from(*worker)].post(Post::Freeze { world: here.world, done });
+        }
     }
 
     fn end_world(&mut self, world: &Name, epoch: u64, why: &EndReason) {

@@ -321,8 +321,9 @@ section! {
     ClassKeys {
         /// Name of the class: 1 to 18 lower-case letters, digits and `-`, no `-` first.
         name: String = "", Kind::Text;
-        /// Threads that a world of the class uses. Only the default world uses more than one.
-        shards: u16 = 1, int(1, 1), "threads";
+        /// Threads that a world of the class uses: one, or all of the process, as the default world
+        /// without a cluster does.
+        shards: String = "1", Kind::Choice(&["1", "all"]);
         /// Connections whose login names no world may ask for the worlds of this class, by the
         /// field `world` of AUTH or the WebSocket path `/w/NAME`. Without it, only logins, resume
         /// tokens and listeners lead to them.

@@ -505,9 +505,12 @@ impl Driver {
             if host.closes_at().is_none_or(|at| at > self.now) {
                 continue;
             }
-            let world = host.epoch.world;
+            let (world, workers) = (host.epoch.world, Arc::clone(&host.workers));
             if self.worlds.close_idle(&host.name, world, &mut host.entrants_seen) {
                 tracing::info!(world = &*host.name, "a world without connections is closed");
+                for worker in workers.iter().filter(|worker| **worker != self.index) {
+                    self.mailboxes[usize::from(*worker)].post(Post::Close(world));
+                }
                 self.close_world(world);
             } else {
                 host.stay(self.now);

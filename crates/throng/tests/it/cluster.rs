@@ -401,7 +401,7 @@ fn worlds_of_a_class_open_on_request_at_nodes_with_its_settings() {
         let path = cluster.path(&format!("{node}.toml"));
         let mut text = std::fs::read_to_string(&path).expect("it is there");
         text.push_str("[[gateway.classes]]\nname = \"cup\"\nopen = true\ncreate = true\nworld_idle_s = 1\n");
-        let _ = writeln!(text, "connections_max = 8\nlimits.channels_max = {channels}");
+        let _ = writeln!(text, "shards = \"all\"\nconnections_max = 8\nlimits.channels_max = {channels}");
         std::fs::write(&path, text).expect("written");
     }
     let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
