@@ -137,14 +137,15 @@ async fn read(
     let Ok(Query(mut query)) = Query::<BTreeMap<String, String>>::try_from_uri(&parts.uri) else {
         return Err(bad("the query string cannot be parsed"));
     };
-    let place = route.path.split('/').position(|part| part == "{id}");
-    let id = match place {
-        Some(place) => {
-            let text = parts.uri.path().split('/').nth(place).unwrap_or_default();
-            Some(text.parse().map_err(|_| bad("the id in the path must be an integer"))?)
-        }
-        None => None,
+    let in_path = |what| {
+        let place = route.path.split('/').position(|part| part == what)?;
+        Some(parts.uri.path().split('/').nth(place).unwrap_or_default())
     };
+    let id = in_path("{id}").map(str::parse::<u32>).transpose();
+    let id = id.map_err(|_| bad("the id in the path must be an integer"))?;
+    if let Some(name) = in_path("{name}") {
+        query.insert("name".to_owned(), name.to_owned());
+    }
     let mut number = |name: &str| query.remove(name).map(|text| text.parse::<usize>()).transpose();
     let (Ok(limit), Ok(offset)) = (number("limit"), number("offset")) else {
         return Err(bad("limit and offset must be integers"));

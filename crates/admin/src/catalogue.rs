@@ -61,6 +61,20 @@ pub enum Endpoint {
     MatchOpen,
     /// Closes a world.
     WorldClose,
+    /// Nodes of the cluster, and its worlds by state.
+    Cluster,
+    /// One node of the cluster.
+    ClusterNode,
+    /// Worlds of the cluster.
+    ClusterWorlds,
+    /// One world of the cluster.
+    ClusterWorld,
+    /// Changes of nodes and worlds of the cluster.
+    ClusterEvents,
+    /// Drains a node of the cluster.
+    ClusterDrain,
+    /// Takes a drain back.
+    ClusterUndrain,
     /// The derived-data cache.
     Cache,
     /// Collects garbage in the cache.
@@ -112,7 +126,7 @@ pub enum Endpoint {
 pub struct Route {
     /// Its method.
     pub method: Method,
-    /// Its path; `{id}` stands for a number.
+    /// Its path; `{id}` stands for a number, `{name}` for a name.
     pub path: &'static str,
     /// Access that it requires.
     pub guard: Guard,
@@ -238,7 +252,9 @@ pub const ROUTES: &[Route] = &[
         Guard::Session,
         Endpoint::WorldOpen,
         &[("name", "name of the world"), ("class", "one of `[[gateway.classes]]`, may be absent")],
-        "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class.",
+        "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class. A node of a \
+         cluster opens it on any node, waits until it is served, at most 10 s, and answers with the `node`; status 503 \
+         if no node has room.",
     ),
     post(
         "/api/v1/matches",
@@ -260,6 +276,57 @@ pub const ROUTES: &[Route] = &[
         Endpoint::WorldClose,
         &[("name", "name of the world, not the default one")],
         "Closes a world and its connections.",
+    ),
+    get(
+        "/api/v1/cluster",
+        Guard::Monitor,
+        Endpoint::Cluster,
+        &[],
+        "The cluster, as this node sees it: nodes with the age of their leases, worlds by state, replicas of the \
+         directory, and the number of the latest event. Without a cluster this and the next six have status 404.",
+    ),
+    get(
+        "/api/v1/cluster/nodes/{name}",
+        Guard::Monitor,
+        Endpoint::ClusterNode,
+        &[],
+        "One node of the cluster.",
+    ),
+    get(
+        "/api/v1/cluster/worlds",
+        Guard::Monitor,
+        Endpoint::ClusterWorlds,
+        &[LIMIT, OFFSET, SEARCH, ("class", "only worlds of this class")],
+        "Worlds of the cluster with their states and homes.",
+    ),
+    get(
+        "/api/v1/cluster/worlds/{name}",
+        Guard::Monitor,
+        Endpoint::ClusterWorld,
+        &[],
+        "One world of the cluster, with the addresses of its home.",
+    ),
+    get(
+        "/api/v1/cluster/events",
+        Guard::Monitor,
+        Endpoint::ClusterEvents,
+        &[("after", "only events after this number, default 0")],
+        "Changes of nodes and worlds that this node has seen since its start, oldest first; the latest 1000 are kept, \
+         and `missed` is true if some after the number are not.",
+    ),
+    post(
+        "/api/v1/cluster/drain",
+        Guard::Session,
+        Endpoint::ClusterDrain,
+        &[("node", "name of the node")],
+        "Has a node move its worlds away and leave, each when it is empty.",
+    ),
+    post(
+        "/api/v1/cluster/undrain",
+        Guard::Session,
+        Endpoint::ClusterUndrain,
+        &[("node", "name of the node")],
+        "Takes a drain back.",
     ),
     get(
         "/api/v1/cache",

@@ -37,7 +37,7 @@ impl Monitor for Fixed {
         }
         Ok(serde_json::json!({
             "endpoint": format!("{:?}", ask.endpoint), "id": ask.id, "limit": ask.page.limit,
-            "offset": ask.page.offset, "search": ask.search, "body": ask.body,
+            "offset": ask.page.offset, "search": ask.search, "query": ask.query, "body": ask.body,
         }))
     }
 
@@ -89,6 +89,7 @@ async fn every_route_answers() {
         ("/api/v1/channels/404", 404, "no such thing: <script>"),
         ("/api/v1/channels/-1", 400, "must be an integer"),
         ("/api/v1/channels/99999999999", 400, "must be an integer"),
+        ("/api/v1/cluster/worlds/hub-7", 200, r#""query":{"name":"hub-7"}"#),
         ("/api/v1/stream?topic=cats", 400, "topic must be"),
         ("/api/v1/stream?topic=world&interval_ms=1", 400, "from 50 to 60000"),
         ("/api/v1", 200, r#""path":"/api/v1/world""#),

@@ -35,4 +35,8 @@ pub enum Defect {
     TakeHeldName,
     /// Begins with epoch 1 where a world has no record.
     EpochFromOne,
+    /// Opens worlds of a class with a limit without a permit.
+    OpenWithoutPermit,
+    /// Takes permits of worlds that may still be opened with them.
+    TakePermitEarly,
 }

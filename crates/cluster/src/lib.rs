@@ -7,9 +7,10 @@
 //! - [`Node`]: one node of a cluster. It holds its name by a lease, knows all records, assigns
 //!   worlds to nodes and serves those that are assigned to it.
 //! - [`Lease`]: the lease of one area without a cluster: one process serves it, the others wait.
-//! - [`NodeRecord`], [`WorldRecord`], [`ClusterRecord`], [`DrainRecord`], [`Record`]: the values of
-//!   the directory, JSON objects of at most [`RECORD_BYTES_MAX`] bytes. Their decoders are total,
-//!   and fields that this release does not know are kept. [`Key`] is the name of a record.
+//! - [`NodeRecord`], [`WorldRecord`], [`ClusterRecord`], [`DrainRecord`], [`PermitRecord`],
+//!   [`Record`]: the values of the directory, JSON objects of at most [`RECORD_BYTES_MAX`] bytes.
+//!   Their decoders are total, and fields that this release does not know are kept. [`Key`] is the
+//!   name of a record.
 //!
 //! # Driving a node
 //!
@@ -64,6 +65,9 @@
 //! - A world whose class no node has with the same settings any more gets those of its next home;
 //!   otherwise a change of the settings on all nodes would leave it without one.
 //! - A wish to close a world lapses after 5 s, so it does not end a world minutes later.
+//! - A class with a limit of worlds has that many permits (`permit.<class>.<number>`), and a node
+//!   takes one before it opens a world of the class. A count of the records would be exceeded by
+//!   nodes that open worlds at the same time.
 //!
 //! A driver must report lost writes of the directory ([`Node::handle_rewound`]); without that, a
 //! record that went back is taken for an old read.
@@ -85,7 +89,7 @@ pub use lease::{Event as LeaseEvent, Lease, Request, Written};
 pub use name::{Key, Name};
 pub use node::{Answer, ArrivalId, Class, EndReason, Event, Failure, Node, Refusal, Setup, Stats};
 pub use record::{
-    Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,
-    State, Takeover, WorldRecord, WorldState,
+    Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, PermitRecord,
+    RECORD_BYTES_MAX, Record, State, Takeover, WorldRecord, WorldState,
 };
 pub use times::{FREEZE, LOSS};

@@ -71,7 +71,8 @@ impl From<Name> for String {
 /// use throng_cluster::Key;
 ///
 /// assert_eq!(Key::parse("node.n1").map(|key| key.to_string()), Some("node.n1".to_owned()));
-/// assert_eq!(Key::parse("shop.n1"), None);
+/// assert_eq!(Key::parse("permit.duel.3").map(|key| key.to_string()), Some("permit.duel.3".to_owned()));
+/// assert!(Key::parse("shop.n1").is_none() && Key::parse("permit.duel.03").is_none());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
@@ -85,6 +86,8 @@ pub enum Key {
     Matcher(Name),
     /// `drain.<node>`: an operator's wish that a node drains.
     Drain(Name),
+    /// `permit.<class>.<number>`: one of the worlds that a class may have.
+    Permit(Name, u32),
 }
 
 impl Key {
@@ -100,6 +103,11 @@ impl Key {
             "world" => Key::World,
             "matcher" => Key::Matcher,
             "drain" => Key::Drain,
+            "permit" => {
+                let (class, number) = name.split_once('.')?;
+                let parsed = number.parse::<u32>().ok().filter(|parsed| parsed.to_string() == number)?;
+                return Name::new(class).ok().map(|class| Key::Permit(class, parsed));
+            }
             _ => return None,
         };
         Name::new(name).ok().map(make)
@@ -114,6 +122,7 @@ impl fmt::Display for Key {
             Key::World(name) => write!(out, "world.{name}"),
             Key::Matcher(name) => write!(out, "matcher.{name}"),
             Key::Drain(name) => write!(out, "drain.{name}"),
+            Key::Permit(class, number) => write!(out, "permit.{class}.{number}"),
         }
     }
 }

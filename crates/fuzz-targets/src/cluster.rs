@@ -104,6 +104,7 @@ impl Input<'_> {
             class_hash: if byte & 64 == 0 { "h" } else { "other" }.to_owned(),
             created_ms: 0,
             ephemeral: byte & 128 != 0,
+            permit: (byte & 32 != 0).then_some(0),
             nonce: self.number(),
             why: String::new(),
             rest: Default::default(),
@@ -143,7 +144,11 @@ pub fn cluster_node(input: &[u8]) {
         record: first_record(),
         node: name("n0"),
         has_lock: input.byte().is_multiple_of(2),
-        classes: [(name("hub"), Class { hash: "h".to_owned(), labels: BTreeMap::new() })].into(),
+        classes: [(
+            name("hub"),
+            Class { hash: "h".to_owned(), labels: BTreeMap::new(), worlds_max: Some(2) },
+        )]
+        .into(),
         patience: Duration::from_secs(30),
         arrivals_max: 4,
         origin_unix_ms: u64::MAX,
@@ -175,8 +180,16 @@ impl Bench {
                 self.node.handle_record(now, &key, revision, Some(&value));
             }
             2 => {
-                let keys =
-                    ["cluster", "node.n0", "node.n1", "world.w0", "matcher.a", "drain.n0", "shop", "node."];
+                let keys = [
+                    "cluster",
+                    "node.n0",
+                    "node.n1",
+                    "world.w0",
+                    "matcher.a",
+                    "drain.n0",
+                    "permit.hub.0",
+                    "node.",
+                ];
                 let key = keys[usize::from(input.byte() % 8)];
                 let revision = self.next(input.byte());
                 let length = usize::from(input.byte()).min(input.0.len());

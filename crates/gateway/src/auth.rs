@@ -76,10 +76,9 @@ impl Shard {
         let Some(global) = &self.global else { return Err(Refusal::NotGlobal) };
         let entry = global.entries.get(&conn).ok_or(Refusal::ClosingConnection)?;
         let (addr, moved) = (entry.addr, entry.moved);
-        if kind == ConnKind::Client
-            && (self.turns_away(conn, &pending.pit, &Subject::player(&pending.pit))
-                || self.turns_away(conn, &pending.pit, &Subject::login(addr, &pending.pit)))
-        {
+        // Players are banned from this world, and the login may lead to another one.
+        let login = Subject::login(addr, &pending.pit);
+        if kind == ConnKind::Client && self.turns_away(conn, &pending.pit, &login) {
             return Ok(());
         }
         if let Some(token) = &pending.token {
@@ -94,6 +93,9 @@ impl Shard {
             pending.token_refused = true;
             let resumable = kind == ConnKind::Client && !config.recovery.client_window.is_zero();
             if let Some(token) = pending.token.take().filter(|_| resumable) {
+                if self.turns_away(conn, &pending.pit, &Subject::player(&pending.pit)) {
+                    return Ok(());
+                }
                 if self.resume(&token, &pending) {
                     return Ok(());
                 }

@@ -3,7 +3,7 @@
 //!
 //! It has a thread per connection and one lock, so its figures are meaningless.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -90,7 +90,12 @@ pub(crate) fn listen(hub: impl Hub) -> [SocketAddr; 2] {
 fn serve<H: Hub>(connection: &Connection, shared: &Mutex<H>) {
     let mut reader = FrameReader::default();
     let mut buf = vec![0; 128 * 1024];
-    while let Ok(count @ 1..) = (&connection.stream).read(&mut buf) {
+    loop {
+        let count = match (&connection.stream).read(&mut buf) {
+            Ok(count @ 1..) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            _ => break,
+        };
         let fed = reader.feed(&buf[..count], &mut |packet| {
             for message in packet.messages() {
                 lock(shared).handle(connection, &message);

@@ -1,6 +1,6 @@
 //! A stream of large messages from one game server to one client, as fast as they get through.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -106,10 +106,14 @@ pub(crate) fn ask(
     }
 }
 
-fn read(stream: &mut TcpStream, buf: &mut [u8]) -> io::Result<usize> {
-    match stream.read(buf)? {
-        0 => Err(io::Error::other("the server closed the stream")),
-        count => Ok(count),
+fn read(stream: &mut impl io::Read, buf: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match stream.read(buf) {
+            Ok(0) => return Err(io::Error::other("the server closed the stream")),
+            // A read with a time limit ends when a stopped process continues.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
     }
 }
 
@@ -151,4 +155,26 @@ fn receive(
         }
     }
     Ok(Streamed { rates, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A socket with a time limit, after the process was stopped.
+    struct Stopped(bool);
+
+    impl io::Read for Stopped {
+        fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+            match std::mem::take(&mut self.0) {
+                true => Err(io::ErrorKind::Interrupted.into()),
+                false => Ok(buf.len()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_that_was_interrupted_is_repeated() {
+        assert_eq!(read(&mut Stopped(true), &mut [0; 7]).expect("bytes"), 7);
+    }
 }

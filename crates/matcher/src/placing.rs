@@ -58,7 +58,7 @@ impl Matcher {
             && backfill.is_none()
             && self.rooms.rules_of(room).asks(HookPoint::OnCreate);
         let wait = match (external, asks) {
-            (true, _) => compiled.set.assign_timeout_s * 1_000,
+            (true, _) => compiled.set.assign_timeout_ms(),
             (_, true) => self.config.policy_timeout_ms,
             _ => 0,
         };
@@ -242,7 +242,7 @@ impl Matcher {
     }
 
     fn await_server(&mut self, turn: &mut Turn<'_>, index: MatchKey, compiled: &Compiled) {
-        let deadline = self.now + compiled.set.assign_timeout_s * 1_000;
+        let deadline = self.now + compiled.set.assign_timeout_ms();
         self.matches.await_server(index, Some(deadline));
         let id = self.matches[index].id();
         self.timers.set(deadline, Timer::Assign(id));

@@ -84,6 +84,7 @@ mod tests {
     use super::*;
     use crate::config::Loader;
     use crate::mailbox::Post;
+    use crate::world::WorldEpoch;
     use crate::{Running, Service, start};
 
     /// Far beyond what any step needs; reached only when a test fails.
@@ -374,6 +375,25 @@ mod tests {
         let of_main: Vec<_> = reads.iter().filter(|(_, world)| *world == World::MAIN).collect();
         assert!(of_main.windows(2).all(|pair| pair[0].0 != pair[1].0), "two in a round: {of_main:?}");
         assert!(stage.running.watch.health().ready);
+    }
+
+    #[test]
+    fn a_world_that_restarts_leaves_another_one_of_its_thread_alone() {
+        let extra = "tcp://127.0.0.1:0/hub";
+        let mut stage = Stage::new(1, &[("gateway.worlds", "hub"), ("gateway.clients.extra", extra)]);
+        let room = stage.create_room();
+        let (player, _events) = stage.player("player");
+        let addresses = stage.running.addresses().iter();
+        let door = addresses.filter(|each| each.service == Service::Clients).nth(1).unwrap().addr;
+        let guest = || connect(door, SessionConfig::client("guest", ""));
+        let (_guest, mut guest_events) = stage.runtime.block_on(guest());
+        let world = stage.running.watch.worlds.find("hub").unwrap().world;
+        // As after a panic that breaks more than the core can heal.
+        stage.running.mailboxes[0].post(Post::Restart { to: WorldEpoch { world, life: 1 } });
+        stage.expect_the_end(&mut guest_events);
+        stage.expect_to_be_heard(&player, room, "still here");
+        drop(stage.runtime.block_on(guest()));
+        stage.expect_to_be_heard(&player, room, "and now");
     }
 
     fn flood_a_shard_that_stands_still(messages: u32, body_bytes: usize) {

@@ -22,7 +22,6 @@ use crate::mailbox::{Look, Post};
 use crate::metrics;
 use crate::monitor::{REPORT_TIMEOUT, Watch};
 use crate::report::ConnReport;
-use crate::world::World;
 use crate::worlds::OpenWorld;
 
 /// Subscriptions that one connection's page shows.
@@ -64,10 +63,7 @@ impl Watch {
         world: &OpenWorld,
         look: impl Fn(&throng_gateway::Shard) -> T + Clone + Send + 'static,
     ) -> Vec<T> {
-        let workers = match world.world {
-            World::MAIN => 0..self.mailboxes.len(),
-            _ => usize::from(world.worker)..usize::from(world.worker) + 1,
-        };
+        let workers = world.workers.iter().map(|worker| usize::from(*worker));
         workers.filter_map(|worker| self.look(world, worker, look.clone()).ok()).collect()
     }
 

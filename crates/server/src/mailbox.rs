@@ -75,7 +75,7 @@ impl Post {
 }
 
 /// Hands the shard of a world that opens to its worker.
-pub(crate) fn giving(mailboxes: &[Mailbox]) -> impl FnOnce(u16, HostParts) {
+pub(crate) fn giving(mailboxes: &[Mailbox]) -> impl FnMut(u16, HostParts) {
     |worker, parts| mailboxes[usize::from(worker)].post(Post::Open(Box::new(parts)))
 }
 

@@ -17,7 +17,7 @@ use throng_net::Clock;
 use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
-use crate::cluster::{Cluster, LOBBY, plan};
+use crate::cluster::{Cluster, LOBBY, plan, tool};
 use crate::config::{Config, Settings};
 use crate::inspect::{connection_row, paged};
 use crate::mailbox::{Mailbox, Post, giving};
@@ -209,8 +209,8 @@ impl Watch {
         let class = text_of(request, "class", "the name of a class")?.filter(|class| !class.is_empty());
         if let Some(cluster) = self.cluster.get() {
             let name = name_of(request)?;
-            cluster.open(name, class).map_err(|why| Problem::new(409, why))?;
-            return Ok(json!({ "name": name, "class": class, "cluster": true }));
+            let opened = cluster.open(name, class)?;
+            return Ok(json!({ "name": name, "class": class, "node": opened.node }));
         }
         let opened = self.worlds.open(name_of(request)?, class, giving(&self.mailboxes));
         let opened = opened.map_err(|why| Problem::new(409, why))?;
@@ -261,10 +261,7 @@ impl Watch {
         }
         let name = format!("{class}-{}", base32(plan::random()));
         let addresses = match self.cluster.get() {
-            Some(cluster) => {
-                cluster.check_room(class).map_err(|why| Problem::new(409, why))?;
-                cluster.host(&name, class).map_err(|why| Problem::new(503, why))?
-            }
+            Some(cluster) => cluster.open_match(&name, class)?.addresses,
             None => {
                 let opened = self.worlds.open_match(&name, class, giving(&self.mailboxes));
                 opened.map_err(|why| Problem::new(409, why))?;
@@ -339,6 +336,25 @@ impl Watch {
             (!each.addr.ip().is_unspecified()).then_some(told)
         });
         listed.collect()
+    }
+
+    /// The node of a cluster that this process is.
+    fn node(&self) -> Result<&Cluster, Problem> {
+        let why = "this process is not a node of a cluster; set `cluster.name`";
+        self.cluster.get().map(|node| &**node).ok_or_else(|| Problem::new(404, why))
+    }
+
+    /// Starts to drain a node of the cluster, or ends that, over the bus.
+    fn drain(
+        &self,
+        request: &ApiRequest,
+        act: impl FnOnce(&Settings, &str) -> Result<String, String>,
+    ) -> Result<Value, Problem> {
+        self.node()?;
+        let node = text_of(request, "node", "the name of a node")?;
+        let node = node.ok_or_else(|| Problem::new(400, "`node` must be the name of a node"))?;
+        act(&self.settings(), node).map_err(|why| Problem::new(409, why))?;
+        Ok(json!({ "node": node }))
     }
 
     fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
@@ -652,6 +668,7 @@ impl Monitor for Watch {
 
     fn answer(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let id = request.id.unwrap_or_default();
+        let name = request.query.get("name").map(String::as_str).unwrap_or_default();
         Ok(match request.endpoint {
             Endpoint::Server => self.server_report(),
             Endpoint::Overview => self.overview_report(),
@@ -667,6 +684,15 @@ impl Monitor for Watch {
             Endpoint::WorldOpen => self.world_open(request)?,
             Endpoint::WorldClose => self.world_close(request)?,
             Endpoint::MatchOpen => self.match_open(request)?,
+            Endpoint::Cluster => self.node()?.report()?,
+            Endpoint::ClusterNode => self.node()?.node_report(name)?,
+            Endpoint::ClusterWorlds => self.node()?.worlds_report(request)?,
+            Endpoint::ClusterWorld => self.node()?.world_report(name)?,
+            Endpoint::ClusterEvents => self.node()?.events_report(request)?,
+            Endpoint::ClusterDrain => {
+                self.drain(request, |settings, node| tool::drain(settings, node, None))?
+            }
+            Endpoint::ClusterUndrain => self.drain(request, tool::undrain)?,
             Endpoint::Cache => self.cache_report(),
             Endpoint::CacheCollect => self.care(|cache, _| cache.collect().map(drop))?,
             Endpoint::CacheScrub => self.care(|cache, bytes_per_s| cache.scrub(bytes_per_s).map(drop))?,

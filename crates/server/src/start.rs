@@ -712,8 +712,9 @@ fn start_workers(plan: WorkerPlan<'_>) -> Result<Vec<JoinHandle<()>>, StartError
             plan.clock.unix_start_ns(),
         );
         let (name, workers) = (Arc::clone(&main.name), Arc::clone(&workers));
-        let (has_class, idle, fence) = (false, None, None);
-        let main = HostParts { world: World::MAIN, name, shard, seed, workers, has_class, idle, fence };
+        let (is_first, has_class, idle, fence) = (index == 0, false, None, None);
+        let main =
+            HostParts { world: World::MAIN, name, shard, seed, workers, is_first, has_class, idle, fence };
         let (listeners, others) = listeners.next().unwrap_or_default();
         let worker = Worker::new(WorkerParts {
             index: index as u16,

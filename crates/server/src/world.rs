@@ -36,6 +36,8 @@ pub(crate) struct HostParts {
     pub(crate) seed: u64,
     /// The workers that its world's shards are on.
     pub(crate) workers: Arc<[u16]>,
+    /// It is the first shard of its world, which knows all connections.
+    pub(crate) is_first: bool,
     /// Its configuration is that of a class, and stays.
     pub(crate) has_class: bool,
     /// Time without connections after which it closes.

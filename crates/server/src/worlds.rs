@@ -1,7 +1,8 @@
 //! The worlds of the process by name: opening, closing, and the worker that each is on.
 //!
 //! The main world has a shard on every worker, and is there from the start to the end. Every other
-//! world has one shard on one worker, and costs nothing on other threads.
+//! world has one shard on one worker, and costs nothing on other threads, unless its class has
+//! `shards = "all"`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -65,8 +66,10 @@ pub(crate) fn name_and_class(entry: &str) -> (&str, Option<&str>) {
 pub(crate) struct OpenWorld {
     pub(crate) name: Arc<str>,
     pub(crate) world: World,
-    /// The worker of its shard. Of the main world: that of shard 0.
+    /// The worker of its first shard.
     pub(crate) worker: u16,
+    /// The workers of its shards, the first one first.
+    pub(crate) workers: Arc<[u16]>,
     pub(crate) class: Option<Arc<str>>,
     /// It is the main world or in `gateway.worlds`: it stays open without connections.
     pub(crate) lasting: bool,
@@ -175,8 +178,14 @@ impl Worlds {
         unix_start_ns: u64,
     ) -> Worlds {
         let name: Arc<str> = main.into();
-        let main =
-            OpenWorld { name: Arc::clone(&name), world: World::MAIN, worker: 0, class: None, lasting: true };
+        let main = OpenWorld {
+            name: Arc::clone(&name),
+            world: World::MAIN,
+            worker: 0,
+            workers: (0..workers as u16).collect(),
+            class: None,
+            lasting: true,
+        };
         let table = Table {
             core: Arc::new(of_named_world(core)),
             classes: by_name(classes),
@@ -199,13 +208,13 @@ impl Worlds {
         &self,
         name: &str,
         class: Option<&str>,
-        give: impl FnOnce(u16, HostParts),
+        give: impl FnMut(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         self.lock().configured.insert(name.into(), class.map(Arc::from));
         self.open(name, class, give)
     }
 
-    /// Opens a world: `give` hands its shard to the worker that is named. No letter for it comes
+    /// Opens a world: `give` hands its shards to the workers that are named. No letter for it comes
     /// there first. One of `gateway.worlds` opens with its own class if none is named, and stays
     /// open without connections.
     ///
@@ -215,7 +224,7 @@ impl Worlds {
         &self,
         name: &str,
         class: Option<&str>,
-        give: impl FnOnce(u16, HostParts),
+        give: impl FnMut(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         check_name(name)?;
         let mut table = self.lock();
@@ -241,7 +250,7 @@ impl Worlds {
         &self,
         name: &str,
         class: &str,
-        give: impl FnOnce(u16, HostParts),
+        give: impl FnMut(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         check_name(name)?;
         let mut table = self.lock();
@@ -261,7 +270,7 @@ impl Worlds {
         fence: Arc<Fence>,
         (name, class): (&str, Option<&str>),
         (lasting, is_match): (bool, bool),
-        give: impl FnOnce(u16, HostParts),
+        give: impl FnMut(u16, HostParts),
     ) -> Result<OpenWorld, String> {
         check_name(name)?;
         let mut table = self.lock();
@@ -295,7 +304,7 @@ impl Worlds {
         self.lock().create(asked, |_, class| count(class))
     }
 
-    fn make(&self, table: &mut Table, new: NewWorld<'_>, give: impl FnOnce(u16, HostParts)) -> OpenWorld {
+    fn make(&self, table: &mut Table, new: NewWorld<'_>, mut give: impl FnMut(u16, HostParts)) -> OpenWorld {
         let NewWorld { name, class, lasting, fence, is_match } = new;
         let worker = match table.bound.get(name) {
             Some(worker) => *worker,
@@ -311,32 +320,43 @@ impl Worlds {
         let core =
             throng_gateway::Config { world: Arc::clone(&name), supersedes: is_match, ..(**core).clone() };
         let core = Arc::new(core);
-        let schemas = Arc::clone(&self.schemas);
-        let shard = Shard::new(core, schemas, ShardIndex::FIRST, 1, seed, self.unix_start_ns);
-        let parts = HostParts {
-            world,
-            name: Arc::clone(&name),
-            shard,
-            seed,
-            workers: Arc::from([worker]),
-            has_class: class.is_some(),
-            idle: idle.filter(|idle| !lasting && !idle.is_zero() && fence.is_none()),
-            fence,
-        };
-        let open = OpenWorld { name: Arc::clone(&name), world, worker, class, lasting };
+        let is_wide = of_class.is_some_and(|class| class.keys.shards == "all");
+        let (all, count) = (self.workers as u16, if is_wide { self.workers as u16 } else { 1 });
+        let workers: Arc<[u16]> = (0..count).map(|index| (worker + index) % all).collect();
+        let idle = idle.filter(|idle| !lasting && !idle.is_zero() && fence.is_none());
+        // Only connections make shards write to each other, and they come to the first one: the
+        // others are there before it.
+        for (index, on) in workers.iter().enumerate().rev() {
+            let seed = seed.wrapping_add(index as u64);
+            let (core, schemas) = (Arc::clone(&core), Arc::clone(&self.schemas));
+            let shard = ShardIndex(index as u16);
+            let parts = HostParts {
+                world,
+                name: Arc::clone(&name),
+                shard: Shard::new(core, schemas, shard, count, seed, self.unix_start_ns),
+                seed,
+                workers: Arc::clone(&workers),
+                is_first: index == 0,
+                has_class: class.is_some(),
+                idle: idle.filter(|_| index == 0),
+                fence: fence.clone(),
+            };
+            give(*on, parts);
+        }
+        let open = OpenWorld { name: Arc::clone(&name), world, worker, workers, class, lasting };
         table.open.insert(name, Entry { world: open.clone(), entrants: 0, end: None });
-        give(worker, parts);
         open
     }
 
-    /// Closes a world, if one of the name is open and not the main one: `tell` tells its worker.
-    pub(crate) fn close(&self, name: &str, tell: impl FnOnce(u16, World)) -> bool {
+    /// Closes a world, if one of the name is open and not the main one: `tell` tells each of its
+    /// workers.
+    pub(crate) fn close(&self, name: &str, mut tell: impl FnMut(u16, World)) -> bool {
         let mut table = self.lock();
         if table.open.get(name).is_none_or(|entry| entry.world.world == World::MAIN) {
             return false;
         }
         if let Some(Entry { world: open, .. }) = table.open.remove(name) {
-            tell(open.worker, open.world);
+            open.workers.iter().for_each(|worker| tell(*worker, open.world));
         }
         true
     }
@@ -394,7 +414,7 @@ impl Worlds {
         here: World,
         judged: Judgement,
         asked: Option<WorldRequest<'_>>,
-        give: impl FnOnce(u16, HostParts),
+        give: impl FnMut(u16, HostParts),
     ) -> Verdict {
         let Judgement { verdict: Verdict::Success, world } = judged else { return judged.verdict };
         let mismatch = Verdict::Refused(CloseReason::WorldMismatch);

@@ -270,6 +270,21 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .help("Development mode: no authentication, loopback only (gateway.dev)"),
         ))
         .arg(common(
+            Arg::new("cluster-dev")
+                .long("cluster-dev")
+                .value_name("DIR")
+                .num_args(0..=1)
+                .default_missing_value("")
+                .help("Node of a trial cluster, with a NATS server that ends with it; with DIR, that of another node"),
+        ))
+        .arg(common(
+            Arg::new("node")
+                .long("node")
+                .value_name("NAME")
+                .requires("cluster-dev")
+                .help("Name of the node in the trial cluster [default: n1]"),
+        ))
+        .arg(common(
             Arg::new("for")
                 .long("for")
                 .value_name("TIME")

@@ -2,11 +2,13 @@
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ArgMatches;
+use throng_load::cluster::TrialBus;
+use throng_server::cluster::tool;
 use throng_server::config::{Config, Loader, Value};
 use throng_server::doctor::{Severity, examine};
 use throng_server::{Address, CpuProfile, End, Running, Service, Signals, StartError, from_here};
@@ -26,8 +28,15 @@ const ENET_URL: &str = "enet://127.0.0.1:12110";
 const WRONG: u8 = 2;
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
-    match config(matches) {
+    let trial = match Trial::of(matches) {
+        Ok(trial) => trial,
+        Err(why) => return failed(&why),
+    };
+    match config_of(matches, trial.as_ref()) {
         Ok(config) => {
+            if let Some(Err(why)) = trial.as_ref().map(|trial| trial.introduce(&config)) {
+                return failed(&why);
+            }
             let invite = matches.get_flag("console-token");
             serve(config, matches.get_one::<Duration>("for").copied(), None, invite)
         }
@@ -35,9 +44,77 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
+/// A trial cluster on this machine.
+struct Trial {
+    /// The NATS server, in the process that has started it.
+    bus: Option<TrialBus>,
+    folder: PathBuf,
+    url: String,
+    node: String,
+}
+
+impl Trial {
+    /// The trial cluster that the flags ask for. Starts its NATS server, if that is to be done.
+    fn of(matches: &ArgMatches) -> Result<Option<Trial>, String> {
+        let Some(folder) = matches.get_one::<String>("cluster-dev") else { return Ok(None) };
+        let node = matches.get_one::<String>("node");
+        let bus = match folder.as_str() {
+            "" => Some(TrialBus::start().map_err(|error| error.to_string())?),
+            _ if node.is_none() => {
+                return Err("a further node of a trial cluster needs a name: --node NAME".to_owned());
+            }
+            _ => None,
+        };
+        let folder = bus.as_ref().map_or_else(|| PathBuf::from(folder), TrialBus::folder);
+        let url = std::fs::read_to_string(folder.join("url")).map_err(|error| {
+            format!("--cluster-dev: `{}` is no folder of a trial cluster: {error}", folder.display())
+        })?;
+        Ok(Some(Trial { bus, folder, url, node: node.cloned().unwrap_or_else(|| "n1".to_owned()) }))
+    }
+
+    fn configure(&self, mut loader: Loader) -> Loader {
+        let path = |name: &str| self.folder.join(name).display().to_string();
+        let keys = [
+            ("cluster.name", "dev".to_owned()),
+            ("cluster.node", self.node.clone()),
+            ("cluster.nats_url", self.url.clone()),
+            ("cluster.replicas", "1".to_owned()),
+            ("cluster.secret_file", path("secret")),
+        ];
+        for (key, value) in keys {
+            loader = loader.flag("--cluster-dev", key, value);
+        }
+        if self.bus.is_some() {
+            return loader;
+        }
+        // The default ports and the default folder are those of the first node.
+        for key in ["gateway.clients.addr", "gateway.servers.addr", "http.addr"] {
+            loader = loader.command_default("up --cluster-dev", key, Value::Text("127.0.0.1:0".to_owned()));
+        }
+        loader.command_default("up --cluster-dev", "server.data", Value::Text(path(&self.node)))
+    }
+
+    /// Makes the directory of the cluster, and says how another node joins it.
+    fn introduce(&self, config: &Config) -> Result<(), String> {
+        if self.bus.is_some() {
+            tool::init(&config.settings)?;
+            let folder = self.folder.display();
+            print(&format!("another node: {} up --cluster-dev {folder} --node n2\n\n", program()));
+        }
+        Ok(())
+    }
+}
+
 /// The configuration that the flags of `up` ask for; problems are printed.
 pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
+    config_of(matches, None)
+}
+
+fn config_of(matches: &ArgMatches, trial: Option<&Trial>) -> Result<Config, ExitCode> {
     let mut loader = Loader::new();
+    if let Some(trial) = trial {
+        loader = trial.configure(loader);
+    }
     let text = |name: &str| matches.get_one::<String>(name);
     if matches.get_flag("dev") {
         loader = loader.flag("--dev", "gateway.dev", "true");
@@ -60,7 +137,8 @@ pub(crate) fn config(matches: &ArgMatches) -> Result<Config, ExitCode> {
         loader =
             loader.command_default("up --only matcher", "matcher.addr", Value::Text(MATCHER_ADDR.to_owned()));
     }
-    if only.is_empty() && keys::file(matches).is_none() {
+    let is_joining = trial.is_some_and(|trial| trial.bus.is_none());
+    if only.is_empty() && keys::file(matches).is_none() && !is_joining {
         loader = everything(loader);
     }
     for (flag, key) in [("data", "server.data"), ("http", "http.addr")] {

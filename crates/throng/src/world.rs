@@ -64,15 +64,12 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
             admin.get("worlds").map(|answer| if json { format!("{answer:#}\n") } else { table(&answer) })
         }
         WorldCommand::Class => Ok(class_keys()),
-        WorldCommand::Open { name, class, admin } => {
-            admin.post("worlds", &json!({ "name": name, "class": class })).map(|answer| {
-                if answer["cluster"] == true {
-                    format!("{name} is requested; `throng cluster where {name}` shows its home\n")
-                } else {
-                    format!("{name} is open, on shard {}\n", answer["worker"])
-                }
-            })
-        }
+        WorldCommand::Open { name, class, admin } => admin
+            .post("worlds", &json!({ "name": name, "class": class }))
+            .map(|answer| match answer["node"].as_str() {
+                Some(node) => format!("{name} is open, on the node {node}\n"),
+                None => format!("{name} is open, on shard {}\n", answer["worker"]),
+            }),
         WorldCommand::Close { name, admin } => {
             admin.post("worlds/close", &json!({ "name": name })).map(|_| format!("{name} is closed\n"))
         }
@@ -103,8 +100,8 @@ fn table(answer: &Value) -> String {
         "world", "class", "shard", "servers", "clients", "channels"
     );
     for row in answer["worlds"].as_array().into_iter().flatten() {
-        // The main world has a shard on every thread.
-        let shard = if row["number"] == 0 { "all".to_owned() } else { row["worker"].to_string() };
+        let is_wide = row["number"] == 0 || row["shards"].as_u64() > Some(1);
+        let shard = if is_wide { "all".to_owned() } else { row["worker"].to_string() };
         let figure = |name: &str| row[name].to_string();
         let _ = writeln!(
             text,

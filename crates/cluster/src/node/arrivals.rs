@@ -42,6 +42,8 @@ pub enum Refusal {
     Unavailable,
     /// `no_room`: no node that knows the class has room.
     NoRoom,
+    /// `worlds_max`: the class has as many worlds as it may.
+    WorldsMax,
     /// `unknown_world`: the world is not open, and the arrival may not open it.
     UnknownWorld,
 }
@@ -187,11 +189,11 @@ impl Node {
         }
     }
 
-    /// No node has room for a world.
-    pub(super) fn refuse_for_room(&mut self, world: &Name) {
+    /// A world cannot be opened now.
+    pub(super) fn refuse(&mut self, world: &Name, why: Refusal) {
         for id in self.arrivals.by_world.get(world).cloned().unwrap_or_default() {
             self.arrivals.remove(id);
-            self.answer(id, Answer::Refused(Refusal::NoRoom));
+            self.answer(id, Answer::Refused(why));
         }
         self.forget_wanted(world);
     }

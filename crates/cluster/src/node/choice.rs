@@ -122,7 +122,7 @@ impl Node {
 
 /// Weight of a node for a world, the same in every release: FNV-1a over `world`, a zero byte and
 /// `node`, stirred so that similar names differ in all bits.
-fn weight(world: &Name, node: &Name) -> u64 {
+pub(super) fn weight(world: &Name, node: &Name) -> u64 {
     let bytes = world.as_str().bytes().chain([0]).chain(node.as_str().bytes());
     let hash = bytes
         .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));

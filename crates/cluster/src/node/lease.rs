@@ -326,7 +326,12 @@ impl Node {
         } else {
             Decided::Nothing
         };
+        let was_silent = reading.saturating_sub(slot.since) > FREEZE;
         slot.set(now, reading, revision, known);
+        if was_silent {
+            // Arrivals wait for its worlds.
+            self.dirty_worlds.extend(self.by_home.get(name).into_iter().flatten().cloned());
+        }
         self.after_node(now, name, before, decided);
     }
 

@@ -4,6 +4,7 @@ mod arrivals;
 mod choice;
 mod drain;
 mod lease;
+mod permits;
 mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,11 +16,12 @@ use crate::cas::{Known, Stopwatch};
 use crate::defect::Defect;
 use crate::directory::{Action, DirectoryRequest, DirectoryResult, Op, RequestId, Silence, Slot};
 use crate::name::{Key, Name};
-use crate::record::{ClusterRecord, DrainRecord, Home, NodeRecord, Record, WorldRecord};
+use crate::record::{ClusterRecord, DrainRecord, Home, NodeRecord, PermitRecord, Record, WorldRecord};
 
 use arrivals::Arrivals;
 use drain::Drain;
 use lease::{Lease, NodeWrite, Phase};
+use permits::{PermitId, PermitSlot};
 use worlds::{Held, Wanted, WorldWrite};
 
 pub use arrivals::{Answer, ArrivalId, Refusal};
@@ -35,6 +37,8 @@ pub struct Class {
     pub hash: String,
     /// Labels that a node must have to be the home of such a world.
     pub labels: BTreeMap<String, String>,
+    /// Number of its worlds that may be open in the cluster; `None`: any.
+    pub worlds_max: Option<u32>,
 }
 
 /// Identity and configuration of a node.
@@ -231,6 +235,7 @@ pub struct Stats {
 enum Wake {
     Node(Name),
     World(Name),
+    Permit(PermitId),
 }
 
 /// One node of a cluster. See the crate's documentation for how to drive it.
@@ -313,6 +318,9 @@ pub struct Node {
     worlds: BTreeMap<Name, Slot<WorldRecord, WorldWrite>>,
     matchers: BTreeMap<Name, (u64, Known<Record>)>,
     drains: BTreeMap<Name, (u64, Known<DrainRecord>)>,
+    permits: BTreeMap<PermitId, PermitSlot>,
+    /// Permits that this node takes, or has taken, for worlds that are not open yet.
+    openings: BTreeMap<Name, PermitId>,
     /// Worlds that this node has.
     held: BTreeMap<Name, Held>,
     /// Worlds by the nodes that are their homes by the record, or will be by a write in flight.
@@ -373,6 +381,8 @@ impl Node {
             worlds: BTreeMap::new(),
             matchers: BTreeMap::new(),
             drains: BTreeMap::new(),
+            permits: BTreeMap::new(),
+            openings: BTreeMap::new(),
             held: BTreeMap::new(),
             by_home: BTreeMap::new(),
             avoided: BTreeMap::new(),
@@ -457,6 +467,8 @@ impl Node {
             slot.forget();
             self.dirty_worlds.insert(name.clone());
         }
+        self.permits.values_mut().for_each(PermitSlot::forget);
+        self.openings.clear();
         let worlds: Vec<Name> = self.worlds.keys().cloned().collect();
         for world in worlds {
             self.index(&world);
@@ -482,6 +494,7 @@ impl Node {
         match flight.key.clone() {
             Key::Node(name) => self.on_node_result(now, &name, &flight, result),
             Key::World(name) => self.on_world_result(now, &name, &flight, result),
+            Key::Permit(class, number) => self.on_permit_result(now, &(class, number), &flight, result),
             Key::Cluster | Key::Matcher(_) | Key::Drain(_) => {}
         }
         self.report_unreadable(flight.key, was_foreign, value.as_deref());
@@ -543,6 +556,7 @@ impl Node {
                 + self.worlds.values().map(|slot| is_foreign(slot.known == Known::Foreign)).sum::<u64>()
                 + self.matchers.values().map(|(_, known)| is_foreign(*known == Known::Foreign)).sum::<u64>()
                 + self.drains.values().map(|(_, known)| is_foreign(*known == Known::Foreign)).sum::<u64>()
+                + self.permits.values().map(|slot| is_foreign(slot.known == Known::Foreign)).sum::<u64>()
                 + is_foreign(self.cluster == Known::Foreign);
         Stats { unreadable, ..self.stats }
     }
@@ -550,6 +564,14 @@ impl Node {
     /// Nodes of the directory, by name.
     pub fn nodes(&self) -> impl Iterator<Item = (&Name, &NodeRecord)> {
         self.nodes.iter().filter_map(|(name, slot)| Some((name, slot.known.record()?)))
+    }
+
+    /// The record of a node, and the time for which it has not changed while the directory
+    /// answered.
+    #[must_use]
+    pub fn node(&self, name: &Name) -> Option<(&NodeRecord, Duration)> {
+        let slot = self.nodes.get(name)?;
+        Some((slot.known.record()?, self.stopwatch.reading().saturating_sub(slot.since)))
     }
 
     /// Worlds of the directory, by name.
@@ -594,6 +616,12 @@ impl Node {
                     }
                     self.dirty_worlds.insert(name);
                 }
+                Wake::Permit(id) => {
+                    if let Some(slot) = self.permits.get_mut(&id) {
+                        slot.wake = None;
+                    }
+                    self.pump_permit(now, &id);
+                }
             }
         }
         self.step_lease(now);
@@ -604,6 +632,7 @@ impl Node {
             while let Some(name) = self.dirty_worlds.pop_first() {
                 self.consider_world(now, &name);
                 self.settle(now, &name);
+                self.settle_permit(now, &name);
                 self.forget_world(now, &name);
             }
             self.step_drain(now);
@@ -662,6 +691,14 @@ impl Node {
                     self.on_drain_record(now);
                 }
             }
+            Key::Permit(class, number) => {
+                let id = (class.clone(), *number);
+                if self.permits.len() >= RECORDS_MAX && !self.permits.contains_key(&id) {
+                    self.stats.ignored += 1;
+                    return;
+                }
+                self.learn_permit(now, &id, revision, Known::parse(value, PermitRecord::parse));
+            }
         }
     }
 
@@ -673,6 +710,10 @@ impl Node {
             Key::World(name) => self.worlds.get(name).is_some_and(|slot| slot.known == Known::Foreign),
             Key::Matcher(name) => self.matchers.get(name).is_some_and(|(_, known)| *known == Known::Foreign),
             Key::Drain(name) => self.drains.get(name).is_some_and(|(_, known)| *known == Known::Foreign),
+            Key::Permit(class, number) => {
+                let slot = self.permits.get(&(class.clone(), *number));
+                slot.is_some_and(|slot| slot.known == Known::Foreign)
+            }
         }
     }
 
@@ -685,6 +726,7 @@ impl Node {
             Key::World(_) => WorldRecord::parse(value).err(),
             Key::Matcher(_) => Record::parse(value).err(),
             Key::Drain(_) => DrainRecord::parse(value).err(),
+            Key::Permit(..) => PermitRecord::parse(value).err(),
         };
         if let Some(why) = why {
             self.events.push_back(Event::Unreadable { key, why });
@@ -754,6 +796,24 @@ impl Node {
             }
         } else if let Some(at) = slot.retry_at.filter(|_| slot.flight.is_none()) {
             self.wake_world(name, at);
+        }
+    }
+
+    /// Sends what a permit is waiting for, if it is time.
+    fn pump_permit(&mut self, now: Instant, id: &PermitId) {
+        let Some(slot) = self.permits.get_mut(id) else { return };
+        if let Some(op) = slot.next_op(now) {
+            let sent = self.send(now, Key::Permit(id.0.clone(), id.1), op);
+            if let Some(slot) = self.permits.get_mut(id) {
+                slot.flight = Some(sent);
+            }
+        } else if let Some(at) = slot.retry_at.filter(|_| slot.flight.is_none())
+            && slot.wake.is_none_or(|wake| at < wake)
+        {
+            if let Some(old) = slot.wake.replace(at) {
+                self.wakes.remove(&(old, Wake::Permit(id.clone())));
+            }
+            self.wakes.insert((at, Wake::Permit(id.clone())));
         }
     }
 

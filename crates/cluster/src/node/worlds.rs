@@ -9,14 +9,15 @@ use crate::defect::Defect;
 use crate::directory::{Decided, DirectoryResult, Entry, Silence, Slot};
 use crate::name::Name;
 use crate::node::choice::NoHome;
-use crate::node::{EndReason, Event, Flight, Node, Wake};
+use crate::node::permits::Permit;
+use crate::node::{EndReason, Event, Flight, Node, Refusal, Wake};
 use crate::record::{Home, WorldRecord, WorldState};
 use crate::times::{LOSS, RENEWAL};
 
 /// Time after which the node that made an assignment makes another one.
 const LAPSE_OF_MAKER: Duration = Duration::from_secs(2);
 /// Time after which any node does.
-const LAPSE: Duration = Duration::from_secs(5);
+pub(super) const LAPSE: Duration = Duration::from_secs(5);
 /// Delay between the candidates for a claim, so that usually one of them writes.
 const RANK: Duration = Duration::from_millis(250);
 /// Further delay of others while a later incarnation of the lost home is up.
@@ -204,6 +205,7 @@ impl Node {
         let is_used = self.held.contains_key(name)
             || self.wanted.contains_key(name)
             || self.closing.contains_key(name)
+            || self.openings.contains_key(name)
             || self.arrivals.has_waiting(name);
         let Some(slot) = self.worlds.get(name) else { return };
         if is_used || !slot.is_idle() || slot.known != Known::Absent {
@@ -284,7 +286,12 @@ impl Node {
                     }
                 }
                 WorldWrite::Serve { epoch } => self.accepted(name, epoch),
-                WorldWrite::Closed => self.end(name, EndReason::Closed),
+                WorldWrite::Closed => {
+                    self.end(name, EndReason::Closed);
+                    if let Some(record) = &pending.value {
+                        self.release_permit(now, name, record);
+                    }
+                }
                 WorldWrite::Restore { from } => {
                     if let Some(held) = self.held.get_mut(name)
                         && held.record.epoch == from
@@ -446,7 +453,7 @@ impl Node {
         }
     }
 
-    fn own_home(&self) -> Option<Home> {
+    pub(super) fn own_home(&self) -> Option<Home> {
         let incarnation = self.incarnation()?;
         Some(Home { node: self.setup.node.clone(), incarnation })
     }
@@ -504,9 +511,11 @@ impl Node {
         let Some(wanted) = self.wanted.get(name).cloned() else {
             return;
         };
+        let Some((permit, behind)) = self.permit_to_open(now, name, &wanted.class) else { return };
         let Some(class) = self.setup.classes.get(&wanted.class) else { return };
-        // Behind every epoch that a deleted record of this name may have had.
-        let epoch = if self.has(Defect::EpochFromOne) { 1 } else { self.revision_max.max(1) };
+        // Behind every epoch that a deleted record of this name may have had. With a permit it is
+        // not behind deletions that came after it: those void the permit.
+        let epoch = if self.has(Defect::EpochFromOne) { 1 } else { behind.max(1) };
         let record = WorldRecord {
             epoch,
             home: Home { node: self.setup.node.clone(), incarnation: 0 },
@@ -515,11 +524,27 @@ impl Node {
             class_hash: class.hash.clone(),
             created_ms: self.unix_ms(now),
             ephemeral: wanted.ephemeral,
+            permit,
             nonce: 0,
             why: String::new(),
             rest: Default::default(),
         };
         self.assign(now, name, record, None, "opened", false);
+    }
+
+    /// The permit with which a world may be opened now, if its class has a limit, and the revision
+    /// behind which the opening is.
+    fn permit_to_open(&mut self, now: Instant, name: &Name, class: &Name) -> Option<(Option<u32>, u64)> {
+        match self.permit(now, name, class) {
+            Permit::Unlimited => Some((None, self.revision_max)),
+            Permit::Held(number, revision) => Some((Some(number), revision)),
+            Permit::Taking => None,
+            Permit::Exhausted => {
+                self.refuse(name, Refusal::WorldsMax);
+                self.wake_world(name, now + RENEWAL);
+                None
+            }
+        }
     }
 
     /// Writes the record of a world again that the directory has lost.
@@ -683,8 +708,10 @@ impl Node {
         delay: Option<Duration>,
     ) {
         if let Some(wanted) = self.wanted.get(name).cloned() {
+            let Some((permit, _)) = self.permit_to_open(now, name, &wanted.class) else { return };
             let Some(class) = self.setup.classes.get(&wanted.class) else { return };
             class.hash.clone_into(&mut record.class_hash);
+            record.permit = permit;
             (record.class, record.ephemeral) = (wanted.class, wanted.ephemeral);
             record.created_ms = self.unix_ms(now);
             return self.assign(now, name, record, None, "opened", false);
@@ -737,7 +764,7 @@ impl Node {
             Err(none) => {
                 if none == NoHome::NoRoom {
                     self.stats.no_room += 1;
-                    self.refuse_for_room(name);
+                    self.refuse(name, Refusal::NoRoom);
                 }
                 return self.wake_world(name, now + RENEWAL);
             }
@@ -750,7 +777,7 @@ impl Node {
         self.write_world(now, name, record, WorldState::Assigned, WorldWrite::Assign { is_claim });
     }
 
-    fn write_world(
+    pub(super) fn write_world(
         &mut self,
         now: Instant,
         name: &Name,
@@ -766,7 +793,7 @@ impl Node {
         self.pump_world(now, name);
     }
 
-    fn unix_ms(&self, now: Instant) -> u64 {
+    pub(super) fn unix_ms(&self, now: Instant) -> u64 {
         self.setup.origin_unix_ms.saturating_add(now.as_millis())
     }
 }

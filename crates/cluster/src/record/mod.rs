@@ -4,11 +4,13 @@
 mod area;
 mod cluster;
 mod node;
+mod permit;
 mod world;
 
 pub use area::{Identity, Record, State, Takeover};
 pub use cluster::{ClusterRecord, DrainRecord};
 pub use node::{Address, NodeRecord, NodeState};
+pub use permit::PermitRecord;
 pub use world::{Home, WorldRecord, WorldState};
 
 use serde::de::{DeserializeOwned, Error as _};

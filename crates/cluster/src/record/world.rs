@@ -38,6 +38,17 @@ pub enum WorldState {
     Closed,
 }
 
+impl fmt::Display for WorldState {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            WorldState::Assigned => "assigned",
+            WorldState::Serving => "serving",
+            WorldState::Closing => "closing",
+            WorldState::Closed => "closed",
+        })
+    }
+}
+
 /// Value of `world.<name>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorldRecord {
@@ -58,6 +69,9 @@ pub struct WorldRecord {
     /// True for a world of one match: its record is deleted when it closes.
     #[serde(default)]
     pub ephemeral: bool,
+    /// Number of the permit with which it was opened, if its class has a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permit: Option<u32>,
     /// Number that distinguishes writes, as in [`NodeRecord`](crate::NodeRecord::nonce).
     pub nonce: u64,
     /// Reason of the last change, for operators.

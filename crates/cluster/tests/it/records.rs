@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use throng_cluster::{
-    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, RECORD_BYTES_MAX, Record,
-    State, WorldRecord, WorldState,
+    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, PermitRecord,
+    RECORD_BYTES_MAX, Record, State, WorldRecord, WorldState,
 };
 use throng_stdx::Rng;
 
@@ -85,10 +85,15 @@ fn world_record(rng: &mut Rng) -> WorldRecord {
         class_hash: text(rng),
         created_ms: number(rng),
         ephemeral: rng.chance(0.5),
+        permit: rng.chance(0.5).then(|| rng.next_u32()),
         nonce: number(rng),
         why: text(rng),
         rest: rest(rng),
     }
+}
+
+fn permit_record(rng: &mut Rng) -> PermitRecord {
+    PermitRecord { world: name(rng), nonce: number(rng), rest: rest(rng) }
 }
 
 fn area_record(rng: &mut Rng) -> Record {
@@ -146,6 +151,7 @@ fn records_survive_their_bytes_and_others_are_refused() {
     check(drain_record, DrainRecord::to_bytes, DrainRecord::parse);
     check(node_record, NodeRecord::to_bytes, NodeRecord::parse);
     check(world_record, WorldRecord::to_bytes, WorldRecord::parse);
+    check(permit_record, PermitRecord::to_bytes, PermitRecord::parse);
     check(area_record, Record::to_bytes, Record::parse);
 }
 
@@ -174,10 +180,13 @@ fn names_and_keys_are_checked() {
             let key = format!("{kind}.{good}");
             assert_eq!(Key::parse(&key).map(|key| key.to_string()), Some(key));
         }
+        let key = format!("permit.{good}.4294967295");
+        assert_eq!(Key::parse(&key).map(|key| key.to_string()), Some(key));
     }
     for bad in ["", "-a", "A", "a.b", "a b", "é", "a*", ">", &"a".repeat(33)] {
         assert!(Name::new(bad).is_err() && Key::parse(&format!("node.{bad}")).is_none(), "{bad}");
     }
     assert_eq!(Key::parse("cluster"), Some(Key::Cluster));
-    assert!(["node", "cluster.a", "shop.a", ""].iter().all(|key| Key::parse(key).is_none()));
+    let bad = ["node", "cluster.a", "shop.a", "", "permit.a", "permit.a.-1", "permit.a.01", "permit.a.b.1"];
+    assert!(bad.iter().all(|key| Key::parse(key).is_none()));
 }

@@ -6,6 +6,7 @@ mod visitor;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -97,6 +98,35 @@ pub fn nats_server() -> Option<PathBuf> {
             })
             .max()
     })
+}
+
+/// A NATS server for a trial cluster, killed when dropped. Its folder has the files `url` and
+/// `secret`, the address of the server and the secret of the cluster.
+#[derive(Debug)]
+pub struct TrialBus {
+    _server: Owned,
+    folder: Folder,
+}
+
+impl TrialBus {
+    /// Starts the server on a free loopback port. The calling thread must live as long as it.
+    ///
+    /// # Errors
+    /// [`StartError`] if there is no NATS server, or it does not start.
+    pub fn start() -> Result<Self, StartError> {
+        let failed = |source| StartError::Io { program: NATS_SERVER.to_owned(), source };
+        let folder = Folder::new().map_err(failed)?;
+        let (server, url) = start_bus(&folder)?;
+        std::fs::write(folder.path("url"), url).map_err(failed)?;
+        std::fs::write(folder.path("secret"), secret().map_err(failed)?).map_err(failed)?;
+        Ok(Self { _server: server, folder })
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path("")
+    }
 }
 
 impl Cluster {
@@ -275,6 +305,8 @@ fn start_bus(folder: &Folder) -> Result<(Owned, String), StartError> {
         .args(["--addr", "127.0.0.1", "--port", "-1", "--jetstream", "--store_dir"])
         .arg(folder.path("nats"));
     command.arg("--ports_file_dir").arg(folder.path(""));
+    // Ctrl-C on a terminal is for the nodes, which leave their cluster by this server.
+    command.process_group(0);
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
     let mut child = Owned::spawn(&mut command).map_err(failed)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

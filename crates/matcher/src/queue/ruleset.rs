@@ -513,8 +513,16 @@ pub(super) const STEPS_MAX: usize = 64;
 pub(super) const RULE_DEPTH_MAX: usize = 4;
 /// Waiting times from which other rules hold. How many a ticket has reached is kept in a byte.
 const TIMES_MAX: usize = 255;
+/// Time after which gateways give up to open a world.
+const WORLD_TIMEOUT_S: u64 = 10;
 
 impl RuleSet {
+    /// Time for the assignment of a server, in milliseconds.
+    pub(crate) fn assign_timeout_ms(&self) -> u64 {
+        let longest = self.world.as_ref().map_or(self.assign_timeout_s, |_| WORLD_TIMEOUT_S);
+        self.assign_timeout_s.min(longest) * 1_000
+    }
+
     /// Reads and checks a rule set.
     ///
     /// # Errors

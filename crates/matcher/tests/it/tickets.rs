@@ -303,6 +303,20 @@ fn a_match_without_a_server_is_off() {
     assert_eq!(world.get_ticket(&a).status, "matched");
 }
 
+#[test]
+fn a_match_whose_world_has_no_home_after_10_s_is_off() {
+    let mut world = duel_with(r#""assign": "external", "allocator": "alloc", "world": {"class": "duel"}"#);
+    world.session("alloc", true);
+    let (a, _) = (world.solo("s", "duel", "a", 0.0), world.solo("s", "duel", "b", 0.0));
+    world.pass(250);
+    world.pass(9_750);
+    assert_eq!(world.get_ticket(&a).status, "placing");
+    world.pass(250);
+    assert_eq!(world.get_ticket(&a).status, "searching", "its players keep their place");
+    let off = world.take_kind(Event::MATCH_CANCELLED);
+    assert!(!off.is_empty() && off.iter().all(|event| event.str(2) == "no_server"));
+}
+
 const FIVES: &str = r#"{
     "name": "fives", "sides": [{"name": "side", "count": 2, "min": 2, "max": 2}],
     "attributes": {"skill": {"type": "number", "default": 0}}, "backfill": {"ack_s": 10}

@@ -249,6 +249,33 @@ impl Logins {
         });
         None
     }
+
+    /// Finds the world whose name a resume token carries. Returns the verdict if it is known on the
+    /// spot; else it comes as a [`Post::Verdict`].
+    pub(crate) fn find_world(
+        &self,
+        worker: u16,
+        to: WorldEpoch,
+        ticket: AuthTicket,
+        world: String,
+        asked: Option<WorldChoice>,
+    ) -> Option<Verdict> {
+        let (mailboxes, worlds) = self.process.get()?;
+        let is_node = to.world == World::MAIN && self.lobby.is_some_and(|lobby| lobby.is_node);
+        if !is_node {
+            return Some(worlds.settle_token(to.world, &world, asked.as_ref().map(|asked| &*asked.world)));
+        }
+        let Some(cluster) = self.cluster.get().cloned() else {
+            // The node starts.
+            return Some(Verdict::Refused(CloseReason::WorldUnavailable));
+        };
+        let mailboxes = Arc::clone(mailboxes);
+        self.runtime.spawn(async move {
+            let verdict = cluster.settle_token(&world, asked).await;
+            mailboxes[usize::from(worker)].post(Post::Verdict { to, ticket, verdict });
+        });
+        None
+    }
 }
 
 /// Counts a login as pending until it is dropped.

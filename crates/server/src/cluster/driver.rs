@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use throng_admin::Problem;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
     Node, NodeRecord, NodeState, Refusal, RequestId, WorldRecord, WorldState,
@@ -21,7 +23,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
-use super::{Command, End, EntryRequest, Shared};
+use super::view::Changes;
+use super::{Command, End, EntryRequest, Hosted, Shared};
 use crate::fence::Fence;
 use crate::mailbox::{Mailbox, Post};
 use crate::process::{ProcessFigures, memory_limit};
@@ -64,7 +67,8 @@ pub(super) struct Parts {
 struct Here {
     fence: Arc<Fence>,
     world: World,
-    worker: u16,
+    /// The workers of its shards.
+    workers: Arc<[u16]>,
     epoch: u64,
     is_served: bool,
     players: u32,
@@ -79,8 +83,8 @@ struct Here {
 enum Reply {
     /// The verdict about a login.
     Login(oneshot::Sender<Verdict>),
-    /// The addresses of the world's home, or why it has none.
-    Host(oneshot::Sender<Result<Vec<Address>, String>>),
+    /// The world's home, or why it has none.
+    Open { class: Name, reply: oneshot::Sender<Result<Hosted, Problem>> },
 }
 
 /// A login that waits for the home of its world.
@@ -112,6 +116,7 @@ pub(super) struct Driver {
     read: BTreeSet<String>,
     /// Worlds that are wanted here and that no node serves, each since when.
     wanted_since: BTreeMap<Name, Instant>,
+    changes: Changes,
     /// Those who wait for the end of a world.
     ends: BTreeMap<Name, Vec<watch::Sender<()>>>,
     load: f64,
@@ -136,6 +141,7 @@ impl Driver {
             known: BTreeSet::new(),
             read: BTreeSet::new(),
             wanted_since: BTreeMap::new(),
+            changes: Changes::default(),
             ends: BTreeMap::new(),
             load: 0.0,
             load_at,
@@ -234,15 +240,18 @@ impl Driver {
                 // Its connection may be gone.
                 Err(reason) => drop(reply.send(Verdict::Refused(reason))),
             },
-            Command::Open(world, class) => self.open(now, world, class, false),
-            Command::Host { world, class, reply } => {
-                self.open(now, world.clone(), class.clone(), true);
+            Command::Open { world, class, is_match, reply } => {
+                if is_match {
+                    self.open(now, world.clone(), class.clone(), true);
+                }
                 self.next_arrival += 1;
                 let (kind, name) = (ConnKind::Server, world.clone());
                 let arrival = Arrival { world: name, kind, has_asked: false, by_listener: false };
-                self.arrivals.insert(self.next_arrival, (arrival, Reply::Host(reply)));
+                let reply = Reply::Open { class: class.clone(), reply };
+                self.arrivals.insert(self.next_arrival, (arrival, reply));
                 self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
             }
+            Command::Look(look) => look(&self.parts.core, &self.changes),
             Command::AwaitEnd(world, end) => {
                 let is_closed = |record: &WorldRecord| record.state == WorldState::Closed;
                 // One without a record may be on its way here.
@@ -291,6 +300,7 @@ impl Driver {
                     self.report_players(now);
                 }
                 self.parts.core.handle_record(now, &key, revision, value.as_deref());
+                self.note_change(now, &key);
                 self.note_served(now, &key);
                 self.note_ended(&key);
                 match value {
@@ -304,8 +314,10 @@ impl Driver {
                 for key in gone {
                     self.known.remove(&key);
                     self.parts.core.handle_record(now, &key, revision, None);
+                    self.note_change(now, &key);
                     self.note_ended(&key);
                 }
+                self.changes.begin();
                 self.read.clear();
                 if !self.parts.shared.is_up()
                     && let Some(why) = self.unreachable()
@@ -320,6 +332,19 @@ impl Driver {
             }
         }
         None
+    }
+
+    /// Keeps what has changed in the directory for those who ask.
+    fn note_change(&mut self, now: Instant, key: &str) {
+        let (core, unix_ms) =
+            (&self.parts.core, self.parts.clock.unix_start_ns() / 1_000_000 + now.as_millis());
+        match Key::parse(key) {
+            Some(Key::Node(name)) => {
+                self.changes.see_node(&name, core.node(&name).map(|(record, _)| record), unix_ms);
+            }
+            Some(Key::World(name)) => self.changes.see_world(&name, core.world(&name), unix_ms),
+            _ => {}
+        }
     }
 
     /// Describes an address in this node's record that other machines cannot reach.
@@ -463,19 +488,26 @@ impl Driver {
             Event::PatienceOver => {
                 tracing::error!("the worlds have stood still for too long: their connections are closed");
                 for here in self.here.values() {
-                    self.parts.mailboxes[usize::from(here.worker)].post(Post::Evict(here.world));
+                    self.each_worker(here, |mailbox| mailbox.post(Post::Evict(here.world)));
                 }
             }
             Event::Arrived { arrival, answer } => {
                 let (arrival, reply) = self.arrivals.remove(&arrival.0)?;
                 let reply = match reply {
                     Reply::Login(reply) => reply,
-                    Reply::Host(reply) => {
+                    Reply::Open { class, reply } => {
                         let found = match answer {
-                            Answer::Here { .. } => Ok(self.parts.addresses.clone()),
-                            Answer::Elsewhere { addresses, .. } => Ok(addresses),
-                            Answer::Refused(Refusal::NoRoom) => Err("no node has room for it".to_owned()),
-                            Answer::Refused(_) => Err("its home was not known in time".to_owned()),
+                            Answer::Here { .. } => Ok(Hosted {
+                                node: self.parts.node.clone(),
+                                addresses: self.parts.addresses.clone(),
+                            }),
+                            Answer::Elsewhere { home, addresses } => {
+                                Ok(Hosted { node: home.node, addresses })
+                            }
+                            Answer::Refused(why) => {
+                                self.wanted_since.remove(&arrival.world);
+                                Err(self.not_opened(&arrival.world, &class, why))
+                            }
                         };
                         // The one who waited may have given up.
                         drop(reply.send(found));
@@ -515,6 +547,7 @@ impl Driver {
                     }
                     Answer::Refused(Refusal::Unavailable) => Verdict::Refused(CloseReason::WorldUnavailable),
                     Answer::Refused(Refusal::NoRoom) => Verdict::Refused(CloseReason::NoRoom),
+                    Answer::Refused(Refusal::WorldsMax) => Verdict::Refused(CloseReason::WorldsMax),
                     Answer::Refused(Refusal::UnknownWorld) => Verdict::Refused(CloseReason::UnknownWorld),
                 };
                 if verdict == Verdict::Success
@@ -530,6 +563,44 @@ impl Driver {
             }
         }
         None
+    }
+
+    /// The reason why a world of a class was not opened, with the way out.
+    fn not_opened(&self, world: &Name, class: &Name, why: Refusal) -> Problem {
+        match why {
+            Refusal::WorldsMax => {
+                let max = self.parts.worlds.class(class.as_str()).map_or(0, |keys| keys.worlds_max);
+                let what = format!(
+                    "the world `{world}` was not opened: {max} worlds of the class `{class}` are open in the cluster, \
+                     which is its limit (`worlds_max`); close one, or raise the limit on all nodes"
+                );
+                Problem::new(409, what)
+            }
+            Refusal::NoRoom => {
+                let takes = |record: &&NodeRecord| {
+                    record.state == NodeState::Up && record.classes.contains_key(class)
+                };
+                let (mut nodes, mut open, mut max) = (0, 0, 0);
+                for record in self.parts.core.nodes().map(|(_, record)| record).filter(takes) {
+                    nodes += 1;
+                    open += u64::from(record.worlds);
+                    max += u64::from(record.worlds_max);
+                }
+                let what = format!(
+                    "no node has room for the world `{world}`: the nodes that have its class `{class}` and do not drain \
+                     ({nodes}) serve {open} worlds, and {max} are their limit (`cluster.worlds_max`); start another node, \
+                     with the labels of the class if it has any, close a world, or raise the limit"
+                );
+                Problem::new(503, what)
+            }
+            Refusal::Unavailable | Refusal::UnknownWorld => Problem::new(
+                503,
+                format!(
+                    "the world `{world}` was not opened: no node with its class `{class}` was known in time; `throng \
+                     cluster status` shows the nodes"
+                ),
+            ),
+        }
     }
 
     /// Returns whether logins that name no world enter this one.
@@ -556,7 +627,7 @@ impl Driver {
                 let here = Here {
                     fence,
                     world: open.world,
-                    worker: open.worker,
+                    workers: open.workers,
                     epoch,
                     is_served: false,
                     players: 0,
@@ -583,18 +654,31 @@ impl Driver {
         {
             here.is_served = true;
             here.fence.open_until(until);
-            self.parts.mailboxes[usize::from(here.worker)].wake();
+            for worker in here.workers.iter() {
+                self.parts.mailboxes[usize::from(*worker)].wake();
+            }
         }
+    }
+
+    fn each_worker(&self, here: &Here, tell: impl Fn(&Mailbox)) {
+        here.workers.iter().for_each(|worker| tell(&self.parts.mailboxes[usize::from(*worker)]));
     }
 
     fn freeze(&mut self, world: Name, epoch: u64) {
         let Some(here) = self.here.get_mut(&world).filter(|here| here.epoch == epoch) else { return };
         here.is_served = false;
         here.fence.close();
-        let freezes = self.freezes.clone();
-        // Without the driver there is nothing that waits for it.
-        let done = Box::new(move || drop(freezes.send((world, epoch))));
-        self.parts.mailboxes[usize::from(here.worker)].post(Post::Freeze { world: here.world, done });
+        let left = Arc::new(AtomicUsize::new(here.workers.len()));
+        for worker in here.workers.iter() {
+            let (left, freezes, world) = (Arc::clone(&left), self.freezes.clone(), world.clone());
+            let done = Box::new(move || {
+                // Without the driver there is nothing that waits for it.
+                if left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    drop(freezes.send((world, epoch)));
+                }
+            });
+            self.parts.mailboxes[usize::from(*worker)].post(Post::Freeze { world: here.world, done });
+        }
     }
 
     fn end_world(&mut self, world: &Name, epoch: u64, why: &EndReason) {
@@ -701,16 +785,12 @@ impl Driver {
                 is_draining = record.state == NodeState::Draining;
             }
         }
-        let mut classes = BTreeMap::new();
         for (_, record) in core.worlds() {
             worlds[record.state as usize] += 1;
             let is_open = matches!(record.state, WorldState::Assigned | WorldState::Serving);
             let is_served = record.state == WorldState::Serving
                 && live.contains(&(&record.home.node, record.home.incarnation));
             homeless += usize::from(is_open && !is_served);
-            if record.state != WorldState::Closed {
-                *classes.entry(record.class.to_string()).or_default() += 1;
-            }
         }
         let served = self.here.values().filter(|here| here.is_served).count();
         let here = self.here.len();
@@ -719,7 +799,7 @@ impl Driver {
             if let Some(why) = unreachable.as_ref().filter(|_| status.unreachable.is_none()) {
                 tracing::error!("{why}");
             }
-            (status.nodes, status.worlds, status.classes) = (nodes, worlds, classes);
+            (status.nodes, status.worlds) = (nodes, worlds);
             status.homeless = homeless;
             status.is_draining = is_draining;
             status.unreachable = unreachable;

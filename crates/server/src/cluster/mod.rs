@@ -21,6 +21,7 @@ pub(crate) mod plan;
 mod status;
 #[cfg_attr(not(feature = "nats"), path = "no_tool.rs")]
 pub mod tool;
+mod view;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,17 +29,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use throng_admin::{Family, Part};
-use throng_cluster::{Address, Name};
-use throng_gateway::{CloseReason, ConnKind, Verdict};
+use serde_json::{Value, json};
+use throng_admin::{ApiRequest, Family, Part, Problem};
+use throng_cluster::{Address, Name, WorldRecord};
+use throng_gateway::{CloseReason, ConnKind, Verdict, WorldChoice};
 use throng_net::Clock;
 use throng_stdx::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::inspect::paged;
 use crate::mailbox::Mailbox;
 use crate::world::Judgement;
 use crate::worlds::{Classes, WorldRequest, Worlds};
 use status::Status;
+use view::{Changes, node_row, world_row};
 
 /// Name of the process's own world in a cluster. No world of the cluster can have it.
 pub(crate) const LOBBY: &str = "_lobby";
@@ -68,10 +72,11 @@ enum Command {
         by_listener: bool,
         reply: oneshot::Sender<Verdict>,
     },
-    /// Open a world of a class, on any node.
-    Open(Name, Name),
-    /// Open a world of a class for a match, on any node. The answer comes when it is served.
-    Host { world: Name, class: Name, reply: oneshot::Sender<Result<Vec<Address>, String>> },
+    /// Open a world of a class, on any node, for a match or to stay. The answer comes when it is
+    /// served.
+    Open { world: Name, class: Name, is_match: bool, reply: oneshot::Sender<Result<Hosted, Problem>> },
+    /// Read the state of the node.
+    Look(Box<dyn FnOnce(&throng_cluster::Node, &Changes) + Send>),
     /// Drop this when the world has ended.
     AwaitEnd(Name, watch::Sender<()>),
     /// The settings have changed, for worlds that open from now on.
@@ -90,6 +95,14 @@ enum Command {
 struct EntryRequest {
     addr: IpAddr,
     now: Instant,
+}
+
+/// A world that is served.
+pub(crate) struct Hosted {
+    /// Node that serves it.
+    pub(crate) node: Name,
+    /// Addresses of the node.
+    pub(crate) addresses: Vec<Address>,
 }
 
 /// Settings of worlds after a reload.
@@ -144,6 +157,7 @@ pub(crate) struct Cluster {
     commands: mpsc::Sender<Command>,
     shared: Arc<Shared>,
     worlds: Arc<Worlds>,
+    node: Name,
     /// Worlds of `gateway.worlds`, with their classes.
     configured: BTreeMap<Name, Name>,
     default_world: Name,
@@ -213,6 +227,7 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
     let shared = Arc::new(Shared { clock: around.clock, cluster: cluster.clone(), status, stage });
     let (settings, worlds, mailboxes) =
         (settings.clone(), Arc::clone(around.worlds), Arc::clone(around.mailboxes));
+    let own = node.clone();
     let (clock, driver_shared) = (around.clock, Arc::clone(&shared));
     let drain = keys.drain_on_stop.then(|| Duration::from_secs(keys.drain_wait_s.into()));
     let thread = move || {
@@ -261,7 +276,8 @@ pub(crate) fn start(config: &crate::config::Config, around: &Around<'_>) -> Resu
         .map_err(|error| format!("cannot start the thread of the node: {error}"))?;
     let thread = Mutex::new(Some(thread));
     let worlds = Arc::clone(around.worlds);
-    let cluster = Cluster { commands, shared, worlds, configured, default_world, drain, patience, thread };
+    let cluster =
+        Cluster { commands, shared, worlds, node: own, configured, default_world, drain, patience, thread };
     let cluster = Arc::new(cluster);
     cluster.wait_for_name()?;
     Ok(cluster)
@@ -330,6 +346,32 @@ impl Cluster {
         let asked = asked.filter(|_| needs_door);
         let asked = asked.map(|asked| EntryRequest { addr: asked.addr, now: asked.now });
         let Ok(world) = Name::new(entered) else { return Verdict::Refused(CloseReason::UnknownWorld) };
+        self.find(world, kind, asked, by_listener).await
+    }
+
+    /// The verdict about a resume token of a world: whichever node serves the world finds out
+    /// whether the token resumes something.
+    pub(crate) async fn settle_token(&self, world: &str, asked: Option<WorldChoice>) -> Verdict {
+        if asked.as_ref().is_some_and(|asked| *asked.world != *world) {
+            return Verdict::Refused(CloseReason::WorldMismatch);
+        }
+        let Ok(world) = Name::new(world) else { return Verdict::NoWorld };
+        let by_listener = asked.is_some_and(|asked| asked.by_listener);
+        // Game servers have no resume tokens.
+        match self.find(world, ConnKind::Client, None, by_listener).await {
+            Verdict::Refused(CloseReason::UnknownWorld) => Verdict::NoWorld,
+            verdict => verdict,
+        }
+    }
+
+    /// The way into a world, once its home is known.
+    async fn find(
+        &self,
+        world: Name,
+        kind: ConnKind,
+        asked: Option<EntryRequest>,
+        by_listener: bool,
+    ) -> Verdict {
         let (reply, answer) = oneshot::channel();
         if self.tell(Command::Arrive { world: world.clone(), kind, asked, by_listener, reply }).is_err() {
             return Verdict::Refused(CloseReason::WorldUnavailable);
@@ -345,56 +387,134 @@ impl Cluster {
         }
     }
 
-    /// Has a world opened, on any node. One of `gateway.worlds` opens with its own class if none is
-    /// named.
+    /// Has a world opened, on any node, and waits until it is served. One of `gateway.worlds` opens
+    /// with its own class if none is named.
     ///
     /// # Errors
-    /// No name; no class, or its limit of worlds is reached; the node is busy.
-    pub(crate) fn open(&self, world: &str, class: Option<&str>) -> Result<(), String> {
-        let world = Name::new(world)?;
+    /// No name, no such class, its limit of worlds is reached; no home within 10 s.
+    pub(crate) fn open(&self, world: &str, class: Option<&str>) -> Result<Hosted, Problem> {
+        let conflict = |why| Problem::new(409, why);
+        let world = Name::new(world).map_err(conflict)?;
         let own = self.configured.get(&world).map(Name::as_str);
-        let class = class.or(own).filter(|class| *class != plan::CLASS);
-        class.map_or(Ok(()), |class| self.check_room(class))?;
-        self.tell(Command::Open(world, Name::new(class.unwrap_or(plan::CLASS))?))
-    }
-
-    /// Refuses a class that does not exist, or whose limit of worlds is reached.
-    ///
-    /// # Errors
-    /// Which of them it is.
-    pub(crate) fn check_room(&self, class: &str) -> Result<(), String> {
-        let max = self.worlds.class(class)?.worlds_max;
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
-        if status.classes.get(class).is_some_and(|open| *open >= max) {
-            return Err(format!(
-                "{max} worlds of the class `{class}` are open in the cluster, which is its limit \
-                 (`worlds_max`); close one"
-            ));
+        let class = class.or(own).unwrap_or(plan::CLASS);
+        if class != plan::CLASS {
+            self.worlds.class(class).map_err(conflict)?;
         }
-        Ok(())
+        self.host(world, class, false)
     }
 
-    /// Has a world opened for a match, on any node, and waits until it is served. Returns the
-    /// addresses of its home.
+    /// The same for a world of a match.
     ///
     /// # Errors
-    /// No home within 10 s.
-    pub(crate) fn host(&self, world: &str, class: &str) -> Result<Vec<Address>, String> {
-        let (world, class) = (Name::new(world)?, Name::new(class)?);
-        let (reply, answer) = oneshot::channel();
-        self.tell(Command::Host { world: world.clone(), class, reply })?;
-        let waiting = async { tokio::time::timeout(HOME, answer).await };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let found = match runtime.map_err(|error| error.to_string())?.block_on(waiting) {
-            Ok(Ok(found)) => found,
-            Ok(Err(_)) => Err("the node has ended".to_owned()),
-            Err(_) => Err(format!("it has no home after {} s", HOME.as_secs())),
-        };
-        found.map_err(|why| {
+    /// As [`Cluster::open`].
+    pub(crate) fn open_match(&self, world: &str, class: &str) -> Result<Hosted, Problem> {
+        let conflict = |why| Problem::new(409, why);
+        self.worlds.class(class).map_err(conflict)?;
+        let world = Name::new(world).map_err(conflict)?;
+        self.host(world.clone(), class, true).inspect_err(|_| {
             // It is not wanted any more, wherever it may open.
             let _ = self.tell(Command::Close(world));
-            format!("the world of the match cannot be opened: {why}")
         })
+    }
+
+    fn host(&self, world: Name, class: &str, is_match: bool) -> Result<Hosted, Problem> {
+        let unavailable = |why: String| Problem::new(503, why);
+        let class = Name::new(class).map_err(unavailable)?;
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Open { world: world.clone(), class, is_match, reply }).map_err(unavailable)?;
+        let waiting = async { tokio::time::timeout(HOME, answer).await };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        match runtime.map_err(|error| unavailable(error.to_string()))?.block_on(waiting) {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) => Err(unavailable("the node has ended".to_owned())),
+            Err(_) => Err(unavailable(format!(
+                "the world `{world}` has no home after {} s; `throng cluster status` shows the nodes and the state of \
+                 the directory",
+                HOME.as_secs()
+            ))),
+        }
+    }
+
+    /// Reads the state of the node, on its thread.
+    fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&throng_cluster::Node, &Changes) -> T + Send + 'static,
+    ) -> Result<T, Problem> {
+        let (reply, answer) = oneshot::channel();
+        // The caller may have given up.
+        let look =
+            move |core: &throng_cluster::Node, changes: &Changes| drop(reply.send(look(core, changes)));
+        self.tell(Command::Look(Box::new(look))).map_err(|why| Problem::new(503, why))?;
+        answer.blocking_recv().map_err(|_| Problem::new(503, "the node has ended"))
+    }
+
+    /// Nodes, and worlds by state.
+    pub(crate) fn report(&self) -> Result<Value, Problem> {
+        let (nodes, worlds, number) = self.look(|core, changes| {
+            let age = |name| core.node(name).map_or(0, |(_, age)| millis(age));
+            let nodes: Vec<Value> =
+                core.nodes().map(|(name, record)| node_row(name, record, age(name))).collect();
+            let mut worlds = BTreeMap::<String, usize>::new();
+            for (_, record) in core.worlds() {
+                *worlds.entry(record.state.to_string()).or_default() += 1;
+            }
+            (nodes, worlds, changes.number())
+        })?;
+        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let (missing, wanted) = status.replicas;
+        Ok(json!({
+            "cluster": self.shared.cluster().name, "node": self.node, "default_world": self.default_world,
+            "parts": status.health(self.shared.clock.now(), self.patience),
+            "replicas": { "missing": missing, "wanted": wanted }, "unreadable": status.stats.unreadable,
+            "nodes": nodes, "worlds": worlds, "event": number,
+        }))
+    }
+
+    pub(crate) fn node_report(&self, name: &str) -> Result<Value, Problem> {
+        let missing = Problem::new(404, format!("there is no node `{name}` in the cluster"));
+        let Ok(node) = Name::new(name) else { return Err(missing) };
+        let found = self.look(move |core, _| {
+            core.node(&node).map(|(record, age)| node_row(&node, record, millis(age)))
+        })?;
+        found.ok_or(missing)
+    }
+
+    pub(crate) fn worlds_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let class = request.query.get("class").cloned();
+        let worlds: Vec<Value> = self.look(move |core, _| {
+            let is_wanted =
+                |record: &WorldRecord| class.as_deref().is_none_or(|class| record.class.as_str() == class);
+            let wanted = core.worlds().filter(|(_, record)| is_wanted(record));
+            wanted.map(|(name, record)| world_row(name, record)).collect()
+        })?;
+        Ok(paged("worlds", worlds.into_iter(), request, |row| {
+            format!("{} {} {} {}", row["name"], row["state"], row["home"], row["class"])
+        }))
+    }
+
+    /// A world with the addresses of its home.
+    pub(crate) fn world_report(&self, name: &str) -> Result<Value, Problem> {
+        let missing = Problem::new(404, format!("there is no world `{name}` in the cluster"));
+        let Ok(world) = Name::new(name) else { return Err(missing) };
+        let found = self.look(move |core, _| {
+            let record = core.world(&world)?;
+            let mut row = world_row(&world, record);
+            let home = core.node(&record.home.node).map(|(node, _)| node);
+            let home = home.filter(|node| node.incarnation == record.home.incarnation && node.is_live());
+            let leads_there = |address: &&Address| address.world.as_ref().is_none_or(|of| *of == world);
+            let addresses = home.map(|node| node.addresses.iter().filter(leads_there).collect::<Vec<_>>());
+            row["addresses"] = json!(addresses.unwrap_or_default());
+            Some(row)
+        })?;
+        found.ok_or(missing)
+    }
+
+    pub(crate) fn events_report(&self, request: &ApiRequest) -> Result<Value, Problem> {
+        let after = match request.query.get("after").map(|text| text.parse()).transpose() {
+            Ok(after) => after.unwrap_or(0),
+            Err(_) => return Err(Problem::new(400, "`after` must be the number of an event")),
+        };
+        self.look(move |_, changes| changes.after(after))
     }
 
     /// The end of a world: a channel that is closed then.
@@ -500,6 +620,10 @@ impl Cluster {
         let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
         status.families(self.shared.clock.now())
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

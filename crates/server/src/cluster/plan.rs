@@ -276,11 +276,12 @@ fn fresh_id(path: &Path) -> std::io::Result<String> {
 pub(crate) fn classes(config: &Config) -> Result<BTreeMap<Name, throng_cluster::Class>, String> {
     let none = Values::new();
     let set = config.settings.classes.iter().map(|class| &class.keys).zip(config.class_values());
-    let set = set.map(|(keys, own)| (keys.name.as_str(), &keys.labels[..], own));
-    let all = std::iter::once((CLASS, &[][..], &none)).chain(set);
-    let class = |(name, wanted, own): (&str, &[String], &Values)| {
-        let class = throng_cluster::Class { hash: class_hash(config, own), labels: labels(wanted)? };
-        Ok((Name::new(name)?, class))
+    let set = set
+        .map(|(keys, own)| (keys.name.as_str(), &keys.labels[..], u32::try_from(keys.worlds_max).ok(), own));
+    let all = std::iter::once((CLASS, &[][..], None, &none)).chain(set);
+    let class = |(name, wanted, worlds_max, own): (&str, &[String], Option<u32>, &Values)| {
+        let hash = class_hash(config, own);
+        Ok((Name::new(name)?, throng_cluster::Class { hash, labels: labels(wanted)?, worlds_max }))
     };
     all.map(class).collect()
 }

@@ -1,7 +1,6 @@
 //! State of a node for health checks and metrics.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use throng_admin::{Family, FamilyKind, Part, Sample, SampleValue};
@@ -65,8 +64,6 @@ pub(super) struct Status {
     pub(super) worlds: [usize; 4],
     /// Open worlds of the cluster that no live node serves.
     pub(super) homeless: usize,
-    /// Open worlds of the cluster by class.
-    pub(super) classes: BTreeMap<String, usize>,
     /// Worlds of this node, and those of them that are served.
     pub(super) here: usize,
     pub(super) served: usize,

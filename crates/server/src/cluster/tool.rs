@@ -11,6 +11,7 @@ use throng_cluster::{
 
 use super::bus::{Bus, Directory, replicas};
 use super::plan;
+use super::view::{node_row, world_row};
 use crate::config::{Settings, nearest};
 
 /// Times that an act is tried again when another writer came first.
@@ -142,21 +143,12 @@ pub fn read(settings: &Settings) -> Result<Value, String> {
         for entry in directory.read_all().await? {
             let parsed = match Key::parse(&entry.key) {
                 Some(Key::Node(name)) => NodeRecord::parse(&entry.value).map(|record| {
-                    nodes.push(json!({
-                        "name": name, "state": record.state, "incarnation": record.incarnation,
-                        "age_ms": now_ms.saturating_sub(entry.written_ms), "release": record.release,
-                        "load_permille": record.load_permille, "worlds": record.worlds,
-                        "worlds_max": record.worlds_max, "addresses": record.addresses,
-                        "classes": record.classes,
-                    }));
+                    nodes.push(node_row(&name, &record, now_ms.saturating_sub(entry.written_ms)));
                 }),
                 Some(Key::World(name)) => WorldRecord::parse(&entry.value).map(|record| {
-                    worlds.push(json!({
-                        "name": name, "state": record.state, "epoch": record.epoch, "home": record.home.node,
-                        "incarnation": record.home.incarnation, "class": record.class, "why": record.why,
-                    }));
+                    worlds.push(world_row(&name, &record));
                 }),
-                Some(Key::Cluster | Key::Matcher(_) | Key::Drain(_)) => Ok(()),
+                Some(Key::Cluster | Key::Matcher(_) | Key::Drain(_) | Key::Permit(..)) => Ok(()),
                 None => Err(String::new()),
             };
             if parsed.is_err() {

@@ -321,8 +321,9 @@ section! {
     ClassKeys {
         /// Name of the class: 1 to 18 lower-case letters, digits and `-`, no `-` first.
         name: String = "", Kind::Text;
-        /// Threads that a world of the class uses. Only the default world uses more than one.
-        shards: u16 = 1, int(1, 1), "threads";
+        /// Threads that a world of the class uses: one, or all of the process, as the default world
+        /// without a cluster does.
+        shards: String = "1", Kind::Choice(&["1", "all"]);
         /// Connections whose login names no world may ask for the worlds of this class, by the
         /// field `world` of AUTH or the WebSocket path `/w/NAME`. Without it, only logins, resume
         /// tokens and listeners lead to them.
@@ -330,7 +331,7 @@ section! {
         /// With `open`: a connection that asks for `CLASS-ANYTHING` opens that world if it is not
         /// open. Needs `connections_max` and `world_idle_s`.
         create: bool = false, Kind::Bool;
-        /// Open worlds of the class.
+        /// Open worlds of the class, in a cluster those of all nodes.
         worlds_max: usize = 256, int(1, 65_536), "worlds";
         /// With `create`: worlds that connections from one address (one IPv4 address or one IPv6
         /// /64) may open per minute. Loopback and `gateway.trusted_proxies` have no limit.

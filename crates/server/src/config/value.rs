@@ -66,6 +66,12 @@ impl Kind {
                 Kind::Text | Kind::Choice(_) | Kind::Addr | Kind::Path | Kind::Folder,
                 DeValue::String(text),
             ) => Value::Text(text.to_string()),
+            // One that is a number may be written as one.
+            (Kind::Choice(words), DeValue::Integer(number))
+                if words.iter().any(|word| *word == number.as_str()) =>
+            {
+                Value::Text(number.as_str().to_owned())
+            }
             (Kind::List, DeValue::Array(items)) => Value::List(
                 items
                     .iter()

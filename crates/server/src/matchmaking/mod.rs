@@ -451,7 +451,7 @@ impl<A: Area> Link<A> {
             };
             let MatchWorld { name, addresses } = match opening.await {
                 Ok(Ok(opened)) => opened,
-                // The match ends after the queue's `assign_timeout_s`, and its tickets wait again.
+                // The match ends after 10 s, and its tickets wait again.
                 Ok(Err(problem)) => {
                     return tracing::warn!(room, why = problem.what, "a match got no world");
                 }

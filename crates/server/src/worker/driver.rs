@@ -505,9 +505,12 @@ impl Driver {
             if host.closes_at().is_none_or(|at| at > self.now) {
                 continue;
             }
-            let world = host.epoch.world;
+            let (world, workers) = (host.epoch.world, Arc::clone(&host.workers));
             if self.worlds.close_idle(&host.name, world, &mut host.entrants_seen) {
                 tracing::info!(world = &*host.name, "a world without connections is closed");
+                for worker in workers.iter().filter(|worker| **worker != self.index) {
+                    self.mailboxes[usize::from(*worker)].post(Post::Close(world));
+                }
                 self.close_world(world);
             } else {
                 host.stay(self.now);
@@ -601,10 +604,10 @@ impl Driver {
                 self.verdicts.push((slot, ticket, verdict));
             }
             Effect::FindWorld { ticket, world, asked } => {
-                let Some(here) = self.hosts.get(slot).map(|host| host.epoch.world) else { return };
-                let asked = asked.as_ref().map(|asked| &*asked.world);
-                let verdict = self.worlds.settle_token(here, &world, asked);
-                self.verdicts.push((slot, ticket, verdict));
+                let Some(to) = self.hosts.get(slot).map(|host| host.epoch) else { return };
+                if let Some(verdict) = self.logins.find_world(self.index, to, ticket, world, asked) {
+                    self.verdicts.push((slot, ticket, verdict));
+                }
             }
             Effect::Move { conn } => {
                 let peer = Peer { host: slot, conn };

@@ -38,6 +38,8 @@ pub(super) struct Host {
     pub(super) shard: Shard,
     seed: u64,
     pub(super) workers: Arc<[u16]>,
+    /// It is the world's first shard, which knows all connections of the world.
+    is_first: bool,
     pub(super) conns: HashMap<ConnHandle, Conn>,
     /// Closed by the core before their socket arrived.
     pub(super) closed_early: HashSet<ConnHandle>,
@@ -98,7 +100,7 @@ pub(super) struct Leaving {
 
 impl Host {
     fn new(parts: HostParts, now: Instant) -> Host {
-        if let Some(fence) = &parts.fence {
+        if let Some(fence) = parts.fence.as_ref().filter(|_| parts.is_first) {
             fence.set_players(0, true);
         }
         Host {
@@ -107,6 +109,7 @@ impl Host {
             shard: parts.shard,
             seed: parts.seed,
             workers: parts.workers,
+            is_first: parts.is_first,
             conns: HashMap::new(),
             closed_early: HashSet::new(),
             broken: false,
@@ -155,12 +158,17 @@ impl Host {
             all.replace(self.counted, live);
             self.counted = live;
         }
-        if let Some(standstill) = &self.standstill {
-            standstill.fence.set_players(live, self.shard.is_deserted());
-        }
+        self.count_players(live);
         if self.idle.is_some() {
             let deserted = self.shard.is_deserted();
             self.deserted_from = deserted.then(|| self.deserted_from.unwrap_or(now));
+        }
+    }
+
+    /// Tells the keeper of the lease how many connections the world has.
+    pub(super) fn count_players(&self, live: usize) {
+        if let Some(standstill) = self.standstill.as_ref().filter(|_| self.is_first) {
+            standstill.fence.set_players(live, self.shard.is_deserted());
         }
     }
 
@@ -295,6 +303,7 @@ mod tests {
             shard,
             seed: 7,
             workers: Arc::from([0]),
+            is_first: true,
             has_class: false,
             idle: None,
             fence: None,

@@ -100,9 +100,9 @@ impl Driver {
             return;
         }
         for (_, host) in self.hosts.iter() {
-            if let Some(standstill) = &host.standstill {
-                standstill.fence.set_players(host.conns.len(), host.shard.is_deserted());
-            }
+            // Sockets that are closed by now, unless some are on other threads.
+            let is_alone = host.workers.len() == 1;
+            host.count_players(if is_alone { host.conns.len() } else { host.shard.live_connections() });
         }
     }
 

@@ -157,14 +157,24 @@ name = 'closed'
 worlds = ['hall:lobby', 'vault:closed', 'hub']
 ";
 
+/// The classes, with worlds on all threads.
+fn wide() -> String {
+    CLASSES.replace("open = true\n", "open = true\nshards = 'all'\n")
+}
+
 #[test]
 fn a_connection_enters_and_opens_worlds_of_open_classes_by_their_names() {
-    for (transport, dial) in
-        [("tcp", Dial::Tcp), ("kcp", Dial::Kcp), ("enet", Dial::Enet), ("ws", Dial::WebSocket)]
-    {
+    for (transport, dial, shards) in [
+        ("tcp", Dial::Tcp, 1),
+        ("kcp", Dial::Kcp, 1),
+        ("enet", Dial::Enet, 1),
+        ("ws", Dial::WebSocket, 1),
+        ("tcp", Dial::Tcp, 2),
+        ("enet", Dial::Enet, 2),
+    ] {
         let files = Files::new();
         let keys = [("server.shards", "2"), ("gateway.clients.transport", transport)];
-        let running = files.classes(CLASSES, &keys);
+        let running = files.classes(&if shards == 2 { wide() } else { CLASSES.to_owned() }, &keys);
         let mut server = enter(servers(&running), &Dial::Tcp, "server", "duel-1");
         let mut player = enter(clients(&running), &dial, "player", "duel-1");
         play(&mut server, &mut player);
@@ -175,6 +185,7 @@ fn a_connection_enters_and_opens_worlds_of_open_classes_by_their_names() {
         let list = ask(&running, "/api/v1/worlds");
         let duel = list["worlds"].as_array().unwrap().last().unwrap();
         let row = |key: &str| duel[key].clone();
+        assert_eq!(row("shards"), shards, "{transport}");
         assert_eq!(
             (row("name"), row("class"), row("lasting")),
             ("duel-1".into(), "duel".into(), false.into())
@@ -283,9 +294,14 @@ fn a_credential_comes_before_a_request_and_contradicts_none() {
 /// Its clock is the real one: it says only that a world ends, and never when.
 #[test]
 fn worlds_on_request_end_when_they_are_empty_and_leave_nothing_behind() {
+    for classes in [CLASSES.to_owned(), wide()] {
+        end_when_empty(&classes.replace("worlds_max = 4", "world_idle_s = 1"));
+    }
+}
+
+fn end_when_empty(classes: &str) {
     let files = Files::new();
-    let classes = CLASSES.replace("worlds_max = 4", "world_idle_s = 1");
-    let running = files.classes(&classes, &[("server.shards", "2"), ("gateway.recovery.clients", "false")]);
+    let running = files.classes(classes, &[("server.shards", "2"), ("gateway.recovery.clients", "false")]);
     for round in 0..20 {
         enter(clients(&running), &Dial::Tcp, "player", &format!("duel-{round}")).leave(1000);
     }
@@ -548,6 +564,34 @@ fn one_that_is_banned_in_its_world_hears_so_on_arrival() {
     try_login(&mut again, "hub-p", "for-hub");
     assert_eq!(close_code(&mut again), Some(4002));
     assert_eq!([figures(&running, "hub")[0], figures(&running, "main")[0]], [0, 0]);
+}
+
+#[test]
+fn a_ban_of_the_default_world_holds_for_that_world_and_for_no_other() {
+    let files = Files::new();
+    let running = files.classes(
+        CLASSES,
+        &[
+            ("gateway.worlds", "hub:lobby"),
+            ("gateway.clients.transport", "ws"),
+            ("gateway.clients.extra", "ws://127.0.0.1:0/hub"),
+            ("gateway.limits.refused_messages_max", "1"),
+        ],
+    );
+    let [main, hub] = listeners(&running, Service::Clients)[..] else { panic!("two listeners") };
+    let mut player = Peer::login(main, &Dial::WebSocket, "p", "");
+    for _ in 0..2 {
+        try_login(&mut player, "p", "");
+    }
+    assert_eq!(close_code(&mut player), Some(4002));
+    for path in ["/", "/w/main"] {
+        let mut again = Peer::connect_to(main, &Dial::WebSocket, path);
+        try_login(&mut again, "p", "");
+        assert_eq!(close_code(&mut again), Some(4002), "{path}");
+    }
+    let _at_its_listener = Peer::login(hub, &Dial::WebSocket, "p", "");
+    let _at_the_shared_one = enter(main, &Dial::WebSocket, "p", "hub");
+    assert_eq!([figures(&running, "main")[0], figures(&running, "hub")[0]], [0, 2]);
 }
 
 #[test]

@@ -71,8 +71,12 @@ fn send(
             break at + 4;
         }
         let mut piece = [0; 4096];
-        let count = stream.read(&mut piece).ok().filter(|count| *count > 0)?;
-        answer.extend_from_slice(&piece[..count]);
+        match stream.read(&mut piece) {
+            Ok(count @ 1..) => answer.extend_from_slice(&piece[..count]),
+            // It was stopped, and continues.
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            _ => return None,
+        }
     };
     let head = String::from_utf8_lossy(&answer[..end]).to_ascii_lowercase();
     let status = head.split(' ').nth(1)?.parse().ok()?;

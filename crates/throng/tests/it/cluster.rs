@@ -33,6 +33,8 @@ const RESTARTED: Duration = Duration::from_secs(3);
 const LOST: Duration = Duration::from_secs(20);
 /// Worlds of every cluster, the default one first.
 const WORLDS: [&str; 4] = ["main", "hub", "arena", "duel"];
+/// Token of the admin listeners that have one.
+const TOKEN: &str = "a-token-of-the-operator";
 /// A request without an answer is given up after this time.
 const ANSWER: Duration = Duration::from_millis(500);
 
@@ -289,6 +291,11 @@ struct Visitor {
 
 /// A player who logs in over a WebSocket, and then only waits for the end.
 fn log_in(node: &Node) -> TcpStream {
+    log_in_with(node, &[0x0A, 1, b'p'])
+}
+
+/// The same with a body of AUTH.
+fn log_in_with(node: &Node, auth: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(&node.players).expect("it listens");
     write!(
         stream,
@@ -303,31 +310,76 @@ fn log_in(node: &Node) -> TcpStream {
         stream.read_exact(&mut byte).expect("an answer");
         answer.push(byte[0]);
     }
-    // A masked frame with AUTH of the player `p`.
-    let login = [0x0A, 9, 0x18, 1, 0x20, 1, 0x2A, 3, 0x0A, 1, b'p'];
-    stream.write_all(&[0x82, 0x80 | 16, 0, 0, 0, 0, b'C', b'H', 0, 11, 0]).expect("sent");
-    stream.write_all(&login).expect("sent");
+    // A masked frame with AUTH.
+    let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
+    let message = [&[0x18, 1, 0x20, 1, 0x2A, length(auth)], auth].concat();
+    let packet = [&[0x0A, length(&message)], &message[..]].concat();
+    let frame = [b'C', b'H', 0, length(&packet), 0];
+    stream.write_all(&[0x82, 0x80 | (length(&packet) + 5), 0, 0, 0, 0]).expect("sent");
+    stream.write_all(&[&frame[..], &packet].concat()).expect("sent");
     stream
+}
+
+/// Body of AUTH of the player `p` with a login token, and a resume token, which may be empty.
+fn auth(login_token: &str, resume_token: &[u8]) -> Vec<u8> {
+    let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
+    let login = [&[0x0A, 1, b'p', 0x12, length(login_token.as_bytes())], login_token.as_bytes()].concat();
+    [&login, &[0xA2, 6, length(resume_token)], resume_token].concat()
+}
+
+/// The opcode and the payload of the next frame of a WebSocket.
+fn frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut head = [0; 2];
+    stream.read_exact(&mut head).expect("a frame");
+    let mut length = usize::from(head[1]);
+    if length == 126 {
+        let mut long = [0; 2];
+        stream.read_exact(&mut long).expect("its length");
+        length = usize::from(u16::from_be_bytes(long));
+    }
+    let mut payload = vec![0; length];
+    stream.read_exact(&mut payload).expect("its payload");
+    (head[0] & 15, payload)
 }
 
 /// The code and the text with which a WebSocket is closed.
 fn farewell(mut stream: TcpStream) -> (u16, String) {
     loop {
-        let mut head = [0; 2];
-        stream.read_exact(&mut head).expect("a frame");
-        let mut length = usize::from(head[1]);
-        if length == 126 {
-            let mut long = [0; 2];
-            stream.read_exact(&mut long).expect("its length");
-            length = usize::from(u16::from_be_bytes(long));
-        }
-        let mut payload = vec![0; length];
-        stream.read_exact(&mut payload).expect("its payload");
-        if head[0] & 15 == 8 {
+        let (opcode, mut payload) = frame(&mut stream);
+        if opcode == 8 {
             let code = u16::from_be_bytes([payload[0], payload[1]]);
             return (code, String::from_utf8(payload.split_off(2)).expect("text"));
         }
     }
+}
+
+/// The resume token in the answer to a login.
+fn resume_token(stream: &mut TcpStream) -> Vec<u8> {
+    loop {
+        let (opcode, payload) = frame(stream);
+        assert_ne!(opcode, 8, "it is closed: {payload:?}");
+        if let Some(at) = payload.windows(2).position(|tag| tag == [0xA2, 6]) {
+            return payload[at + 3..][..usize::from(payload[at + 2])].to_vec();
+        }
+    }
+}
+
+/// The answer to a request that changes something.
+fn post(node: &Node, path: &str, token: &str, body: &str) -> (String, serde_json::Value) {
+    let mut stream = TcpStream::connect(&node.admin).expect("it listens");
+    write!(
+        stream,
+        "POST {path} HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        node.admin,
+        body.len()
+    )
+    .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let answer = serde_json::from_str(body).expect("JSON");
+    (head.split_whitespace().nth(1).expect("a status").to_owned(), answer)
 }
 
 fn world(name: &str) -> SessionConfig {
@@ -349,7 +401,7 @@ fn worlds_of_a_class_open_on_request_at_nodes_with_its_settings() {
         let path = cluster.path(&format!("{node}.toml"));
         let mut text = std::fs::read_to_string(&path).expect("it is there");
         text.push_str("[[gateway.classes]]\nname = \"cup\"\nopen = true\ncreate = true\nworld_idle_s = 1\n");
-        let _ = writeln!(text, "connections_max = 8\nlimits.channels_max = {channels}");
+        let _ = writeln!(text, "shards = \"all\"\nconnections_max = 8\nlimits.channels_max = {channels}");
         std::fs::write(&path, text).expect("written");
     }
     let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
@@ -468,7 +520,6 @@ fn listeners_lead_to_their_world_on_every_node_and_wait_for_its_home() {
 
 #[test]
 fn a_match_gets_a_world_and_tickets_that_every_node_accepts() {
-    const TOKEN: &str = "a-token-of-the-operator";
     let Some(bus) = bus() else { return };
     let cluster = Cluster::new(&bus);
     cluster.act("n1", &["init"]).expect("it makes the bucket");
@@ -484,20 +535,7 @@ fn a_match_gets_a_world_and_tickets_that_every_node_accepts() {
     let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
     let open = |node: &Node, class: &str| {
         let body = format!(r#"{{"class":"{class}","room":"r1","players":["ann"],"servers":["s1","s2"]}}"#);
-        let mut stream = TcpStream::connect(&node.admin).expect("it listens");
-        write!(
-            stream,
-            "POST /api/v1/matches HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {TOKEN}\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-            node.admin,
-            body.len()
-        )
-        .expect("sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
-        let answer: serde_json::Value = serde_json::from_str(body).expect("JSON");
-        (head.split_whitespace().nth(1).expect("a status").to_owned(), answer)
+        post(node, "/api/v1/matches", TOKEN, &body)
     };
     let mut homes = std::collections::BTreeSet::new();
     let until = Instant::now() + PATIENCE;
@@ -532,6 +570,150 @@ fn a_match_gets_a_world_and_tickets_that_every_node_accepts() {
     }
     let (status, why) = open(&n1, "dual");
     assert!(status == "409" && why.to_string().contains("did you mean `duel`?"), "{status} {why}");
+}
+
+/// A report of the API of a node.
+fn report(node: &Node, path: &str) -> serde_json::Value {
+    // With a token, monitoring needs one too.
+    let mut stream = TcpStream::connect(&node.admin).expect("it listens");
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n", node.admin)
+        .expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    serde_json::from_str(body).expect("JSON")
+}
+
+#[test]
+fn a_node_shows_its_cluster_and_says_why_it_opens_no_more_worlds() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    std::fs::write(cluster.path("tokens"), format!("{TOKEN}\n")).expect("written");
+    for node in ["n1", "n2"] {
+        cluster.configure(node, &bus.url, &format!("node = {node:?}\nworlds_max = 10"));
+        let path = cluster.path(&format!("{node}.toml"));
+        let mut text = std::fs::read_to_string(&path).expect("it is there");
+        let tokens = cluster.path("tokens").display().to_string();
+        let _ = writeln!(text, "[http]\ntokens_file = {tokens:?}");
+        text.push_str("[[gateway.classes]]\nname = \"cup\"\nopen = true\ncreate = true\nworlds_max = 5\n");
+        text.push_str("connections_max = 8\n");
+        std::fs::write(&path, text).expect("written");
+    }
+    let (n1, n2) = (cluster.start("n1"), cluster.start("n2"));
+    let homes = cluster.homes();
+
+    let until = Instant::now() + PATIENCE;
+    // It hears of the other node a little later than the bus.
+    let shown = loop {
+        let shown = report(&n1, "/api/v1/cluster");
+        let nodes = shown["nodes"].as_array().expect("a list");
+        if nodes.len() == 2
+            && nodes.iter().all(|node| node["state"] == "up")
+            && shown["worlds"]["serving"] == 4
+        {
+            break shown;
+        }
+        assert!(Instant::now() < until, "{shown}");
+    };
+    assert!(shown["cluster"] == "test" && shown["node"] == "n1", "{shown}");
+    let begun = shown["event"].as_u64().expect("a number");
+    let hub = report(&n1, "/api/v1/cluster/worlds/hub");
+    assert_eq!(hub["home"], *homes[1]);
+    let home = report(&n1, &format!("/api/v1/cluster/nodes/{}", homes[1]));
+    assert_eq!((&hub["addresses"], &home["worlds_max"]), (&home["addresses"], &10.into()));
+    assert_eq!(report(&n2, "/api/v1/cluster/worlds?class=cup")["total"], 0);
+    for (path, part) in [("worlds/nowhere", "`nowhere`"), ("nodes/n9", "`n9`"), ("events?after=x", "`after`")]
+    {
+        let why = report(&n1, &format!("/api/v1/cluster/{path}"))["error"].to_string();
+        assert!(why.contains(part), "{path}: {why}");
+    }
+
+    // Both nodes open worlds of a class at the same time, and no more than it may have.
+    let start = std::sync::Barrier::new(8);
+    let visitors = std::thread::scope(|scope| {
+        let players: Vec<_> = (0..8)
+            .map(|number| {
+                let (node, start) = (if number % 2 == 0 { &n1 } else { &n2 }, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    enter(node, world(&format!("cup-{number}")))
+                })
+            })
+            .collect();
+        players.into_iter().map(|player| player.join().expect("it ends")).collect::<Vec<_>>()
+    });
+    let inside = visitors.iter().filter(|visitor| visitor.is_ok()).count();
+    assert_eq!(inside, 5);
+    while report(&n1, "/api/v1/cluster/worlds?class=cup")["total"] != 5 {
+        assert!(Instant::now() < until, "it hears of those of the other node");
+    }
+    let open = |name: &str, class: &str| {
+        post(&n1, "/api/v1/worlds", TOKEN, &format!(r#"{{"name":"{name}","class":{class}}}"#))
+    };
+    let (status, why) = open("cup-9", r#""cup""#);
+    assert!(status == "409" && why.to_string().contains("5 worlds of the class `cup`"), "{status} {why}");
+
+    // 9 worlds are open, and there is room for 11 more.
+    for number in 0..11 {
+        let (status, opened) = open(&format!("x-{number}"), "null");
+        let node = opened["node"].as_str().unwrap_or_default();
+        assert!(status == "200" && ["n1", "n2"].contains(&node), "{number}: {status} {opened}");
+    }
+    let (status, why) = open("x-11", "null");
+    let why = why.to_string();
+    assert!(
+        status == "503" && why.contains("`cluster.worlds_max`") && why.contains("start another node"),
+        "{why}"
+    );
+
+    loop {
+        let seen = report(&n1, &format!("/api/v1/cluster/events?after={begun}"));
+        let events = seen["events"].as_array().expect("a list").clone();
+        let served =
+            |name: &str| events.iter().any(|event| event["world"] == name && event["state"] == "serving");
+        if (0..11).all(|number| served(&format!("x-{number}"))) {
+            assert_eq!(seen["missed"], false);
+            break;
+        }
+        assert!(Instant::now() < until, "{seen}");
+    }
+    let (status, _) = post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n2"}"#);
+    assert_eq!(status, "200");
+    while report(&n1, "/api/v1/cluster/nodes/n2")["state"] != "draining" {
+        assert!(Instant::now() < until, "it drains");
+    }
+    assert_eq!(post(&n1, "/api/v1/cluster/undrain", TOKEN, r#"{"node":"n2"}"#).0, "200");
+    assert_eq!(post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n9"}"#).0, "409");
+}
+
+#[test]
+fn a_resume_token_leads_to_the_home_of_its_world_without_another_login() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    std::fs::write(cluster.path("players"), "p secret\n").expect("written");
+    for node in ["n1", "n2"] {
+        let path = cluster.path(&format!("{node}.toml"));
+        let text = std::fs::read_to_string(&path).expect("it is there");
+        let players = cluster.path("players").display().to_string();
+        let text = text.replace("kind = \"none\"", &format!("kind = \"tokens\"\ntokens_file = {players:?}"));
+        std::fs::write(&path, text).expect("written");
+    }
+    let n1 = cluster.start("n1");
+    assert_eq!(cluster.homes()[0], "n1");
+    let n2 = cluster.start("n2");
+    let mut player = log_in_with(&n1, &auth("secret", b""));
+    let token = resume_token(&mut player);
+    drop(player);
+    // The token is void as a login token.
+    let elsewhere = (4013, "world_elsewhere main".to_owned());
+    assert_eq!(farewell(log_in_with(&n2, &auth("", &token))), elsewhere);
+    let mut back = log_in_with(&n1, &auth("", &token));
+    assert!(!resume_token(&mut back).is_empty(), "it is resumed");
+    // One of a world that is not open is an ordinary login.
+    let void = [&[9; 24][..], b"gone"].concat();
+    assert_eq!(farewell(log_in_with(&n2, &auth("secret", &void))), elsewhere);
 }
 
 #[test]
@@ -976,12 +1158,12 @@ fn a_process_without_a_cluster_has_no_thread_and_no_metric_of_one() {
         };
         tasks.map(|task| name(task).trim().to_owned()).collect()
     };
-    let metrics = |said: &[String]| {
+    let admin = |said: &[String]| {
         let line = said.iter().find_map(|line| line.trim_start().strip_prefix("admin")).expect("a line");
-        let admin =
-            line.split_whitespace().find_map(|each| each.strip_prefix("http://")).expect("an address");
-        fetch(admin, "/metrics").expect("it answers")
+        let admin = line.split_whitespace().find_map(|each| each.strip_prefix("http://"));
+        admin.expect("an address").to_owned()
     };
+    let metrics = |said: &[String]| fetch(&admin(said), "/metrics").expect("it answers");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut alone = up(folder.path(), "gateway", "data");
     alone.args(["--gateway.clients.addr", "127.0.0.1:0", "--gateway.servers.addr", "127.0.0.1:0"]);
@@ -989,6 +1171,8 @@ fn a_process_without_a_cluster_has_no_thread_and_no_metric_of_one() {
     let found = threads(&process);
     assert!(!found.is_empty() && !found.contains(&"cluster".to_owned()), "{found:?}");
     assert!(!metrics(&said).contains("throng_cluster_"));
+    let admin = admin(&said);
+    assert!(fetch(&admin, "/api/v1/worlds").is_some() && fetch(&admin, "/api/v1/cluster").is_none());
     drop(process);
     // A node has both.
     let Some(bus) = bus() else { return };
@@ -997,6 +1181,39 @@ fn a_process_without_a_cluster_has_no_thread_and_no_metric_of_one() {
     let (process, said) = Process::ready(&mut cluster.command("n1"));
     assert!(threads(&process).contains(&"cluster".to_owned()));
     assert!(metrics(&said).contains("throng_cluster_lease_age_seconds"));
+}
+
+#[test]
+fn a_trial_cluster_has_a_bus_of_its_own_and_takes_further_nodes() {
+    if bus().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let first = ["--gateway.clients.addr", "127.0.0.1:0", "--gateway.servers.addr", "127.0.0.1:0"];
+    let mut command = up(folder.path(), "gateway", "data");
+    let (_first, said) = Process::ready(command.args(first).arg("--cluster-dev"));
+    let line = said.iter().find(|line| line.starts_with("another node")).expect("it says how to go on");
+    let place = line.split_whitespace().skip_while(|word| *word != "--cluster-dev").nth(1).expect("a folder");
+    let admin = |said: &[String]| -> String {
+        let words = said.iter().flat_map(|line| line.split_whitespace());
+        words.filter_map(|word| word.strip_prefix("http://")).next().expect("an address").to_owned()
+    };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    let (_second, later) = Process::ready(command.args(["up", "--cluster-dev", place, "--node", "n2"]));
+    let until = Instant::now() + PATIENCE;
+    for said in [&said, &later] {
+        let both = || {
+            let shown = fetch(&admin(said), "/api/v1/cluster").unwrap_or_default();
+            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap_or_default();
+            shown["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2) && shown["worlds"]["serving"] == 1
+        };
+        while !both() {
+            assert!(Instant::now() < until, "they share the world");
+        }
+    }
+    let nameless = Command::new(env!("CARGO_BIN_EXE_throng")).args(["up", "--cluster-dev", place]).output();
+    let why = String::from_utf8_lossy(&nameless.expect("the program runs").stderr).into_owned();
+    assert!(why.contains("--node NAME"), "{why}");
 }
 
 #[test]

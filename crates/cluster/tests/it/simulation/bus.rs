@@ -49,6 +49,11 @@ impl Bus {
         Some(&self.log[*self.current.get(key)?])
     }
 
+    /// The current record of every key.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
+        self.current.values().map(|index| &self.log[*index])
+    }
+
     /// All records as they were after the first `length` writes.
     pub(crate) fn snapshot(&self, length: usize) -> Vec<Entry> {
         let mut last: BTreeMap<&str, &Entry> = BTreeMap::new();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use throng_cluster::{Answer, Class, Failure, Key, Refusal, Setup, WorldState};
 
 use super::OPTIONS;
-use super::run::{CLASS, MS, Options, Run, S, name};
+use super::run::{CLASS, Fate, LIMITED, MS, Options, Run, S, name};
 
 fn start(nodes: usize, configure: fn(usize, &mut Setup)) -> Run {
     let mut run = Run::new(3, Options { nodes, ..OPTIONS });
@@ -69,7 +69,7 @@ fn labels_rooms_and_classes_are_obeyed() {
 
 /// Gives the class of a node other settings.
 fn change_class(run: &mut Run, node: usize) {
-    let class = Class { hash: "later".to_owned(), labels: BTreeMap::new() };
+    let class = Class { hash: "later".to_owned(), labels: BTreeMap::new(), worlds_max: None };
     run.handle(node, |core, now| core.handle_classes(now, [(name(CLASS), class)].into()));
 }
 
@@ -134,6 +134,77 @@ fn an_arrival_is_refused_when_no_node_has_room() {
     run.run_until(run.now + 5 * S);
     assert!(run.server(&name("w3")).is_some());
     assert_eq!(run.violation, None);
+}
+
+#[test]
+fn nodes_that_open_worlds_at_the_same_time_open_no_more_than_the_class_may_have() {
+    for seed in 0..20 {
+        let mut run = Run::new(seed, Options { nodes: 3, ..OPTIONS });
+        run.configure = |_, setup| {
+            setup.classes.get_mut(&name(LIMITED)).expect("it has the class").worlds_max = Some(5);
+        };
+        run.limit = 5;
+        (0..3).for_each(|node| run.start(node, 0));
+        run.run_until(S);
+        let worlds: Vec<_> = (0..6).map(|world| name(&format!("c{world}"))).collect();
+        let ids: Vec<_> = worlds
+            .iter()
+            .enumerate()
+            .map(|(at, world)| (at % 3, run.arrive_for(at % 3, world, LIMITED)))
+            .collect();
+        run.run_until(run.now + 2 * S);
+        let refused = ids.iter().filter(|(node, id)| {
+            run.machines[*node].answers.get(id) == Some(&Answer::Refused(Refusal::WorldsMax))
+        });
+        assert_eq!((run.open_limited(), refused.count(), &run.violation), (5, 1, &None), "seed {seed}");
+        // One that closes makes room for the next.
+        let open = worlds.iter().find(|world| run.server(world).is_some()).expect("one serves").clone();
+        run.handle(0, |core, now| core.handle_close(now, &open));
+        run.run_until(run.now + S);
+        run.arrive_for(1, &name("c9"), LIMITED);
+        run.run_until(run.now + S);
+        assert!(run.server(&name("c9")).is_some() && run.open_limited() == 5, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_world_that_several_nodes_open_counts_once() {
+    for seed in 0..20 {
+        let mut run = Run::new(seed, Options { nodes: 3, ..OPTIONS });
+        (0..3).for_each(|node| run.start(node, 0));
+        run.run_until(S);
+        for world in ["c0", "c1"] {
+            for node in 0..3 {
+                run.arrive_for(node, &name(world), LIMITED);
+            }
+            run.run_until(run.now + 2 * S);
+            assert!(run.server(&name(world)).is_some(), "seed {seed}: {world}");
+        }
+        assert_eq!((run.open_limited(), &run.violation), (2, &None), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_permit_of_a_node_that_ends_before_it_opens_the_world_is_taken_back() {
+    for fate in [Fate::Lost, Fate::LateWrite] {
+        let mut run = start(3, |_, setup| {
+            setup.classes.get_mut(&name(LIMITED)).expect("it has the class").worlds_max = Some(1);
+        });
+        run.limit = 1;
+        run.script.push((Key::World(name("c0")), fate));
+        run.arrive_for(0, &name("c0"), LIMITED);
+        run.run_until(run.now + 100 * MS);
+        run.machines[0].is_supervised = false;
+        run.kill(0);
+        let until = run.now + 20 * S;
+        while run.server(&name("c1")).is_none() && run.server(&name("c0")).is_none() {
+            assert!(run.now < until, "{fate:?}: the permit is lost");
+            run.arrive_for(1, &name("c1"), LIMITED);
+            run.run_until(run.now + S);
+        }
+        run.run_until(run.now + 20 * S);
+        assert_eq!((run.open_limited(), &run.violation), (1, &None), "{fate:?}");
+    }
 }
 
 #[test]

@@ -62,6 +62,21 @@ fn a_killed_home_that_restarts_serves_within_3_s() {
 }
 
 #[test]
+fn an_arrival_that_waits_for_a_silent_home_is_answered_when_that_renews() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    run.stop(home, run.now + 13 * S);
+    quietly(&mut run, 12_500 * MS);
+    let other = 1 - home;
+    let id = run.arrive(other, &world());
+    quietly(&mut run, 200 * MS);
+    assert_eq!(run.machines[other].answers.get(&id), None, "its home may be frozen");
+    quietly(&mut run, 3 * S);
+    let answer = run.machines[other].answers.get(&id);
+    assert!(matches!(answer, Some(Answer::Elsewhere { .. })), "{answer:?}");
+}
+
+#[test]
 fn a_home_that_is_gone_is_replaced_within_20_s() {
     let (mut run, home) = cluster(3, None);
     quietly(&mut run, 5 * S);

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use throng_cluster::{Defect, Name, WorldState};
 
-use run::{MS, Options, Run, S, Tally, name};
+use run::{LIMIT, LIMITED, MS, Options, Run, S, Tally, name};
 
 const SEEDS: u64 = 1_000;
 const LOSSY_SEEDS: u64 = 200;
@@ -42,6 +42,7 @@ fn play(seed: u64, options: Options, traced: bool) -> Run {
     run.trace = traced.then(String::new);
     let worlds: Vec<Name> = (0..options.worlds).map(|world| name(&format!("w{world}"))).collect();
     let matches: Vec<Name> = (0..2).map(|world| name(&format!("m{world}"))).collect();
+    let limited: Vec<Name> = (0..4).map(|world| name(&format!("c{world}"))).collect();
     for node in 0..options.nodes {
         run.start(node, 0);
     }
@@ -68,6 +69,16 @@ fn play(seed: u64, options: Options, traced: bool) -> Run {
                 run.handle(node, |core, now| core.handle_close(now, &world));
             }
         }
+        if run.rng.chance(0.3) {
+            // More worlds of a class than it may have.
+            let node = run.rng.below(options.nodes as u64) as usize;
+            let world = limited[run.rng.below(limited.len() as u64) as usize].clone();
+            if run.rng.chance(0.6) {
+                run.arrive_for(node, &world, LIMITED);
+            } else {
+                run.handle(node, |core, now| core.handle_close(now, &world));
+            }
+        }
         if at >= next_fault {
             next_fault = at + run.rng.below(2 * busy);
             fault(&mut run, &worlds, &mut killed_for_good);
@@ -87,7 +98,29 @@ fn play(seed: u64, options: Options, traced: bool) -> Run {
     if run.violation.is_none() {
         check_liveness(&mut run, &worlds, &matches);
     }
+    if run.violation.is_none() {
+        check_permits(&mut run, &limited);
+    }
     run
+}
+
+/// Every permit can be used again once the worlds of its class are closed.
+fn check_permits(run: &mut Run, limited: &[Name]) {
+    let Some(node) = run.machines.iter().position(|machine| machine.is_up) else { return };
+    for world in limited {
+        run.handle(node, |core, now| core.handle_close(now, world));
+    }
+    run.run_until(run.now + 3 * S);
+    let until = run.now + 15 * S;
+    while run.open_limited() < LIMIT && run.violation.is_none() {
+        if run.now > until {
+            run.complain(format!("{} of {LIMIT} permits can be used", run.open_limited()));
+        }
+        for world in 0..LIMIT {
+            run.arrive_for(node, &name(&format!("d{world}")), LIMITED);
+        }
+        run.run_until(run.now + 500 * MS);
+    }
 }
 
 /// One fault, or one act of an operator.
@@ -265,6 +298,8 @@ const FOUND_BY_SEEDS: &[Defect] = &[
     Defect::ServeOn,
     Defect::KeepLostWorld,
     Defect::EpochFromOne,
+    Defect::OpenWithoutPermit,
+    Defect::TakePermitEarly,
 ];
 
 #[test]
@@ -303,8 +338,10 @@ fn seeds_meet_every_kind_of_event() {
         all.lost_answers += run.tally.lost_answers;
         all.arrived += run.tally.arrived;
         all.deleted += run.tally.deleted;
+        all.exhausted += run.tally.exhausted;
     }
-    let least = [all.marks, all.homes, all.lapses, all.thaws, all.moves, all.deposed, all.deleted];
+    let least =
+        [all.marks, all.homes, all.lapses, all.thaws, all.moves, all.deposed, all.deleted, all.exhausted];
     assert!(least.iter().all(|count| *count >= 20), "{all:?}");
     assert!(all.lost_answers > 1_000 && all.arrived > 2_000, "{all:?}");
 }

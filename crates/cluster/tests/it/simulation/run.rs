@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use throng_cluster::{
     Action, Answer, ArrivalId, Class, ClusterRecord, Defect, DirectoryRequest, DirectoryResult, EndReason,
-    Event, Failure, Key, Name, Node, NodeRecord, NodeState, RequestId, Setup, WorldRecord, WorldState,
+    Event, Failure, Key, Name, Node, NodeRecord, NodeState, Refusal, RequestId, Setup, WorldRecord,
+    WorldState,
 };
 use throng_stdx::{Instant, Rng};
 
@@ -25,6 +26,9 @@ const SILENCE: u64 = 13_700 * MS;
 /// Items of a run: some hundred times as many as a run of two minutes has.
 const ITEMS_MAX: u64 = 1_000_000;
 pub(crate) const CLASS: &str = "hub";
+/// A class with a limit of worlds.
+pub(crate) const LIMITED: &str = "cup";
+pub(crate) const LIMIT: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -149,6 +153,7 @@ pub(crate) struct Tally {
     pub(crate) lost_answers: u64,
     pub(crate) arrived: u64,
     pub(crate) deleted: u64,
+    pub(crate) exhausted: u64,
 }
 
 pub(crate) struct Run {
@@ -176,6 +181,8 @@ pub(crate) struct Run {
     pub(crate) cannot_open: Vec<usize>,
     /// Age of what a follower shows.
     pub(crate) follower_lag: u64,
+    /// Number of worlds that the class with a limit may have.
+    pub(crate) limit: u32,
     /// Answers of the directory, one per write of a node, of directed tests.
     pub(crate) script: Vec<(Key, Fate)>,
 }
@@ -251,6 +258,7 @@ impl Run {
             configure: |_, _| {},
             cannot_open: Vec::new(),
             follower_lag: 0,
+            limit: LIMIT,
             script: Vec::new(),
         }
     }
@@ -326,7 +334,11 @@ impl Run {
             },
             node: machine.name.clone(),
             has_lock: true,
-            classes: [(name(CLASS), Class { hash: "h".to_owned(), labels: BTreeMap::new() })].into(),
+            classes: [(CLASS, None), (LIMITED, Some(LIMIT))]
+                .map(|(class, worlds_max)| {
+                    (name(class), Class { hash: "h".to_owned(), labels: BTreeMap::new(), worlds_max })
+                })
+                .into(),
             patience: Duration::from_secs(30),
             arrivals_max,
             origin_unix_ms: 0,
@@ -479,6 +491,7 @@ impl Run {
             }
             Event::Arrived { arrival, answer } => {
                 self.tally.arrived += 1;
+                self.tally.exhausted += u64::from(*answer == Answer::Refused(Refusal::WorldsMax));
                 self.machines[node].answers.insert(arrival.0, answer.clone());
             }
             Event::Unreadable { key, .. } => self.machines[node].unreadable.push(key.to_string()),
@@ -794,6 +807,10 @@ impl Run {
         self.note(|| {
             format!("{world}: {} {:?} at {} ({})", record.epoch, record.state, record.home, record.why)
         });
+        let open = self.open_limited();
+        if record.state == WorldState::Assigned && open > self.limit {
+            self.fail(format!("{open} worlds of {LIMITED} are open, and {} may be", self.limit));
+        }
         let home = record.home.to_string();
         let known = self.homes.entry((world.clone(), record.epoch)).or_insert_with(|| home.clone());
         if *known != home {
@@ -845,9 +862,14 @@ impl Run {
 
     /// A player wants into a world, by any node.
     pub(crate) fn arrive(&mut self, node: usize, world: &Name) -> u64 {
+        self.arrive_for(node, world, CLASS)
+    }
+
+    /// The same for a world of a class.
+    pub(crate) fn arrive_for(&mut self, node: usize, world: &Name, class: &str) -> u64 {
         self.arrivals += 1;
         let id = self.arrivals;
-        let class = Some(name(CLASS));
+        let class = Some(name(class));
         let world = world.clone();
         self.handle(node, |core, now| core.handle_arrival(now, ArrivalId(id), world, class));
         id
@@ -857,6 +879,15 @@ impl Run {
     pub(crate) fn world(&self, world: &Name) -> Option<WorldRecord> {
         let entry = self.bus.get(&Key::World(world.clone()).to_string())?;
         WorldRecord::parse(entry.value.as_deref()?).ok()
+    }
+
+    /// Number of open worlds of the class with a limit.
+    pub(crate) fn open_limited(&self) -> u32 {
+        let is_open =
+            |record: &WorldRecord| record.class.as_str() == LIMITED && record.state != WorldState::Closed;
+        let worlds = self.bus.all().filter(|entry| entry.key.starts_with("world."));
+        let records = worlds.filter_map(|entry| WorldRecord::parse(entry.value.as_deref()?).ok());
+        records.filter(is_open).count() as u32
     }
 
     /// Index of the machine that serves a world.

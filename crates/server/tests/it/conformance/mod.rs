@@ -58,3 +58,8 @@ fn every_conversation_plays_over_websocket() {
 fn every_conversation_plays_in_one_of_sixty_worlds() {
     play_all(Carrier::Tcp, World::OneOfSixty);
 }
+
+#[test]
+fn every_conversation_plays_in_a_named_world_on_all_threads() {
+    play_all(Carrier::Tcp, World::Wide);
+}

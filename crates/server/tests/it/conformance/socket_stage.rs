@@ -41,6 +41,8 @@ pub(crate) enum Carrier {
 pub(crate) enum World {
     Main,
     OneOfSixty,
+    /// One with a shard on every thread.
+    Wide,
 }
 
 pub(crate) struct SocketStage {
@@ -115,7 +117,9 @@ impl SocketStage {
             World::OneOfSixty => {
                 ((1..60).map(|index| format!("world-{index}")).collect::<Vec<_>>().join(","), "world-30")
             }
+            World::Wide => ("narrow,world:wide".to_owned(), "world"),
         };
+        let classes = "[[gateway.classes]]\nname = 'wide'\nshards = 'all'\n";
         let keys = [
             ("gateway.worlds", worlds),
             ("gateway.servers.world", world.to_owned()),
@@ -146,8 +150,8 @@ impl SocketStage {
             ("gateway.recovery.servers", scenario.recover_timeout_ms.is_some().to_string()),
             ("gateway.recovery.servers_timeout_ms", RECOVER_TIMEOUT_MS.to_string()),
         ];
-        let loader =
-            keys.into_iter().fold(Loader::new(), |loader, (key, value)| loader.flag("test", key, value));
+        let loader = Loader::new().text("throng.toml", classes);
+        let loader = keys.into_iter().fold(loader, |loader, (key, value)| loader.flag("test", key, value));
         SocketStage {
             running: start(loader.load().expect("a good configuration")).expect("a gateway"),
             carrier,
