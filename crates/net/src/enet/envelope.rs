@@ -1,6 +1,6 @@
 //! Bytes in front of the stream's in each packet.
 
-use throng_enet::{Bytes, Delivery, Lane};
+use throng_enet::{Bytes, Lane};
 
 /// Wrapping of a peer's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,14 +36,16 @@ impl Envelope {
         }
     }
 
-    /// The packet, and the lane that it belongs on.
-    pub(super) fn close(self, bytes: Bytes, delivery: Delivery) -> (Bytes, Lane) {
+    /// The packet, and the lane that it belongs on: one for all of a peer's, since ENet keeps the
+    /// order of reliable and unreliable packets within a lane only.
+    pub(super) fn close(self, bytes: Bytes) -> (Bytes, Lane) {
         match self {
             Envelope::None => (bytes, Lane(0)),
-            // From the server, which has id 1. Lane 0 would be news of other clients.
+            // From the server, which has id 1. Lane 0 would be news of other clients; Godot reads
+            // packets of either delivery on any other.
             Envelope::Godot3(id) => {
                 let packet = [&1_u32.to_le_bytes()[..], &id.to_le_bytes(), &bytes].concat();
-                (packet.into(), Lane(if delivery == Delivery::Reliable { 1 } else { 2 }))
+                (packet.into(), Lane(1))
             }
         }
     }
@@ -64,7 +66,7 @@ mod tests {
         let envelope = Envelope::of(godot);
         assert_eq!(envelope.open(Bytes::from_static(godot)), b"CH\0\x01"[..]);
         assert_eq!(envelope.open(Bytes::from_static(b"abc")), b""[..]);
-        let (packet, lane) = envelope.close(Bytes::from_static(b"CH"), Delivery::Reliable);
+        let (packet, lane) = envelope.close(Bytes::from_static(b"CH"));
         assert_eq!((&packet[..], lane), (&b"\x01\0\0\0\x07\0\0\0CH"[..], Lane(1)));
     }
 }

@@ -720,7 +720,7 @@ impl Enets {
                 let Some(port) = self.ports.get_mut(port) else { return };
                 let Some(route) = port.routes.get_mut(&peer) else { return };
                 let len = bytes.len() as u64;
-                let (packet, lane) = route.envelope.unwrap_or(Envelope::None).close(bytes, delivery);
+                let (packet, lane) = route.envelope.unwrap_or(Envelope::None).close(bytes);
                 // Within the limits by construction; a peer that just went away is told of soon.
                 if port.host.send(peer, lane, packet, delivery).is_ok() {
                     route.accepted_bytes += len;
