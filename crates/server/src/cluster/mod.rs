@@ -76,7 +76,7 @@ enum Command {
     /// served.
     Open { world: Name, class: Name, is_match: bool, reply: oneshot::Sender<Result<Hosted, Problem>> },
     /// Read the state of the node.
-    Look(Box<dyn FnOnce(&throng_cluster::Node, &Changes) + Send>),
+    Look(Look),
     /// Drop this when the world has ended.
     AwaitEnd(Name, watch::Sender<()>),
     /// The settings have changed, for worlds that open from now on.
@@ -89,6 +89,8 @@ enum Command {
     /// Stop serving and leave.
     Stop,
 }
+
+type Look = Box<dyn FnOnce(&throng_cluster::Node, &Changes) + Send>;
 
 /// A login that enters a world because it asks for it.
 #[derive(Clone, Copy, Debug)]

@@ -324,7 +324,7 @@ fn log_in_with(node: &Node, auth: &[u8]) -> TcpStream {
 fn auth(login_token: &str, resume_token: &[u8]) -> Vec<u8> {
     let length = |bytes: &[u8]| u8::try_from(bytes.len()).expect("short");
     let login = [&[0x0A, 1, b'p', 0x12, length(login_token.as_bytes())], login_token.as_bytes()].concat();
-    [&login, &[0xA2, 6, length(resume_token)], resume_token].concat()
+    [&login[..], &[0xA2, 6, length(resume_token)], resume_token].concat()
 }
 
 /// The opcode and the payload of the next frame of a WebSocket.
