@@ -72,7 +72,7 @@ catalogue! {
         ByteRate = "byte_rate", "More bytes per second than allowed.";
         IdleTimeout = "idle_timeout", "Nothing was received for the idle timeout.";
         SlowReader = "slow_reader", "More output waited for the peer than the hard bound allows.";
-        OutputMemory = "output_memory", "The output of all clients together took more memory than the bound allows, and the most of it waited for this one.";
+        OutputMemory = "output_memory", "The output of all clients together took more memory than the bound allows, and most of it was waiting for this connection.";
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";

@@ -369,7 +369,7 @@ impl Watch {
         if !self.close_here(name) {
             return Err(Problem::new(404, format!("the world `{name}` is not open")));
         }
-        tracing::info!(world = name, "a world is closed");
+        tracing::info!(world = name, "a world has closed");
         Ok(json!({ "closed": name }))
     }
 

@@ -229,7 +229,7 @@ impl Worlds {
         check_name(name)?;
         let mut table = self.lock();
         if table.open.contains_key(name) {
-            return Err(format!("the world `{name}` is open"));
+            return Err(format!("the world `{name}` is already open"));
         }
         let configured = table.configured.get(name);
         let lasting = configured.is_some();
@@ -275,7 +275,7 @@ impl Worlds {
         check_name(name)?;
         let mut table = self.lock();
         if table.open.contains_key(name) {
-            return Err(format!("the world `{name}` is open"));
+            return Err(format!("the world `{name}` is already open"));
         }
         let class = class.map(|class| table.class(class)).transpose()?;
         let new = NewWorld { name, class, lasting, fence: Some(fence), is_match };

@@ -34,12 +34,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool, AnyError> {
                 if args.effort() == Effort::Smoke {
                     report.unjudge();
                 }
-                save(args, &report, name)?;
                 // With --json all tests together are one document.
                 if !args.json {
                     show(args, &report)?;
                 }
+                let saved = save(args, &report, name);
                 reports.push(report);
+                if let Err(error) = saved {
+                    say(&format!("error: {name}: {error}"));
+                    failed.push(name);
+                }
             }
             // Worth having, not needed: as everywhere else.
             Err(error) if is_without_bus(&error) => say(&format!("skipped: {name}: {error}")),

@@ -248,6 +248,7 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
     if args.crash_server_at.is_some() && words != ["channel", "spatial"] {
         return Err("--crash-server-at applies to `bench channel spatial` only".into());
     }
+    prepare(args.out.as_deref())?;
     interrupt::catch();
     match words.as_slice() {
         ["list"] => {
@@ -307,8 +308,8 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             }
             let groups = groups.iter().map(|group| (*group).to_owned()).collect();
             let report = bounded(&args, || measure_enet(&args, groups))?;
-            save(&args, &report, "")?;
             show(&args, &report)?;
+            save(&args, &report, "")?;
             Ok(!report.is_missed())
         }
         ["replay", case] => {
@@ -317,8 +318,8 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
                 case.channeld_addr.clone_from(addr);
             }
             let report = bounded(&args, || Ok(case.play(args.server.seed)?))?;
-            save(&args, &report, "")?;
             show(&args, &report)?;
+            save(&args, &report, "")?;
             Ok(!report.is_missed())
         }
         ["all"] => all::run(&args),
@@ -330,14 +331,14 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             let test = suites::find("channel single").ok_or("the canonical test is gone")?;
             let options = options(&args)?;
             let report = bounded(&args, || Ok(test.run(&options, &mut args.server.live())?))?;
-            save(&args, &report, "")?;
             print(&if args.json { json(&report)? } else { two_lines(&report) })?;
+            save(&args, &report, "")?;
             Ok(!report.is_missed())
         }
         words => {
             let report = bounded(&args, || measure(&words.join(" "), &args))?;
-            save(&args, &report, "")?;
             show(&args, &report)?;
+            save(&args, &report, "")?;
             Ok(!report.is_missed())
         }
     }
@@ -494,6 +495,17 @@ fn resolve(addr: &str) -> Result<SocketAddr, AnyError> {
 
 fn json(report: &Report) -> Result<String, AnyError> {
     Ok(serde_json::to_string_pretty(report)? + "\n")
+}
+
+/// Creates the folder of a report and tries to write there, so that a long run does not fail at its
+/// end.
+pub(crate) fn prepare(folder: Option<&Path>) -> Result<(), AnyError> {
+    let Some(folder) = folder else { return Ok(()) };
+    let trial = folder.join(".throng-bench");
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&trial, ""))
+        .and_then(|()| std::fs::remove_file(&trial))
+        .map_err(|error| format!("cannot write into {} (--out): {error}", folder.display()).into())
 }
 
 pub(crate) fn save(args: &BenchArgs, report: &Report, folder: &str) -> Result<(), AnyError> {

@@ -11,7 +11,7 @@ use throng_load::duration;
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 
-use crate::bench::{ProgressArgs, print, say, write_report};
+use crate::bench::{ProgressArgs, prepare, print, say, write_report};
 
 /// Namespace of the published tests.
 const NAMESPACE: &str = "test.benchmark";
@@ -154,6 +154,7 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
         print(&lines.collect::<String>())?;
         return Ok(true);
     }
+    prepare(args.out.as_deref())?;
     throng_load::interrupt::catch();
     let program = match args.program {
         Some(program) => program,
@@ -180,15 +181,15 @@ fn measure(args: Args) -> Result<bool, Box<dyn std::error::Error>> {
     let limit = LIMIT + options.duration.unwrap_or_default().saturating_mul(50);
     let mut progress = |what: &str| args.progress.say(what);
     let report = throng_load::interrupt::bounded(limit, || ddc::run(&options, &mut progress))??;
-    if let Some(folder) = &args.out {
-        write_report(folder, &report)?;
-    }
     if args.json {
         print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
     } else if options.targets.is_none() && !options.seed_only {
         let mut table = Vec::new();
         report.write_table(&mut table)?;
         print(&String::from_utf8_lossy(&table))?;
+    }
+    if let Some(folder) = &args.out {
+        write_report(folder, &report)?;
     }
     Ok(!report.is_missed())
 }

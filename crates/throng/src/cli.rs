@@ -121,7 +121,12 @@ pub(crate) fn command() -> Command {
                 .about("Compare two saved results, with confidence"),
         )
         .subcommand(
-            SwarmArgs::augment_args(Command::new("swarm")).about("Simulated players join a server"),
+            SwarmArgs::augment_args(Command::new("swarm"))
+                .about("Simulated players join a server")
+                // `bench` has the same flag, and always starts a server of its own.
+                .mut_arg("addr", |addr| {
+                    addr.help("Players' listener [default: the server on this machine, or a new one]")
+                }),
         )
         .subcommand(
             TagArgs::augment_args(Command::new("tag"))
@@ -176,7 +181,7 @@ pub(crate) fn command() -> Command {
         )
         .subcommand(
             MigrateArgs::augment_args(Command::new("migrate"))
-                .about("Translate the files and flags of channeld and Cloud DDC"),
+                .about("Translate the files and flags of channeld"),
         )
         .subcommand(
             TopArgs::augment_args(Command::new("top"))

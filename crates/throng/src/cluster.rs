@@ -72,7 +72,7 @@ pub(crate) fn command() -> Command {
                         .help("Return when the node has left, or fail after this time [default: none]"),
                 ),
         )
-        .subcommand(act("undrain", "Take a drain back").arg(of("NODE", "The node, as in cluster.node")))
+        .subcommand(act("undrain", "Cancel a drain").arg(of("NODE", "The node, as in cluster.node")))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> ExitCode {

@@ -15,7 +15,10 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             for warning in &config.warnings {
                 complain(&format!("warning: {warning}"));
             }
-            print("the configuration is valid\n");
+            print(match keys::file(matches) {
+                Some(_) => "the configuration is valid\n",
+                None => "no throng.toml here; the defaults are valid\n",
+            });
         }),
         Some(("show", matches)) => with_config(matches, |config| {
             let origin = matches.get_flag("origin");

@@ -16,7 +16,7 @@ use throng_load::report::Report;
 use throng_load::suites::Effort;
 use throng_sim::{population, quality};
 
-use crate::bench::{ProgressArgs, write_report};
+use crate::bench::{ProgressArgs, prepare, write_report};
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_WRONG: u8 = 2;
@@ -117,14 +117,9 @@ Exit codes: 0 done, 1 a request failed, 2 wrong flags.";
 pub(crate) fn bench(arguments: &[OsString]) -> ExitCode {
     let args = match BenchArgs::try_parse_from(arguments) {
         Ok(args) => args,
-        Err(error) if error.use_stderr() => {
-            let _ = error.print();
-            return ExitCode::from(EXIT_WRONG);
-        }
-        // The reference prints its usage on the error stream.
         Err(error) => {
-            let _ = write!(io::stderr(), "{}", error.render());
-            return ExitCode::SUCCESS;
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(EXIT_WRONG) } else { ExitCode::SUCCESS };
         }
     };
     match bench_inner(&args) {
@@ -184,6 +179,7 @@ fn bench_inner(args: &BenchArgs) -> Result<(), Failure> {
     if !args.all && !TESTS.contains(&args.test.as_str()) {
         return Err(RunError::IllegalTestName(args.test.clone()).into());
     }
+    prepare(args.out.as_deref()).map_err(|error| Failure::Failed(error.to_string()))?;
     interrupt::bounded(LIMIT, || measure(args)).unwrap_or_else(|why| Err(Failure::Failed(why)))
 }
 

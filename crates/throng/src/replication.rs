@@ -13,7 +13,7 @@ use throng_replication_bench::workload::{Chests, Group, SEED_BASE};
 use throng_load::report::Report;
 use throng_load::suites::Effort;
 
-use crate::bench::{ProgressArgs, print, say, write_report};
+use crate::bench::{ProgressArgs, prepare, print, say, write_report};
 use crate::replication_report::report;
 
 /// Measure state replication: the published groups, by thread CPU time
@@ -169,6 +169,7 @@ fn run_cases(args: &ReplicationArgs) -> Result<bool, AnyError> {
     if args.scaling {
         return scale(args).map(|()| true);
     }
+    prepare(args.out.as_deref())?;
     let outcomes = outcomes(args, &mut print)?;
     if let Some(folder) = &args.out {
         write_report(folder, &report(&outcomes))?;

@@ -144,7 +144,7 @@ pub(crate) struct DemoArgs {
     /// and level of detail
     #[arg(long, conflicts_with = "spatial")]
     direct: bool,
-    /// A cluster of so many nodes on this machine, with a NATS server and players in six worlds,
+    /// A cluster of this many nodes on this machine, with a NATS server and players in six worlds,
     /// who follow their world when a node is drained or killed
     #[arg(long, value_name = "NODES", value_parser = count, conflicts_with_all = ["spatial", "direct"])]
     cluster: Option<usize>,

@@ -11,7 +11,7 @@ use throng_load::cluster::Node;
 use throng_load::duration;
 use throng_server::config::Loader;
 use throng_server::{End, Running, Service, Signals};
-use throng_tag::{Options, Tag};
+use throng_tag::{Options, StartError, Tag};
 
 use crate::output::{complain, print};
 
@@ -118,7 +118,10 @@ impl Game {
         options: impl FnOnce(SocketAddr) -> Options,
     ) -> Result<Game, String> {
         let options = options(services.address(Service::Matcher).ok_or("the matcher has no listener")?);
-        let tag = Tag::start(options).map_err(|error| error.to_string())?;
+        let tag = Tag::start(options).map_err(|error| match error {
+            StartError::Page { .. } => format!("{error}\n  help: name another address with --page HOST:PORT"),
+            _ => error.to_string(),
+        })?;
         Ok(Game { tag, services, _folder: folder })
     }
 

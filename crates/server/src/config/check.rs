@@ -51,7 +51,7 @@ fn check_log_level(config: &Config, problems: &mut Vec<Problem>) {
         .split(',')
         .map(|part| part.rsplit('=').next().unwrap_or(part).trim())
         .find(|part| !is_level(part))
-        .map(|part| format!("\"{part}\" is no level"));
+        .map(|part| format!("\"{part}\" is not a level"));
     let wrong =
         wrong.or_else(|| level.parse::<tracing_subscriber::EnvFilter>().err().map(|why| why.to_string()));
     if let Some(why) = wrong {

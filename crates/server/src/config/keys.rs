@@ -231,7 +231,7 @@ section! {
         /// Empty or `*` allows any, because logins need a token and not a cookie. Programs that
         /// send no `Origin` always pass.
         origins: Vec<String> = [], Kind::List;
-        /// Timing of KCP. `channeld` has the reference's slow defaults, `game` trades bandwidth for
+        /// Timing of KCP. `channeld` has channeld's slow defaults, `game` trades bandwidth for
         /// latency.
         kcp_profile: String = "channeld", Kind::Choice(&["channeld", "game"]);
         /// Delivery of channel data updates over ENet, if they fit a datagram. With `unreliable`, a
@@ -256,12 +256,12 @@ section! {
         /// With a key: number of the game or version that tokens are issued for. Tokens for another
         /// number are refused.
         enet_protocol: u64 = 0, int(0, 9_007_199_254_740_991), "";
-        /// Messages that connections may send in each state: a file in the reference's JSON form or
+        /// Messages that connections may send in each state: a file in channeld's JSON form or
         /// the name of a built-in one (`server_authoratative`, `client_authoratative`,
         /// `client_non_authoratative`).
         state_machine: String = "", Kind::Text; reload;
-        /// Closes connections that sent nothing for this long; 0 = never. Peers of the reference
-        /// send no keep-alives.
+        /// Closes connections that sent nothing for this long; 0 = never. Peers of channeld
+        /// send no keep-alives. ENet peers are exempt: ENet itself notices the lost ones.
         idle_timeout_ms: u64 = 0, int(0, DAY_MS), "ms";
         /// Time between WebSocket pings on idle connections. A ping without an answer before the
         /// next one closes the connection; 0 = no pings.
@@ -278,7 +278,7 @@ section! {
         /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the gateway. Limits by
         /// address use the address that the proxy reports.
         trusted_proxies: Vec<String> = [], Kind::List; reload;
-        /// Channel settings: a file in the reference's JSON form or a built-in preset (`hifi`,
+        /// Channel settings: a file in channeld's JSON form or a built-in preset (`hifi`,
         /// `lofi`, `tps`, `ue`).
         channels: String = "hifi", Kind::Text; reload;
         /// Files that describe channel data: `.proto` sources or compiled descriptor sets.
@@ -286,7 +286,7 @@ section! {
         /// Folders searched for the imports of `.proto` files, besides the folder of the file
         /// itself.
         schema_includes: Vec<String> = [], Kind::List;
-        /// Merge profile of a message type's data, by full name: `reflect` (the reference's
+        /// Merge profile of a message type's data, by full name: `reflect` (channeld's
         /// default), `removable` (honours `removed` map entries), `unreal`.
         profiles: BTreeMap<String, String> = (), Kind::Map;
         /// Merge rules of single fields, by the full name of type and field: `retain FIELD SPAN`
@@ -297,7 +297,7 @@ section! {
         /// a bound, `refuse` drops the update.
         unknown_types: String = "allow", Kind::Choice(&["allow", "refuse"]);
         /// Permissions of peers. With `safe`, clients may act only on what they own; `channeld`
-        /// permits everything that the reference permits.
+        /// permits everything that channeld permits.
         permissions: String = "safe", Kind::Choice(&["safe", "channeld"]); reload;
         /// Compression that the login result offers to peers.
         compression: String = "none", Kind::Choice(&["none", "snappy"]);
@@ -438,11 +438,11 @@ section! {
 section! {
     /// The world: spatial channels, interest, entities.
     Spatial {
-        /// Spatial controller: a file in the reference's JSON form or a built-in grid (`2x2`,
+        /// Spatial controller: a file in channeld's JSON form or a built-in grid (`2x2`,
         /// `4x1`, `benchmark`, `tanks_big`, `tanks_small`); empty = no spatial channels.
         controller: String = "", Kind::Text;
         /// Conversion of areas of interest to cells. `exact` takes every cell that the area
-        /// touches, `sampled` the cells that the reference's sampling finds.
+        /// touches, `sampled` the cells that channeld's sampling finds.
         aoi: String = "exact", Kind::Choice(&["exact", "sampled"]);
         /// Update rates of cells by distance: `distance:interval_ms`, optionally with field masks
         /// joined by `+`, as in `3:500+entities.objRef`. The last step applies beyond its distance.
@@ -915,9 +915,9 @@ section! {
 section! {
     /// The metrics page.
     Metrics {
-        /// `channeld` adds the reference's metric names, so that its Grafana dashboard works.
+        /// `channeld` adds channeld's metric names, so that its Grafana dashboard works.
         compat: String = "none", Kind::Choice(&["none", "channeld"]); reload;
-        /// Serves `/metrics` without a token, as the reference does.
+        /// Serves `/metrics` without a token, as channeld does.
         open: bool = false, Kind::Bool;
     }
 }

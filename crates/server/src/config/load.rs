@@ -406,8 +406,14 @@ fn with_line(problem: Problem, files: &[(String, String)]) -> Problem {
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Problem {
     let origin = Origin::File { path: path.display().to_string(), line: 1, column: 1 };
-    Problem::new(ProblemKind::Unreadable, origin, format!("cannot read the configuration: {error}"))
-        .note("`throng config default > throng.toml` writes one to start from")
+    let problem =
+        Problem::new(ProblemKind::Unreadable, origin, format!("cannot read the configuration: {error}"));
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            problem.note("`throng config default > throng.toml` writes one to start from")
+        }
+        _ => problem,
+    }
 }
 
 fn quoted(words: &[&str]) -> String {

@@ -196,8 +196,8 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             &["`gateway.servers.addr` and `gateway.clients.addr`", "127.0.0.1:7"],
         ),
         ("[server]\nonly = ['ddc']\n", Conflict, 2, 1, &["`ddc`, which has no address", "set `ddc.addr`"]),
-        ("[log]\nlevel = 'inof'\n", BadValue, 2, 1, &["\"inof\" is no level", "allowed: error"]),
-        ("[log]\nlevel = 'info,throng_net=loud'\n", BadValue, 2, 1, &["\"loud\" is no level"]),
+        ("[log]\nlevel = 'inof'\n", BadValue, 2, 1, &["\"inof\" is not a level", "allowed: error"]),
+        ("[log]\nlevel = 'info,throng_net=loud'\n", BadValue, 2, 1, &["\"loud\" is not a level"]),
         (
             "[gateway]\ntrusted_proxies = ['10.0.0.0/33']\n",
             BadValue,

@@ -746,7 +746,7 @@ fn worlds_open_and_close_at_run_time() {
     assert_eq!(figures(&running, "nowhere"), [1, 1]);
 
     let (status, why) = open("nowhere");
-    assert_eq!((status, why.contains("is open")), (409, true), "{why}");
+    assert_eq!((status, why.contains("is already open")), (409, true), "{why}");
     assert_eq!((open("No Name").0, close("main").0, close("void").0), (409, 409, 404));
     assert_eq!(post("/api/v1/worlds", "not-a-token-of-the-admin", "x").0, 401);
     for (path, body, field) in [

@@ -3,6 +3,8 @@
 mod compose;
 
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -46,7 +48,7 @@ struct CheckArgs {
     /// Flags of channeld
     #[arg(last = true, value_name = "FLAG", allow_hyphen_values = true)]
     flags: Vec<String>,
-    /// Write an equivalent configuration for `throng up`
+    /// Write an equivalent configuration for `throng up` into a new file
     #[arg(long, value_name = "FILE")]
     toml: Option<PathBuf>,
     /// Print the findings as JSON
@@ -101,7 +103,7 @@ pub(crate) fn run(args: MigrateArgs) -> ExitCode {
         complain(&format!("error: {why}"));
         return ExitCode::from(2);
     }
-    print(&if args.json { format!("{:#}\n", checked.json()) } else { checked.text() });
+    print(&if args.json { format!("{:#}\n", checked.json()) } else { checked.text(args.toml.is_none()) });
     ExitCode::from(match checked.worst() {
         Weight::Same => 0,
         Weight::Differs => 1,
@@ -245,7 +247,8 @@ impl Checked {
         weights.max().unwrap_or(Weight::Same)
     }
 
-    fn text(&self) -> String {
+    /// The findings for people, with a hint at `--toml` if it was not given.
+    fn text(&self, with_hint: bool) -> String {
         let mut text = String::new();
         for Subject { name, kind, findings } in &self.subjects {
             let _ = writeln!(text, "{name}: {kind}");
@@ -268,7 +271,7 @@ impl Checked {
         for start in self.starts.iter().filter(|start| start.config.is_some()) {
             let _ = writeln!(text, "\nstart it with\n  {}", line(&start.words));
         }
-        if self.starts.iter().any(|start| start.config.is_some()) {
+        if with_hint && self.starts.iter().any(|start| start.config.is_some()) {
             text.push_str("an equivalent configuration file: --toml FILE\n");
         }
         text
@@ -291,7 +294,11 @@ impl Checked {
         if configs.next().is_some() {
             return Err("found several command lines; give a single one for --toml".to_owned());
         }
-        std::fs::write(file, toml(config)).map_err(|error| format!("{}: {error}", file.display()))
+        let written = File::create_new(file).and_then(|mut new| new.write_all(toml(config).as_bytes()));
+        written.map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => format!("{} exists; --toml does not overwrite files", file.display()),
+            _ => format!("{}: {error}", file.display()),
+        })
     }
 }
 
@@ -354,7 +361,7 @@ mod tests {
     fn the_stock_folder_is_taken_as_it_is() {
         let mut checked = Checked::default();
         checked.look_at(&fixtures()).unwrap();
-        assert_eq!((checked.subjects.len(), checked.worst()), (13, Weight::Same), "{}", checked.text());
+        assert_eq!((checked.subjects.len(), checked.worst()), (13, Weight::Same), "{}", checked.text(true));
     }
 
     #[test]
@@ -367,8 +374,8 @@ mod tests {
         std::fs::write(folder.path().join("compose.yml"), compose).unwrap();
         let mut checked = Checked::default();
         checked.look_at(&folder.path().join("compose.yml")).unwrap();
-        assert_eq!(checked.worst(), Weight::Differs, "{}", checked.text());
-        let text = checked.text();
+        assert_eq!(checked.worst(), Weight::Differs, "{}", checked.text(true));
+        let text = checked.text(true);
         assert!(
             text.contains("differs  -srb=1: no effect")
                 && text.contains("client_authoratative_fsm.json: state machine"),
@@ -381,6 +388,9 @@ mod tests {
         for ((key, value, _), (_, other, _)) in config.entries().zip(again.entries()) {
             assert_eq!(value, other, "{}", key.path);
         }
+        let why = checked.write_toml(&file).expect_err("the file exists");
+        assert!(why.ends_with("exists; --toml does not overwrite files"), "{why}");
+        assert!(checked.text(true).contains("--toml") && !checked.text(false).contains("--toml"));
     }
 
     #[test]
@@ -408,7 +418,7 @@ mod tests {
         let found: Vec<(Weight, &str)> =
             checked.subjects[0].findings.iter().map(|each| (each.weight, each.path.as_str())).collect();
         assert_eq!(found, [(Weight::Same, "-dev"), (Weight::Refused, "-scc=nowhere.json")]);
-        assert!(!checked.text().contains("--toml"), "{}", checked.text());
+        assert!(!checked.text(true).contains("--toml"), "{}", checked.text(true));
     }
 
     #[test]
@@ -421,12 +431,12 @@ mod tests {
         };
         let mut checked = Checked::default();
         checked.command("a", folder.path(), &flags(&[]));
-        assert!(checked.text().contains("chatpb.ChatChannelData"), "{}", checked.text());
+        assert!(checked.text(true).contains("chatpb.ChatChannelData"), "{}", checked.text(true));
         assert_eq!(checked.worst(), Weight::Differs);
         let mut checked = Checked::default();
         let schema = fixtures().join("../../proto/chat.proto").display().to_string();
         checked.command("b", folder.path(), &flags(&["--schema", &schema]));
-        assert_eq!(checked.worst(), Weight::Same, "{}", checked.text());
+        assert_eq!(checked.worst(), Weight::Same, "{}", checked.text(true));
     }
 
     #[test]

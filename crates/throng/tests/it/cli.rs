@@ -427,6 +427,45 @@ fn a_taken_port_of_any_service_names_its_flag() {
 }
 
 #[test]
+fn a_taken_page_of_the_game_names_its_flag() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let output = run(&["tag", "--page", &taken.local_addr().unwrap().to_string()]);
+    let complaint = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{complaint}");
+    assert!(complaint.contains("--page HOST:PORT"), "{complaint}");
+}
+
+#[test]
+fn a_folder_that_cannot_hold_results_is_an_error_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("taken"), "").unwrap();
+    for suite in [&["bench"][..], &["bench", "ddc"], &["bench", "matcher"], &["bench", "replication"]] {
+        let output = throng(folder.path(), &[suite, &["--out", "taken"]].concat()).output().unwrap();
+        let complaint = text(&output.stderr);
+        assert!(!output.status.success(), "{suite:?}: {complaint}");
+        assert!(output.stdout.is_empty(), "{suite:?}");
+        assert!(complaint.contains("cannot write into taken (--out)"), "{suite:?}: {complaint}");
+    }
+}
+
+#[test]
+fn help_of_the_matcher_s_load_is_on_standard_output() {
+    let output = run(&["bench", "matcher", "--help"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("--tickets"));
+}
+
+#[test]
+fn a_check_says_which_configuration_it_checked() {
+    assert_eq!(text(&run(&["config", "check"]).stdout), "no throng.toml here; the defaults are valid\n");
+    for (file, is_missing) in [("missing.toml", true), (".", false)] {
+        let complaint = text(&run(&["config", "check", "-c", file]).stderr);
+        assert!(complaint.contains("THR-0101"), "{complaint}");
+        assert_eq!(complaint.contains("throng config default"), is_missing, "{complaint}");
+    }
+}
+
+#[test]
 fn everything_starts_without_a_configuration_and_only_that_with_one() {
     let shown = |folder: &Path, arguments: &[&str]| {
         let output = throng(folder, &[&["doctor", "--json"][..], arguments].concat()).output().unwrap();
