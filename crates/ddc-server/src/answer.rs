@@ -150,3 +150,8 @@ pub(crate) fn object(value: &Value, media: Media) -> Response<Body> {
     let json = Document::parse(&bytes).map(|document| document.to_answer_json()).unwrap_or_default();
     reply(StatusCode::OK, Media::Json.name(), json)
 }
+
+/// The refusal of a form whose content nobody verified.
+pub(crate) fn unverifiable() -> Problem {
+    Problem::bad("this namespace takes only compressed buffers whose content can be verified")
+}

@@ -12,7 +12,7 @@ use throng_ddc::{Document, Hasher, IoHash, Namespace, Value};
 use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
 
-use crate::answer::{Answer, Problem, empty, object};
+use crate::answer::{Answer, Problem, empty, object, unverifiable};
 use crate::blocking;
 use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
@@ -620,11 +620,6 @@ impl Service {
         }
         Ok(())
     }
-}
-
-/// The refusal of a form whose content nobody verified.
-pub(crate) fn unverifiable() -> Problem {
-    Problem::bad("this namespace takes only compressed buffers whose content can be verified")
 }
 
 /// A large blob that is not here yet, from its first byte on.

@@ -18,8 +18,7 @@ use throng_ddc_store::{Blob, ChangeResult, Clock, Done, Quotas, Store, StoreErro
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
-use crate::answer::{Answer, Problem, empty, object, reply};
-use crate::blobs::unverifiable;
+use crate::answer::{Answer, Problem, empty, object, reply, unverifiable};
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;

@@ -21,6 +21,7 @@ use crate::capture::{Captured, Record};
 use crate::mailbox::{Look, Post};
 use crate::metrics;
 use crate::monitor::{REPORT_TIMEOUT, Watch};
+use crate::paging::paged;
 use crate::report::ConnReport;
 use crate::worlds::OpenWorld;
 
@@ -221,25 +222,6 @@ pub(crate) fn connection_row(conn: &ConnReport) -> Value {
         "bytes_out": conn.bytes_out, "queued_bytes": view.queued_bytes, "lagging_channels": view.lagging,
         "refused_messages": view.refusals, "buffer_bytes": view.heap_bytes,
     })
-}
-
-/// One page of rows, of those in which the text that is searched for occurs.
-pub(crate) fn paged(
-    name: &str,
-    rows: impl Iterator<Item = Value>,
-    request: &ApiRequest,
-    text: impl Fn(&Value) -> String,
-) -> Value {
-    let (mut total, mut page) = (0_usize, Vec::new());
-    for row in
-        rows.filter(|row| request.search.is_empty() || text(row).to_lowercase().contains(&request.search))
-    {
-        if total >= request.page.offset && page.len() < request.page.limit {
-            page.push(row);
-        }
-        total += 1;
-    }
-    json!({ "total": total, "offset": request.page.offset, "limit": request.page.limit, name: page })
 }
 
 pub(crate) fn closure_row(closure: &ClosureView, now: Instant) -> Value {

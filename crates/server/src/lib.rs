@@ -50,6 +50,7 @@ mod metrics;
 pub mod migrate;
 mod monitor;
 mod pace;
+mod paging;
 pub mod presets;
 mod process;
 mod recorder;

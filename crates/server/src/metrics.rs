@@ -315,6 +315,7 @@ mod tests {
                 name: "main".into(),
                 world: World::MAIN,
                 worker: 0,
+                workers: [0].into(),
                 class: None,
                 lasting: true,
             }],

@@ -280,6 +280,7 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .value_name("DIR")
                 .num_args(0..=1)
                 .default_missing_value("")
+                .hide_short_help(true)
                 .help("Node of a trial cluster, with a NATS server that ends with it; with DIR, that of another node"),
         ))
         .arg(common(
@@ -287,6 +288,7 @@ pub(crate) fn up_flags(command: Command) -> Command {
                 .long("node")
                 .value_name("NAME")
                 .requires("cluster-dev")
+                .hide_short_help(true)
                 .help("Name of the node in the trial cluster [default: n1]"),
         ))
         .arg(common(

@@ -22,7 +22,7 @@ use arrivals::Arrivals;
 use drain::Drain;
 use lease::{Lease, NodeWrite, Phase};
 use permits::{PermitId, PermitSlot};
-use worlds::{Held, Wanted, WorldWrite};
+use worlds::{Held, Wanted};
 
 pub use arrivals::{Answer, ArrivalId, Refusal};
 
@@ -349,6 +349,17 @@ pub struct Node {
     events: VecDeque<Event>,
     stats: Stats,
     defect: Option<Defect>,
+}
+
+/// Purpose of a write of a world's record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WorldWrite {
+    Assign { is_claim: bool },
+    Serve { epoch: u64 },
+    Close,
+    Closed,
+    Delete,
+    Restore { from: u64 },
 }
 
 /// Request in flight.

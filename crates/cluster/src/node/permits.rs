@@ -23,9 +23,9 @@ use crate::defect::Defect;
 use crate::directory::{DirectoryResult, Entry, Slot};
 use crate::name::Name;
 use crate::node::choice::weight;
-use crate::node::worlds::{LAPSE, WorldWrite};
-use crate::node::{Flight, Node};
+use crate::node::{Flight, Node, WorldWrite};
 use crate::record::{PermitRecord, WorldRecord, WorldState};
+use crate::times::LAPSE;
 
 /// Class and number of a permit.
 pub(super) type PermitId = (Name, u32);

@@ -10,14 +10,12 @@ use crate::directory::{Decided, DirectoryResult, Entry, Silence, Slot};
 use crate::name::Name;
 use crate::node::choice::NoHome;
 use crate::node::permits::Permit;
-use crate::node::{EndReason, Event, Flight, Node, Refusal, Wake};
+use crate::node::{EndReason, Event, Flight, Node, Refusal, Wake, WorldWrite};
 use crate::record::{Home, WorldRecord, WorldState};
-use crate::times::{LOSS, RENEWAL};
+use crate::times::{LAPSE, LOSS, RENEWAL};
 
 /// Time after which the node that made an assignment makes another one.
 const LAPSE_OF_MAKER: Duration = Duration::from_secs(2);
-/// Time after which any node does.
-pub(super) const LAPSE: Duration = Duration::from_secs(5);
 /// Delay between the candidates for a claim, so that usually one of them writes.
 const RANK: Duration = Duration::from_millis(250);
 /// Further delay of others while a later incarnation of the lost home is up.
@@ -72,16 +70,6 @@ pub(super) enum Stage {
     Freezing,
     /// The driver has stopped serving it, so records that name another home may be sent.
     Stopped,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorldWrite {
-    Assign { is_claim: bool },
-    Serve { epoch: u64 },
-    Close,
-    Closed,
-    Delete,
-    Restore { from: u64 },
 }
 
 /// A world that this node wants to be open.

@@ -1,4 +1,4 @@
-//! What clients see of a disk that decays or is full.
+//! Clients on a disk that decays or is full.
 
 use std::io::{IoSlice, Read as _, Write as _};
 use std::net::TcpStream;

@@ -316,8 +316,8 @@ fn a_client_that_confirms_no_end_does_not_stop_creation() {
     }
 }
 
-/// The object left the scope and came back before its first creation was confirmed, without room for
-/// its end: that confirmation counted for the second creation, which was lost.
+/// The object left the scope and came back before its first creation was confirmed, without room
+/// for its end: that confirmation counted for the second creation, which was lost.
 #[test]
 fn the_confirmation_of_an_earlier_creation_does_not_count_for_a_later_one() {
     let mut net = net(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);

@@ -37,8 +37,8 @@ use throng_net::Clock;
 use throng_stdx::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::inspect::paged;
 use crate::mailbox::Mailbox;
+use crate::paging::paged;
 use crate::world::Judgement;
 use crate::worlds::{Classes, WorldRequest, Worlds};
 use status::Status;

@@ -72,11 +72,11 @@ fn one_mistake_gives_one_problem_with_line_column_and_hint() {
             &["two classes have the name `a`"],
         ),
         (
-            "[[gateway.classes]]\nname = 'a'\nshards = 'all'\n",
+            "[[gateway.classes]]\nname = 'a'\nshards = 2\n",
             BadValue,
             3,
             10,
-            &["`gateway.classes.shards`", "found the string \"all\"", "allowed: 1 (threads)"],
+            &["`gateway.classes.shards`", "found the number 2", "one of \"1\", \"all\""],
         ),
         (
             "[[gateway.classes]]\nname = 'a'\nconections_max = 9\n",
