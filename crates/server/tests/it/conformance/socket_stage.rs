@@ -112,6 +112,11 @@ impl SocketStage {
             Carrier::WebSocket => "ws",
             Carrier::Enet => "enet",
         };
+        // Classes make the main world one of several, with ids and logins of its own kind.
+        let classes = match world {
+            World::Wide => "[[gateway.classes]]\nname = 'wide'\nshards = 'all'\n",
+            World::Main | World::OneOfSixty => "",
+        };
         let (worlds, world) = match world {
             World::Main => (String::new(), ""),
             World::OneOfSixty => {
@@ -119,7 +124,6 @@ impl SocketStage {
             }
             World::Wide => ("narrow,world:wide".to_owned(), "world"),
         };
-        let classes = "[[gateway.classes]]\nname = 'wide'\nshards = 'all'\n";
         let keys = [
             ("gateway.worlds", worlds),
             ("gateway.servers.world", world.to_owned()),
