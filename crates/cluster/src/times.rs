@@ -13,7 +13,7 @@ pub const LOSS: Duration = Duration::from_secs(15);
 /// An observer's time counts only if its latest answered request was sent less than this ago.
 pub(crate) const ANSWERED: Duration = Duration::from_secs(5);
 const _: () = assert!(LOSS.as_millis() * 100 > FREEZE.as_millis() * 136, "clocks may differ by 36%");
-/// Time after which any node makes an assignment again that nobody took up.
+/// Age at which any node may repeat an assignment that its node has not accepted.
 pub(crate) const LAPSE: Duration = Duration::from_secs(5);
 /// Pause before a request with an unknown result is sent again.
 pub(crate) const AGAIN: Duration = Duration::from_millis(250);

@@ -151,7 +151,7 @@ pub(crate) fn object(value: &Value, media: Media) -> Response<Body> {
     reply(StatusCode::OK, Media::Json.name(), json)
 }
 
-/// The refusal of a form whose content nobody verified.
+/// Refuses a form whose content has not been verified.
 pub(crate) fn unverifiable() -> Problem {
     Problem::bad("this namespace takes only compressed buffers whose content can be verified")
 }

@@ -187,7 +187,7 @@ impl Upstream {
         }
     }
 
-    /// What the upstream has. A cache that cannot be reached has nothing.
+    /// Asks the upstream. One that cannot be reached has nothing.
     async fn get(&self, path: String, accept: &'static str) -> Result<Response<Incoming>, Absence> {
         let silent = |why: &dyn fmt::Display| {
             self.failed::<()>(why);

@@ -96,7 +96,7 @@ impl PendingRequest<'_> {
         self.until.saturating_sub(WAIT_MS)
     }
 
-    /// Its method and body, by which it is told apart from others with its key.
+    /// Its method and body, which distinguish it from other requests with its key.
     pub(crate) fn identity(&self) -> (u16, [u8; 16]) {
         (self.method.number, digest(self.method.request, self.body))
     }
