@@ -23,9 +23,11 @@
 //! ([`Channel::grain`]).
 //!
 //! Cost per update: one merge and one push. Per window: one encoding per distinct range of updates,
-//! then a few nanoseconds per member. A channel where nothing is pending has no timer.
+//! then one letter per shard that has members; the lists of recipients last until somebody comes or
+//! leaves. A channel where nothing is pending has no timer.
 
 mod flush;
+mod members;
 mod membership;
 mod ring;
 mod schedule;
@@ -35,6 +37,8 @@ mod why;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use members::Members;
+pub(crate) use members::Recipients;
 use schedule::ceil_to;
 use slab::Slab;
 use throng_stdx::TimerKey;
@@ -54,6 +58,9 @@ pub(crate) struct FanOut {
     /// Bytes of the updates in the ring.
     bytes: usize,
     cohorts: Slab<Cohort>,
+    /// Cohort and position of the latest sender: most updates come from the owner of the channel, and
+    /// the next one need not look for its subscription. May be out of date.
+    latest_sender: (u32, u32),
     /// Subscriptions that get a full state, by the tick (channel time) at which it is due.
     waiting: BTreeSet<(i64, u32)>,
     /// Subscriptions whose interval became so short that what they have not had is due at this
@@ -93,7 +100,7 @@ struct Cohort {
     start: u64,
     /// Updates before `start` that were taken out of the ring undelivered, in merged form.
     folded: Vec<Update>,
-    members: Vec<Member>,
+    members: Members,
     joiners: Vec<Joiner>,
     /// The tick of the next flush; `None` when nothing is pending.
     due: Option<i64>,
@@ -178,16 +185,37 @@ impl FanOut {
         self.first + self.ring.len() as u64
     }
 
-    fn member_mut(&mut self, place: FanoutPosition) -> Option<&mut Member> {
+    /// Notes that the update before index `end` is the subscriber's.
+    fn note_own(&mut self, place: FanoutPosition, end: u64) {
         match place {
             FanoutPosition::Member { cohort, at } => {
-                self.cohorts[cohort as usize].members.get_mut(at as usize)
+                self.latest_sender = (cohort, at);
+                self.cohorts[cohort as usize].members.set_own_end(at, end);
             }
             FanoutPosition::Joiner { cohort, at } => {
-                self.cohorts[cohort as usize].joiners.get_mut(at as usize).map(|joiner| &mut joiner.member)
+                self.cohorts[cohort as usize].joiners[at as usize].member.own_end = end;
             }
-            FanoutPosition::Nowhere | FanoutPosition::Waiting { .. } => None,
+            FanoutPosition::Nowhere | FanoutPosition::Waiting { .. } => {}
         }
+    }
+
+    fn set_skip_self(&mut self, place: FanoutPosition, skip_self: bool) {
+        match place {
+            FanoutPosition::Member { cohort, at } => {
+                self.cohorts[cohort as usize].members.set_skip_self(at, skip_self);
+            }
+            FanoutPosition::Joiner { cohort, at } => {
+                self.cohorts[cohort as usize].joiners[at as usize].member.skip_self = skip_self;
+            }
+            FanoutPosition::Nowhere | FanoutPosition::Waiting { .. } => {}
+        }
+    }
+
+    /// The latest sender's place, if it is this connection and still there.
+    fn place_of_latest_sender(&self, conn: ConnId) -> Option<FanoutPosition> {
+        let (cohort, at) = self.latest_sender;
+        let member = self.cohorts.get(cohort as usize)?.members.get(at)?;
+        (member.conn == conn).then_some(FanoutPosition::Member { cohort, at })
     }
 
     /// Updates that somebody has not had, for monitoring.

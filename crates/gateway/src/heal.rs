@@ -38,7 +38,7 @@ impl Shard {
             findings.about(Some(*id));
             findings.expect(*id == channel.id, "a channel under another's name");
             findings.expect(self.board.home(*id) == self.board.index, "a channel lives on the wrong shard");
-            channel.check_invariants(&mut findings);
+            channel.check_invariants(self.board.index, &mut findings);
             let has_place = |conn| self.board.places.get(&conn).is_some_and(|places| places.contains(id));
             findings.expect(
                 channel.subs.iter().all(|(_, sub)| has_place(sub.address.conn)),

@@ -41,7 +41,7 @@ impl Mail {
             Letter::Messages(batch) => batch.heads.len() * size_of::<(ConnId, Head, u32)>() + batch.bytes(),
             Letter::Append(batch) => batch.entries.len() * size_of::<(ConnId, u32)>() + batch.bytes(),
             Letter::Deliver { payload, conns, .. } => {
-                payload.iter().map(|entry| entry.len()).sum::<usize>() + size_of_val(conns.as_slice())
+                payload.iter().map(|entry| entry.len()).sum::<usize>() + size_of_val(&**conns)
             }
             Letter::CreateChannel(new) => {
                 let data = new.data.as_ref().map_or(0, |(name, bytes)| name.len() + bytes.len());
@@ -138,7 +138,7 @@ pub(crate) enum Letter {
     Deliver {
         payload: Payload,
         state: Option<State>,
-        conns: Vec<ConnId>,
+        conns: Arc<[ConnId]>,
     },
     /// A connection has room again for a channel whose updates it missed.
     Resume {
@@ -326,9 +326,11 @@ mod tests {
     fn mail_knows_its_bytes() {
         let empty = Mail(Letter::GlobalOwner(None)).bytes();
         let payload = || Payload::from_iter([Entry::new(vec![0; 1000], &EntryBytes::default())]);
-        let deliver = |conns| Mail(Letter::Deliver { payload: payload(), state: None, conns }).bytes();
-        assert_eq!(deliver(vec![]) - empty, 1000);
-        assert_eq!(deliver(vec![ConnId(1); 25]) - empty, 1100);
+        let deliver = |conns: &[ConnId]| {
+            Mail(Letter::Deliver { payload: payload(), state: None, conns: conns.into() }).bytes()
+        };
+        assert_eq!(deliver(&[]) - empty, 1000);
+        assert_eq!(deliver(&[ConnId(1); 25]) - empty, 1100);
         let mut batch = MessageBatch::default();
         for _ in 0..3 {
             batch.push(

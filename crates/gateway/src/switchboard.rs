@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::connection::{Connection, Lag};
 use crate::effect::{Effect, SecurityEvent};
 use crate::failpoint::failpoint;
+use crate::fanout::Recipients;
 use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
 use crate::mail::{EntryBatch, Head, Letter, MessageBatch, Payload, State};
 use crate::outbox::{Backlog, EntryBytes, LOOSE_BYTES_MAX, Spares};
@@ -248,11 +249,26 @@ impl Switchboard {
         failpoint!();
         for (shard, list) in lists.iter_mut().enumerate().filter(|(_, list)| !list.is_empty()) {
             // One allocation of the exact size; the list itself keeps its room.
-            let conns = list.as_slice().to_vec();
+            let conns = list.as_slice().into();
             list.clear();
             self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
         }
         self.recipients = lists;
+    }
+
+    /// Gives one payload to the members of a cohort.
+    pub(crate) fn deliver_to_all(&mut self, payload: &Payload, state: Option<State>, to: &Recipients) {
+        if payload.is_empty() {
+            return;
+        }
+        for &(slot, conn) in &to.local {
+            self.deliver_local(slot, conn, payload, state);
+        }
+        failpoint!();
+        for (shard, conns) in &to.remote {
+            let conns = Arc::clone(conns);
+            self.post(*shard, Letter::Deliver { payload: payload.clone(), state, conns });
+        }
     }
 
     /// Makes new lists for [`Self::deliver`]: a panic in it takes them along.

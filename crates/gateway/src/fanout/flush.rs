@@ -28,16 +28,19 @@ impl Channel {
         failpoint!();
         let state = Some(State { channel: self.id, full: false });
 
-        let is_private = |member: &Member| member.skip_self && member.own_end > start;
-        if (start < end || !folded.is_empty()) && members.iter().any(|member| !is_private(member)) {
+        let pending = start < end || !folded.is_empty();
+        let is_private = |member: &&Member| member.own_end > start;
+        let private_count = members.writers().filter(is_private).count();
+        if pending && private_count < members.len() {
             let shared = self.range_payload(board, start, end, &mask, &folded, None, made);
             failpoint!();
-            let to = members.iter().filter(|member| !is_private(member)).map(|member| member.address());
+            board.deliver_to_all(&shared, state, members.recipients(board.index));
+            let to = members.writers().filter(|member| !is_private(member)).map(Member::address);
             board.deliver(&shared, state, to);
         }
-        let privates = members.iter().filter(|member| is_private(member));
+        let privates = members.writers().filter(is_private);
         failpoint!();
-        if privates.clone().count() < MOSAIC_MEMBERS_MIN {
+        if private_count < MOSAIC_MEMBERS_MIN {
             for member in privates {
                 let own = Some(member.conn);
                 let payload = self.range_payload(board, start, end, &mask, &folded, own, made);
@@ -60,9 +63,8 @@ impl Channel {
                 let payload = self.range_payload(board, cursor, end, &mask, &folded, own, made);
                 board.deliver(&payload, state, [member.address()]);
             }
-            self.subs[member.sub as usize].place =
-                FanoutPosition::Member { cohort: index as u32, at: members.len() as u32 };
-            members.push(member);
+            let at = members.push(member);
+            self.subs[member.sub as usize].place = FanoutPosition::Member { cohort: index as u32, at };
         }
         for (position, joiner) in early.iter().enumerate() {
             self.subs[joiner.member.sub as usize].place =

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::schedule::{millis, phase};
 use super::{
-    Cohort, FanOut, FanoutPosition, Joiner, Made, Member, Position, Removals, compile_mask, same_mask,
+    Cohort, FanOut, FanoutPosition, Joiner, Made, Member, Members, Position, Removals, compile_mask,
+    same_mask,
 };
 use crate::channel::{Channel, Options, RateBy};
 use crate::data::{ChannelData, FieldMask, replaced};
@@ -85,9 +86,7 @@ impl Channel {
             },
             _ => {}
         }
-        if let Some(member) = self.fan.member_mut(self.subs[key as usize].place) {
-            member.skip_self = skip_self;
-        }
+        self.fan.set_skip_self(self.subs[key as usize].place, skip_self);
         self.arm(board);
     }
 
@@ -216,7 +215,7 @@ impl Channel {
                 mask,
                 start: position.cursor,
                 folded: Vec::new(),
-                members: Vec::new(),
+                members: Members::default(),
                 joiners: Vec::new(),
                 due: None,
                 done: i64::MIN,
@@ -235,8 +234,7 @@ impl Channel {
         let cohort_index = index as u32;
         failpoint!();
         let place = if in_step {
-            cohort.members.push(member);
-            FanoutPosition::Member { cohort: cohort_index, at: cohort.members.len() as u32 - 1 }
+            FanoutPosition::Member { cohort: cohort_index, at: cohort.members.push(member) }
         } else {
             let not_before = if anchor <= now { i64::MIN } else { anchor.saturating_add(interval) };
             let Position { cursor, folded, .. } = position;
@@ -263,10 +261,10 @@ impl Channel {
             }
             FanoutPosition::Member { cohort: index, at } => {
                 let cohort = &mut fan.cohorts[index as usize];
-                let member = cohort.members.swap_remove(at as usize);
+                let member = cohort.members.swap_remove(at);
                 let position =
                     Position { cursor: cohort.start, folded: cohort.folded.clone(), own_end: member.own_end };
-                let moved = cohort.members.get(at as usize).map(|moved| (moved.sub, place));
+                let moved = cohort.members.get(at).map(|moved| (moved.sub, place));
                 (index, position, moved)
             }
             FanoutPosition::Joiner { cohort: index, at } => {

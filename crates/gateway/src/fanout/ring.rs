@@ -18,7 +18,10 @@ impl Channel {
         update: Update,
         covered: Option<&Update>,
     ) {
-        let own = self.key(sender).map(|key| self.subs[key as usize].place);
+        let own = self
+            .fan
+            .place_of_latest_sender(sender)
+            .or_else(|| self.key(sender).map(|key| self.subs[key as usize].place));
         let now = self.time(board.now);
         let fan = &mut self.fan;
         if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
@@ -38,8 +41,8 @@ impl Channel {
         fan.bytes += update.bytes().len();
         fan.ring.push_back(Change { sender, update, covers_from });
         let end = fan.end();
-        if let Some(member) = own.and_then(|place| fan.member_mut(place)) {
-            member.own_end = end;
+        if let Some(place) = own {
+            fan.note_own(place, end);
         }
         let (mut newly_due, mut pending) = (false, false);
         for (_, cohort) in &mut fan.cohorts {
@@ -84,15 +87,14 @@ impl Channel {
             // Members with own updates in the window leave the shared accumulation.
             let start = cohort.start;
             let mut at = 0;
-            while at < cohort.members.len() {
-                let member = cohort.members[at];
+            while let Some(&member) = cohort.members.get(at) {
                 if !(member.skip_self && member.own_end > start) {
                     at += 1;
                     continue;
                 }
                 cohort.members.swap_remove(at);
                 if let Some(other) = cohort.members.get(at) {
-                    moved.push((other.sub, FanoutPosition::Member { cohort: index as u32, at: at as u32 }));
+                    moved.push((other.sub, FanoutPosition::Member { cohort: index as u32, at }));
                 }
                 let folded = cohort.folded.clone();
                 let joiner = Joiner { member, cursor: start, folded, not_before: i64::MIN };

@@ -6,6 +6,7 @@ use super::{FanOut, FanoutPosition, Made};
 use crate::channel::Channel;
 use crate::failpoint::failpoint;
 use crate::findings::Findings;
+use crate::ids::ShardIndex;
 use crate::switchboard::Switchboard;
 
 impl Channel {
@@ -49,8 +50,8 @@ impl Channel {
         self.arm(board);
     }
 
-    /// Checks what must hold between inputs.
-    pub(crate) fn check_invariants(&self, findings: &mut Findings) {
+    /// Checks what must hold between inputs. `here` is the shard of the channel.
+    pub(crate) fn check_invariants(&self, here: ShardIndex, findings: &mut Findings) {
         let fan = &self.fan;
         let bytes: usize = fan.ring.iter().map(|change| change.update.bytes().len()).sum();
         findings.expect(fan.bytes == bytes, "the bytes of the ring are miscounted");
@@ -66,7 +67,7 @@ impl Channel {
                 FanoutPosition::Member { cohort, at } => {
                     placed += 1;
                     let cohort = fan.cohorts.get(cohort as usize);
-                    cohort.and_then(|it| it.members.get(at as usize)).is_some_and(|it| it.sub == key as u32)
+                    cohort.and_then(|it| it.members.get(at)).is_some_and(|it| it.sub == key as u32)
                 }
                 FanoutPosition::Joiner { cohort, at } => {
                     placed += 1;
@@ -86,6 +87,7 @@ impl Channel {
         for (_, cohort) in &fan.cohorts {
             let empty = cohort.members.is_empty() && cohort.joiners.is_empty();
             findings.expect(!empty, "an empty cohort remains");
+            cohort.members.check_invariants(here, findings);
             findings.expect(cohort.start <= fan.end(), "a cohort is ahead of the ring");
             findings.expect(
                 cohort.members.is_empty() || cohort.start >= fan.first,

@@ -27,7 +27,7 @@ impl Channel {
             }
             FanoutPosition::Member { cohort, at } => {
                 let cohort = &self.fan.cohorts[cohort as usize];
-                let skip_self = cohort.members[at as usize].skip_self;
+                let skip_self = cohort.members.get(at)?.skip_self;
                 let (pending, own) = self.pending(cohort.start, skip_self.then_some(conn));
                 let pending = pending + cohort.folded.len();
                 let next = sooner(self.next_flush(cohort, now, i64::MIN));
