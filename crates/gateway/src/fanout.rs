@@ -58,9 +58,8 @@ pub(crate) struct FanOut {
     /// Bytes of the updates in the ring.
     bytes: usize,
     cohorts: Slab<Cohort>,
-    /// Cohort and position of the latest sender: most updates come from the owner of the channel, and
-    /// the next one need not look for its subscription. May be out of date.
-    latest_sender: (u32, u32),
+    /// The cohort of which the latest sender was a member.
+    latest_sender_in: u32,
     /// Subscriptions that get a full state, by the tick (channel time) at which it is due.
     waiting: BTreeSet<(i64, u32)>,
     /// Subscriptions whose interval became so short that what they have not had is due at this
@@ -189,8 +188,8 @@ impl FanOut {
     fn note_own(&mut self, place: FanoutPosition, end: u64) {
         match place {
             FanoutPosition::Member { cohort, at } => {
-                self.latest_sender = (cohort, at);
-                self.cohorts[cohort as usize].members.set_own_end(at, end);
+                self.latest_sender_in = cohort;
+                self.cohorts[cohort as usize].members.note_own(at, end);
             }
             FanoutPosition::Joiner { cohort, at } => {
                 self.cohorts[cohort as usize].joiners[at as usize].member.own_end = end;
@@ -211,11 +210,12 @@ impl FanOut {
         }
     }
 
-    /// The latest sender's place, if it is this connection and still there.
-    fn place_of_latest_sender(&self, conn: ConnId) -> Option<FanoutPosition> {
-        let (cohort, at) = self.latest_sender;
-        let member = self.cohorts.get(cohort as usize)?.members.get(at)?;
-        (member.conn == conn).then_some(FanoutPosition::Member { cohort, at })
+    /// Notes that the update before index `end` is this connection's, if it sent the latest one as
+    /// well: most updates come from the owner of the channel, whose subscription need not be looked
+    /// for.
+    fn note_next_own(&mut self, conn: ConnId, end: u64) -> bool {
+        let cohort = self.cohorts.get_mut(self.latest_sender_in as usize);
+        cohort.is_some_and(|cohort| cohort.members.note_next_own(conn, end))
     }
 
     /// Updates that somebody has not had, for monitoring.
@@ -244,8 +244,7 @@ impl FanOut {
 impl Cohort {
     /// Nobody else is in it, and the connection wants none of its own updates.
     fn is_only(&self, conn: ConnId) -> bool {
-        self.joiners.is_empty()
-            && matches!(self.members.as_slice(), [only] if only.conn == conn && only.skip_self)
+        self.joiners.is_empty() && self.members.is_only(conn)
     }
 
     /// When an update that is handled at `now` leaves: with the first window that has not been

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_update_head};
 
-use super::{FanoutPosition, Joiner, Made, Member, Position, compile_mask, same_mask};
+use super::{FanoutPosition, Joiner, Made, Members, Position, compile_mask, same_mask};
 use crate::channel::Channel;
 use crate::data::{FieldMask, Mosaic, Plan, Update, merged, split};
 use crate::failpoint::failpoint;
@@ -29,25 +29,23 @@ impl Channel {
         let state = Some(State { channel: self.id, full: false });
 
         let pending = start < end || !folded.is_empty();
-        let is_private = |member: &&Member| member.own_end > start;
-        let private_count = members.writers().filter(is_private).count();
+        let private_count = members.privates(start).count();
         if pending && private_count < members.len() {
             let shared = self.range_payload(board, start, end, &mask, &folded, None, made);
             failpoint!();
             board.deliver_to_all(&shared, state, members.recipients(board.index));
-            let to = members.writers().filter(|member| !is_private(member)).map(Member::address);
-            board.deliver(&shared, state, to);
+            board.deliver(&shared, state, members.silent_writers(start));
         }
-        let privates = members.writers().filter(is_private);
         failpoint!();
         if private_count < MOSAIC_MEMBERS_MIN {
-            for member in privates {
-                let own = Some(member.conn);
-                let payload = self.range_payload(board, start, end, &mask, &folded, own, made);
-                board.deliver(&payload, state, [member.address()]);
+            for (at, conn) in members.privates(start) {
+                let payload = self.range_payload(board, start, end, &mask, &folded, Some(conn), made);
+                if !payload.is_empty() {
+                    board.deliver(&payload, state, [members.address(at)]);
+                }
             }
         } else {
-            self.flush_mosaic(board, start, &mask, &folded, privates);
+            self.flush_mosaic(board, start, &mask, &folded, &members);
         }
 
         let mut early = Vec::new();
@@ -85,13 +83,13 @@ impl Channel {
 
     /// Gives each of many members the updates from `start` on without its own, in pieces of shared
     /// pages.
-    fn flush_mosaic<'a>(
+    fn flush_mosaic(
         &self,
         board: &mut Switchboard,
         start: u64,
         mask: &Option<Arc<FieldMask>>,
         folded: &[Update],
-        members: impl Iterator<Item = &'a Member>,
+        members: &Members,
     ) {
         let Some(data) = &self.data else { return };
         let plan = data.content.plan();
@@ -122,8 +120,8 @@ impl Channel {
             .collect();
         board.stats.fan_out_encodes += pages.len() as u64;
         failpoint!();
-        for member in members {
-            let others = mosaic.others(member.conn.0);
+        for (at, conn) in members.privates(start) {
+            let others = mosaic.others(conn.0);
             let mut payload: Payload = pages[..others.without.start].iter().flatten().cloned().collect();
             let value_len: usize = others.pieces.iter().map(bytes::Bytes::len).sum();
             if value_len > 0 {
@@ -136,7 +134,7 @@ impl Channel {
                 append_entries(board, plan, name, message, &mut payload);
                 board.stats.fan_out_encodes += 1;
             }
-            board.deliver(&payload, state, [member.address()]);
+            board.deliver(&payload, state, [members.address(at)]);
         }
     }
 

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::Member;
 use crate::findings::Findings;
 use crate::ids::{ConnId, ShardIndex};
+use crate::switchboard::Address;
 
 /// Members in no particular order; the last one takes the position of one that leaves.
 #[derive(Debug, Default)]
@@ -15,15 +16,20 @@ pub(super) struct Members {
     /// Positions of those that have sent updates and want none of their own back. They are few, an
     /// owner often, except where all members write.
     writers: Vec<u32>,
-    /// All other members. Made at the end of a window and kept until somebody comes, leaves or
-    /// begins to write: windows end far more often than that.
+    /// The member that sent last. Most channels have one sender, and neither its updates nor the
+    /// windows that leave it out look at the list.
+    latest: Option<LatestSender>,
+    /// All members but the writers. Made at the end of a window and kept until somebody comes,
+    /// leaves or begins to write: windows end far more often than that.
     recipients: Option<Recipients>,
 }
 
-impl Member {
-    fn is_writer(&self) -> bool {
-        self.skip_self && self.own_end > 0
-    }
+#[derive(Debug, Clone, Copy)]
+struct LatestSender {
+    at: u32,
+    conn: ConnId,
+    /// Counts instead of the one in the list.
+    own_end: u64,
 }
 
 /// Receivers of one payload, sorted by shard once for many payloads. 4 bytes per member beside the
@@ -44,16 +50,41 @@ impl Members {
         self.list.is_empty()
     }
 
-    pub(super) fn as_slice(&self) -> &[Member] {
-        &self.list
+    pub(super) fn get(&self, at: u32) -> Option<Member> {
+        let own_end = self.latest.filter(|latest| latest.at == at).map(|latest| latest.own_end);
+        let member = *self.list.get(at as usize)?;
+        Some(Member { own_end: own_end.unwrap_or(member.own_end), ..member })
     }
 
-    pub(super) fn writers(&self) -> impl Iterator<Item = &Member> + Clone {
-        self.writers.iter().map(|&at| &self.list[at as usize])
+    pub(super) fn address(&self, at: u32) -> Address {
+        self.list[at as usize].address()
     }
 
-    pub(super) fn get(&self, at: u32) -> Option<&Member> {
-        self.list.get(at as usize)
+    /// The connection is the only member, and wants none of its own updates.
+    pub(super) fn is_only(&self, conn: ConnId) -> bool {
+        match (self.latest, self.list.as_slice()) {
+            (Some(latest), [_]) => latest.conn == conn && self.writers.len() == 1,
+            (None, [only]) => only.conn == conn && only.skip_self,
+            _ => false,
+        }
+    }
+
+    /// Positions and connections of the members that get none of their own updates and sent one
+    /// from `start` on.
+    pub(super) fn privates(&self, start: u64) -> impl Iterator<Item = (u32, ConnId)> + Clone {
+        self.writers.iter().filter_map(move |&at| match self.latest {
+            Some(latest) if latest.at == at => (latest.own_end > start).then_some((at, latest.conn)),
+            _ => {
+                let member = &self.list[at as usize];
+                (member.own_end > start).then_some((at, member.conn))
+            }
+        })
+    }
+
+    /// Addresses of the writers that sent nothing from `start` on.
+    pub(super) fn silent_writers(&self, start: u64) -> impl Iterator<Item = Address> {
+        let silent = move |at: u32| self.get(at).filter(|member| member.own_end <= start);
+        self.writers.iter().filter_map(move |&at| silent(at)).map(|member| member.address())
     }
 
     /// Returns the position.
@@ -69,20 +100,41 @@ impl Members {
 
     pub(super) fn swap_remove(&mut self, at: u32) -> Member {
         self.recipients = None;
+        self.latest.take_if(|latest| latest.at == at).map(|latest| self.write_back(latest));
         let member = self.list.swap_remove(at as usize);
         if member.is_writer() {
             self.writers.retain(|writer| *writer != at);
         }
+        // The last member stands here now.
+        let last = self.list.len() as u32;
         if self.list.get(at as usize).is_some_and(Member::is_writer) {
-            let last = self.list.len() as u32;
             self.writers.iter_mut().filter(|writer| **writer == last).for_each(|writer| *writer = at);
         }
+        self.latest.iter_mut().filter(|latest| latest.at == last).for_each(|latest| latest.at = at);
         member
     }
 
-    /// The member's latest own update is the one before index `end`.
-    pub(super) fn set_own_end(&mut self, at: u32, end: u64) {
+    /// Notes that the update before index `end` is this connection's, if it sent the latest one as
+    /// well.
+    pub(super) fn note_next_own(&mut self, conn: ConnId, end: u64) -> bool {
+        let latest = self.latest.as_mut().filter(|latest| latest.conn == conn);
+        latest.map(|latest| latest.own_end = end).is_some()
+    }
+
+    /// Notes that the update before index `end` is the member's.
+    pub(super) fn note_own(&mut self, at: u32, end: u64) {
+        if let Some(latest) = self.latest.take() {
+            self.write_back(latest);
+        }
         self.change(at, |member| member.own_end = end);
+        let conn = self.list.get(at as usize).map(|member| member.conn);
+        self.latest = conn.map(|conn| LatestSender { at, conn, own_end: end });
+    }
+
+    fn write_back(&mut self, latest: LatestSender) {
+        if let Some(member) = self.list.get_mut(latest.at as usize) {
+            member.own_end = latest.own_end;
+        }
     }
 
     pub(super) fn set_skip_self(&mut self, at: u32, skip_self: bool) {
@@ -112,8 +164,19 @@ impl Members {
         writers.sort_unstable();
         let expected = (0..).zip(&self.list).filter(|(_, member)| member.is_writer()).map(|(at, _)| at);
         findings.expect(writers.iter().copied().eq(expected), "the writers are not those who wrote");
+        let is_there = |latest: LatestSender| {
+            let member = self.list.get(latest.at as usize);
+            member.is_some_and(|it| it.conn == latest.conn && (1..=latest.own_end).contains(&it.own_end))
+        };
+        findings.expect(self.latest.is_none_or(is_there), "the latest sender is not where it says");
         let current = self.recipients.as_ref().is_none_or(|it| *it == Recipients::of(&self.list, here));
         findings.expect(current, "recipients are not the members that do not write");
+    }
+}
+
+impl Member {
+    fn is_writer(&self) -> bool {
+        self.skip_self && self.own_end > 0
     }
 }
 
@@ -140,7 +203,6 @@ impl Recipients {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switchboard::Address;
 
     fn member(conn: u32, shard: u16) -> Member {
         Member::new(conn, Address { conn: ConnId(conn), shard: ShardIndex(shard), slot: conn + 100 }, true, 0)
@@ -175,22 +237,30 @@ mod tests {
             members.push(member(conn, 0));
         }
         let state = |members: &mut Members| {
-            let writers: Vec<u32> = members.writers().map(|member| member.conn.0).collect();
+            let writers: Vec<u32> = members.privates(0).map(|(_, conn)| conn.0).collect();
             let others: Vec<u32> = members.recipients(here).local.iter().map(|(_, conn)| conn.0).collect();
             let mut findings = Findings::default();
             members.check_invariants(here, &mut findings);
             assert!(findings.broken.is_empty(), "{:?}", findings.broken);
             (writers, others)
         };
-        members.set_own_end(3, 8);
-        members.set_own_end(3, 9);
-        members.set_own_end(1, 10);
+        members.note_own(3, 8);
+        assert!(members.note_next_own(ConnId(3), 9) && !members.note_next_own(ConnId(1), 10));
+        members.note_own(1, 10);
+        assert_eq!(members.privates(8).map(|(at, _)| at).collect::<Vec<_>>(), [3, 1]);
+        assert_eq!(members.privates(9).map(|(at, _)| at).collect::<Vec<_>>(), [1]);
+        assert_eq!(members.silent_writers(9).map(|to| to.conn.0).collect::<Vec<_>>(), [3]);
         assert_eq!(state(&mut members), (vec![3, 1], vec![0, 2]));
         members.swap_remove(0);
         assert_eq!(state(&mut members), (vec![3, 1], vec![2]), "the last writer took the first position");
         members.set_skip_self(1, false);
         assert_eq!(state(&mut members), (vec![3], vec![1, 2]), "it gets its own updates back");
-        members.swap_remove(0);
+        assert!(members.note_next_own(ConnId(1), 12));
+        assert_eq!(members.swap_remove(0).own_end, 9);
         assert_eq!(state(&mut members), (vec![], vec![2, 1]));
+        assert_eq!(members.swap_remove(1).own_end, 12);
+        assert!(!members.note_next_own(ConnId(1), 13) && !members.is_only(ConnId(2)));
+        members.set_skip_self(0, true);
+        assert!(members.is_only(ConnId(2)) && !members.is_only(ConnId(1)));
     }
 }

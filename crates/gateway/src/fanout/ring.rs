@@ -18,10 +18,6 @@ impl Channel {
         update: Update,
         covered: Option<&Update>,
     ) {
-        let own = self
-            .fan
-            .place_of_latest_sender(sender)
-            .or_else(|| self.key(sender).map(|key| self.subs[key as usize].place));
         let now = self.time(board.now);
         let fan = &mut self.fan;
         if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
@@ -41,9 +37,12 @@ impl Channel {
         fan.bytes += update.bytes().len();
         fan.ring.push_back(Change { sender, update, covers_from });
         let end = fan.end();
-        if let Some(place) = own {
-            fan.note_own(place, end);
+        if !fan.note_next_own(sender, end)
+            && let Some(key) = self.key(sender)
+        {
+            self.fan.note_own(self.subs[key as usize].place, end);
         }
+        let fan = &mut self.fan;
         let (mut newly_due, mut pending) = (false, false);
         for (_, cohort) in &mut fan.cohorts {
             if cohort.due.is_none() {
@@ -87,7 +86,7 @@ impl Channel {
             // Members with own updates in the window leave the shared accumulation.
             let start = cohort.start;
             let mut at = 0;
-            while let Some(&member) = cohort.members.get(at) {
+            while let Some(member) = cohort.members.get(at) {
                 if !(member.skip_self && member.own_end > start) {
                     at += 1;
                     continue;
