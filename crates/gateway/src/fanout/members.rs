@@ -259,7 +259,9 @@ mod tests {
         assert_eq!(members.swap_remove(0).own_end, 9);
         assert_eq!(state(&mut members), (vec![], vec![2, 1]));
         assert_eq!(members.swap_remove(1).own_end, 12);
-        assert!(!members.note_next_own(ConnId(1), 13) && !members.is_only(ConnId(2)));
+        assert!(!members.note_next_own(ConnId(1), 13) && members.is_only(ConnId(2)));
+        members.set_skip_self(0, false);
+        assert!(!members.is_only(ConnId(2)), "it gets its own updates");
         members.set_skip_self(0, true);
         assert!(members.is_only(ConnId(2)) && !members.is_only(ConnId(1)));
     }
