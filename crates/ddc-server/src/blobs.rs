@@ -29,7 +29,7 @@ use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 /// again.
 const VERIFIED_MAX: usize = 1 << 18;
 /// Blobs up to this size are read; larger ones are sent from their files.
-pub(crate) const READ_BYTES_MAX: u64 = 16 << 10;
+const READ_BYTES_MAX: u64 = 16 << 10;
 /// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end
 /// held back.
 pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;

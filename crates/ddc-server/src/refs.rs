@@ -9,24 +9,25 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
 use throng_ddc::batch::{Op, OpAction, ResponseHead, frame_responses, read_request};
-use throng_ddc::compressed::Header;
+use throng_ddc::compressed::{HEADER_BYTES, Header};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Kind, Namespace, Style, Value};
-use throng_ddc_store::{ChangeResult, PutRef, RefValue};
+use throng_ddc_store::{Blob, ChangeResult, PutRef, RefValue};
 use tokio::time::Instant;
 
 use crate::answer::{Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
+use crate::blobs::HASH_FIRST_BYTES_MAX;
 use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
 use crate::preconditions::{Preconditions, tag_of};
-use crate::raw::header_of;
+use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
-use crate::upload::{Received, SMALL_BYTES_MAX};
+use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 
 /// A ref whose blobs are collected while it is put is resolved again; what loses this often has
 /// something else wrong.
@@ -362,6 +363,50 @@ impl Service {
         let mut body = Body::default();
         self.push_whole(&mut body, namespace, &hash, blob).await?;
         Ok(with_type(body, Media::Octets))
+    }
+
+    /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before, unless it
+    /// is very large, and so is the raw data of one that was not verified when it was stored; the
+    /// rest is verified on its way.
+    ///
+    /// # Errors
+    /// 503 if other requests hold the memory; what is wrong with the buffer, as far as it shows by
+    /// then.
+    async fn raw_body(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        id: &IoHash,
+        form: Located,
+        blob: Blob,
+    ) -> Result<Body, Problem> {
+        let blob = match blob.len() > HASH_FIRST_BYTES_MAX {
+            true => blob,
+            false => self.sound_blob(namespace, &form.blob, blob).await?,
+        };
+        let header = header_of(&blob)?;
+        if header.raw_hash != *id {
+            return Err(Problem::missing(
+                "what is stored in place of what the ref refers to is something else",
+            ));
+        }
+        let mut body = Body::default();
+        let bytes = header.decoder_bytes() + header.block_size().max(raw::PIECE_BYTES).min(header.raw_size);
+        body.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+        let oodle = self.rules().oodle.clone();
+        if !form.verified && header.raw_size <= HASH_FIRST_BYTES_MAX {
+            let (read, oodle) = (blob.clone(), oodle.clone());
+            let verified = blocking::elsewhere(move || raw::verify(&read, oodle)).await;
+            verified.ok_or_else(|| {
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the data could not be decompressed; try again")
+            })??;
+        }
+        let (service, namespace) = (Arc::clone(self), namespace.clone());
+        let damaged = move |blob: &Blob| service.store.discard_damaged(&namespace, &form.blob, blob);
+        let mut raw = RawBlob::new(blob, &header, oodle, form.verified, Box::new(damaged));
+        // What is wrong with the beginning is answered with its status.
+        raw.advance()?;
+        body.push_raw(raw);
+        Ok(body)
     }
 
     /// The only attachment as it is stored; the object, if it has none.
@@ -705,4 +750,20 @@ fn object_gone() -> Problem {
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
     object(&Value::object([("needs", Value::hashes(needs))]), media)
+}
+
+/// Header of a stored compressed buffer.
+fn header_of(blob: &Blob) -> Result<Header, Problem> {
+    let head = blob.read(0, HEADER_BYTES.min(usize::try_from(blob.len()).unwrap_or(HEADER_BYTES)))?;
+    Header::read(&head).map_err(Problem::bad)
+}
+
+impl From<RawError> for Problem {
+    fn from(error: RawError) -> Problem {
+        match error {
+            RawError::Read(error) => error.into(),
+            RawError::Damaged(error) => compressed_problem(&error),
+            RawError::NoDecoder => Problem::missing(RawError::NoDecoder.to_string()),
+        }
+    }
 }
