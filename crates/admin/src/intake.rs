@@ -28,15 +28,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
 
-/// Limits of a listener. When it is full, or the process has few descriptors left, a connection that
-/// makes no progress yields to a newcomer; newcomers wait in the kernel's queue while there is none.
+/// Limits of a listener. When it is full, or the process has few descriptors left, a connection
+/// that makes no progress yields to a newcomer; newcomers wait in the kernel's queue while there is
+/// none.
 #[derive(Clone)]
 pub struct Intake {
     /// Name of the listener for the log: `the cache's`.
     pub owner: &'static str,
-    /// Connections at a time. A listener for strangers has no more than the process has descriptors,
-    /// less a reserve. One address holds at most a quarter of them when more than three quarters
-    /// are taken.
+    /// Connections at a time. A listener for strangers has no more than the process has
+    /// descriptors, less a reserve. One address holds at most a quarter of them when more than
+    /// three quarters are taken.
     pub connections_max: usize,
     /// Addresses without that limit.
     pub exempt: Exempt,
@@ -196,8 +197,8 @@ impl Intake {
 }
 
 /// Reports whether connections take so many descriptors that the rest belongs to others. Files and
-/// sockets of other kinds count as far as the number of a new descriptor tells: the kernel gives the
-/// lowest free one.
+/// sockets of other kinds count as far as the number of a new descriptor tells: the kernel gives
+/// the lowest free one.
 fn is_short_of_descriptors(newest: &TcpStream) -> bool {
     let newest = usize::try_from(newest.as_raw_fd()).unwrap_or(0);
     newest.max(crowd::connections()) >= descriptors_for_strangers()

@@ -17,8 +17,8 @@ use crate::streaming::StreamedBlob;
 /// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
 
-/// The body of an answer: bytes in memory, parts of blobs and raw data of compressed ones, one after
-/// the other.
+/// The body of an answer: bytes in memory, parts of blobs and raw data of compressed ones, one
+/// after the other.
 #[derive(Default)]
 pub(crate) struct Body {
     parts: VecDeque<Part>,

@@ -403,7 +403,7 @@ impl Service {
         let (service, namespace) = (Arc::clone(self), namespace.clone());
         let damaged = move |blob: &Blob| service.store.discard_damaged(&namespace, &form.blob, blob);
         let mut raw = RawBlob::new(blob, &header, oodle, form.verified, Box::new(damaged));
-        // What is wrong with the beginning is answered with its status.
+        // A beginning that is wrong is answered with its status.
         raw.advance()?;
         body.push_raw(raw);
         Ok(body)

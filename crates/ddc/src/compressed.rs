@@ -278,8 +278,8 @@ impl Decoder {
         }
     }
 
-    /// Bytes of input that complete the header, the table, a block or what is stored as it is. After
-    /// as many, `sink` has been given at most one block. 0 when the buffer is complete.
+    /// Bytes of input that complete the header, the table, a block or what is stored as it is.
+    /// After as many, `sink` has been given at most one block. 0 when the buffer is complete.
     #[must_use]
     pub fn wanted(&self) -> u64 {
         let missing = |whole: usize| (whole - self.pending.len()) as u64;

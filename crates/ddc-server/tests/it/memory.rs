@@ -162,7 +162,7 @@ async fn readers_of_raw_data_that_do_not_read_hold_a_block_each() {
     let reply = client.send("HEAD", &raw, &[], "").await;
     assert_eq!((reply.status, reply.header("Content-Length")), (StatusCode::OK, "67108864"));
     drop(held);
-    // What they held is there again, once the server has noticed.
+    // Their memory is there again, once the server has noticed.
     loop {
         let (head, mut stream) = head_of(server.addr, &raw).await;
         if head.starts_with("HTTP/1.1 200 ") {
