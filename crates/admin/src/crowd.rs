@@ -21,6 +21,14 @@ const FRESH_MS_MAX: u64 = 5_000;
 /// Bytes at the beginning of a message that are no progress.
 const HEAD_BYTES: u64 = 1 << 10;
 
+/// Connections of all listeners of the process whose descriptors are open.
+static CONNECTIONS: AtomicUsize = AtomicUsize::new(0);
+
+/// Connections of all listeners of the process.
+pub(crate) fn connections() -> usize {
+    CONNECTIONS.load(Ordering::Relaxed)
+}
+
 /// Reports whether an address stands for many clients, and so has no limit of its own.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
@@ -147,8 +155,15 @@ impl Crowd {
         });
         state.guests.insert(id, Arc::clone(&shared));
         *state.per_address.entry(address).or_default() += 1;
+        CONNECTIONS.fetch_add(1, Ordering::Relaxed);
         let seat = Seat { id, crowd: Arc::clone(self), shared };
         Admission::Admitted(Guest(Arc::new(seat)))
+    }
+
+    /// Ends the connection that yields first.
+    pub(crate) fn make_room(&self) {
+        let now_ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.state().evict(now_ms, None);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -205,6 +220,7 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
+        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
         self.crowd.state().remove(self.id);
         self.crowd.left.notify_one();
     }

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::crowd::{Admission, Crowd, Exempt, Guest};
+use crate::crowd::{self, Admission, Crowd, Exempt, Guest};
 
 /// Time for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,21 +22,22 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// process loses handshakes, which clients repeat after a second. The kernel has a limit of its own
 /// (`net.core.somaxconn`, 4,096).
 const BACKLOG: i32 = 4_096;
-/// Pause when the process is out of descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Pause before a full listener looks again for a connection that yields.
+/// Pause before a listener that is full, or out of descriptors, looks again for a connection that
+/// yields.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Descriptors that listeners for strangers leave to health, admin and files.
 const DESCRIPTORS_RESERVED: u64 = 128;
 
-/// Limits of a listener. When it is full, a connection that makes no progress yields to a newcomer;
-/// newcomers wait in the kernel's queue while there is none.
+/// Limits of a listener. When it is full, or the process has few descriptors left, a connection
+/// that makes no progress yields to a newcomer; newcomers wait in the kernel's queue while there is
+/// none.
 #[derive(Clone)]
 pub struct Intake {
     /// Name of the listener for the log: `the cache's`.
     pub owner: &'static str,
-    /// Connections at a time. One address holds at most a quarter of them when more than three
-    /// quarters are taken.
+    /// Connections at a time. A listener for strangers has no more than the process has
+    /// descriptors, less a reserve. One address holds at most a quarter of them when more than
+    /// three quarters are taken.
     pub connections_max: usize,
     /// Addresses without that limit.
     pub exempt: Exempt,
@@ -137,7 +138,11 @@ impl Intake {
         if let Err(error) = rustix::net::listen(&listener, BACKLOG) {
             tracing::warn!(%error, "{} listener keeps a short queue", self.owner);
         }
-        let crowd = Crowd::new(self.connections_max, Arc::clone(&self.exempt));
+        let places = match self.is_for_strangers {
+            true => self.connections_max.min(descriptors_for_strangers()),
+            false => self.connections_max,
+        };
+        let crowd = Crowd::new(places, Arc::clone(&self.exempt));
         let mut tasks = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -148,9 +153,14 @@ impl Intake {
             let (stream, from) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Others may give their descriptors back soon.
                     tracing::warn!(%error, "{} listener cannot accept", self.owner);
-                    tokio::time::sleep(PAUSE).await;
+                    // Without a descriptor the newcomer cannot even be seen.
+                    crowd.make_room();
+                    tokio::select! {
+                        () = crowd.left.notified() => {}
+                        () = tokio::time::sleep(LOOK_AGAIN) => {}
+                        () = &mut shutdown => return,
+                    }
                     continue;
                 }
             };
@@ -186,12 +196,18 @@ impl Intake {
     }
 }
 
-/// Reports whether so many descriptors are open that the rest belongs to others. The kernel gives
-/// the lowest free number, so as many are open as the number of a new one says.
+/// Reports whether connections take so many descriptors that the rest belongs to others. Files and
+/// sockets of other kinds count as far as the number of a new descriptor tells: the kernel gives
+/// the lowest free one.
 fn is_short_of_descriptors(newest: &TcpStream) -> bool {
-    let newest = u64::try_from(newest.as_raw_fd()).unwrap_or(0);
-    let limit = getrlimit(Resource::Nofile).current;
-    limit.is_some_and(|limit| newest + DESCRIPTORS_RESERVED.min(limit / 4) >= limit)
+    let newest = usize::try_from(newest.as_raw_fd()).unwrap_or(0);
+    newest.max(crowd::connections()) >= descriptors_for_strangers()
+}
+
+/// Descriptors that connections of strangers may take.
+fn descriptors_for_strangers() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit - DESCRIPTORS_RESERVED.min(limit / 4)).unwrap_or(usize::MAX)
 }
 
 async fn shake_hands(stream: TcpStream, tls: Option<Tls>) -> Option<Accepted> {

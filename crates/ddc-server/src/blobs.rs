@@ -11,12 +11,14 @@ use throng_ddc::compressed::Decoder;
 use throng_ddc::{Document, Hasher, IoHash, Namespace, Value};
 use throng_ddc_store::{Blob, ChangeResult, Done, StoreError, is_damage};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use crate::answer::{Answer, Problem, empty, object, unverifiable};
 use crate::blocking;
 use crate::body::{Body, Check, CheckKind, Findings};
 use crate::fetch::Found;
 use crate::headers::IO_HASH;
+use crate::memory::{Held, MEMORY_WAIT};
 use crate::origin::{Located, Reach};
 use crate::preconditions::tag_of;
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
@@ -30,7 +32,19 @@ const VERIFIED_MAX: usize = 1 << 18;
 const READ_BYTES_MAX: u64 = 16 << 10;
 /// Blobs up to this size are hashed before they are sent, larger ones on their way, with the end
 /// held back.
-const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
+
+/// Bytes and the memory that is held for them.
+struct HeldBytes {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for HeldBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 impl Findings for Service {
     fn damaged(&self, namespace: &Namespace, hash: &IoHash, blob: &Blob) {
@@ -321,36 +335,63 @@ impl Service {
             }
             return Ok(());
         }
-        if self.is_verified(&blob) {
-            body.push_blob(blob, 0, len, None);
-        } else if len > HASH_FIRST_BYTES_MAX {
+        if len > HASH_FIRST_BYTES_MAX && !self.is_verified(&blob) {
             let check = self.check(namespace, hash, CheckKind::Whole(Box::new(Hasher::new())));
             body.push_blob(blob, 0, len, Some(Box::new(check)));
-        } else if len <= SMALL_BYTES_MAX as u64 {
-            let bytes = blob.read(0, len as usize);
-            match bytes {
-                Ok(bytes) if IoHash::of(&bytes) == *hash => {
-                    self.set_verified(&blob);
-                    body.push_bytes(bytes);
-                }
-                Err(error) if !is_damage(&error) => return Err(error.into()),
-                _ => {
-                    self.store.discard_damaged(namespace, hash, &blob);
-                    let blob = self.replacement(namespace, hash).await?;
-                    body.push_bytes(blob.read_checked()?);
-                }
-            }
         } else {
-            let sound = self.hash_now(namespace, hash, &blob).await?;
-            let blob = if sound { blob } else { self.replacement(namespace, hash).await? };
+            let blob = self.sound_blob(namespace, hash, blob).await?;
             body.push_blob(blob, 0, len, None);
         }
         Ok(())
     }
 
+    /// Adds a whole blob to a body, of which nothing is read before it is sent.
+    pub(crate) fn push_later(
+        self: &Arc<Service>,
+        body: &mut Body,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: Blob,
+    ) {
+        let (len, verified) = (blob.len(), self.is_verified(&blob));
+        let kind = match len <= READ_BYTES_MAX {
+            true => CheckKind::AtOnce,
+            false => CheckKind::Whole(Box::new(Hasher::new())),
+        };
+        let check = (!verified).then(|| Box::new(self.check(namespace, hash, kind)));
+        body.push_blob(blob, 0, len, check);
+    }
+
+    /// A blob that is sound: it is hashed unless its last check is recent, and brought again if it
+    /// is damaged.
+    pub(crate) async fn sound_blob(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        blob: Blob,
+    ) -> Result<Blob, Problem> {
+        if self.is_verified(&blob) {
+            return Ok(blob);
+        }
+        let sound = if blob.len() > SMALL_BYTES_MAX as u64 {
+            self.hash_now(namespace, hash, &blob).await?
+        } else {
+            let sound = match blob.hash() {
+                Err(error) if is_damage(&error) => false,
+                found => found? == *hash,
+            };
+            match sound {
+                true => self.set_verified(&blob),
+                false => self.store.discard_damaged(namespace, hash, &blob),
+            }
+            sound
+        };
+        if sound { Ok(blob) } else { self.replacement(namespace, hash).await }
+    }
+
     /// Reports whether [`push_whole`](Service::push_whole) reads a blob into memory.
-    pub(crate) fn is_pushed_in_memory(&self, blob: &Blob) -> bool {
-        blob.len() <= READ_BYTES_MAX || blob.len() <= SMALL_BYTES_MAX as u64 && !self.is_verified(blob)
+    pub(crate) fn is_pushed_in_memory(blob: &Blob) -> bool {
+        blob.len() <= READ_BYTES_MAX
     }
 
     /// Hashes a stored blob, on a thread that may wait. Whether it is sound; it is discarded if
@@ -384,7 +425,7 @@ impl Service {
     }
 
     /// Bytes of a stored blob in memory, checked. A damaged one is discarded and brought again, if
-    /// it can be.
+    /// it can be. Those of a large one hold their memory of all requests while they are there.
     pub(crate) async fn checked_bytes(
         &self,
         namespace: &Namespace,
@@ -395,18 +436,25 @@ impl Service {
             true => blocking::in_place(|| blob.read_sound(hash)),
             false => blob.read_sound(hash),
         };
-        match read(blob) {
-            Ok(bytes) => Ok(Some(bytes)),
+        let held = match blob.len() > SMALL_BYTES_MAX as u64 {
+            true => Some(self.memory.take(blob.len(), Instant::now() + MEMORY_WAIT).await?),
+            false => None,
+        };
+        let bytes = match read(blob) {
             Err(error) if is_damage(&error) => {
                 self.store.discard_damaged(namespace, hash, blob);
                 match self.replacement(namespace, hash).await {
-                    Ok(blob) => Ok(Some(read(&blob)?)),
-                    Err(problem) if problem.status == StatusCode::NOT_FOUND => Ok(None),
-                    Err(problem) => Err(problem),
+                    Ok(blob) => read(&blob)?,
+                    Err(problem) if problem.status == StatusCode::NOT_FOUND => return Ok(None),
+                    Err(problem) => return Err(problem),
                 }
             }
-            Err(error) => Err(error.into()),
-        }
+            read => read?,
+        };
+        Ok(Some(match held {
+            Some(held) => Bytes::from_owner(HeldBytes { bytes, _held: held }),
+            None => bytes,
+        }))
     }
 
     /// The blob that comes from elsewhere in place of one that was damaged.

@@ -10,13 +10,15 @@ use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
 use crate::memory::Held;
+use crate::raw::RawBlob;
 use crate::streaming::StreamedBlob;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls
 /// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
 
-/// The body of an answer: bytes in memory and parts of blobs, one after the other.
+/// The body of an answer: bytes in memory, parts of blobs and raw data of compressed ones, one
+/// after the other.
 #[derive(Default)]
 pub(crate) struct Body {
     parts: VecDeque<Part>,
@@ -29,6 +31,7 @@ enum Part {
     Bytes(Bytes),
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
     Streamed { streamed: Arc<StreamedBlob>, at: u64, end: u64 },
+    Raw(Box<RawBlob>),
 }
 
 /// A part of a blob that may be sent as it is.
@@ -61,6 +64,8 @@ pub(crate) enum CheckKind {
     Whole(Box<Hasher>),
     /// Each MiB is compared with its sum before any of it is sent.
     Parts,
+    /// The whole blob is read and checked before any of it is sent: it is small.
+    AtOnce,
 }
 
 impl Check {
@@ -78,6 +83,10 @@ impl Check {
                 let (start, bytes) = blob.read_part_checked(at).map_err(damage)?;
                 let last = (end - start).min(bytes.len() as u64).min(at - start + at_most);
                 Ok(bytes.slice((at - start) as usize..last as usize))
+            }
+            CheckKind::AtOnce => {
+                let bytes = blob.read_sound(&self.hash).map_err(damage)?;
+                Ok(bytes.slice(at as usize..end.min(at + at_most) as usize))
             }
             CheckKind::Whole(hasher) => {
                 let bytes = blob.read(at, (end - at).min(at_most) as usize).map_err(damage)?;
@@ -121,6 +130,14 @@ impl Body {
     pub(crate) fn push_streamed(&mut self, streamed: Arc<StreamedBlob>, end: u64) {
         self.left += end;
         self.parts.push_back(Part::Streamed { streamed, at: 0, end });
+    }
+
+    /// The raw data of a compressed buffer.
+    pub(crate) fn push_raw(&mut self, raw: RawBlob) {
+        if raw.left() > 0 {
+            self.left += raw.left();
+            self.parts.push_back(Part::Raw(Box::new(raw)));
+        }
     }
 
     /// Reports whether what comes next may not be here yet.
@@ -172,6 +189,7 @@ impl Body {
         self.parts.pop_front_if(|part| match part {
             Part::Bytes(bytes) => bytes.is_empty(),
             Part::Blob { at, end, .. } | Part::Streamed { at, end, .. } => at == end,
+            Part::Raw(_) => false,
         });
         Ok(Some(byte))
     }
@@ -194,6 +212,16 @@ impl Body {
         let bytes = match self.parts.front_mut()? {
             Part::Streamed { .. } => {
                 return Some(Err(io::Error::other("no reader waits for the streamed blob")));
+            }
+            Part::Raw(raw) => {
+                let bytes = match raw.next(at_most) {
+                    Ok(bytes) => bytes,
+                    Err(error) => return Some(Err(error)),
+                };
+                if raw.left() == 0 {
+                    self.parts.pop_front();
+                }
+                bytes
             }
             Part::Bytes(bytes) => {
                 let taken = bytes.split_to(bytes.len().min(at_most));

@@ -18,7 +18,7 @@ use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
 use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 
-use crate::answer::Problem;
+use crate::answer::{Problem, unverifiable};
 use crate::blocking;
 use crate::origin::{Closed, Located, Origin, Reach, Read};
 use crate::preconditions::Preconditions;
@@ -38,6 +38,8 @@ const FRESH_MAX: usize = 1 << 18;
 /// Attachments of one object that are looked up at a time.
 const LOOKUPS_MAX: usize = 32;
 
+/// Failure of a body that arrived.
+const OTHER_CONTENT: &str = "it came with other content than its name says";
 /// Bytes of an object that are read to see whether the object storage works.
 const BEGIN_BYTES: u64 = 1 << 20;
 /// Times that a blob is fetched which is evicted each time before it is opened.
@@ -381,6 +383,9 @@ impl Service {
         let Some(mut received) = self.arrived(namespace, hash, received)? else { return Ok(None) };
         if received.hash() != *hash {
             self.counters.add_damaged();
+            if let Some(upstream) = self.upstream() {
+                upstream.blob_failed(namespace, hash, &OTHER_CONTENT);
+            }
             if let Some(streamed) = streamed {
                 streamed.break_off();
             }
@@ -422,12 +427,22 @@ impl Service {
         let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
             Some(Form::Raw(incoming)) => {
-                let received = self.receive_from(incoming, None, None).await;
-                let Some(received) = self.arrived(namespace, id, received)? else { return Ok(None) };
-                if received.hash() != *id {
-                    self.counters.add_damaged();
-                    return Ok(None);
-                }
+                let received = match self.receive_from(incoming, None, None).await {
+                    Err(problem) if problem.status.is_server_error() => return Err(problem),
+                    received => received.map_err(|problem| problem.title),
+                };
+                let checked = received.and_then(|received| match received.hash() == *id {
+                    true => Ok(received),
+                    false => Err(OTHER_CONTENT.to_owned()),
+                });
+                let received = match checked {
+                    Ok(received) => received,
+                    Err(why) => {
+                        self.counters.add_damaged();
+                        upstream.form_failed(namespace, id, &why);
+                        return Ok(None);
+                    }
+                };
                 self.count_fetched(&received);
                 self.keep_here(namespace, received).await?;
                 return Ok(Some(Located::raw(id)));
@@ -437,14 +452,23 @@ impl Service {
         let mut decoder = self.decoder();
         let received = self.receive_from(incoming, None, Some(&mut decoder)).await;
         // An answer that does not decode, or decodes to other content, counts as missing.
-        let Ok((received, Ok(found))) = received.map(|received| (received, verified(decoder))) else {
-            self.counters.add_damaged();
-            return Ok(None);
+        let usable = received.and_then(|received| {
+            let found = verified(decoder)?;
+            match found.header.raw_hash == *id {
+                true if found.hash_checked || self.rules_of(namespace).unverified => Ok((received, found)),
+                true => Err(unverifiable()),
+                false => Err(Problem::bad(OTHER_CONTENT)),
+            }
+        });
+        let (received, found) = match usable {
+            Ok(usable) => usable,
+            Err(problem) if problem.status.is_server_error() => return Err(problem),
+            Err(problem) => {
+                self.counters.add_damaged();
+                upstream.form_failed(namespace, id, &problem.title);
+                return Ok(None);
+            }
         };
-        if found.header.raw_hash != *id || !found.hash_checked && !self.rules_of(namespace).unverified {
-            self.counters.add_damaged();
-            return Ok(None);
-        }
         let (hash, len) = (received.hash(), received.len());
         self.count_fetched(&received);
         self.keep_here(namespace, received).await?;
@@ -465,7 +489,7 @@ impl Service {
         if let Some(streamed) = streamed {
             streamed.begin(len);
         }
-        upload.shown_to(streamed).receive(&self.store, None, decoder).await
+        upload.charged_to(&self.memory).shown_to(streamed).receive(&self.store, None, decoder).await
     }
 
     /// Outcome of a transfer from elsewhere. One that an upstream broke off, or that is too large
@@ -492,7 +516,10 @@ impl Service {
             return Ok(None);
         }
         match self.upstream() {
-            Some(upstream) => Ok(upstream.failed(&problem.title)),
+            Some(upstream) => {
+                upstream.blob_failed(namespace, hash, &problem.title);
+                Ok(None)
+            }
             // The client did nothing wrong.
             None => {
                 self.origin_counters.failures.fetch_add(1, Ordering::Relaxed);

@@ -10,6 +10,18 @@
 //! Downloads over plain HTTP/1.1 go from the file to the socket within the kernel; with TLS or
 //! HTTP/2 they are read in pieces of half a megabyte. A blob that is read for the first time since
 //! the start is hashed while it is sent.
+//!
+//! Memory of requests is bounded by [`Rules::memory_bytes_max`] for all of them together:
+//!
+//! | Part of a request | Memory |
+//! |---|---|
+//! | a body that is received as a whole, the answer to a batch | its bytes |
+//! | an object above 1 MiB that is read | its bytes |
+//! | a compressed buffer that is received, above 1 MiB | its block table, one block compressed and raw |
+//! | the root of a package | its raw bytes |
+//! | `.raw` of a compressed buffer | its block table, one block compressed and twice raw |
+//! | `.json` | ten times the object while it is converted, then its own size |
+//! | a package that is sent | 512 bytes per attachment; the first MiB of its small blobs |
 #![forbid(unsafe_code)]
 
 mod access;
@@ -34,6 +46,7 @@ mod node;
 mod oodle;
 mod origin;
 mod preconditions;
+mod raw;
 mod refresh;
 mod refs;
 mod replication;

@@ -1,4 +1,4 @@
-//! Memory of requests: bodies that are received as a whole, and answers to batches.
+//! Memory of requests: what they hold as a whole, and what they decompress or convert.
 //!
 //! All requests share one amount. Bytes are taken before they are received or read, and given back
 //! when the request has ended, at the latest with its connection.
@@ -45,6 +45,11 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(bytes: u64) -> Memory {
         Memory { permits: Arc::new(Semaphore::new((bytes / UNIT) as usize)), bytes }
+    }
+
+    /// All of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Takes memory for `bytes`, which waits until `until` if others hold it.

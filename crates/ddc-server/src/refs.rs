@@ -9,28 +9,38 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Media, RefName, negotiate, query_values};
 use throng_ddc::batch::{Op, OpAction, ResponseHead, frame_responses, read_request};
+use throng_ddc::compressed::{HEADER_BYTES, Header};
 use throng_ddc::package::{Entry, Flags, HEAD_BYTES, Table};
 use throng_ddc::policy::Action;
 use throng_ddc::{Attachment, Document, IoHash, Kind, Namespace, Style, Value};
-use throng_ddc_store::{ChangeResult, PutRef, RefValue};
+use throng_ddc_store::{Blob, ChangeResult, PutRef, RefValue};
+use tokio::time::Instant;
 
 use crate::answer::{Answer, Problem, empty, object, reply, with_type};
 use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
+use crate::blobs::HASH_FIRST_BYTES_MAX;
 use crate::blocking;
 use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
-use crate::origin::{Closed, Reach};
+use crate::memory::MEMORY_WAIT;
+use crate::origin::{Closed, Located, Reach};
 use crate::preconditions::{Preconditions, tag_of};
-use crate::service::{ApiRequest, Service, decompress, hash_value, json};
-use crate::upload::Received;
+use crate::raw::{self, RawBlob, RawError};
+use crate::service::{ApiRequest, Service, hash_value, json};
+use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 
 /// A ref whose blobs are collected while it is put is resolved again; what loses this often has
 /// something else wrong.
 const ATTEMPTS: usize = 4;
 /// Forms in which a ref is given, the preferred one first.
 const FORMS: [Media; 5] = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
-/// Bytes of raw data that a `.raw` answer decompresses in memory.
-const RAW_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of small blobs that a package holds in memory; further ones are read as they are sent.
+const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
+/// Attachments of a package for which memory is taken at a time, and the memory of each.
+const ENTRIES: usize = 1_024;
+const ENTRY_BYTES: u64 = 512;
+/// Bytes of JSON that a byte of an object becomes at most, as far as objects of any use go.
+const JSON_FACTOR: u64 = 10;
 
 impl Service {
     // --- Put
@@ -196,6 +206,8 @@ impl Service {
         let stored = request.upload.exactly(entry.size as usize).await?;
         let root = if entry.flags.has(Flags::COMPRESSED) {
             let rules = self.rules();
+            let raw_size = Header::read(&stored).map_err(Problem::bad)?.raw_size;
+            request.upload.hold(raw_size.min(rules.object_bytes_max)).await?;
             let raw = blocking::in_place(|| {
                 throng_ddc::compressed::decompress(&stored, rules.object_bytes_max, rules.oodle.clone())
             });
@@ -284,7 +296,7 @@ impl Service {
         }
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
-        let mut response = self.form_of(&name.namespace, media, object, bytes).await?;
+        let mut response = self.form_of(&name.namespace, media, object, bytes, false).await?;
         self.adopt(name, &value).await?;
         self.keep_young(name, &value);
         let headers = response.headers_mut();
@@ -292,20 +304,27 @@ impl Service {
         Ok(response)
     }
 
-    /// An object as a client wants it.
+    /// An object as a client wants it. Of raw data only the head is made if `is_head` says so.
     async fn form_of(
         self: &Arc<Service>,
         namespace: &Namespace,
         media: Media,
         object: IoHash,
         bytes: Bytes,
+        is_head: bool,
     ) -> Answer {
         let mut response = match media {
             Media::Json => {
+                let bytes_max = JSON_FACTOR * bytes.len() as u64;
+                let mut held = self.memory.take(bytes_max, Instant::now() + MEMORY_WAIT).await?;
                 let document = Document::parse(&bytes).map_err(Problem::bad)?;
-                reply(StatusCode::OK, media.name(), document.to_json())
+                let json = document.to_json();
+                held.keep(json.len() as u64);
+                let mut response = reply(StatusCode::OK, media.name(), json);
+                response.body_mut().hold(held);
+                response
             }
-            Media::Octets => self.get_raw(namespace, bytes).await?,
+            Media::Octets => self.get_raw(namespace, bytes, is_head).await?,
             Media::Inline => self.get_inline(namespace, bytes).await?,
             Media::Package => self.get_package(namespace, object, bytes).await?,
             Media::CompactBinary | Media::Compressed => {
@@ -321,26 +340,73 @@ impl Service {
     }
 
     /// The only attachment, decompressed; else the object.
-    async fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes) -> Answer {
+    async fn get_raw(self: &Arc<Service>, namespace: &Namespace, bytes: Bytes, is_head: bool) -> Answer {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let Some(hash) = document.only_binary_attachment() else {
             return Ok(reply(StatusCode::OK, Media::Octets.name(), bytes));
         };
         let gone = || Problem::missing("what the ref refers to is gone");
         let form = match self.store.has_blob(namespace, &hash)? {
-            true => hash,
-            false => self.locate(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
+            true => Located::raw(&hash),
+            false => self.locate_form(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
         };
-        let blob = self.find_blob(namespace, &form).await?.ok_or_else(gone)?;
-        if form == hash {
-            let mut body = Body::default();
-            self.push_whole(&mut body, namespace, &hash, blob).await?;
-            return Ok(with_type(body, Media::Octets));
+        let blob = self.find_blob(namespace, &form.blob).await?.ok_or_else(gone)?;
+        if form.blob != hash && is_head {
+            let mut response = with_type(Body::default(), Media::Octets);
+            let length = HeaderValue::from(header_of(&blob)?.raw_size);
+            response.headers_mut().insert(header::CONTENT_LENGTH, length);
+            return Ok(response);
         }
-        let raw = blocking::in_place(|| decompress(&blob, RAW_BYTES_MAX, self.rules().oodle.clone()))?;
-        let raw =
-            raw.ok_or_else(|| Problem::missing("what the ref refers to cannot be decompressed here"))?;
-        Ok(reply(StatusCode::OK, Media::Octets.name(), raw))
+        if form.blob != hash {
+            return Ok(with_type(self.raw_body(namespace, &hash, form, blob).await?, Media::Octets));
+        }
+        let mut body = Body::default();
+        self.push_whole(&mut body, namespace, &hash, blob).await?;
+        Ok(with_type(body, Media::Octets))
+    }
+
+    /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before, unless it
+    /// is very large, and so is the raw data of one that was not verified when it was stored; the
+    /// rest is verified on its way.
+    ///
+    /// # Errors
+    /// 503 if other requests hold the memory; what is wrong with the buffer, as far as it shows by
+    /// then.
+    async fn raw_body(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        id: &IoHash,
+        form: Located,
+        blob: Blob,
+    ) -> Result<Body, Problem> {
+        let blob = match blob.len() > HASH_FIRST_BYTES_MAX {
+            true => blob,
+            false => self.sound_blob(namespace, &form.blob, blob).await?,
+        };
+        let header = header_of(&blob)?;
+        if header.raw_hash != *id {
+            return Err(Problem::missing(
+                "what is stored in place of what the ref refers to is something else",
+            ));
+        }
+        let mut body = Body::default();
+        let bytes = header.decoder_bytes() + header.block_size().max(raw::PIECE_BYTES).min(header.raw_size);
+        body.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+        let oodle = self.rules().oodle.clone();
+        if !form.verified && header.raw_size <= HASH_FIRST_BYTES_MAX {
+            let (read, oodle) = (blob.clone(), oodle.clone());
+            let verified = blocking::elsewhere(move || raw::verify(&read, oodle)).await;
+            verified.ok_or_else(|| {
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the data could not be decompressed; try again")
+            })??;
+        }
+        let (service, namespace) = (Arc::clone(self), namespace.clone());
+        let damaged = move |blob: &Blob| service.store.discard_damaged(&namespace, &form.blob, blob);
+        let mut raw = RawBlob::new(blob, &header, oodle, form.verified, Box::new(damaged));
+        // A beginning that is wrong is answered with its status.
+        raw.advance()?;
+        body.push_raw(raw);
+        Ok(body)
     }
 
     /// The only attachment as it is stored; the object, if it has none.
@@ -371,8 +437,13 @@ impl Service {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let mut closure = throng_ddc::Closure::new(&document);
         payloads.push_bytes(bytes.clone());
+        let mut in_memory = 0;
         while let Some(attachment) = closure.next() {
             let Attachment { hash, .. } = attachment;
+            if entries.len().is_multiple_of(ENTRIES) {
+                let bytes = ENTRIES as u64 * ENTRY_BYTES;
+                payloads.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+            }
             let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
             let blob = match form {
                 Some(form) => self.find_blob(namespace, &form).await?.map(|blob| (form, blob)),
@@ -392,13 +463,17 @@ impl Service {
                 (false, false) => Flags::COMPRESSED,
             };
             entries.push(Entry { size: blob.len(), flags, hash });
+            in_memory += if Service::is_pushed_in_memory(&blob) { blob.len() } else { 0 };
             if attachment.is_object() {
                 let bytes = self.checked_bytes(namespace, &form, &blob).await?;
                 let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
                 closure.resolve(throng_ddc::Resolution::Object(&bytes));
-                payloads.push_bytes(bytes);
             } else {
                 closure.resolve(throng_ddc::Resolution::Blob(form));
+            }
+            if in_memory > PACKAGE_BYTES_MAX {
+                self.push_later(&mut payloads, namespace, &form, blob);
+            } else {
                 self.push_whole(&mut payloads, namespace, &form, blob).await?;
             }
         }
@@ -425,7 +500,7 @@ impl Service {
         // A client that accepts no form at all asks only whether the ref is there. The length of
         // another form is known once it is made.
         let media = suffix.or_else(|| negotiate(request.accept(), &FORMS)).unwrap_or(Media::CompactBinary);
-        self.form_of(&name.namespace, media, value.object, bytes).await
+        self.form_of(&name.namespace, media, value.object, bytes, true).await
     }
 
     /// Reports whether everything that a ref reaches is stored.
@@ -442,7 +517,8 @@ impl Service {
         len: u64,
         budget: &Budget<'_>,
     ) -> Result<bool, Problem> {
-        let _held = budget.hold(len).await?;
+        // Larger ones take their memory when they are read.
+        let _held = budget.hold(if len > SMALL_BYTES_MAX as u64 { 0 } else { len }).await?;
         self.is_complete(namespace, value).await
     }
 
@@ -603,7 +679,7 @@ impl Service {
                 } else {
                     let blob = self.find_blob(namespace, &value.object).await?.ok_or_else(object_gone)?;
                     budget.take(blob.len())?;
-                    if self.is_pushed_in_memory(&blob) {
+                    if Service::is_pushed_in_memory(&blob) {
                         response.hold(budget.hold(blob.len()).await?);
                     }
                     self.push_whole(&mut response, namespace, &value.object, blob).await?;
@@ -674,4 +750,20 @@ fn object_gone() -> Problem {
 
 fn needs_answer(needs: Vec<IoHash>, media: Media) -> Response<Body> {
     object(&Value::object([("needs", Value::hashes(needs))]), media)
+}
+
+/// Header of a stored compressed buffer.
+fn header_of(blob: &Blob) -> Result<Header, Problem> {
+    let head = blob.read(0, HEADER_BYTES.min(usize::try_from(blob.len()).unwrap_or(HEADER_BYTES)))?;
+    Header::read(&head).map_err(Problem::bad)
+}
+
+impl From<RawError> for Problem {
+    fn from(error: RawError) -> Problem {
+        match error {
+            RawError::Read(error) => error.into(),
+            RawError::Damaged(error) => compressed_problem(&error),
+            RawError::NoDecoder => Problem::missing(RawError::NoDecoder.to_string()),
+        }
+    }
 }

@@ -6,15 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Response, StatusCode};
 use throng_ddc::api::{Allow, Family, Media, Method, RefName, Route, RouteError, negotiate};
-use throng_ddc::compressed::{Decoder, HEADER_BYTES, Header, OodleDecoder};
+use throng_ddc::compressed::{Decoder, OodleDecoder};
 use throng_ddc::gc::RefPolicy;
 use throng_ddc::policy::Action;
 use throng_ddc::{Bucket, IoHash, Namespace, Timestamp, Value};
-use throng_ddc_store::{Blob, ChangeResult, Clock, Done, Quotas, Store, StoreError, Unused, Usage};
+use throng_ddc_store::{ChangeResult, Clock, Done, Quotas, Store, StoreError, Unused, Usage};
 use tokio::sync::oneshot;
 
 use crate::access::{Access, Caller, Identity};
@@ -90,8 +89,8 @@ pub struct Rules {
     pub object_bytes_max: u64,
     /// Largest package.
     pub package_bytes_max: u64,
-    /// Memory of all bodies that are received as a whole and of all answers to batches. Read when
-    /// the service starts.
+    /// Memory of all requests for what they hold as a whole or decompress: bodies, objects, answers
+    /// to batches. Read when the service starts.
     pub memory_bytes_max: u64,
     /// Name of this site.
     pub site: String,
@@ -699,23 +698,4 @@ pub(crate) fn hash_value(hash: &IoHash) -> HeaderValue {
 
 pub(crate) fn json(value: &serde_json::Value) -> Response<Body> {
     reply(StatusCode::OK, Media::Json.name(), value.to_string())
-}
-
-/// The raw data of a stored compressed buffer, if it can be decompressed.
-pub(crate) fn decompress(
-    blob: &Blob,
-    raw_bytes_max: u64,
-    oodle: Option<Arc<dyn OodleDecoder>>,
-) -> Result<Option<Bytes>, Problem> {
-    let head = blob.read(0, HEADER_BYTES.min(blob.len() as usize))?;
-    let header = Header::read(&head).map_err(Problem::bad)?;
-    if header.raw_size > raw_bytes_max {
-        return Err(Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "the raw data is too large to be decompressed here",
-        ));
-    }
-    let bytes = blob.read(0, blob.len() as usize)?;
-    let raw = throng_ddc::compressed::decompress(&bytes, raw_bytes_max, oodle).map_err(Problem::bad)?;
-    Ok(raw.map(Bytes::from))
 }

@@ -249,6 +249,37 @@ impl<'c> Upload<'c> {
         Ok(Received::Known(hasher.finish(), len))
     }
 
+    /// Takes memory for something made of the body, until the request has ended.
+    pub(crate) async fn hold(&mut self, bytes: u64) -> Result<(), Problem> {
+        if let Some(memory) = self.memory {
+            // It cannot wait for what it holds itself.
+            let own = self.held.as_ref().map_or(0, Held::bytes);
+            let bytes = bytes.min(memory.bytes().saturating_sub(own));
+            Held::add(&mut self.held, memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
+        }
+        Ok(())
+    }
+
+    /// Verifies a piece of a compressed buffer. Gives the memory that the decoder needs, once it is
+    /// known, if that is more than any upload may hold.
+    async fn decode(&self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {
+        let head = match decoder.header() {
+            Some(_) => 0,
+            None => piece.len().min(usize::try_from(decoder.wanted()).unwrap_or(usize::MAX)),
+        };
+        let mut held = None;
+        for part in [&piece[..head], &piece[head..]] {
+            decoder.push(part, &mut |_| {}).map_err(|error| compressed_problem(&error))?;
+            let needed = decoder.header().filter(|_| head > 0).map_or(0, |header| header.decoder_bytes());
+            if let (Some(memory), None) = (self.memory, &held)
+                && needed > SMALL_BYTES_MAX as u64
+            {
+                held = Some(memory.take(needed, Instant::now() + MEMORY_WAIT).await?);
+            }
+        }
+        Ok(held)
+    }
+
     /// Takes `count` bytes, or everything, for the store; with a decoder, verifies them as a
     /// compressed buffer.
     pub(crate) async fn receive(
@@ -262,14 +293,17 @@ impl<'c> Upload<'c> {
         let mut writer: Option<Box<LargeWriter>> = None;
         let mut buffer = BytesMut::new();
         let mut only: Option<Bytes> = None;
+        let mut decoding = None;
         while wanted > 0 {
             let Some(mut piece) = self.next().await? else { break };
             if piece.len() as u64 > wanted {
                 self.rest = piece.split_off(wanted as usize);
             }
             wanted -= piece.len() as u64;
-            if let Some(decoder) = &mut decoder {
-                decoder.push(&piece, &mut |_| {}).map_err(|error| compressed_problem(&error))?;
+            if let Some(decoder) = &mut decoder
+                && let Some(held) = self.decode(decoder, &piece).await?
+            {
+                decoding = Some(held);
             }
             // The usual small upload arrives in one piece and is never copied.
             if buffer.is_empty() && only.is_none() && writer.is_none() {
@@ -305,6 +339,7 @@ impl<'c> Upload<'c> {
         if count.is_some() && wanted > 0 {
             return Err(Problem::bad("the body ends early"));
         }
+        drop(decoding);
         let rest = only.unwrap_or_else(|| buffer.freeze());
         Ok(match writer {
             Some(mut file) => {

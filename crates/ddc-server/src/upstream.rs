@@ -1,13 +1,18 @@
 //! Another cache that this one fills itself from.
 //!
-//! Whatever speaks the Cloud DDC interface can be one. It is only read: what is uploaded here stays
-//! here.
+//! Any cache that speaks the Cloud DDC interface can be one. It is only read: uploads to this cache
+//! stay in it.
+//!
+//! The upstream is judged by its answers alone. [`FAILURES_IN_A_ROW`] requests in a row without one
+//! (no connection, a timeout, a status of 500 or above, 429) let it rest for [`REST`]; any other
+//! answer ends the row. A body that breaks off, stalls or is something else than its name says
+//! counts against its path, which is a miss for as long.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -27,8 +32,10 @@ use crate::headers::IO_HASH;
 /// Things that were not there and are remembered as such; when there are more, all that is
 /// forgotten.
 const MISSES_MAX: usize = 1 << 16;
-/// An upstream that failed is left alone for this long, so that no request waits for what others
-/// waited for in vain.
+/// Requests in a row without an answer after which the upstream rests.
+const FAILURES_IN_A_ROW: u32 = 3;
+/// An upstream that does not answer, and a path whose body failed, is left alone for this long, so
+/// that no request waits for what others waited for in vain.
 const REST: Duration = Duration::from_secs(1);
 
 /// Where the other cache is and how it is asked.
@@ -59,10 +66,22 @@ pub struct Upstream {
     transport: Transport,
     clock: Arc<dyn Clock>,
     /// Paths that were not there, and until when on the clock that is believed.
-    misses: Mutex<HashMap<String, Duration>>,
-    /// Until when on the clock it is left alone.
-    rests_until: Mutex<Option<Duration>>,
+    misses: Remembered,
+    /// Paths whose body failed, and until when on the clock they are left alone.
+    failed_bodies: Remembered,
+    health: Mutex<Health>,
     pub(crate) failures: AtomicU64,
+}
+
+/// State of the upstream, in time on the clock.
+#[derive(Debug, Default)]
+struct Health {
+    /// Requests without an answer since the last one with an answer.
+    row: u32,
+    /// It is left alone until then.
+    rests_until: Duration,
+    /// The next failure is logged after that.
+    quiet_until: Duration,
 }
 
 impl fmt::Debug for Upstream {
@@ -131,18 +150,29 @@ impl Upstream {
             transport,
             clock,
             misses: Mutex::default(),
-            rests_until: Mutex::default(),
+            failed_bodies: Mutex::default(),
+            health: Mutex::default(),
             failures: AtomicU64::new(0),
         }
     }
 
     pub(crate) async fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Option<Incoming> {
-        let found = self.get(format!("/api/v1/blobs/{namespace}/{hash}"), Media::Octets.name()).await;
+        let found = self.get(blob_path(namespace, hash), Media::Octets.name()).await;
         found.ok().map(Response::into_body)
     }
 
+    /// The body of a blob failed, and why.
+    pub(crate) fn blob_failed(&self, namespace: &Namespace, hash: &IoHash, why: &dyn fmt::Display) {
+        self.body_failed(blob_path(namespace, hash), why);
+    }
+
+    /// The body of a form failed, and why.
+    pub(crate) fn form_failed(&self, namespace: &Namespace, id: &IoHash, why: &dyn fmt::Display) {
+        self.body_failed(form_path(namespace, id), why);
+    }
+
     pub(crate) async fn form(&self, namespace: &Namespace, id: &IoHash) -> Option<Form> {
-        let response = self.get(format!("/api/v1/compressed-blobs/{namespace}/{id}"), "*/*").await.ok()?;
+        let response = self.get(form_path(namespace, id), "*/*").await.ok()?;
         match media_of(&response) {
             Some(Media::Compressed) => Some(Form::Compressed(response.into_body())),
             Some(Media::Octets) => Some(Form::Raw(response.into_body())),
@@ -154,20 +184,25 @@ impl Upstream {
     pub(crate) async fn reference(&self, name: &RefName, bytes_max: u64) -> Lookup {
         let RefName { namespace, bucket, key } = name;
         let path = format!("/api/v1/refs/{namespace}/{}/{}", bucket.as_str(), key.as_str());
-        match self.get(path, Media::CompactBinary.name()).await {
+        match self.get(path.clone(), Media::CompactBinary.name()).await {
             Ok(response) => match self.object(response, bytes_max).await {
-                Some(object) => Lookup::Found(object),
-                None => Lookup::Unknown,
+                Ok(object) => Lookup::Found(object),
+                Err(why) => {
+                    self.body_failed(path, &why);
+                    Lookup::Unknown
+                }
             },
             Err(Absence::Missing) => Lookup::Missing,
             Err(Absence::Silent) => Lookup::Unknown,
         }
     }
 
-    async fn object(&self, response: Response<Incoming>, bytes_max: u64) -> Option<(IoHash, Bytes)> {
-        let claimed = response.headers().get(IO_HASH)?.to_str().ok()?.parse::<IoHash>().ok()?;
+    /// The object of an answer, or what is wrong with it.
+    async fn object(&self, response: Response<Incoming>, bytes_max: u64) -> Result<(IoHash, Bytes), String> {
+        let claimed = response.headers().get(IO_HASH).and_then(|hash| hash.to_str().ok()?.parse().ok());
+        let claimed: IoHash = claimed.ok_or("a ref without the hash of its object")?;
         if media_of(&response) != Some(Media::CompactBinary) {
-            return None;
+            return Err("a ref in another form than was asked for".to_owned());
         }
         let mut pieces = response.into_body().bytes;
         let body = async {
@@ -180,24 +215,25 @@ impl Upstream {
             }
             Ok(bytes.freeze())
         };
-        match tokio::time::timeout(self.timeout, body).await {
-            Ok(Ok(bytes)) => (IoHash::of(&bytes) == claimed).then_some((claimed, bytes)),
-            Ok(Err(error)) => self.failed(&error),
-            Err(error) => self.failed(&error),
+        let body = tokio::time::timeout(self.timeout, body).await.map_err(|error| error.to_string())?;
+        let bytes = body.map_err(|error| error.to_string())?;
+        match IoHash::of(&bytes) == claimed {
+            true => Ok((claimed, bytes)),
+            false => Err("the object of a ref has another hash than it came with".to_owned()),
         }
     }
 
     /// Asks the upstream. One that cannot be reached has nothing.
     async fn get(&self, path: String, accept: &'static str) -> Result<Response<Incoming>, Absence> {
-        let silent = |why: &dyn fmt::Display| {
-            self.failed::<()>(why);
+        let silent = |why: &dyn fmt::Display, is_answer: bool| {
+            self.failed(why, is_answer);
             Absence::Silent
         };
         let now = self.clock.elapsed();
         if self.is_missing(&path, now) {
             return Err(Absence::Missing);
         }
-        if self.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until) {
+        if self.is_failed(&path, now) || now < self.health().rests_until {
             return Err(Absence::Silent);
         }
         let mut request = Request::get(format!("{}{path}", self.url)).header(header::ACCEPT, accept);
@@ -206,45 +242,177 @@ impl Upstream {
         }
         let request = match request.body(Empty::new()) {
             Ok(request) => request,
-            Err(error) => return Err(silent(&error)),
+            Err(error) => return Err(silent(&error, true)),
         };
         let response = match (self.transport)(request).await {
             Ok(response) => response,
-            Err(error) => return Err(silent(&error)),
+            Err(error) => return Err(silent(&error, false)),
         };
-        match response.status() {
+        let status = response.status();
+        let is_answer = !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        if is_answer {
+            self.health().row = 0;
+        }
+        match status {
             StatusCode::OK => Ok(response),
             // The ref is not finalised, or the cache knows no such thing.
             StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => {
-                let mut misses = self.misses.lock().unwrap_or_else(PoisonError::into_inner);
-                if misses.len() >= MISSES_MAX {
-                    misses.clear();
-                }
-                misses.insert(path, now + self.miss);
+                remember(&self.misses, path, now + self.miss);
                 Err(Absence::Missing)
             }
-            status => Err(silent(&format!("status {status}"))),
+            status => Err(silent(&format!("status {status}"), is_answer)),
         }
     }
 
     fn is_missing(&self, path: &str, now: Duration) -> bool {
-        let misses = self.misses.lock().unwrap_or_else(PoisonError::into_inner);
-        misses.get(path).is_some_and(|until| now < *until)
+        is_remembered(&self.misses, path, now)
     }
 
-    pub(crate) fn failed<T>(&self, why: &dyn fmt::Display) -> Option<T> {
-        self.failures.fetch_add(1, Ordering::Relaxed);
-        let now = self.clock.elapsed();
-        let mut rests = self.rests_until.lock().unwrap_or_else(PoisonError::into_inner);
-        // Once per rest, whatever happens.
-        if rests.is_none_or(|old| old < now) {
-            tracing::warn!(url = self.url, %why, "the upstream cache does not answer; what is not here is a miss");
-        }
-        *rests = Some(now + REST);
-        None
+    fn is_failed(&self, path: &str, now: Duration) -> bool {
+        is_remembered(&self.failed_bodies, path, now)
     }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a request that brought nothing. It may have been answered.
+    fn failed(&self, why: &dyn fmt::Display, is_answer: bool) {
+        let now = self.clock.elapsed();
+        let mut health = self.health();
+        if !is_answer {
+            health.row = health.row.saturating_add(1);
+            if health.row >= FAILURES_IN_A_ROW {
+                health.rests_until = now + REST;
+            }
+        }
+        self.count_failure(
+            &mut health,
+            now,
+            "the upstream cache does not answer; what is not here is a miss",
+            why,
+        );
+    }
+
+    /// Counts a body that failed, against its path alone.
+    fn body_failed(&self, path: String, why: &dyn fmt::Display) {
+        let now = self.clock.elapsed();
+        remember(&self.failed_bodies, path, now + REST);
+        self.count_failure(
+            &mut self.health(),
+            now,
+            "an answer of the upstream cache is of no use; it is a miss",
+            why,
+        );
+    }
+
+    fn count_failure(&self, health: &mut Health, now: Duration, what: &str, why: &dyn fmt::Display) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        // Once per rest, whatever happens.
+        if health.quiet_until <= now {
+            tracing::warn!(url = self.url, %why, "{what}");
+        }
+        health.quiet_until = now + REST;
+    }
+}
+
+/// Paths with the time until which something about them is known.
+type Remembered = Mutex<HashMap<String, Duration>>;
+
+fn remember(paths: &Remembered, path: String, until: Duration) {
+    let mut paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
+    if paths.len() >= MISSES_MAX {
+        paths.clear();
+    }
+    paths.insert(path, until);
+}
+
+fn is_remembered(paths: &Remembered, path: &str, now: Duration) -> bool {
+    let paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
+    paths.get(path).is_some_and(|until| now < *until)
+}
+
+fn blob_path(namespace: &Namespace, hash: &IoHash) -> String {
+    format!("/api/v1/blobs/{namespace}/{hash}")
+}
+
+fn form_path(namespace: &Namespace, id: &IoHash) -> String {
+    format!("/api/v1/compressed-blobs/{namespace}/{id}")
 }
 
 fn media_of(response: &Response<Incoming>) -> Option<Media> {
     Media::parse(response.headers().get(header::CONTENT_TYPE)?.to_str().ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use futures_util::FutureExt as _;
+    use futures_util::stream;
+    use throng_ddc::Timestamp;
+
+    use super::*;
+
+    /// A clock that stands still, so that nothing rests for less than the test.
+    #[derive(Debug)]
+    struct Still;
+
+    impl Clock for Still {
+        fn sleep(&self, _: Duration) {}
+
+        fn now(&self) -> Timestamp {
+            Timestamp::from_unix_ms(0)
+        }
+
+        fn elapsed(&self) -> Duration {
+            Duration::from_secs(5)
+        }
+    }
+
+    /// Status that the upstream answers with; 0 is no answer.
+    fn upstream(status: &Arc<AtomicUsize>, asked: &Arc<AtomicUsize>) -> Upstream {
+        let (status, asked) = (Arc::clone(status), Arc::clone(asked));
+        let transport: Transport = Box::new(move |_| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let status = u16::try_from(status.load(Ordering::Relaxed)).expect("a status");
+            let body = Incoming { len: 0, bytes: stream::empty().boxed() };
+            let answer = Response::builder().status(status).body(body);
+            Box::pin(async move { answer.map_err(io::Error::other) })
+        });
+        Upstream::over(transport, Arc::new(Still), Duration::ZERO)
+    }
+
+    #[test]
+    fn the_upstream_rests_after_failures_in_a_row_and_after_no_others() {
+        let (status, asked) = (Arc::new(AtomicUsize::new(500)), Arc::new(AtomicUsize::new(0)));
+        let upstream = upstream(&status, &asked);
+        let namespace: Namespace = "n".parse().expect("a name");
+        let ask = |at: u32| {
+            let hash = IoHash::of(&at.to_le_bytes());
+            let before = asked.load(Ordering::Relaxed);
+            let _ = upstream.blob(&namespace, &hash).now_or_never().expect("it answers at once");
+            asked.load(Ordering::Relaxed) > before
+        };
+        // An answer ends the row, and refusals are answers.
+        for (at, code) in (0..).zip([500, 0, 200, 503, 429, 404, 403, 0, 504, 401]) {
+            status.store(code, Ordering::Relaxed);
+            assert!(ask(at), "{code}");
+        }
+        // So is a body that fails: only its path is left alone.
+        let rotten = IoHash::of(b"rotten");
+        status.store(200, Ordering::Relaxed);
+        for _ in 0..FAILURES_IN_A_ROW {
+            upstream.blob_failed(&namespace, &rotten, &"it broke off");
+        }
+        let before = asked.load(Ordering::Relaxed);
+        assert!(upstream.blob(&namespace, &rotten).now_or_never().expect("at once").is_none());
+        assert_eq!(asked.load(Ordering::Relaxed), before);
+        assert!(ask(100));
+        for (at, code) in (200..).zip([0, 502, 0]) {
+            status.store(code, Ordering::Relaxed);
+            assert!(ask(at), "{code}");
+        }
+        assert!(!ask(300), "it rests");
+    }
 }

@@ -148,6 +148,15 @@ impl Header {
         4 * self.block_count as usize
     }
 
+    /// Most bytes that a [`Decoder`] of this buffer holds: the block table, as received and as
+    /// numbers, and one block, compressed and raw.
+    #[must_use]
+    pub fn decoder_bytes(&self) -> u64 {
+        let raw = self.block_size().min(self.raw_size);
+        let block = if self.method == Method::None { 0 } else { raw + self.block_bound(raw as usize) as u64 };
+        2 * self.table_bytes() as u64 + block
+    }
+
     /// Raw bytes of block `index`.
     fn raw_block(&self, index: u32) -> usize {
         let start = u64::from(index) * self.block_size();
@@ -267,6 +276,28 @@ impl Decoder {
             State::Table(header) => Some(*header),
             State::Blocks(blocks) => Some(blocks.header),
         }
+    }
+
+    /// Bytes of input that complete the header, the table, a block or what is stored as it is.
+    /// After as many, `sink` has been given at most one block. 0 when the buffer is complete.
+    #[must_use]
+    pub fn wanted(&self) -> u64 {
+        let missing = |whole: usize| (whole - self.pending.len()) as u64;
+        match &self.state {
+            State::Header => missing(HEADER_BYTES),
+            State::Table(header) => missing(HEADER_BYTES + header.table_bytes()),
+            // One of both is 0.
+            State::Blocks(blocks) => match blocks.stored_left + blocks.skipped_left {
+                0 => blocks.sizes.get(blocks.index as usize).map_or(0, |size| missing(*size as usize)),
+                left => left,
+            },
+        }
+    }
+
+    /// False once a block was skipped because nothing decodes it: `sink` is not given all raw data.
+    #[must_use]
+    pub fn decodes_all(&self) -> bool {
+        !matches!(&self.state, State::Blocks(blocks) if !blocks.hash_checked)
     }
 
     /// Takes the next bytes; calls `sink` with raw data in order, in pieces of at most a block.
@@ -571,6 +602,33 @@ mod tests {
                 }
                 decoder.finish().expect("valid");
                 assert_eq!(found, raw);
+            }
+        }
+    }
+
+    #[test]
+    fn input_as_wanted_gives_one_block_at_a_time() {
+        for raw in samples() {
+            for bytes in [store(&raw), compress_lz4(&raw, 12)] {
+                let header = Header::read(&bytes).expect("ours");
+                let (mut decoder, mut at, mut found) = (Decoder::new(), 0, Vec::new());
+                while decoder.wanted() > 0 {
+                    let count = decoder.wanted() as usize;
+                    let mut given = 0;
+                    decoder
+                        .push(&bytes[at..at + count], &mut |raw| {
+                            given += raw.len();
+                            found.extend_from_slice(raw);
+                        })
+                        .expect("valid");
+                    at += count;
+                    assert!(header.method == Method::None || given as u64 <= header.block_size());
+                    let held = decoder.pending.capacity() + decoder.raw.capacity();
+                    // Buffers grow by doubling.
+                    assert!(held as u64 <= 2 * (header.decoder_bytes() + HEADER_BYTES as u64), "{held}");
+                }
+                assert_eq!((at, found), (bytes.len(), raw.clone()));
+                assert!(decoder.decodes_all() && decoder.finish().is_ok());
             }
         }
     }

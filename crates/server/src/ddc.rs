@@ -87,7 +87,34 @@ impl fmt::Debug for Cache {
 pub(crate) fn has_pages(settings: &Settings) -> bool {
     let (ddc, http, only) = (&settings.ddc.addr, &settings.http.addr, &settings.server.only);
     let is_alone = http.is_empty() && only.iter().eq([services::DDC]);
-    services::is_selected(only, services::DDC) && !ddc.is_empty() && (ddc == http || is_alone)
+    // The system chooses a port for each.
+    let is_same = ddc == http && !ddc.ends_with(":0");
+    services::is_selected(only, services::DDC) && !ddc.is_empty() && (is_same || is_alone)
+}
+
+/// Returns whether the settings give this process a cache.
+fn is_wanted(settings: &Settings) -> bool {
+    let ddc = &settings.ddc;
+    let has_address = !ddc.addr.is_empty() || !ddc.internal_addr.is_empty();
+    has_address && services::is_selected(&settings.server.only, services::DDC)
+}
+
+/// Loads the files that the cache would start with.
+pub(crate) fn check_files(
+    settings: &Settings,
+    side: &tokio::runtime::Handle,
+) -> Vec<(String, Result<(), String>)> {
+    let ddc = &settings.ddc;
+    if !is_wanted(settings) {
+        return Vec::new();
+    }
+    let tls = tls::http_acceptor(&ddc.tls_cert, &ddc.tls_key).map(drop);
+    let origin_key = if settings.ddc_tier.url.is_empty() { "ddc.upstream.url" } else { "ddc.tier.url" };
+    vec![
+        ("ddc.tls_cert".to_owned(), tls),
+        ("ddc.tokens_file".to_owned(), rules(settings, &Keys::default(), side, &[]).map(drop)),
+        (origin_key.to_owned(), origin(settings).map(drop)),
+    ]
 }
 
 /// Starts the cache if the settings give it an address. `side` fetches keys.
@@ -96,8 +123,7 @@ pub(crate) fn has_pages(settings: &Settings) -> bool {
 /// An address that cannot be listened on, a folder that cannot be used, files that do not fit.
 pub(crate) fn start(settings: &Settings, side: &tokio::runtime::Handle) -> Result<Option<Cache>, StartError> {
     let ddc = &settings.ddc;
-    let selected = services::is_selected(&settings.server.only, services::DDC);
-    if !selected || ddc.addr.is_empty() && ddc.internal_addr.is_empty() {
+    if !is_wanted(settings) {
         return Ok(None);
     }
     let threads =

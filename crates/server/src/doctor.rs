@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::{Config, Listener, Settings, resolve_addr};
+use crate::config::{Config, Settings, resolve_addr};
 use crate::{gateway_config, listen, schemas, services};
 
 /// Descriptors that a process needs besides its connections: loops, files, the admin listener.
@@ -79,7 +79,6 @@ pub fn examine(config: &Config) -> Vec<Finding> {
             findings.push(address(&format!("{section}.{}", plan.key), plan.addr, stream));
             findings.extend(reach(config, section, plan.addr, plan.tls));
         }
-        findings.extend(certificate(section, listener));
     }
     let others = [
         ("http.addr", &settings.http.addr, true),
@@ -107,14 +106,10 @@ fn positions(settings: &Settings) -> Option<Finding> {
     if settings.spatial.controller.is_empty() || settings.gateway.schemas.is_empty() {
         return None;
     }
-    let remedy = "see `gateway.spatial.positions` and `gateway.schemas`";
-    let schemas = match schemas::load(settings) {
-        Ok(schemas) => schemas,
-        Err(why) => return Some(Finding::bad(POSITIONS, why, remedy)),
-    };
-    let unknown = gateway_config::unknown_positions(settings, &schemas);
-    if !unknown.is_empty() {
-        return Some(Finding::bad(POSITIONS, unknown.join("; "), remedy));
+    // Schemas that cannot be loaded, or lack a configured position, are a matter of the files.
+    let schemas = schemas::load(settings).ok()?;
+    if !gateway_config::unknown_positions(settings, &schemas).is_empty() {
+        return None;
     }
     let paths = settings.spatial.positions.iter().map(|path| path.trim_end_matches(":z-up"));
     let found: Vec<_> = paths.filter(|path| schemas.has_position(path)).collect();
@@ -203,24 +198,6 @@ fn reach(config: &Config, section: &str, addr: SocketAddr, tls: bool) -> Option<
                 "set `{section}.tls = true` with a certificate, or terminate TLS in front of the gateway"
             ),
         )
-    })
-}
-
-fn certificate(section: &str, listener: &Listener) -> Option<Finding> {
-    if listener.tls_cert.is_empty() || listener.tls_key.is_empty() {
-        return None;
-    }
-    let read = |path: &str| std::fs::read(path).map_err(|error| format!("`{path}`: {error}"));
-    let checked = read(&listener.tls_cert).and_then(|cert| {
-        throng_net::tls_server_config(&cert, &read(&listener.tls_key)?)
-            .map(drop)
-            .map_err(|error| error.to_string())
-    });
-    Some(match checked {
-        Ok(()) => Finding::good("certificate", format!("`{section}.tls_cert` and its key match")),
-        Err(why) => {
-            Finding::bad("certificate", why, format!("see `{section}.tls_cert` and `{section}.tls_key`"))
-        }
     })
 }
 

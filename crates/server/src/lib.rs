@@ -39,6 +39,7 @@ mod enet_gate;
 #[cfg(test)]
 mod faults;
 mod fence;
+mod files;
 mod gateway_config;
 mod inspect;
 mod listen;
@@ -68,6 +69,7 @@ mod worker;
 mod world;
 mod worlds;
 
+pub use files::check_files;
 pub use matcher::{import_matcher, take_over_area};
 pub use services::SERVICES;
 pub use signals::{End, Signals};

@@ -75,6 +75,32 @@ pub(crate) fn is_wanted(settings: &Settings) -> bool {
         && addresses.iter().any(|each| !each.is_empty())
 }
 
+/// Access tokens of the matcher.
+///
+/// # Errors
+/// A phrase that names the file and what is wrong with it.
+pub(crate) fn tokens(settings: &Settings) -> Result<Tokens, String> {
+    let file = &settings.matcher.tokens_file;
+    Tokens::parse(&read(file)?).map_err(|error| format!("`{file}`: {error}"))
+}
+
+/// Loads the files that the matcher would start with.
+pub(crate) fn check_files(
+    settings: &Settings,
+    side: &tokio::runtime::Handle,
+) -> Vec<(String, Result<(), String>)> {
+    let matcher = &settings.matcher;
+    if !is_wanted(settings) {
+        return Vec::new();
+    }
+    vec![
+        ("matcher.tokens_file".to_owned(), tokens(settings).map(drop)),
+        ("matcher.tls_cert".to_owned(), tls::acceptor_from(&matcher.tls_cert, &matcher.tls_key).map(drop)),
+        ("matcher.rules".to_owned(), rules(settings, side).map(drop)),
+        ("matcher.nats_token_file".to_owned(), read(&matcher.nats_token_file).map(drop)),
+    ]
+}
+
 /// Starts the matcher if the settings give it an address. Its HTTP listener runs on `side`.
 ///
 /// # Errors
@@ -92,14 +118,12 @@ pub(crate) fn start(
         "" => None,
         addr => Some(resolve_addr(addr).map_err(StartError::File)?),
     };
-    let tokens = read(&matcher.tokens_file)?;
-    let tokens = Tokens::parse(&tokens)
-        .map_err(|error| StartError::File(format!("`{}`: {error}", matcher.tokens_file)))?;
+    let tokens = tokens(settings).map_err(StartError::File)?;
     let (durability, fs) = journal(settings)?;
     #[cfg(feature = "nats")]
     let identity = identity(settings, fs.as_deref())?;
     let gate = if matcher.nats_url.is_empty() { Gate::default() } else { Gate::leased() };
-    let (config, policies) = rules(settings, side)?;
+    let (config, policies) = rules(settings, side).map_err(StartError::File)?;
     let options = Options {
         addr,
         unix: (!matcher.unix_path.is_empty()).then(|| PathBuf::from(&matcher.unix_path)),
@@ -159,7 +183,7 @@ fn serve_nats(
     let kept = (!is_volatile).then(|| data.join(format!("replaced-{}", identity.journal)));
     let options = throng_matcher_server::NatsOptions {
         url: matcher.nats_url.clone(),
-        bus_token: read(&matcher.nats_token_file)?.trim().to_owned(),
+        bus_token: read(&matcher.nats_token_file).map_err(StartError::File)?.trim().to_owned(),
         area: matcher.area.clone(),
         tokens,
         identity,
@@ -283,10 +307,10 @@ fn journal(settings: &Settings) -> Result<(Durability, Option<Arc<dyn Fs>>), Sta
 fn rules(
     settings: &Settings,
     side: &tokio::runtime::Handle,
-) -> Result<(throng_matcher::Config, Policies), StartError> {
+) -> Result<(throng_matcher::Config, Policies), String> {
     let keys = &settings.matcher;
-    let wrong = |why: String| StartError::File(format!("`{}`: {why}", keys.rules));
-    let rules = rules::load(&keys.rules).map_err(|problem| StartError::File(problem.to_string()))?;
+    let wrong = |why: String| format!("`{}`: {why}", keys.rules);
+    let rules = rules::load(&keys.rules).map_err(|problem| problem.to_string())?;
     let mut config = rules.config;
     config.presence_grace_ms = keys.presence_grace_ms;
     let needs_tls = config.modes.values().any(|mode| mode.policy.starts_with("https://"));
@@ -304,11 +328,11 @@ fn rules(
 }
 
 /// A file's text; an empty name is an empty file.
-fn read(file: &str) -> Result<String, StartError> {
+fn read(file: &str) -> Result<String, String> {
     if file.is_empty() {
         return Ok(String::new());
     }
-    std::fs::read_to_string(file).map_err(|error| StartError::File(format!("`{file}`: {error}")))
+    std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}"))
 }
 
 #[cfg(all(test, feature = "nats"))]

@@ -334,7 +334,7 @@ mod tests {
         );
         table(&mut out, &own);
         out.push_str(
-            "\n## Names of the reference\n\nWith `metrics.compat = \"channeld\"` (the default of `throng channeld`) the page also has the reference's\n\
+            "\n## Names of channeld\n\nWith `metrics.compat = \"channeld\"` (the default of `throng channeld`) the page also has channeld's\n\
              names, so that its Grafana dashboard shows Throng unchanged. Counters have no suffix there.\n\n",
         );
         table(&mut out, &reference);

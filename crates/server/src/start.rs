@@ -16,7 +16,7 @@ use throng_net::{Clock, EventLoop, ListenerKey, ListenerSpec, TlsAcceptor, WsPol
 use tokio::sync::{Notify, oneshot};
 
 use crate::auth::{self, Logins, Tickets};
-use crate::config::{Changes, Config, Listener, Origin, Problems, Settings};
+use crate::config::{Changes, Config, Listener, Origin, ProblemKind, Problems, Settings};
 use crate::desk::Desk;
 use crate::listen::{self, ListenerPlan, Transport};
 use crate::mailbox::{Mailbox, Post};
@@ -109,6 +109,18 @@ pub enum StartError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+}
+
+impl StartError {
+    /// The code for `throng explain`.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            StartError::File(_) => ProblemKind::BadReference.code(),
+            StartError::Bind { .. } => "THR-0109",
+            StartError::System { .. } => "THR-0110",
+        }
+    }
 }
 
 /// A running process. Dropping it stops everything at once, without goodbyes; see
@@ -327,7 +339,10 @@ pub fn start(config: Config) -> Result<Running, StartError> {
         worlds,
         recorder: recorder_thread,
         output_memory,
-        access: Arc::new(Access::new(read_tokens(&settings.http.tokens_file)?, settings.metrics.open)),
+        access: Arc::new(Access::new(
+            read_tokens(&settings.http.tokens_file).map_err(StartError::File)?,
+            settings.metrics.open,
+        )),
         http_end: Arc::default(),
         addresses,
         runtime: Some(runtime),
@@ -917,12 +932,12 @@ const NEWCOMER_BYTES_MAX: usize = 128 * 1024;
 const HTTP_TOKEN_BYTES_MIN: usize = 16;
 
 /// One token a line, `#` begins a comment.
-fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
+pub(crate) fn read_tokens(path: &str) -> Result<Vec<String>, String> {
     if path.is_empty() {
         return Ok(Vec::new());
     }
     let text = std::fs::read_to_string(path)
-        .map_err(|error| StartError::File(format!("`http.tokens_file`: cannot read `{path}`: {error}")))?;
+        .map_err(|error| format!("`http.tokens_file`: cannot read `{path}`: {error}"))?;
     let tokens: Vec<String> = text
         .lines()
         .map(str::trim)
@@ -930,14 +945,14 @@ fn read_tokens(path: &str) -> Result<Vec<String>, StartError> {
         .map(str::to_owned)
         .collect();
     if tokens.is_empty() {
-        return Err(StartError::File(format!("`http.tokens_file`: `{path}` holds no token")));
+        return Err(format!("`http.tokens_file`: `{path}` holds no token"));
     }
     if let Some(short) = tokens.iter().find(|token| token.len() < HTTP_TOKEN_BYTES_MIN) {
-        return Err(StartError::File(format!(
+        return Err(format!(
             "`http.tokens_file`: a token in `{path}` has {} characters; {HTTP_TOKEN_BYTES_MIN} at least, such as \
              `openssl rand -hex 16` gives",
             short.len()
-        )));
+        ));
     }
     Ok(tokens)
 }

@@ -298,6 +298,12 @@ fn run_inner(args: BenchArgs) -> Result<bool, AnyError> {
             enet::serve(&plan, io::stdout())?;
             Ok(true)
         }
+        ["enet", ..] if args.enet.serve => {
+            Err("bench enet --serve takes no group; --addr HOST:PORT names its address".into())
+        }
+        ["enet", ..] if args.server.addr.is_some() => {
+            Err("bench enet starts its own servers: --addr is the address of bench enet --serve".into())
+        }
         ["enet", groups @ ..] => {
             let known: Vec<&str> = enet::GROUPS.iter().map(|(name, _)| *name).collect();
             if let Some(wrong) = groups.iter().find(|group| !known.contains(group)) {
@@ -375,6 +381,7 @@ pub(crate) fn measure_enet(args: &BenchArgs, groups: Vec<String>) -> Result<Repo
         warmup: args.warmup,
         shards: args.server.shards,
         quick: args.effort() != Effort::Whole,
+        smoke: args.effort() == Effort::Smoke,
         seed: args.server.seed,
     };
     let mut live = args.server.live();

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ArgMatches;
-use throng_server::config::{self, CLASSES, Config, Loader, Origin, SECTIONS};
+use throng_server::check_files;
+use throng_server::config::{self, CLASSES, Config, Loader, Origin, Problems, SECTIONS};
 
 use crate::output::{complain, print};
 use crate::{keys, up};
@@ -15,10 +16,12 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             for warning in &config.warnings {
                 complain(&format!("warning: {warning}"));
             }
+            check_files(config)?;
             print(match keys::file(matches) {
                 Some(_) => "the configuration is valid\n",
                 None => "no throng.toml here; the defaults are valid\n",
             });
+            Ok(())
         }),
         Some(("show", matches)) => with_config(matches, |config| {
             let origin = matches.get_flag("origin");
@@ -27,6 +30,7 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
             } else {
                 show_toml(config, origin)
             });
+            Ok(())
         }),
         Some(("default", _)) => {
             print(&config::default_toml());
@@ -40,17 +44,14 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
     }
 }
 
-fn with_config(matches: &ArgMatches, show: impl FnOnce(&Config)) -> ExitCode {
+fn with_config(matches: &ArgMatches, show: impl FnOnce(&Config) -> Result<(), Problems>) -> ExitCode {
     // Without a file: what `throng up` runs with.
     let loader = match keys::file(matches) {
         Some(_) => Loader::new(),
         None => up::everything(Loader::new()),
     };
-    match keys::load(matches, loader) {
-        Ok(config) => {
-            show(&config);
-            ExitCode::SUCCESS
-        }
+    match keys::load(matches, loader).and_then(|config| show(&config)) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(problems) => {
             complain(&problems.to_string());
             ExitCode::from(2)

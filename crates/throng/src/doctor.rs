@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::ArgMatches;
 use serde_json::Value;
-use throng_server::config::Http;
+use throng_server::check_files;
+use throng_server::config::{Config, Http, Problem};
 use throng_server::doctor::{Finding, Severity, examine, positions_in};
 
 use crate::admin::AdminArgs;
@@ -19,12 +20,28 @@ pub(crate) fn run(matches: &ArgMatches) -> ExitCode {
         Err(code) => return code,
     };
     let mut findings = examine(&config);
+    findings.extend(files(&config));
     findings.extend(running(&config.settings.http).as_ref().and_then(positions_in));
     print(&if matches.get_flag("json") { json(&findings) } else { text(&findings) });
     match findings.iter().any(|finding| finding.severity == Severity::Bad) {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     }
+}
+
+/// Files that a start would load.
+fn files(config: &Config) -> Vec<Finding> {
+    let finding =
+        |severity, found: String, remedy: String| Finding { subject: "files", severity, found, remedy };
+    let Err(problems) = check_files(config) else {
+        let found = "all that the configuration names can be used".to_owned();
+        return vec![finding(Severity::Good, found, String::new())];
+    };
+    let bad = |problem: Problem| {
+        let code = problem.kind.code();
+        finding(Severity::Bad, format!("{} ({code})", problem.message), format!("`throng explain {code}`"))
+    };
+    problems.0.into_iter().map(bad).collect()
 }
 
 /// The world of a process that already runs at the admin address, if one does and answers.

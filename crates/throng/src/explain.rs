@@ -50,8 +50,9 @@ const CODES: &[(&str, &str, &str)] = &[
     (
         "THR-0107",
         "a file named in the configuration cannot be used",
-        "A schema, state machine, channel settings, certificate or token file is missing or wrong. Relative paths count\n\
-         from the working directory of the process.",
+        "A schema, state machine, channel settings, certificate, key or token file, or a folder, is missing or wrong;\n\
+         the message names the key and what is wrong. Relative paths count from the working directory of the process.\n\
+         `throng config check` and `throng doctor` load the same files as `throng up`.",
     ),
     (
         "THR-0108",
@@ -60,6 +61,18 @@ const CODES: &[(&str, &str, &str)] = &[
          other. The message names the queue and the path in it (`rules[2].max`), what is expected and what was found.\n\
          The line shown is the one where the queue or the value begins. A rule set of a PutQueue request is refused\n\
          for the same reasons, with RULE_INVALID.",
+    ),
+    (
+        "THR-0109",
+        "an address cannot be listened on",
+        "Another process has the port, the address belongs to no interface of this machine, or the port needs a\n\
+         privilege. The message names the key; `ss -lntup` shows the process, and port 0 takes a free one.",
+    ),
+    (
+        "THR-0110",
+        "the system refuses a thread, a descriptor or randomness",
+        "The process has reached a limit of the machine or of its control group. `throng doctor` compares the limits\n\
+         with the configuration.",
     ),
 ];
 
@@ -139,6 +152,7 @@ fn reasons() -> impl Iterator<Item = Reason> {
 mod tests {
     use std::collections::HashSet;
 
+    use throng_server::StartError;
     use throng_server::config::ProblemKind;
 
     #[test]
@@ -154,6 +168,22 @@ mod tests {
         use ProblemKind::*;
         for kind in [Unreadable, Syntax, UnknownKey, BadValue, Conflict, UnsafeBind, BadReference, BadRules] {
             assert!(super::CODES.iter().any(|(code, _, _)| *code == kind.code()), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn every_code_of_a_start_is_explained() {
+        let refused = || std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        let addr = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+        let bind =
+            StartError::Bind { key: "http.addr".to_owned(), addr, source: refused(), hint: String::new() };
+        let errors = [
+            bind,
+            StartError::File(String::new()),
+            StartError::System { what: "a thread", source: refused() },
+        ];
+        for error in errors {
+            assert!(super::CODES.iter().any(|(code, _, _)| *code == error.code()), "{error:?}");
         }
     }
 }

@@ -10,6 +10,12 @@ use throng_server::config::{KEYS, nearest};
 /// Keys that are named at most when several end alike.
 const KEYS_MAX: usize = 3;
 
+/// Flags of other programs for the address of their only listener.
+const ADDRESS_WORDS: &[&str] = &["port", "host", "listen", "bind", "address", "ip"];
+/// Flags of the listeners of a process.
+const ADDRESS_FLAGS: &[&str] =
+    &["gateway.clients.addr", "gateway.servers.addr", "ddc.addr", "matcher.addr", "http"];
+
 /// Replaces clap's suggestion in `error`, which considers one command only and measures similarity
 /// instead of edit distance.
 pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
@@ -43,6 +49,10 @@ fn improve_command(error: &mut Error, used: &Command) {
 
 fn tip(word: &str, command: &Command, arguments: &[OsString]) -> Option<String> {
     let used = used_command(command, arguments);
+    if ADDRESS_WORDS.contains(&word) && flags(used).any(|flag| ADDRESS_FLAGS.contains(&flag)) {
+        let shown: Vec<String> = ADDRESS_FLAGS.iter().map(|flag| format!("'--{flag} HOST:PORT'")).collect();
+        return Some(format!("each listener has a flag for its address: {}", shown.join(", ")));
+    }
     if let Some(near) = nearest(word, flags(used)) {
         return Some(format!("a similar flag exists: '--{near}'"));
     }
@@ -103,6 +113,8 @@ mod tests {
         check("throng up --playrs 3", "'--players' is a flag of `throng demo`");
         check("throng --playrs 3", "'--players' is a flag of `throng demo`");
         check("throng up --shards 3", "'--server.shards'");
+        check("throng up --port 3", "'--gateway.clients.addr HOST:PORT'");
+        check("throng up --host 0.0.0.0", "'--http HOST:PORT'");
         check("throng config check --shards 3", "'--server.shards'");
         check("throng config chk", "'check'");
         check("throng migrate chk", "'check'");

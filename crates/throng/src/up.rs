@@ -197,13 +197,20 @@ pub(crate) fn serve(
         Ok(log) => log,
         Err(why) => return failed(&why),
     };
+    if let Err(problems) = throng_server::check_files(&config) {
+        log.flush();
+        complain(&problems.to_string());
+        return ExitCode::from(WRONG);
+    }
     let data = config.settings.server.data.clone();
     let listeners = config.clone();
     let running = match throng_server::start(config) {
         Ok(running) => running,
         Err(error) => {
             log.flush();
-            return failed(&(error.to_string() + &other_taken_addresses(&error, &listeners)));
+            let others = other_taken_addresses(&error, &listeners);
+            complain(&format!("error[{}]: {error}{others}", error.code()));
+            return ExitCode::from(WRONG);
         }
     };
     if let Ok(program) = std::env::current_exe() {

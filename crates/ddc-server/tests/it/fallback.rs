@@ -353,3 +353,48 @@ async fn what_comes_and_is_something_else_breaks_off_and_is_not_kept() {
     assert!(!server.service().store().has_blob(&namespace, &hash).expect("it can be asked"));
     assert_eq!(server.service().stats().damaged, 1);
 }
+
+/// A cache that has `sound`, and breaks off within every other blob.
+async fn rotten_upstream(sound: Vec<Vec<u8>>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a request"));
+            }
+            let head = String::from_utf8_lossy(&head).to_lowercase();
+            let found = sound.iter().find(|blob| head.contains(&IoHash::of(blob).to_string()));
+            let body = found.map_or(&[7; 100][..], |blob| &blob[..]);
+            let len = body.len() + if found.is_some() { 0 } else { 5_000_000 };
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n\
+                 Connection: close\r\n\r\n"
+            );
+            stream.write_all(&[answer.as_bytes(), body].concat()).await.expect("it takes it");
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blob_that_breaks_off_at_the_upstream_leaves_the_others_alone() {
+    let sound: Vec<Vec<u8>> = (1..20).map(|at| vec![at; 2_000]).collect();
+    let server = edge(rotten_upstream(sound.clone()).await).await;
+    let client = server.client().await;
+    let path = |hash: &IoHash| format!("/api/v1/blobs/game/{hash}");
+    for (at, blob) in (0_u32..).zip(&sound) {
+        // Its head may have been sent by then: the answer breaks off, or is a miss.
+        let rotten = path(&IoHash::of(&at.to_le_bytes()));
+        let mut stream = TcpStream::connect(server.addr).await.expect("it listens");
+        let request = format!("GET {rotten} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer).await;
+        assert!(answer.len() < 5_000_000);
+        let got = client.get(&path(&IoHash::of(blob)), "*/*").await;
+        assert_eq!((got.status, &got.body[..]), (StatusCode::OK, &blob[..]), "{at}");
+    }
+}

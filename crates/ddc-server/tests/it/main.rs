@@ -3,6 +3,7 @@
 mod build_cache;
 mod build_clients;
 mod common;
+mod descriptors;
 mod disk;
 mod editor;
 mod fallback;

@@ -3,10 +3,16 @@
 #[allow(dead_code, reason = "each test file uses a part of it")]
 use crate::common;
 
+use std::net::SocketAddr;
+
 use common::{Client, Reply, Server};
+use futures_util::future::join_all;
 use hyper::StatusCode;
-use throng_ddc::{Document, IoHash, Style, Value};
+use throng_ddc::compressed::compress_lz4;
+use throng_ddc::{Document, Hasher, IoHash, Style, Value};
 use throng_ddc_server::{Listener, Rules};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const CB: &str = "Content-Type: application/x-ue-cb";
 
@@ -90,4 +96,262 @@ async fn large_objects_are_read_as_the_client_takes_them() {
     let client = server.client().await;
     let object = put_object(&client, 8 << 20).await;
     assert_eq!(codes(&gets(&client, 7).await, &object), [200; 7]);
+}
+
+const COMP: &str = "Content-Type: application/x-ue-comp";
+const MIB: usize = 1 << 20;
+
+/// Uploads a compressed buffer and a ref to its raw data, which has the hash `id`. Gives the path
+/// of the ref.
+async fn put_compressed(client: &Client, id: &IoHash, raw_size: usize, buffer: Vec<u8>) -> String {
+    let path = format!("/api/v1/compressed-blobs/n/{id}");
+    let reply = client.send("PUT", &path, &[COMP], buffer).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    put_ref_to(client, id, raw_size).await
+}
+
+async fn put_ref_to(client: &Client, id: &IoHash, raw_size: usize) -> String {
+    let object = Value::object([
+        ("RawHash", Value::BinaryAttachment(*id)),
+        ("RawSize", Value::Integer(raw_size as u64)),
+    ]);
+    let object = object.encode(Style::Plain);
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+    let path = format!("/api/v1/refs/n/b/{}", key());
+    let reply = client.send("PUT", &path, &[CB, &hash], object).await;
+    assert_eq!(reply.text(), r#"{"needs":[]}"#);
+    path
+}
+
+/// Hash of `len` zeros.
+fn zeros_hash(len: usize) -> IoHash {
+    let (mut hasher, piece) = (Hasher::new(), vec![0; MIB]);
+    (0..len / MIB).for_each(|_| hasher.update(&piece));
+    hasher.finish()
+}
+
+/// Asks for `path` on a connection of its own. Gives the head of the answer; nothing of the body is
+/// read.
+async fn head_of(addr: SocketAddr, path: &str) -> (String, TcpStream) {
+    let mut stream = TcpStream::connect(addr).await.expect("it listens");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.expect("it reads");
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.expect("an answer"));
+    }
+    (String::from_utf8(head).expect("text"), stream)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_raw_data_that_do_not_read_hold_a_block_each() {
+    const READERS: usize = 24;
+    const RAW: usize = 64 * MIB;
+    let server = server(4 << 20).await;
+    let client = server.client().await;
+    let id = zeros_hash(RAW);
+    let path = put_compressed(&client, &id, RAW, compress_lz4(&vec![0; RAW], 18)).await;
+    let raw = format!("{path}.raw");
+    let held = join_all((0..READERS).map(|_| head_of(server.addr, &raw))).await;
+    let served = held.iter().filter(|(head, _)| head.starts_with("HTTP/1.1 200 ")).count();
+    let refused = held.iter().filter(|(head, _)| head.starts_with("HTTP/1.1 503 ")).count();
+    // A block of 256 KiB, compressed and twice raw, and a table: about 0.7 MiB.
+    assert!((1..=8).contains(&served), "{served} of {READERS} are served from 4 MiB");
+    assert_eq!(served + refused, READERS);
+    // The others are refused while these stay, and a HEAD needs no memory.
+    let reply = client.send("HEAD", &raw, &[], "").await;
+    assert_eq!((reply.status, reply.header("Content-Length")), (StatusCode::OK, "67108864"));
+    drop(held);
+    // Their memory is there again, once the server has noticed.
+    loop {
+        let (head, mut stream) = head_of(server.addr, &raw).await;
+        if head.starts_with("HTTP/1.1 200 ") {
+            let mut body = Vec::new();
+            stream.read_to_end(&mut body).await.expect("all of it");
+            assert!(body == vec![0; RAW]);
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn raw_data_of_any_size_is_served_from_the_memory_of_a_block() {
+    const RAW: usize = 272 * MIB;
+    let server = server(1 << 20).await;
+    let client = server.client().await;
+    let id = zeros_hash(RAW);
+    let path = put_compressed(&client, &id, RAW, compress_lz4(&vec![0; RAW], 18)).await;
+    let (head, mut stream) = head_of(server.addr, &format!("{path}.raw")).await;
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.contains(&format!("content-length: {RAW}\r\n")),
+        "{head}"
+    );
+    let (mut hasher, mut piece, mut len) = (Hasher::new(), vec![0; MIB], 0);
+    loop {
+        let count = stream.read(&mut piece).await.expect("all of it");
+        if count == 0 {
+            break;
+        }
+        hasher.update(&piece[..count]);
+        len += count;
+    }
+    assert_eq!((len, hasher.finish()), (RAW, id));
+}
+
+/// A buffer whose last block holds something else than its header's hash says, and that hash.
+fn with_another_end(raw_size: usize) -> (IoHash, Vec<u8>) {
+    let mut raw = vec![0; raw_size];
+    let mut buffer = compress_lz4(&raw, 18);
+    raw[raw_size - (256 << 10)..].fill(1);
+    let other = compress_lz4(&raw, 18);
+    assert_eq!(buffer.len(), other.len(), "blocks of one byte value take the same bytes");
+    // The last block takes fewer bytes than the header has.
+    let table = 64 + 4 * raw_size.div_ceil(256 << 10);
+    let last = u32::from_be_bytes(buffer[table - 4..table].try_into().expect("a size")) as usize;
+    let at = buffer.len() - last;
+    buffer[at..].copy_from_slice(&other[at..]);
+    (zeros_hash(raw_size), buffer)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_raw_data_is_withheld_if_it_is_something_else() {
+    let server = server(4 << 20).await;
+    let client = server.client().await;
+    for raw_size in [32 * MIB, 80 * MIB] {
+        let (id, buffer) = with_another_end(raw_size);
+        let hash = IoHash::of(&buffer);
+        // No upload of it as a compressed buffer passes; as a blob that is named as a form it does.
+        let reply = client
+            .send(
+                "PUT",
+                &format!("/api/v1/blobs/n/{hash}"),
+                &["Content-Type: application/octet-stream"],
+                buffer,
+            )
+            .await;
+        assert_eq!(reply.status, StatusCode::OK);
+        let update = format!("/api/v1/content-id/n/{id}/update/{hash}/1");
+        assert_eq!(client.send("PUT", &update, &[], "").await.status, StatusCode::OK);
+        let path = put_ref_to(&client, &id, raw_size).await;
+        let (head, mut stream) = head_of(server.addr, &format!("{path}.raw")).await;
+        if raw_size <= 64 * MIB {
+            assert!(head.starts_with("HTTP/1.1 400 "), "{head}");
+            continue;
+        }
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let (mut piece, mut len) = (vec![0; MIB], 0);
+        while let Ok(count @ 1..) = stream.read(&mut piece).await {
+            assert!(piece[..count].iter().all(|byte| *byte == 0));
+            len += count;
+        }
+        assert!(len < raw_size, "{len} of {raw_size}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn raw_data_under_the_name_of_other_data_is_not_served() {
+    let server = server(4 << 20).await;
+    let client = server.client().await;
+    let (good, evil) = (b"good".repeat(100), b"evil".repeat(100));
+    let buffer = compress_lz4(&evil, 18);
+    let hash = IoHash::of(&buffer);
+    let octets = "Content-Type: application/octet-stream";
+    client.send("PUT", &format!("/api/v1/blobs/n/{hash}"), &[octets], buffer).await;
+    let update = format!("/api/v1/content-id/n/{}/update/{hash}/1", IoHash::of(&good));
+    assert_eq!(client.send("PUT", &update, &[], "").await.status, StatusCode::OK);
+    let path = put_ref_to(&client, &IoHash::of(&good), good.len()).await;
+    let reply = client.get(&format!("{path}.raw"), "*/*").await;
+    assert_eq!(reply.status, StatusCode::NOT_FOUND, "{}", reply.text());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_with_large_blocks_hold_the_memory_of_their_decoder() {
+    const RAW: usize = 40 * MIB;
+    let server = server(48 << 20).await;
+    let id = zeros_hash(RAW);
+    // Blocks of 16 MiB, which compress to 64 KiB each.
+    let buffer = compress_lz4(&vec![0; RAW], 24);
+    let path = format!("/api/v1/compressed-blobs/n/{id}");
+    let mut slow = TcpStream::connect(server.addr).await.expect("it listens");
+    let (last, most) = buffer.split_last().expect("not empty");
+    // A short body of declared length is handed on as a whole.
+    let head = format!(
+        "PUT {path} HTTP/1.1\r\nHost: localhost\r\n{COMP}\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n{:x}\r\n",
+        most.len()
+    );
+    slow.write_all(&[head.as_bytes(), most, b"\r\n"].concat()).await.expect("it reads");
+    // Once the slow one has its memory, another waits for it in vain.
+    let client = server.client().await;
+    loop {
+        let reply = client.send("PUT", &path, &[COMP], buffer.clone()).await;
+        if reply.status == StatusCode::SERVICE_UNAVAILABLE {
+            assert!(reply.text().contains("other requests hold"), "{}", reply.text());
+            break;
+        }
+    }
+    slow.write_all(&[&b"1\r\n"[..], &[*last], b"\r\n0\r\n\r\n"].concat()).await.expect("it reads");
+    let mut answer = String::new();
+    slow.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_made_of_an_object_is_taken_from_the_memory_of_all() {
+    use throng_ddc::package::{Entry, Flags, Table};
+    const RAW: usize = 64 * MIB;
+    let server = server(1 << 20).await;
+    let client = server.client().await;
+    let zeros = Value::object([("zeros", Value::Binary(vec![0; 300 << 10]))]).encode(Style::Plain);
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&zeros));
+    let json = format!("/api/v1/refs/n/other/{}", key());
+    assert_eq!(client.send("PUT", &json, &[CB, &hash], zeros).await.status, StatusCode::OK);
+    let id = zeros_hash(RAW);
+    let raw = put_compressed(&client, &id, RAW, compress_lz4(&vec![0; RAW], 18)).await;
+
+    let object = Value::object([("zeros", Value::Binary(vec![0; 8 * MIB]))]).encode(Style::Plain);
+    let root = compress_lz4(&object, 18);
+    let flags = Flags::OBJECT.and(Flags::COMPRESSED);
+    let entry = Entry { size: root.len() as u64, flags, hash: IoHash::of(&object) };
+    let package = [Table { entries: vec![entry] }.write(), root].concat();
+    let path = format!("/api/v1/refs/n/package/{}", key());
+    let put = || client.send("PUT", &path, &["Content-Type: application/x-ue-cbpkg"], package.clone());
+    let get = || client.send("GET", &json, &["Accept: application/json"], "");
+
+    let (head, stalled) = head_of(server.addr, &format!("{raw}.raw")).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    assert_eq!(put().await.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(get().await.status, StatusCode::SERVICE_UNAVAILABLE);
+    drop(stalled);
+    // Alone each takes what there is, once the server has noticed.
+    while put().await.status != StatusCode::OK {}
+    assert_eq!(get().await.status, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_package_of_many_small_blobs_is_read_as_it_is_sent() {
+    use throng_ddc::package::{HEAD_BYTES, Table};
+    let server = server(1 << 20).await;
+    let client = server.client().await;
+    let blobs: Vec<Vec<u8>> = (0..200_u8).map(|at| vec![at; 10_000]).collect();
+    for blob in &blobs {
+        let path = format!("/api/v1/blobs/n/{}", IoHash::of(blob));
+        let reply =
+            client.send("PUT", &path, &["Content-Type: application/octet-stream"], blob.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    }
+    let attachments = blobs.iter().map(|blob| Value::BinaryAttachment(IoHash::of(blob))).collect();
+    let object = Value::object([("blobs", Value::Array(attachments))]).encode(Style::Plain);
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+    let path = format!("/api/v1/refs/n/b/{}", key());
+    assert_eq!(client.send("PUT", &path, &[CB, &hash], object.clone()).await.text(), r#"{"needs":[]}"#);
+    let package = client.get(&path, "application/x-ue-cbpkg").await.body;
+    let table_bytes = Table::bytes_needed(&package[..HEAD_BYTES]).expect("a head");
+    let table = Table::read(&package[..table_bytes]).expect("a table");
+    let mut rest = &package[table_bytes..];
+    for (entry, expected) in table.entries.iter().zip(std::iter::once(&object).chain(&blobs)) {
+        let (payload, behind) = rest.split_at(entry.size as usize);
+        assert!(payload == expected && entry.hash == IoHash::of(expected));
+        rest = behind;
+    }
+    assert_eq!((table.entries.len(), rest.len()), (201, 0));
 }

@@ -18,7 +18,7 @@ impl Bench<'_> {
     pub(super) fn limit(&mut self) -> Result<(), BenchError> {
         let clients = self.clients(COMPARED);
         let (mut floors, mut ours) = (Vec::new(), Vec::new());
-        for turn in 1..=TURNS {
+        for turn in 1..=self.turns() {
             let mut bare = self.start(&ServePlan { bare: true, ..self.serve_plan(1) })?;
             let plan = SwarmPlan { bare: true, ..self.swarm(bare.addr, clients, 1) };
             floors.push(self.measure(&format!("bare echo {turn}"), &mut bare, plan)?);
@@ -77,7 +77,7 @@ impl Bench<'_> {
     pub(super) fn libenet(&mut self) -> Result<(), BenchError> {
         let (clients, every) = (self.clients(COMPARED), Duration::from_millis(100));
         let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        for turn in 1..=TURNS {
+        for turn in 1..=self.turns() {
             let name = format!("4,000 real clients, turn {turn}");
             let mut echo = self.start(&self.serve_plan(clients))?;
             let Some((seen, cpu, served)) = self.measure_real(&name, &mut echo, clients, every)? else {
@@ -404,8 +404,6 @@ impl Bench<'_> {
     }
 }
 
-/// Turns of servers that are compared; the median counts.
-const TURNS: usize = 5;
 /// Share of a core above which the generator's delay is its own.
 const GENERATOR_PERCENT_MAX: f64 = 90.0;
 

@@ -56,9 +56,16 @@ pub struct Options {
     pub shards: Option<u16>,
     /// Short windows and fewer steps; the loads and the marks stay.
     pub quick: bool,
+    /// Tiny loads that only show that everything works: few clients, short windows, one turn.
+    pub smoke: bool,
     /// Seed of everything random.
     pub seed: u64,
 }
+
+/// Clients of a smoke test.
+const SMOKE_CLIENTS: usize = 50;
+/// Windows of a smoke test, and the time before each.
+const SMOKE_WINDOW: Duration = Duration::from_millis(200);
 
 /// The groups, with their measurements.
 pub const GROUPS: &[(&str, &str)] = &[
@@ -82,8 +89,17 @@ pub const GROUPS: &[(&str, &str)] = &[
 /// # Errors
 /// When a server or the clients cannot be started. A bad figure is a report that has not passed.
 pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<Report, BenchError> {
+    let smoke = options.smoke.then(|| Options {
+        clients: options.clients.or(Some(SMOKE_CLIENTS)),
+        duration: options.duration.or(Some(SMOKE_WINDOW)),
+        warmup: options.warmup.or(Some(SMOKE_WINDOW)),
+        quick: true,
+        ..options.clone()
+    });
+    let options = smoke.as_ref().unwrap_or(options);
     let mut report = Report::new("enet");
     report.canonical = options.clients.is_none();
+    report.unjudged = options.smoke;
     report.setting("packet_bytes", PACKET_BYTES);
     report.setting("interval_us", INTERVAL.as_micros() as u64);
     let peer = Peer::compile();
@@ -133,6 +149,11 @@ impl Bench<'_> {
 
     fn clients(&self, canonical: usize) -> usize {
         self.options.clients.unwrap_or(canonical)
+    }
+
+    /// Turns of servers that are compared; the median counts.
+    fn turns(&self) -> usize {
+        if self.options.smoke { 1 } else { 5 }
     }
 
     fn serve_plan(&self, slots: usize) -> ServePlan {

@@ -246,6 +246,7 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
             ),
         );
     }
+    check_enet(config, section, listener, &plans, problems);
     let encryption = [crate::enet_gate::gate(listener).err(), crate::enet_gate::dtls(listener).err()];
     for (name, why) in encryption.into_iter().flatten() {
         let key = path(name);
@@ -254,6 +255,40 @@ fn check_listener(config: &Config, section: &str, listener: &Listener, problems:
     if let Err(why) = crate::gateway_config::state_machine(&listener.state_machine) {
         let key = path("state_machine");
         problems.push(at(config, ProblemKind::BadReference, &key, format!("`{key}`: {why}")));
+    }
+}
+
+/// Refuses keys of ENet's encryption that do nothing: who sets one expects it to protect.
+fn check_enet(
+    config: &Config,
+    section: &str,
+    listener: &Listener,
+    plans: &[ListenerPlan],
+    problems: &mut Vec<Problem>,
+) {
+    let has_enet = plans.iter().any(|plan| plan.transport == Transport::Enet);
+    let has_gate = !listener.enet_key_file.is_empty();
+    let has_dtls = !listener.enet_dtls_cert.is_empty() || !listener.enet_dtls_key.is_empty();
+    let needs_gate = "without `enet_key_file`";
+    for (name, is_set, is_used, why) in [
+        ("enet_key_file", has_gate, true, ""),
+        ("enet_dtls_cert", !listener.enet_dtls_cert.is_empty(), true, ""),
+        ("enet_dtls_key", !listener.enet_dtls_key.is_empty(), true, ""),
+        (
+            "enet_plain",
+            listener.enet_plain,
+            has_gate || has_dtls,
+            "without `enet_key_file` or `enet_dtls_cert`",
+        ),
+        ("enet_servers", !listener.enet_servers.is_empty(), has_gate, needs_gate),
+        ("enet_protocol", listener.enet_protocol != 0, has_gate, needs_gate),
+    ] {
+        let why = if has_enet { why } else { "without a listener of ENet in this section" };
+        if is_set && !(has_enet && is_used) {
+            let key = format!("{section}.{name}");
+            let message = format!("`{key}` does nothing {why}");
+            problems.push(at(config, ProblemKind::Conflict, &key, message));
+        }
     }
 }
 

@@ -727,9 +727,10 @@ section! {
         recheck_s: u32 = 3_600, int(0, 31_536_000), "s"; reload;
         /// Bytes of one uploaded blob.
         blob_bytes_max: u64 = 16 * GIB, int(1 << 20, 1024 * GIB), "bytes"; reload;
-        /// Open connections to each listener. When it is full, a connection that makes no progress
-        /// yields to a new one: first those that never completed a request, then the longest idle.
-        /// Above three quarters one address holds at most a quarter.
+        /// Open connections to each listener, but no more than the process has descriptors, less
+        /// 128. When it is full, a connection that makes no progress yields to a new one: first
+        /// those that never completed a request, then the longest idle. Above three quarters one
+        /// address holds at most a quarter.
         connections_max: usize = 10_000, int(1, 65_536), "connections";
         /// Addresses and ranges (`10.0.0.0/8`) of proxies in front of the cache, which may hold
         /// any number of its connections.
@@ -769,7 +770,10 @@ section! {
     DdcUpstream {
         /// URL of a Throng or Cloud DDC to fetch from: `http://HOST:PORT` or `https://HOST:PORT`.
         /// Empty: none. Missing refs and blobs are fetched there, hashed and kept; uploads stay
-        /// here. While the upstream does not answer, they are misses.
+        /// here. While the upstream does not answer, they are misses: after three requests in a row
+        /// without a connection, within `timeout_ms` or with a status of 500 and above it is left
+        /// alone for 1 s. A blob that breaks off, pauses for 8 s or has other content than its
+        /// name says is itself a miss for 1 s.
         url: String = "", Kind::Text;
         /// File with the value of the `Authorization` header to send, as in `ServiceAccount TOKEN`.
         authorization_file: String = "", Kind::Path;

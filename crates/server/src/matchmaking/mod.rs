@@ -98,10 +98,39 @@ pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, 
     }
 }
 
+const UNKNOWN_TOKEN: &str = "the matcher does not know the token; see `gateway.matchmaking.token_file`";
+
 /// Returns whether players of this process reach a matcher through it.
 pub(crate) fn is_wanted(settings: &Settings) -> bool {
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
     gateway && !settings.matchmaking.matcher.is_empty()
+}
+
+/// The token for the matcher; empty without a file.
+fn read_token(settings: &Settings) -> Result<String, String> {
+    match settings.matchmaking.token_file.as_str() {
+        "" => Ok(String::new()),
+        file => std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}")),
+    }
+}
+
+/// Checks that the token can be read, and that a matcher of this process knows it.
+///
+/// # Errors
+/// A phrase with the reason.
+pub(crate) fn check_files(settings: &Settings) -> Result<(), String> {
+    if !is_wanted(settings) {
+        return Ok(());
+    }
+    let token = read_token(settings)?;
+    let is_own = matcher_endpoint(settings)?.is_none() && crate::matcher::is_wanted(settings);
+    match crate::matcher::tokens(settings) {
+        // The matcher's file has a problem of its own.
+        Ok(tokens) if is_own && tokens.scope(token.trim(), &settings.matchmaking.srv).is_none() => {
+            Err(UNKNOWN_TOKEN.to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The link that the settings ask for. `addresses` are those of the process, `own` is its matcher.
@@ -127,21 +156,13 @@ pub(crate) fn plan(
     let no_listener = || wrong("the gateway has no plain TCP listener for game servers");
     let reach = |name| Ok::<_, StartError>((listens(Service::Servers).ok_or_else(no_listener)?, name));
     let gateway = name.map(reach).transpose()?;
-    let token = match matching.token_file.as_str() {
-        "" => String::new(),
-        file => {
-            let text = std::fs::read_to_string(file);
-            text.map_err(|error| StartError::File(format!("`{file}`: {error}")))?
-        }
-    };
+    let token = read_token(settings).map_err(StartError::File)?;
     let (token, srv) = (token.trim(), &*matching.srv);
     let matcher = match matcher_endpoint(settings).map_err(|why| wrong(&why))? {
         Some(endpoint) => Target::Remote(endpoint, MatcherConfig::new(srv).token(token)),
         None => {
             let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
-            let scope = tokens.scope(token, srv).ok_or_else(|| {
-                wrong("the matcher does not know the token; see `gateway.matchmaking.token_file`")
-            })?;
+            let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
             Target::Own(Local::new(handle.clone(), srv, scope))
         }
     };

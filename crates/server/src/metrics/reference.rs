@@ -1,11 +1,11 @@
-//! The metrics of the reference under its names.
+//! The metrics of channeld under its names.
 
 use throng_admin::{Family, FamilyKind, Sample};
 use throng_gateway::{CloseReason, KindStats};
 
 use super::{KINDS, MetricSources, family, gauge, labelled, total, type_name, upper};
 
-/// The metrics of the reference under its names, for its dashboard.
+/// The metrics of channeld under its names, for its dashboard.
 pub(crate) fn reference_families(figures: &MetricSources<'_>) -> Vec<Family> {
     let total = total(figures.reports);
     let per_kind = |name, help, figure: fn(&KindStats) -> u64| {
@@ -40,7 +40,7 @@ pub(crate) fn reference_families(figures: &MetricSources<'_>) -> Vec<Family> {
         per_kind("messages_out", "Messages written into packets.", |kind| kind.messages_out),
         per_kind("packets_in", "Packets decoded.", |kind| kind.packets_in),
         per_kind("packets_out", "Packets written.", |kind| kind.packets_out),
-        per_kind("packets_drop", "Always 0, as in the reference.", zero),
+        per_kind("packets_drop", "Always 0, as in channeld.", zero),
         per_kind("packets_frag", "Reads that ended inside a packet.", |kind| kind.packets_fragmented),
         per_kind("packets_comb", "Packets read.", |kind| kind.packets_in),
         per_kind("bytes_in", "Bytes received, tags included.", |kind| kind.bytes_in),
@@ -61,21 +61,21 @@ pub(crate) fn reference_families(figures: &MetricSources<'_>) -> Vec<Family> {
         ),
         family(
             "logs",
-            "Always 0, as in the reference.",
+            "Always 0, as in channeld.",
             FamilyKind::BareCounter,
             vec![labelled("level", "info", 0.0)],
         ),
         gauge(
             "go_goroutines",
-            "Threads of the process, where the reference has goroutines.",
+            "Threads of the process, where channeld has goroutines.",
             figures.process.threads as f64,
         ),
-        gauge("go_memstats_alloc_bytes", "Resident memory, where the reference has its heap.", resident),
-        gauge("go_memstats_heap_alloc_bytes", "Resident memory, where the reference has its heap.", resident),
-        gauge("go_memstats_heap_inuse_bytes", "Resident memory, where the reference has its heap.", resident),
+        gauge("go_memstats_alloc_bytes", "Resident memory, where channeld has its heap.", resident),
+        gauge("go_memstats_heap_alloc_bytes", "Resident memory, where channeld has its heap.", resident),
+        gauge("go_memstats_heap_inuse_bytes", "Resident memory, where channeld has its heap.", resident),
         gauge(
             "go_memstats_sys_bytes",
-            "Virtual memory, where the reference has its heap.",
+            "Virtual memory, where channeld has its heap.",
             figures.process.virtual_bytes as f64,
         ),
     ]

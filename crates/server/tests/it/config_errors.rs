@@ -319,6 +319,38 @@ fn unknown_environment_variables_only_warn() {
 }
 
 #[test]
+fn keys_of_enet_that_do_nothing_are_refused() {
+    let told = |text: &str| -> Vec<String> {
+        let problems = load(text).expect_err(text).0;
+        problems.iter().map(|problem| problem.message.clone()).collect()
+    };
+    let enet = "[gateway.clients]\ntransport = 'enet'\n";
+    for key in ["enet_plain = true", "enet_servers = ['127.0.0.1:1']", "enet_protocol = 7"] {
+        let name = key.split(' ').next().unwrap_or_default();
+        let without = told(&format!("{enet}{key}\n"));
+        assert!(
+            without[0].contains(&format!("`gateway.clients.{name}` does nothing without `enet_key_file`")),
+            "{without:?}"
+        );
+    }
+    let made = throng_net::development_certificate(&["localhost".to_owned()], Default::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let [cert, key] = [("cert", &made.cert_pem), ("key", &made.key_pem)].map(|(name, text)| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    });
+    let dtls = format!("enet_dtls_cert = '{cert}'\nenet_dtls_key = '{key}'\nenet_plain = true\n");
+    load(&format!("{enet}{dtls}")).unwrap();
+    let without_enet = told(&format!("[gateway.clients]\n{dtls}"));
+    assert_eq!(without_enet.len(), 3, "{without_enet:?}");
+    assert!(
+        without_enet.iter().all(|message| message.contains("without a listener of ENet")),
+        "{without_enet:?}"
+    );
+}
+
+#[test]
 fn a_missing_file_is_one_problem() {
     let problems = Loader::new().file("/no/such/throng.toml").load().unwrap_err();
     assert_eq!(problems.0[0].kind, ProblemKind::Unreadable);

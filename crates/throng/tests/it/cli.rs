@@ -539,7 +539,8 @@ fn a_data_folder_that_cannot_be_used_is_refused_by_every_service_in_one_form() {
             let output = throng(folder.path(), &command.concat()).output().unwrap();
             let complaint = text(&output.stderr);
             assert_eq!(output.status.code(), Some(2), "{only}, {data}: {complaint}");
-            for part in ["error: `server.data`: cannot ", &format!("`{data}"), "with --server.data"] {
+            for part in ["error[THR-0107]: `server.data`: cannot ", &format!("`{data}"), "with --server.data"]
+            {
                 assert!(complaint.contains(part), "{only}, {data}: {complaint}");
             }
         }
@@ -683,6 +684,53 @@ fn doctor_names_what_would_stop_a_start() {
     let output = run(&[&free[..], &["--gateway.clients.addr", &addr, "--json"]].concat());
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(rows.as_array().unwrap().iter().any(|row| row["severity"] == "bad"), "{rows}");
+}
+
+#[test]
+fn check_doctor_and_start_refuse_the_same_files() {
+    let folder = tempfile::tempdir().unwrap();
+    // Nonsense for every reader, and too short for a token or a secret.
+    std::fs::write(folder.path().join("bad"), "nonsense\n").unwrap();
+    std::fs::write(folder.path().join("bad.proto"), "message {").unwrap();
+    let cases: &[(&str, &[&str])] = &[
+        ("gateway.schemas", &["--gateway.schemas=bad.proto"]),
+        ("gateway.auth.tokens_file", &["--gateway.auth.kind=tokens", "--gateway.auth.tokens_file=bad"]),
+        (
+            "gateway.auth.jwt_keys_file",
+            &[
+                "--gateway.auth.kind=jwt",
+                "--gateway.auth.jwt_algorithms=HS256",
+                "--gateway.auth.jwt_keys_file=bad",
+            ],
+        ),
+        (
+            "gateway.clients.tls_cert",
+            &[
+                "--gateway.clients.tls=true",
+                "--gateway.clients.tls_cert=bad",
+                "--gateway.clients.tls_key=bad",
+            ],
+        ),
+        ("gateway.clients.enet_key_file", &["--gateway.clients.enet_key_file=bad"]),
+        ("http.tokens_file", &["--http.tokens_file=bad"]),
+        ("ddc.tokens_file", &["--ddc.tokens_file=bad"]),
+        ("ddc.tls_cert", &["--ddc.tls_cert=bad", "--ddc.tls_key=bad"]),
+        ("ddc.upstream", &["--ddc.upstream.url=https://localhost", "--ddc.upstream.ca_file=bad"]),
+        ("matcher.tokens_file", &["--matcher.tokens_file=bad"]),
+        ("matcher.tls_cert", &["--matcher.tls_cert=bad", "--matcher.tls_key=bad"]),
+    ];
+    for (key, flags) in cases {
+        // The flag of the admin address is one of `up` and `doctor` only.
+        let ports = FREE_PORTS.iter().filter(|flag| flag.starts_with("--") && flag.contains('='));
+        let ports: Vec<&str> = ports.copied().collect();
+        for command in [&["config", "check"][..], &["doctor"], &["up", "--for", "1ms"]] {
+            let arguments = [command, &ports, &["--http.addr=127.0.0.1:0"], flags].concat();
+            let output = throng(folder.path(), &arguments).output().unwrap();
+            let said = text(&output.stdout) + &text(&output.stderr);
+            assert!(!output.status.success(), "{arguments:?}: {said}");
+            assert!(said.contains(key) && said.contains("THR-0107"), "{arguments:?}: {said}");
+        }
+    }
 }
 
 #[test]

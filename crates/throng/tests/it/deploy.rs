@@ -135,6 +135,7 @@ fn the_manifests_configure_a_node_that_lacks_only_its_secrets() {
     for name in ["player-tokens", "node.creds", "nats-ca.pem", "secret"] {
         std::fs::write(folder.path().join(name), "alice 0123456789abcdef\n").unwrap();
     }
+    std::fs::write(folder.path().join("secret"), "0a".repeat(32)).unwrap();
     let (is_well, said) = check();
     assert!(is_well, "{said}");
     // Players of a world go on for so long, and a minute remains to move them.

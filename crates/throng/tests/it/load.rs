@@ -285,6 +285,37 @@ fn kill(id: u32) {
     assert!(killed.success());
 }
 
+#[test]
+fn every_suite_has_a_smoke_test_that_is_not_judged() {
+    for suite in [&["enet", "limit"][..], &["matcher"], &["replication", "--group", "1"]] {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let out = folder.path().to_str().expect("UTF-8");
+        let arguments = [&["bench"], suite, &["--smoke", "--no-progress", "--out", out]].concat();
+        stdout_of(&run(&arguments), 0);
+        let report = std::fs::read(folder.path().join("report.json")).expect("a report");
+        let report: Value = serde_json::from_slice(&report).expect("JSON");
+        assert_eq!(report["canonical"], false, "{arguments:?}");
+        // Five turns of 4,000 clients would be no smoke test.
+        if let Some(raw) = report["raw"].as_object().filter(|_| suite[0] == "enet") {
+            assert_eq!(raw.len(), 2, "{raw:?}");
+        }
+    }
+}
+
+#[test]
+fn an_address_that_the_enet_bench_does_not_use_is_refused() {
+    for (arguments, told) in [
+        (&["bench", "enet", "limit", "--smoke", "--addr", "nonsense"][..], "--serve"),
+        (&["bench", "enet", "--serve", "127.0.0.1:0"], "--addr HOST:PORT"),
+        (&["bench", "enet", "--serve", "--addr", "nonsense"], "expected HOST:PORT"),
+    ] {
+        let output = run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(told), "{arguments:?}: {said}");
+    }
+}
+
 /// Benches that would take an hour, and an argument of the server that each starts.
 const BENCHES: [(&[&str], &str); 2] = [
     (&["bench", "channel", "single", "--players", "20", "--duration", "1h", "--no-progress"], "--config"),

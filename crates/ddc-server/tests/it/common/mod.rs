@@ -31,6 +31,13 @@ impl Server {
         Server::start_in(folder, Options::default(), rules, listener, Origin::Alone).await
     }
 
+    /// Starts with another limit of connections.
+    pub(crate) async fn start_with(rules: Rules, connections_max: usize) -> Server {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Server::open(folder, Options::default(), rules, Listener::Public, Origin::Alone, connections_max)
+            .await
+    }
+
     pub(crate) async fn start_in(
         folder: tempfile::TempDir,
         options: Options,
@@ -38,13 +45,24 @@ impl Server {
         listener: Listener,
         origin: Origin,
     ) -> Server {
+        Server::open(folder, options, rules, listener, origin, 100).await
+    }
+
+    async fn open(
+        folder: tempfile::TempDir,
+        options: Options,
+        rules: Rules,
+        listener: Listener,
+        origin: Origin,
+        connections_max: usize,
+    ) -> Server {
         let node = Node::open_with(folder.path(), options, rules, origin).expect("the folder opens");
         let socket = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let addr = socket.local_addr().expect("it is bound");
         let end = Arc::new(Notify::new());
         let (service, stop) = (Arc::clone(node.service()), Arc::clone(&end));
         let options = ServeOptions {
-            connections_max: 100,
+            connections_max,
             // Every client of a test has the same address.
             exempt: Arc::new(|_| true),
             ..ServeOptions::new(listener)
