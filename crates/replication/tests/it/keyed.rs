@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use harness::*;
 use throng_replication::{
-    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Handle, Keyed,
-    Quantiser, Replica, ServerConfig, Value, View,
+    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Filter, Handle,
+    Keyed, Quantiser, Replica, ServerConfig, Value, View,
 };
 use throng_stdx::Rng;
 
@@ -40,7 +40,7 @@ fn on_client(net: &Net, peer: usize, thing: Handle, array: usize) -> Image {
 
 /// Frames until everything of large arrays has gone out.
 fn seen(net: &mut Net, thing: Handle) {
-    net.server.set_filter(thing, throng_replication::Filter::Always).unwrap();
+    net.server.set_filter(thing, Filter::Always).unwrap();
 }
 
 #[test]
@@ -364,4 +364,30 @@ fn the_end_carries_the_last_elements() {
             assert_eq!(lasts.collect::<Vec<_>>(), [wanted], "{what}");
         }
     }
+}
+
+/// The end of an object that had just come back left out the elements that were added meanwhile.
+#[test]
+fn the_end_of_an_object_that_just_came_back_carries_its_elements() {
+    let (mut net, class) = with_bag(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    net.server.set_element(chest, 0, 1, &values(1, 1)).unwrap();
+    net.settle(6);
+    // Neither its end nor its new creation finds room.
+    net.server.set_budget(net.peers[0].id, Some((0.0, 0.0)));
+    for filter in [Filter::Never, Filter::Always] {
+        net.server.set_filter(chest, filter).unwrap();
+        net.step();
+    }
+    net.server.set_element(chest, 0, 2, &values(2, 2)).unwrap();
+    let wanted = on_server(&net, chest, 0);
+    net.server.destroy(chest, DestroyReason::Destroyed, true).unwrap();
+    net.server.set_budget(net.peers[0].id, None);
+    net.settle(6);
+    let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+        ClientEvent::Destroyed { last, .. } => Some(last_elements(last)),
+        _ => None,
+    });
+    assert_eq!(lasts.collect::<Vec<_>>(), [wanted]);
 }
