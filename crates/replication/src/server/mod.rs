@@ -13,7 +13,7 @@ mod tokens;
 mod types;
 
 use core::any::TypeId;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use throng_stdx::Instant;
@@ -210,6 +210,8 @@ pub struct Server {
     team_members: BTreeMap<u32, u64>,
     /// Objects destroyed, whose index some receiver may still know.
     dying: Vec<u32>,
+    /// Names of startup objects, present and ended, by token: each is used once.
+    startups: BTreeSet<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
     /// Changes of dormant objects.
@@ -290,6 +292,7 @@ impl Server {
             filters: Vec::new(),
             team_members: BTreeMap::new(),
             dying: Vec::new(),
+            startups: BTreeSet::new(),
             ended: BTreeMap::new(),
             slept: BTreeMap::new(),
             joining: 0,
