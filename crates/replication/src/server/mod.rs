@@ -241,6 +241,7 @@ impl Server {
     pub fn new(mut config: ServerConfig, classes: &Classes) -> Self {
         config.packets_in_flight_max = config.packets_in_flight_max.max(IN_FLIGHT_MIN);
         config.packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES.0, PACKET_BYTES.1);
+        config.exit_factor = config.exit_factor.max(1.0);
         let lod = config.lod.as_ref().filter(|profile| !profile.bands.is_empty());
         let bands = lod.map_or(&[][..], |profile| &profile.bands[..profile.bands.len().min(BANDS_MAX)]);
         let rate = lod.map_or(1.0, |profile| profile.frame_rate);
