@@ -253,7 +253,9 @@ impl KeyedArray {
         self.order.insert(self.newest, key);
         self.removed.insert(key, self.newest);
         if self.removed.len() > REMOVED_MAX {
-            let oldest = self.order.iter().find(|(_, key)| self.removed.contains_key(key));
+            // Nothing before the last forgotten one is left of removed keys.
+            let mut later = self.order.range(self.forgotten + 1..);
+            let oldest = later.find(|(_, key)| self.removed.contains_key(key));
             if let Some((number, key)) = oldest.map(|(number, key)| (*number, *key)) {
                 self.order.remove(&number);
                 self.removed.remove(&key);
