@@ -391,3 +391,39 @@ fn the_end_of_an_object_that_just_came_back_carries_its_elements() {
     });
     assert_eq!(lasts.collect::<Vec<_>>(), [wanted]);
 }
+
+/// The receiver counted as many elements as the class allows: it refused the packets of a server
+/// that removed and added keys of a full array, because additions can come before removals.
+#[test]
+fn the_keys_of_a_full_array_change_over_any_link() {
+    let mut classes = classes();
+    let bag = Keyed::new("bag", 2).field("item", Quantiser::UInt(16));
+    let class = classes.register(Class::builder("pocket").keyed(bag).build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let pocket = net.server.create(class).unwrap();
+    seen(&mut net, pocket);
+    let set = |net: &mut Net, key: u32| net.server.set_element(pocket, 0, key, &[Value::UInt(7)]);
+    for key in [1, 2] {
+        set(&mut net, key).unwrap();
+    }
+    net.settle(6);
+    // Key 1 comes again after all others, so nothing says that it went.
+    for (gone, new) in [(1, 3), (2, 1)] {
+        assert_eq!(net.server.remove_element(pocket, 0, gone), Ok(true));
+        set(&mut net, new).unwrap();
+    }
+    net.settle(6);
+    assert_eq!(on_client(&net, 0, pocket, 0), on_server(&net, pocket, 0));
+    net.link = Link { loss: 0.2, duplicate: 0.1, reorder: 3, delay: 2 };
+    for _ in 0..500 {
+        let key = net.rng.below(20) as u32;
+        if set(&mut net, key).is_err() {
+            let keys: Vec<u32> = net.server.element_keys(pocket, 0).collect();
+            let gone = keys[net.rng.below(2) as usize];
+            net.server.remove_element(pocket, 0, gone).unwrap();
+        }
+        net.step();
+    }
+    net.settle(20);
+    assert_eq!(on_client(&net, 0, pocket, 0), on_server(&net, pocket, 0));
+}

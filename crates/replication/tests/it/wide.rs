@@ -312,7 +312,7 @@ fn classes(rng: &mut Rng) -> (Classes, Vec<Kind>) {
             class = class.property(if at == 0 && number != 4 { property.world_position() } else { property });
         }
         if keyed {
-            let bag = Keyed::new("bag", 300).field("text", Quantiser::Token(3));
+            let bag = Keyed::new("bag", 30).field("text", Quantiser::Token(3));
             class = class
                 .keyed(bag.field("place", Quantiser::Vec3([place; 3])).field("count", Quantiser::VarUInt));
         }
@@ -435,7 +435,8 @@ impl World {
                     draw.value(&Quantiser::Floats(3)),
                     draw.value(&Quantiser::VarUInt),
                 ];
-                self.server.set_element(handle, 0, key, &values).expect("there is room");
+                // A full array takes none.
+                let _ = self.server.set_element(handle, 0, key, &values);
             }
         }
     }
@@ -498,8 +499,9 @@ impl World {
                 0 => self.server.set_adaptive_budget(peer, Adaptive::default()),
                 1 => self.server.set_budget(peer, None),
                 _ => {
-                    let (rate, burst) = (4000 + self.rng.below(40_000), 500 + self.rng.below(4000));
-                    self.server.set_budget(peer, Some((rate as f64, burst as f64)));
+                    // In the narrowest one even ends wait.
+                    let limits = [(0.0, 0.0), (4000.0, 500.0), (40_000.0, 4000.0)];
+                    self.server.set_budget(peer, Some(one_of(&mut self.rng, &limits)));
                 }
             },
             25..=26 => {
