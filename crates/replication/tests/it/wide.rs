@@ -268,7 +268,7 @@ fn config(rng: &mut Rng) -> ServerConfig {
     let bands = profiles[rng.below(4) as usize].clone();
     ServerConfig {
         objects_max: 2048,
-        packet_bytes_max: one_of(rng, &[64, 100, 333, 1200, 1200, 9000]),
+        packet_bytes_max: one_of(rng, &[64, 100, 333, 1200, 1200, 9000, 65_535]),
         packets_in_flight_max: one_of(rng, &[0, 30, 512]),
         hysteresis_frames: one_of(rng, &[0, 2, 20]),
         exit_factor: one_of(rng, &[1.0, 1.5]),
