@@ -208,6 +208,28 @@ fn a_budget_is_kept_and_others_move_on() {
     net.check(&[thing, big]);
 }
 
+/// The update is given up when its object leaves the scope, and is older than everything in flight.
+#[test]
+fn an_update_in_parts_of_a_kept_object_that_left_meanwhile_arrives() {
+    let mut classes = classes();
+    let class = Class::builder("kept").property(Property::new("small", Quantiser::UInt(16)));
+    let class = class.property(Property::new("body", Quantiser::Blob(65_536))).retain(true).build();
+    let class = classes.register(class.unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let kept = create(&mut net, class);
+    net.steps(6);
+    net.server.set(kept, BODY, body(20_000, 1)).unwrap();
+    net.link.loss = 1.0;
+    net.steps(60);
+    net.server.set_filter(kept, Filter::Never).unwrap();
+    net.steps(6);
+    net.settle(10);
+    assert_eq!(held(&net, kept), Some(Vec::new()), "it has the state of before");
+    net.server.set_filter(kept, Filter::Always).unwrap();
+    net.settle(20);
+    assert_eq!(held(&net, kept), Some(body(20_000, 1)));
+}
+
 // ------------------------------------------------------------------------------------------- bytes
 // from elsewhere
 
