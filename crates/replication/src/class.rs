@@ -331,11 +331,11 @@ impl ClassBuilder {
         self
     }
 
-    /// Distance in metres up to which, inclusive, the grid filter lets objects through. Default
-    /// 250.
+    /// Distance in metres up to which, inclusive, the grid filter lets objects through; negative
+    /// numbers count as 0. Default 250.
     #[must_use]
     pub fn cull_distance(mut self, metres: f32) -> Self {
-        self.cull_distance = metres;
+        self.cull_distance = metres.max(0.0);
         self
     }
 
@@ -538,6 +538,9 @@ impl Class {
             class.add(property)?;
         }
         for keyed in keyed {
+            if matches!(keyed.condition, Condition::Group(64..)) {
+                return Err(ClassError::Group { class: class.name });
+            }
             let compiled =
                 KeyedClass::compile(&keyed).map_err(|(property, error)| ClassError::Quantiser {
                     class: class.name.clone(),

@@ -19,8 +19,34 @@ pub struct GridConfig {
     pub min: [f32; 2],
     /// Largest x and y in metres.
     pub max: [f32; 2],
-    /// Edge of a cell in metres; the usual cull distance is best.
+    /// Edge of a cell in metres; the usual cull distance is best. An edge that divides the world
+    /// into more than 262,144 cells, or one of its sides into more than 4,096, is doubled until it
+    /// does not: cells take 80 bytes each, and their size decides cost, never scope.
     pub cell: f32,
+}
+
+impl GridConfig {
+    /// Columns and rows of cells with this edge.
+    fn cells(&self, edge: f32) -> [f64; 2] {
+        [0, 1].map(|axis| {
+            let side = f64::from(self.max[axis]) - f64::from(self.min[axis]);
+            // The greater of a quotient that is not a number and 1 is 1.
+            (side / f64::from(edge)).ceil().max(1.0)
+        })
+    }
+
+    /// Edge of the finest cells: that of the configuration if the world has room for such cells.
+    fn edge(&self) -> f32 {
+        let fits = |edge: f32| {
+            let [columns, rows] = self.cells(edge);
+            columns.max(rows) <= CELLS_MAX.0 && columns * rows <= CELLS_MAX.1
+        };
+        let mut edge = self.cell.max(f32::MIN_POSITIVE);
+        while !fits(edge) {
+            edge *= 2.0;
+        }
+        edge
+    }
 }
 
 impl Default for GridConfig {
@@ -32,6 +58,9 @@ impl Default for GridConfig {
 
 /// Levels at most: the coarsest has cells 2^15 times the finest.
 const LEVELS_MAX: usize = 16;
+/// Cells along one side of the world at most, so that one cell of a coarse level covers it all; and
+/// cells of a level in all.
+const CELLS_MAX: (f64, f64) = (4096.0, 262_144.0);
 /// Objects that one step of a query tests.
 const LANES: usize = 8;
 
@@ -146,8 +175,9 @@ pub(crate) struct Found<'a> {
 
 #[derive(Clone, Debug)]
 pub(crate) struct GridIndex {
+    /// With an edge that the world has room for.
     config: GridConfig,
-    /// Leaving takes this many cull distances; at least 1.
+    /// Leaving takes this many cull distances, 1 or more.
     exit_factor: f32,
     levels: Vec<Level>,
     /// By object index.
@@ -164,8 +194,8 @@ pub(crate) struct GridIndex {
 impl GridIndex {
     pub(crate) fn new(config: GridConfig, exit_factor: f32) -> Self {
         Self {
-            config,
-            exit_factor: exit_factor.max(1.0),
+            config: GridConfig { cell: config.edge(), ..config },
+            exit_factor,
             levels: Vec::new(),
             slots: Vec::new(),
             moved: Vec::new(),
@@ -372,9 +402,7 @@ impl Nearby {
 impl Level {
     fn new(config: &GridConfig, level: usize) -> Self {
         let edge = config.cell * (1_u32 << level) as f32;
-        let count =
-            |axis: usize| (((config.max[axis] - config.min[axis]) / edge).ceil() as i32).clamp(1, 4096);
-        let (columns, rows) = (count(0), count(1));
+        let [columns, rows] = config.cells(edge).map(|count| count as i32);
         let cells = (columns * rows) as usize;
         let mut steps = [0; 16];
         for (place, step) in steps.iter_mut().enumerate().take(9) {
@@ -665,6 +693,37 @@ mod tests {
         grid.place(4, [0.0, 0.0, 250.1], 250.0);
         grid.place(5, [900.0, 0.0, 0.0], 1000.0);
         assert_eq!(seen(&grid, [0.0; 3]), [1, 3, 5]);
+    }
+
+    /// A world of 16 km in cells of 0 to 10 m took some gigabytes, in each level.
+    #[test]
+    fn tiny_cells_take_little_memory() {
+        let whole = f32::INFINITY;
+        let worlds = [([-8000.0; 2], [8000.0; 2]), ([0.0; 2], [1e9, 1.0]), ([-whole; 2], [whole; 2])];
+        for ((min, max), cell) in
+            worlds.into_iter().flat_map(|world| [-1.0, 0.0, 1e-30, 10.0, f32::NAN].map(|cell| (world, cell)))
+        {
+            let mut grid = GridIndex::new(GridConfig { min, max, cell }, 1.0);
+            for cull in [1.0, 300.0, 1e6, whole] {
+                grid.place(1, [5.0, 5.0, 0.0], cull);
+            }
+            let cells: usize = grid.levels.iter().map(|level| level.cells.len()).sum();
+            assert!((1..=2 * 262_144).contains(&cells), "{min:?}, {max:?}, {cell}: {cells} cells");
+        }
+    }
+
+    /// The cells around a view, of the coarsest level too, were less than the cull distance.
+    #[test]
+    fn a_grid_of_tiny_or_no_cells_shows_everything_in_range() {
+        for cell in [0.0, 1e-6, 1e-3, 1.0, f32::INFINITY] {
+            for side in [0.0, 1e-3, 1000.0] {
+                let config = GridConfig { min: [-side; 2], max: [side; 2], cell };
+                let mut grid = GridIndex::new(config, 1.0);
+                grid.place(1, [200.0, -100.0, 0.0], 250.0);
+                grid.place(2, [200.0, -200.0, 0.0], 250.0);
+                assert_eq!(seen(&grid, [0.0; 3]), [1], "{config:?}");
+            }
+        }
     }
 
     #[test]

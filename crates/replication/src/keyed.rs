@@ -40,7 +40,8 @@ pub struct Keyed {
 }
 
 impl Keyed {
-    /// An array of at most `max` elements, without fields yet.
+    /// An array of at most `max` elements, without fields yet. Receivers may have more for a while:
+    /// an element can come before the end of the one whose place it took.
     #[must_use]
     pub fn new(name: impl Into<String>, max: u32) -> Self {
         Self { name: name.into(), fields: Vec::new(), max, condition: Condition::Always }
@@ -105,6 +106,12 @@ impl KeyedClass {
 
     fn all(&self) -> u64 {
         crate::quantise::mask(self.fields.len() as u32)
+    }
+
+    /// Elements of a replica at most. Those that were removed leave it late: their removal lies
+    /// behind later additions when the key is used again, or is lost and sent again.
+    fn held_max(&self) -> usize {
+        self.max.saturating_mul(4).saturating_add(256)
     }
 
     pub(crate) fn values(&self, words: &[u64]) -> Vec<Value> {
@@ -253,7 +260,9 @@ impl KeyedArray {
         self.order.insert(self.newest, key);
         self.removed.insert(key, self.newest);
         if self.removed.len() > REMOVED_MAX {
-            let oldest = self.order.iter().find(|(_, key)| self.removed.contains_key(key));
+            // Nothing before the last forgotten one is left of removed keys.
+            let mut later = self.order.range(self.forgotten + 1..);
+            let oldest = later.find(|(_, key)| self.removed.contains_key(key));
             if let Some((number, key)) = oldest.map(|(number, key)| (*number, *key)) {
                 self.order.remove(&number);
                 self.removed.remove(&key);
@@ -393,8 +402,9 @@ impl Tally {
     }
 }
 
-/// Looks at the operations of one item. The number of elements must never exceed the array's limit:
-/// `elements` are those that there are now, `tally` what earlier items of the packet did to them.
+/// Looks at the operations of one item. The number of elements must never exceed the receiver's
+/// limit: `elements` are those that there are now, `tally` what earlier items of the packet did to
+/// them.
 pub(crate) fn check_ops(
     class: &KeyedClass,
     reader: &mut BitReader<'_>,
@@ -414,7 +424,7 @@ pub(crate) fn check_ops(
             ReadOp::Set { .. } => {}
             ReadOp::Clear => *tally = Tally { cleared: true, ..Tally::new(0) },
         }
-        if tally.len > class.max { Err(DecodeError::TooLong) } else { Ok(()) }
+        if tally.len > class.held_max() { Err(DecodeError::TooLong) } else { Ok(()) }
     })
 }
 
@@ -605,14 +615,16 @@ mod tests {
         assert!(matches!(array.set(&class, 1, &values[..1]), Err(ElementError::Value(_))));
         let mut out = Vec::new();
         array.write(&class, None, 100, &mut |_, _| 0, &mut out);
-        // The receiver counts as well: a third element is refused before anything is applied.
-        let known = Elements::from([(9, Box::from([0, 0]))]);
-        let mut tally = Tally::new(1);
-        assert_eq!(check_ops(&class, &mut BitReader::new(&out), &known, &mut tally), Ok(()));
+        // The receiver counts as well: too many are refused before anything is applied.
+        let some = |count: u32| (100..100 + count).map(|key| (key, Box::from([0, 0]))).collect::<Elements>();
+        let check = |out: &[u8], known: &Elements| {
+            check_ops(&class, &mut BitReader::new(out), known, &mut Tally::new(known.len()))
+        };
+        assert_eq!(check(&out, &some(264)), Ok(()));
         out.clear();
         let place = Some(Cursor { since: 0, complete: 0, at: 0 });
         array.write(&class, place, 100, &mut |_, _| 0, &mut out);
-        let refused = check_ops(&class, &mut BitReader::new(&out), &known, &mut Tally::new(1));
-        assert_eq!(refused, Err(DecodeError::TooLong));
+        assert_eq!(check(&out, &some(262)), Ok(()));
+        assert_eq!(check(&out, &some(263)), Err(DecodeError::TooLong));
     }
 }

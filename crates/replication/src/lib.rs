@@ -62,10 +62,10 @@
 //! An object that stops changing becomes bit for bit identical on every receiver that has it in
 //! scope, despite loss, duplication and reordering, as long as some packets arrive. Properties that
 //! a condition, a band of detail, dormancy, a hidden reference or a temporary class withholds are
-//! excepted. A value is resent only after a loss, and then the current value is sent, not the old
-//! one: a replica never goes back. Intermediate values may be skipped, and two properties that
-//! changed together may arrive apart when a packet between them is lost, unless the class is
-//! [atomic](ClassBuilder::atomic).
+//! excepted, and objects to which a prioritiser gives no priority at all. A value is resent only
+//! after a loss, and then the current value is sent, not the old one: a replica never goes back.
+//! Intermediate values may be skipped, and two properties that changed together may arrive apart
+//! when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
 //!
 //! # Scope
 //!

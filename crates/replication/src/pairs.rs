@@ -88,11 +88,11 @@ impl Pending {
         self.frame.wrapping_sub(page.since[object as usize % 64])
     }
 
-    /// Adds to the priority and returns the sum. The object must be pending. What is not a number
-    /// would stay for ever, and counts nothing.
+    /// Adds to the priority and returns the sum. The object must be pending. What is negative or
+    /// not a number could hold it back for ever, and counts nothing.
     pub(crate) fn grow(&mut self, object: u32, p: f32) -> f32 {
         let priority = &mut self.page(object / 64).priority[object as usize % 64];
-        *priority += if p.is_nan() { 0.0 } else { p };
+        *priority += p.max(0.0);
         *priority
     }
 

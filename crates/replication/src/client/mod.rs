@@ -28,6 +28,7 @@ use crate::wire::{AckState, DecodeError, HEADER_BYTES, Header, PACKET_BYTES, bit
 use check::Create;
 pub use replica::Replica;
 use replica::{RecordHead, read_property, skim_delta};
+pub(crate) use transfer::PARTS_MAX;
 use transfer::{Assembly, PartView};
 
 /// Time after which a packet counts as lost, before a round trip was measured.

@@ -7,7 +7,7 @@ use crate::bits::BitReader;
 use crate::wire::DecodeError;
 
 /// Parts in one packet at most.
-const PARTS_MAX: usize = 64;
+pub(crate) const PARTS_MAX: usize = 64;
 
 /// Which transfer a part belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

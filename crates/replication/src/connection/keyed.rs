@@ -153,10 +153,10 @@ impl Stage<'_> {
     pub(super) fn last_elements(&mut self, object: u32) -> Vec<Vec<u8>> {
         let (conn, sh) = (&*self.conn, self.sh);
         let mut items = Vec::new();
-        let (Some(cursors), Some(arrays)) = (conn.cursors.get(&object), sh.keyed.get(&object)) else {
-            return items;
-        };
-        let mut places = cursors.clone();
+        let Some(arrays) = sh.keyed.get(&object) else { return items };
+        // An object that came back and ended before it was created again left no place: its replica
+        // may have anything.
+        let mut places = conn.cursors.get(&object).cloned().unwrap_or_else(|| vec![None; arrays.len()]);
         for item in conn.log.items() {
             if let Item::Keyed { object: sent, array, from } = item
                 && *sent == object

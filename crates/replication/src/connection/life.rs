@@ -33,6 +33,10 @@ impl Stage<'_> {
             let Some(Pair::DestroyQueued(reason, losses)) = self.conn.pairs.get(&object).copied() else {
                 continue;
             };
+            if self.scratch.out.ends().len() >= BURST_PACKETS {
+                kept.push(object);
+                continue;
+            }
             // The whole last state travels in the same packet, so that it arrives if the end does.
             let flushed = sh.objects.flush.get(object);
             let items = if flushed { self.make_last(object) } else { Vec::new() };
@@ -189,6 +193,9 @@ impl Stage<'_> {
     #[inline(never)]
     pub(super) fn write_endings(&mut self) {
         while let Some((token, reason)) = self.conn.endings.last().copied() {
+            if self.scratch.out.ends().len() >= BURST_PACKETS {
+                return;
+            }
             let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
             scratch.exports.clear();
             scratch.exports.need(&conn.known_tokens, sh, NAMES, token);

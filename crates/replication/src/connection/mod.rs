@@ -42,7 +42,7 @@ use retain::Retained;
 pub(crate) use retain::state_hash;
 use transfer::Transfer;
 
-/// Packets that creations and arrays fill in one frame. What goes beyond the window of one
+/// Packets that ends, creations and arrays fill in one frame. What goes beyond the window of one
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 

@@ -5,6 +5,7 @@
 
 use super::{BURST_PACKETS, Connection, END_LOSSES_MAX, Pair, Stage};
 use crate::bits::write_varint;
+use crate::client::PARTS_MAX;
 use crate::keyed::Cursor;
 use crate::sent::Item;
 use crate::wire::{HEADER_BYTES, kind};
@@ -169,6 +170,8 @@ impl Stage<'_> {
         let Some(transfer) = conn.transfer.as_mut().filter(|transfer| transfer.queued > 0) else { return };
         let share = (allowance as f64 * sh.config.create_share) as usize;
         let count = transfer.parts.len() as u16;
+        // Packets before, and parts in the open one.
+        let (mut packets, mut together) = (0, 0);
         for (at, state) in transfer.parts.iter_mut().enumerate() {
             if *state != State::Queued {
                 continue;
@@ -185,10 +188,15 @@ impl Stage<'_> {
                 record.extend_from_slice(&word.to_le_bytes());
             }
             record.extend_from_slice(bytes);
+            if together == PARTS_MAX {
+                scratch.out.close(&mut conn.log);
+            }
             if !scratch.out.reserve(&mut conn.log, kind::PART, record.len()) {
                 break;
             }
             scratch.out.put(record);
+            let before = scratch.out.ends().len();
+            (packets, together) = (before, if packets == before { together + 1 } else { 1 });
             conn.log.push_item(Item::Part { id: transfer.id, part: at as u16 });
             conn.stats.parts_sent += 1;
             *state = State::InFlight;

@@ -89,18 +89,18 @@ impl Server {
         self.shared.objects.lod.assign(index, on);
     }
 
-    /// Overrides the class' cull distance, in metres.
+    /// Overrides the class' cull distance, in metres; negative numbers count as 0.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn set_cull_distance(&mut self, handle: Handle, metres: f32) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        self.shared.objects.cull[index as usize] = if metres > 0.0 { metres } else { 0.0 };
+        self.shared.objects.cull[index as usize] = metres.max(0.0);
         self.place(index);
         Ok(())
     }
 
-    /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 256 at most, `None`
+    /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 255 at most, `None`
     /// beyond.
     pub fn add_prioritiser(&mut self, prioritiser: Prioritiser) -> Option<PrioritiserId> {
         let id = u8::try_from(self.shared.prioritisers.len()).ok()?;

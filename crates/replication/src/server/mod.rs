@@ -13,7 +13,7 @@ mod tokens;
 mod types;
 
 use core::any::TypeId;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use throng_stdx::Instant;
@@ -210,6 +210,8 @@ pub struct Server {
     team_members: BTreeMap<u32, u64>,
     /// Objects destroyed, whose index some receiver may still know.
     dying: Vec<u32>,
+    /// Names of startup objects, present and ended, by token: each is used once.
+    startups: BTreeSet<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
     /// Changes of dormant objects.
@@ -239,6 +241,7 @@ impl Server {
     pub fn new(mut config: ServerConfig, classes: &Classes) -> Self {
         config.packets_in_flight_max = config.packets_in_flight_max.max(IN_FLIGHT_MIN);
         config.packet_bytes_max = config.packet_bytes_max.clamp(PACKET_BYTES.0, PACKET_BYTES.1);
+        config.exit_factor = config.exit_factor.max(1.0);
         let lod = config.lod.as_ref().filter(|profile| !profile.bands.is_empty());
         let bands = lod.map_or(&[][..], |profile| &profile.bands[..profile.bands.len().min(BANDS_MAX)]);
         let rate = lod.map_or(1.0, |profile| profile.frame_rate);
@@ -290,6 +293,7 @@ impl Server {
             filters: Vec::new(),
             team_members: BTreeMap::new(),
             dying: Vec::new(),
+            startups: BTreeSet::new(),
             ended: BTreeMap::new(),
             slept: BTreeMap::new(),
             joining: 0,

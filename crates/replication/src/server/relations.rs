@@ -12,8 +12,7 @@ const DEPTH_MAX: usize = 8;
 impl Server {
     pub(crate) fn create_sub(&mut self, root: Handle, class: ClassId) -> Result<Handle, ObjectError> {
         let above = self.known(root)?;
-        let is_sub =
-            self.shared.objects.follows.get(above) && self.shared.objects.parent[above as usize] != 0;
+        let is_sub = self.shared.objects.follows.get(above) && self.is_sub(above);
         if is_sub || self.count(above, |kind| kind == FollowerKind::Sub) >= SUBS_MAX {
             return Err(ObjectError::Relation);
         }

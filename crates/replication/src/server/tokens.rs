@@ -47,12 +47,11 @@ impl Server {
     pub fn create_startup(&mut self, class: ClassId, name: &str) -> Result<Handle, ObjectError> {
         let token = self.shared.tokens.intern(NAMES, name, self.shared.config.tokens_max);
         let token = token.map_err(ObjectError::Token)?;
-        if self.ended.contains_key(&token)
-            || self.shared.named.values().any(|named| named.startup && named.token == token)
-        {
+        if self.startups.contains(&token) {
             return Err(ObjectError::Name);
         }
         let handle = self.create(class)?;
+        self.startups.insert(token);
         self.shared.named.insert(handle.index(), Named { token, startup: true });
         Ok(handle)
     }

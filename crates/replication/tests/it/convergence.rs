@@ -3,7 +3,7 @@
 
 use crate::harness;
 use harness::*;
-use throng_replication::{DestroyReason, Handle, ServerConfig, View};
+use throng_replication::{ClientEvent, DestroyReason, Event, Handle, ServerConfig, View};
 
 /// A crowd that walks, changes, comes and goes for `frames` frames; then 20 quiet ones.
 fn crowd(class: throng_replication::ClassId, link: Link, seed: u64, blackout: bool, config: ServerConfig) {
@@ -124,4 +124,40 @@ fn replicas_converge_in_small_packets() {
         let config = ServerConfig { packet_bytes_max: 150, ..ServerConfig::default() };
         crowd(class, Link { loss: 0.05, ..Link::default() }, 8, false, config);
     }
+}
+
+/// A session that is longer than there are sequence numbers, of packets in both directions and of
+/// calls.
+#[test]
+fn replicas_converge_when_sequence_numbers_begin_again() {
+    let mut net = Net::new(1);
+    net.link = Link { loss: 0.1, duplicate: 0.1, reorder: 2, delay: 1 };
+    let me = net.peers[0].id;
+    let things = [THING, DELTA_THING].map(|class| net.server.create(class).unwrap());
+    let [mine, other] = things;
+    net.server.set_owner(mine, Some(me)).unwrap();
+    net.steps(10);
+    let (mut sent, mut called) = (0, 0);
+    for round in 0..70_000_u32 {
+        net.server.set([mine, other][round as usize % 2], SCORE, round).unwrap();
+        if round % 50 == 0 {
+            sent += 1;
+            net.server.attach(me, other, sent, b"", true).unwrap();
+            net.peers[0].client.attach(mine, sent, b"", true).unwrap();
+        }
+        net.step();
+        net.peers[0].events.retain(|event| matches!(event, ClientEvent::Attachment(_)));
+        while let Some(event) = net.server.poll_event() {
+            called += u64::from(matches!(event, Event::Attachment(..)));
+        }
+    }
+    net.settle(20);
+    while let Some(event) = net.server.poll_event() {
+        called += u64::from(matches!(event, Event::Attachment(..)));
+    }
+    net.peers[0].events.retain(|event| matches!(event, ClientEvent::Attachment(_)));
+    net.check(&things);
+    let stats = net.server.connection_stats(me).unwrap();
+    assert!(stats.packets_sent > 1 << 16, "{stats:?}");
+    assert_eq!((net.peers[0].events.len() as u64, called), (sent, sent));
 }

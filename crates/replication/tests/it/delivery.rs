@@ -553,3 +553,27 @@ fn a_creation_that_is_sent_again_tells_of_a_new_owner() {
     });
     assert_eq!(last, Some(false));
 }
+
+/// More packets than one acknowledgement speaks of went out in a frame: the first ones counted as
+/// lost, and the client heard of most ends twice.
+#[test]
+fn many_ends_at_once_are_spread_over_frames() {
+    let mut net = Net::with(ServerConfig { packet_bytes_max: 64, ..ServerConfig::default() }, 1);
+    let mut things: Vec<Handle> = (0..2000).map(|_| net.server.create(THING).unwrap()).collect();
+    let names = (0..500).map(|at| format!("name {at:06}"));
+    things.extend(names.map(|name| net.server.create_startup(THING, &name).unwrap()));
+    net.steps(60);
+    assert_eq!(net.peers[0].client.len(), things.len());
+    for thing in things {
+        net.server.destroy(thing, DestroyReason::Destroyed, false).unwrap();
+    }
+    // It hears of the names with their texts.
+    net.join();
+    net.steps(30);
+    for peer in &net.peers {
+        let named = |event: &&ClientEvent| matches!(event, ClientEvent::StartupDestroyed { .. });
+        assert_eq!(peer.events.iter().filter(named).count(), 500);
+        let stats = net.server.connection_stats(peer.id).unwrap();
+        assert_eq!((peer.client.len(), stats.packets_lost), (0, 0));
+    }
+}

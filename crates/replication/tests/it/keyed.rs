@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use harness::*;
 use throng_replication::{
-    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Handle, Keyed,
-    Quantiser, Replica, ServerConfig, Value, View,
+    Class, ClassError, ClassId, ClientEvent, Condition, ConnId, DestroyReason, ElementError, Filter, Handle,
+    Keyed, Quantiser, Replica, ServerConfig, Value, View,
 };
 use throng_stdx::Rng;
 
@@ -40,7 +40,7 @@ fn on_client(net: &Net, peer: usize, thing: Handle, array: usize) -> Image {
 
 /// Frames until everything of large arrays has gone out.
 fn seen(net: &mut Net, thing: Handle) {
-    net.server.set_filter(thing, throng_replication::Filter::Always).unwrap();
+    net.server.set_filter(thing, Filter::Always).unwrap();
 }
 
 #[test]
@@ -364,4 +364,66 @@ fn the_end_carries_the_last_elements() {
             assert_eq!(lasts.collect::<Vec<_>>(), [wanted], "{what}");
         }
     }
+}
+
+/// The end of an object that had just come back left out the elements that were added meanwhile.
+#[test]
+fn the_end_of_an_object_that_just_came_back_carries_its_elements() {
+    let (mut net, class) = with_bag(ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() }, 1);
+    let chest = net.server.create(class).unwrap();
+    seen(&mut net, chest);
+    net.server.set_element(chest, 0, 1, &values(1, 1)).unwrap();
+    net.settle(6);
+    // Neither its end nor its new creation finds room.
+    net.server.set_budget(net.peers[0].id, Some((0.0, 0.0)));
+    for filter in [Filter::Never, Filter::Always] {
+        net.server.set_filter(chest, filter).unwrap();
+        net.step();
+    }
+    net.server.set_element(chest, 0, 2, &values(2, 2)).unwrap();
+    let wanted = on_server(&net, chest, 0);
+    net.server.destroy(chest, DestroyReason::Destroyed, true).unwrap();
+    net.server.set_budget(net.peers[0].id, None);
+    net.settle(6);
+    let lasts = net.peers[0].events.iter().filter_map(|event| match event {
+        ClientEvent::Destroyed { last, .. } => Some(last_elements(last)),
+        _ => None,
+    });
+    assert_eq!(lasts.collect::<Vec<_>>(), [wanted]);
+}
+
+/// The receiver counted as many elements as the class allows: it refused the packets of a server
+/// that removed and added keys of a full array, because additions can come before removals.
+#[test]
+fn the_keys_of_a_full_array_change_over_any_link() {
+    let mut classes = classes();
+    let bag = Keyed::new("bag", 2).field("item", Quantiser::UInt(16));
+    let class = classes.register(Class::builder("pocket").keyed(bag).build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let pocket = net.server.create(class).unwrap();
+    seen(&mut net, pocket);
+    let set = |net: &mut Net, key: u32| net.server.set_element(pocket, 0, key, &[Value::UInt(7)]);
+    for key in [1, 2] {
+        set(&mut net, key).unwrap();
+    }
+    net.settle(6);
+    // Key 1 comes again after all others, so nothing says that it went.
+    for (gone, new) in [(1, 3), (2, 1)] {
+        assert_eq!(net.server.remove_element(pocket, 0, gone), Ok(true));
+        set(&mut net, new).unwrap();
+    }
+    net.settle(6);
+    assert_eq!(on_client(&net, 0, pocket, 0), on_server(&net, pocket, 0));
+    net.link = Link { loss: 0.2, duplicate: 0.1, reorder: 3, delay: 2 };
+    for _ in 0..500 {
+        let key = net.rng.below(20) as u32;
+        if set(&mut net, key).is_err() {
+            let keys: Vec<u32> = net.server.element_keys(pocket, 0).collect();
+            let gone = keys[net.rng.below(2) as usize];
+            net.server.remove_element(pocket, 0, gone).unwrap();
+        }
+        net.step();
+    }
+    net.settle(20);
+    assert_eq!(on_client(&net, 0, pocket, 0), on_server(&net, pocket, 0));
 }

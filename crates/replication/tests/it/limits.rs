@@ -8,8 +8,9 @@ use crate::harness;
 use harness::*;
 use throng_replication::wire::{DecodeError, HEADER_BYTES, Header, kind};
 use throng_replication::{
-    Axis, Band, Class, Classes, Codec, CustomPrioritiser, FieldOfView, Filter, Handle, LodProfile,
-    Prioritiser, Property, Quantiser, QuantiserError, ServerConfig, Value, View,
+    Adaptive, Area, Axis, Band, Class, ClassError, Classes, Codec, Condition, CustomPrioritiser, FieldOfView,
+    Filter, GridConfig, Handle, Keyed, LodProfile, Prioritiser, Property, Quantiser, QuantiserError,
+    ServerConfig, Shape, Sphere, Value, View,
 };
 
 /// Smaller packets panicked, larger ones had lengths of 16 bits that did not hold them.
@@ -236,4 +237,111 @@ fn a_client_that_calls_as_much_as_it_may_is_not_refused() {
             while net.server.poll_event().is_some() {}
         }
     }
+}
+
+/// Every setting and argument with every number that means little: frames go on, and with sound
+/// arguments again clients have what the server has.
+#[test]
+fn odd_numbers_stop_no_frame() {
+    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 0.0, -1.0];
+    for (odd, which) in odd.into_iter().flat_map(|odd| (0..9).map(move |which| (odd, which))) {
+        let mut config = ServerConfig { hysteresis_frames: 0, ..ServerConfig::default() };
+        match which {
+            0 => config.exit_factor = odd,
+            1 => config.create_share = odd.into(),
+            2 => config.attach_share = odd.into(),
+            3 => config.grid = GridConfig { cell: odd, ..config.grid },
+            4 => config.grid = GridConfig { min: [odd; 2], ..config.grid },
+            5 => config.grid = GridConfig { max: [odd; 2], ..config.grid },
+            6 => config.grid = GridConfig { min: [odd; 2], max: [odd; 2], cell: odd },
+            7 => {
+                let bands = vec![Band::new(odd, 30.0), Band::new(odd, odd), Band::new(odd, 10.0)];
+                config.lod = Some(LodProfile { bands, frame_rate: 30.0 });
+            }
+            _ => {}
+        }
+        let mut net = Net::with(config, 1);
+        let (me, wide) = (net.peers[0].id, f64::from(odd));
+        let things = [THING, DELTA_THING, PAWN].map(|class| net.server.create(class).unwrap());
+        net.steps(3);
+        let sphere = Sphere { r_in: odd, p_in: odd, r_out: odd, p_out: odd, p_outside: odd };
+        let pairs = ((odd, odd), (odd, odd), (odd, odd), (odd, odd));
+        let field = FieldOfView {
+            inner: pairs.0,
+            outer: pairs.1,
+            cone_cosine: odd,
+            cone_length: pairs.2,
+            cone_priority: pairs.3,
+            sight: (odd, odd),
+        };
+        let prioritisers = [
+            Prioritiser::Static(odd),
+            Prioritiser::Sphere(sphere),
+            Prioritiser::SphereOwnerBoost(sphere, odd),
+            Prioritiser::FieldOfView(field),
+        ];
+        let at = [odd; 3];
+        let shapes = [
+            Shape::Sphere { centre: at, radius: odd },
+            Shape::Box { min: at, max: at },
+            Shape::Cone { apex: at, direction: at, cosine: odd, length: odd },
+        ];
+        let adaptive = Adaptive { rate_min: wide, rate_max: wide, lower: wide, raise: wide };
+        for (round, prioritiser) in (0_u32..).zip(prioritisers) {
+            let prioritiser = net.server.add_prioritiser(prioritiser).unwrap();
+            net.server.set_views(me, &[View { position: at, direction: at }]);
+            net.server.set_areas(me, &shapes.map(|shape| Area { shape, band: 255 }));
+            match round {
+                0 => net.server.set_adaptive_budget(me, adaptive),
+                _ => net.server.set_budget(me, Some((wide, wide))),
+            }
+            net.server.report_congestion(me);
+            for thing in things {
+                net.server.set_prioritiser(thing, prioritiser).unwrap();
+                net.server.set_cull_distance(thing, odd).unwrap();
+                net.server.set(thing, POSITION, at).unwrap();
+                net.server.set(thing, HEALTH, round).unwrap();
+            }
+            net.steps(3);
+        }
+        let plain = net.server.add_prioritiser(Prioritiser::Static(1.0)).unwrap();
+        net.server.set_views(me, &[View::default()]);
+        net.server.set_areas(me, &[]);
+        net.server.set_budget(me, None);
+        for thing in things {
+            net.server.set_prioritiser(thing, plain).unwrap();
+            net.server.set_cull_distance(thing, 250.0).unwrap();
+            net.server.set(thing, POSITION, [200.0_f32, -100.0, 0.0]).unwrap();
+        }
+        net.settle(60);
+        for thing in things {
+            assert!(net.server.in_scope(me, thing), "setting {which}: {odd}");
+            let held = net.peers[0].client.get(thing).and_then(|replica| replica.value(HEALTH));
+            assert_eq!(held, Some(Value::UInt(3)), "setting {which}: {odd}");
+        }
+    }
+}
+
+/// The shift by the number of the group overflowed, in the first frame with an element.
+#[test]
+fn condition_groups_of_arrays_are_numbered_as_those_of_properties() {
+    for (group, refused) in [(63, false), (64, true), (255, true)] {
+        let bag = Keyed::new("bag", 9).field("item", Quantiser::UInt(9)).condition(Condition::Group(group));
+        let class = Class::builder("chest").keyed(bag).build();
+        assert_eq!(matches!(class, Err(ClassError::Group { .. })), refused, "{group}");
+    }
+}
+
+/// Its square was taken: such objects were seen.
+#[test]
+fn a_negative_cull_distance_counts_as_none() {
+    let mut classes = Classes::new();
+    let place = Quantiser::Vec3([Axis::new(-100.0, 0.5, 9); 3]);
+    let class = Class::builder("thing").property(Property::new("place", place).world_position());
+    let class = classes.register(class.cull_distance(-50.0).build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let thing = net.server.create(class).unwrap();
+    net.server.set(thing, POSITION, [20.0_f32, 0.0, 0.0]).unwrap();
+    net.steps(3);
+    assert!(!net.server.in_scope(net.peers[0].id, thing));
 }

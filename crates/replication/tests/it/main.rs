@@ -20,3 +20,4 @@ mod tokens;
 mod transfers;
 mod typed;
 mod upkeep;
+mod wide;

@@ -204,3 +204,14 @@ fn an_atomic_class_resends_everything_of_the_frame() {
         assert_eq!(masks, [1, if atomic { 3 } else { 2 }]);
     }
 }
+
+/// An object that follows one and is attached to another counted as a part.
+#[test]
+fn an_attached_dependent_may_have_parts() {
+    let mut net = Net::new(1);
+    let [rider, mount, saddle] = [1.0, 2.0, 3.0].map(|x| at(&mut net, x));
+    net.server.add_dependent(rider, mount, Hint::After).unwrap();
+    net.server.set_parent(mount, Some(saddle)).unwrap();
+    let part = net.server.create_part(mount, THING).unwrap();
+    assert!(sees(&mut net, part));
+}

@@ -145,6 +145,21 @@ fn objects_leave_at_the_exit_factor() {
     }
 }
 
+/// Its square was taken: objects left at four cull distances, if cells around the view had them.
+#[test]
+fn an_exit_factor_below_one_counts_as_one() {
+    for exit_factor in [-2.0, 0.0, f32::NAN] {
+        let mut net =
+            Net::with(ServerConfig { exit_factor, hysteresis_frames: 0, ..ServerConfig::default() }, 1);
+        let thing = net.server.create(THING).unwrap();
+        for (x, inside) in [(10.0, true), (250.0, true), (250.5, false), (251.0, false), (250.0, true)] {
+            net.server.set(thing, POSITION, [x, 0.0_f32, 0.0]).unwrap();
+            net.steps(4);
+            assert_eq!(net.server.in_scope(net.peers[0].id, thing), inside, "{exit_factor}, {x}");
+        }
+    }
+}
+
 #[test]
 fn conditions_follow_the_owner() {
     const SECRET: usize = 2;

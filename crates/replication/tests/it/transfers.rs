@@ -208,6 +208,28 @@ fn a_budget_is_kept_and_others_move_on() {
     net.check(&[thing, big]);
 }
 
+/// The update is given up when its object leaves the scope, and is older than everything in flight.
+#[test]
+fn an_update_in_parts_of_a_kept_object_that_left_meanwhile_arrives() {
+    let mut classes = classes();
+    let class = Class::builder("kept").property(Property::new("small", Quantiser::UInt(16)));
+    let class = class.property(Property::new("body", Quantiser::Blob(65_536))).retain(true).build();
+    let class = classes.register(class.unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let kept = create(&mut net, class);
+    net.steps(6);
+    net.server.set(kept, BODY, body(20_000, 1)).unwrap();
+    net.link.loss = 1.0;
+    net.steps(60);
+    net.server.set_filter(kept, Filter::Never).unwrap();
+    net.steps(6);
+    net.settle(10);
+    assert_eq!(held(&net, kept), Some(Vec::new()), "it has the state of before");
+    net.server.set_filter(kept, Filter::Always).unwrap();
+    net.settle(20);
+    assert_eq!(held(&net, kept), Some(body(20_000, 1)));
+}
+
 // ------------------------------------------------------------------------------------------- bytes
 // from elsewhere
 
@@ -227,28 +249,35 @@ fn packet(seq: u16, sections: &[&[u8]]) -> Vec<u8> {
 /// A creation of object 1 of class 0, which has no properties.
 const CREATE: &[u8] = &[2, 1, 1, 7, 0, 0, 0, 0, 0];
 
-/// An item on the array of object 1 that adds keys.
-fn adding(keys: &[u8]) -> Vec<u8> {
-    let ops: Vec<u8> = keys.iter().flat_map(|key| [*key, 0b01, 0]).collect();
-    [&[1, 0, ops.len() as u8 + 1, 0, keys.len() as u8][..], &ops].concat()
+/// An item on the array of object 1 that adds keys of two bytes.
+fn adding(keys: core::ops::Range<u16>) -> Vec<u8> {
+    let count = keys.len() as u8;
+    let ops: Vec<u8> = keys.flat_map(|key| [key as u8 | 0x80, (key >> 7) as u8, 0b01, 0]).collect();
+    let len = (ops.len() as u16 + 1).to_le_bytes();
+    [&[1, 0, len[0], len[1], count][..], &ops].concat()
 }
 
-/// Items of one packet on one array count together: each alone keeps the limit, both do not.
+/// Items of one packet on one array count together: each alone keeps the receiver's limit, 264
+/// elements of an array of two, both do not.
 #[test]
 fn two_items_do_not_pass_the_limit_of_an_array_together() {
     let mut client = Client::new(ClientConfig::default(), &classes_of_keyed());
-    client.receive(&packet(0, &[CREATE, &[9, 1], &adding(&[1, 2])])).unwrap();
-    assert_eq!(client.replica(1).unwrap().element_keys(0).len(), 2);
-    // Key 1 goes and 3 comes, then 1 comes back: three.
-    let leave = [1, 0, 3, 0, 1, 1, 0];
-    let three = packet(1, &[&[9, 3], &leave, &adding(&[3]), &adding(&[1])]);
-    assert!(client.receive(&three).is_err());
-    assert_eq!(client.replica(1).unwrap().element_keys(0).collect::<Vec<_>>(), [1, 2]);
-    let two = packet(1, &[&[9, 2], &leave, &adding(&[3])]);
-    client.receive(&two).unwrap();
-    assert_eq!(client.replica(1).unwrap().element_keys(0).collect::<Vec<_>>(), [2, 3]);
+    client.receive(&packet(0, &[CREATE, &[9, 2], &adding(200..400), &adding(400..464)])).unwrap();
+    let has = |client: &Client, keys: [u32; 2]| {
+        let held = client.replica(1).unwrap().element_keys(0).collect::<Vec<_>>();
+        (held.len(), keys.map(|key| held.contains(&key)))
+    };
+    assert_eq!(has(&client, [200, 500]), (264, [true, false]));
+    // Key 200 goes and 500 comes, then 200 comes back: one too many.
+    let leave = [1, 0, 4, 0, 1, 200, 1, 0];
+    let more = packet(1, &[&[9, 3], &leave, &adding(500..501), &adding(200..201)]);
+    assert!(client.receive(&more).is_err());
+    assert_eq!(has(&client, [200, 500]), (264, [true, false]));
+    let same = packet(1, &[&[9, 2], &leave, &adding(500..501)]);
+    client.receive(&same).unwrap();
+    assert_eq!(has(&client, [200, 500]), (264, [false, true]));
     // The same for an object that the packet creates.
-    let fresh = packet(2, &[CREATE, &[9, 2], &adding(&[1, 2]), &adding(&[3])]);
+    let fresh = packet(2, &[CREATE, &[9, 2], &adding(200..400), &adding(400..465)]);
     assert!(client.receive(&fresh).is_err());
 }
 
@@ -293,4 +322,15 @@ fn parts_that_are_wrong_change_nothing() {
     client.receive(&packet(4, &[&part(6, 1, 2, second)])).unwrap();
     client.receive(&packet(5, &[&part(5, 1, 2, second)])).unwrap();
     assert_eq!(client.poll_event(), None);
+}
+
+/// A long packet held more parts than a receiver takes: it was refused for ever.
+#[test]
+fn an_object_goes_in_parts_through_the_longest_packets_under_a_budget() {
+    let mut net = with_big(ServerConfig { packet_bytes_max: 65_535, ..ServerConfig::default() }, 1);
+    net.server.set_budget(net.peers[0].id, Some((1e7, 1e7)));
+    let big = create(&mut net, BIG);
+    net.server.set(big, BODY, body(65_536, 1)).unwrap();
+    net.steps(10);
+    net.check(&[big]);
 }
