@@ -267,8 +267,8 @@ const MATCHER_LAYERS: &[(&str, &[&str])] = &[
     (
         "operations",
         &["backfill explain listing matches::service permuted_tests placing policy::service queue_service \
-             rating::service room::changes room::leaving room::members room_service schema seats team::service \
-             ticket ticks transfer trial updates"],
+             rating::service room::changes room::leaving room::members room::world room_service schema seats \
+             team::service ticket ticks transfer trial updates"],
     ),
     ("dispatch", &["dispatch"]),
     ("drive", &["drive"]),
