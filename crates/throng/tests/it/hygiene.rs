@@ -220,7 +220,7 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("enet-ffi", "the C interface of ENet: pointers come from C, under the contract of its header"),
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
-    ("server", "signals and resource limits"),
+    ("server", "signals and resource limits, and an allocator that counts in tests"),
     ("throng", "one setting of the allocator has no safe interface"),
 ];
 
