@@ -157,8 +157,8 @@ impl Matcher {
         self.rooms.make(id, self.now, mode, hidden, data, creator)
     }
 
-    /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room
-    /// as encoded in `scratch.room`.
+    /// Adds members, in place of their seats, makes the changes that the policy wants, and tells
+    /// everybody. Leaves the room as encoded in `scratch.room`.
     pub(crate) fn admit(
         &mut self,
         turn: &mut Turn<'_>,
@@ -167,6 +167,7 @@ impl Matcher {
         changes: &Verdict,
     ) {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
+        newcomers.iter().for_each(|newcomer| self.end_seat(index, newcomer.player));
         self.stats.roles_joined += newcomers.len() as u64;
         let exclusive = self.rooms.rules_of(index).exclusive;
         let was_sealed = self.rooms[index].sealed();
