@@ -68,6 +68,7 @@ enum Purpose {
     Renew,
     Take { epoch: u64, empty: bool },
     MarkLost,
+    Claim,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +133,18 @@ impl Lease {
             requests: VecDeque::new(),
             events: VecDeque::new(),
         }
+    }
+
+    /// Restores the record that an earlier life of this process saw last. A directory that has no
+    /// record or an older one has lost it.
+    pub fn remember(&mut self, record: Record) {
+        self.known = Some(record);
+    }
+
+    /// The record that this process saw or wrote last.
+    #[must_use]
+    pub fn known(&self) -> Option<&Record> {
+        self.known.as_ref()
     }
 
     /// Returns whether this process may serve at `now`.
@@ -230,7 +243,8 @@ impl Lease {
         if let Role::Holding { .. } = self.role {
             self.role = Role::Waiting;
             (self.observed, self.told) = (None, None);
-            self.events.push_back(Event::Deposed { by: found.clone().map(|(_, record)| record) });
+            let by = found.as_ref().map(|(_, record)| record).filter(|record| !self.is_outdated(record));
+            self.events.push_back(Event::Deposed { by: by.cloned() });
         }
         self.look(now, sent, found);
     }
@@ -246,6 +260,9 @@ impl Lease {
         let is_later = self.known.as_ref().is_none_or(|known| known.epoch < record.epoch);
         if self.observed.is_some_and(|seen| revision < seen.revision) && !is_later {
             return;
+        }
+        if self.is_outdated(&record) {
+            return self.claim(now, revision);
         }
         self.known = Some(record.clone());
         let unchanged = self.observe(revision, reading);
@@ -270,11 +287,7 @@ impl Lease {
             let next = self.record(epoch, State::Serving);
             return self.send_write(now, revision, next, Purpose::Take { epoch, empty });
         }
-        let told = (record.incarnation.clone(), record.state);
-        if self.told.as_ref() != Some(&told) {
-            self.told = Some(told);
-            self.events.push_back(Event::Waits { record });
-        }
+        self.tell_of(record);
     }
 
     /// There is no record: the area is new, or the directory has lost its data.
@@ -283,11 +296,7 @@ impl Lease {
         let known = self.known.clone();
         let epoch = known.as_ref().map_or(0, |known| known.epoch).saturating_add(1);
         // The one who served last has the state; it makes its record again.
-        let is_last = |known: &Record| {
-            known.incarnation == self.own.incarnation
-                || (known.journal == self.own.journal && known.machine == self.own.machine)
-        };
-        match known.filter(|known| !is_last(known)) {
+        match known.filter(|known| !self.is_own(known)) {
             None => {
                 let record = self.record(epoch, State::Serving);
                 self.send_write(now, 0, record, Purpose::Take { epoch, empty: false });
@@ -301,7 +310,38 @@ impl Lease {
                 }
                 self.send_write(now, 0, lost, Purpose::MarkLost);
             }
-            Some(_) => {}
+            Some(record) => self.tell_of(record),
+        }
+    }
+
+    /// Returns whether a record is that of this process, or of its life before on this machine.
+    fn is_own(&self, record: &Record) -> bool {
+        record.incarnation == self.own.incarnation
+            || (record.journal == self.own.journal && record.machine == self.own.machine)
+    }
+
+    /// Returns whether a record of another process is older than the lease that this one held last:
+    /// the directory has lost that lease, and a process that knew less of it came first.
+    fn is_outdated(&self, record: &Record) -> bool {
+        let last = self.known.as_ref().filter(|known| self.is_own(known));
+        last.is_some_and(|last| record.epoch <= last.epoch) && record.journal != self.own.journal
+    }
+
+    /// Takes the area back from the writer of an outdated record. The new record names no machine,
+    /// so its lease is waited out like that of a copied folder: until then the other may serve.
+    fn claim(&mut self, now: Instant, revision: u64) {
+        let epoch = self.known.as_ref().map_or(0, |known| known.epoch).saturating_add(1);
+        let mut claimed = self.record(epoch, State::Serving);
+        claimed.machine.clear();
+        self.send_write(now, revision, claimed, Purpose::Claim);
+    }
+
+    /// Reports the process that this one waits for, once.
+    fn tell_of(&mut self, record: Record) {
+        let told = (record.incarnation.clone(), record.state);
+        if self.told.as_ref() != Some(&told) {
+            self.told = Some(told);
+            self.events.push_back(Event::Waits { record });
         }
     }
 
@@ -346,7 +386,7 @@ impl Lease {
                 self.role = Role::Holding { revision, renewed: write.sent };
                 self.events.push_back(Event::Granted { epoch: self.epoch, empty });
             }
-            Purpose::MarkLost => {
+            Purpose::MarkLost | Purpose::Claim => {
                 self.observed = None;
                 self.due = write.sent;
             }

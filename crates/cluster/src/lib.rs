@@ -64,7 +64,8 @@
 //! - A draining node keeps a world for which no other node has room.
 //! - A world whose class no node has with the same settings any more gets those of its next home;
 //!   otherwise a change of the settings on all nodes would leave it without one.
-//! - A wish to close a world lapses after 5 s, so it does not end a world minutes later.
+//! - A wish to close a world lapses after 10 s in which the directory answers, so it does not end a
+//!   world that opens minutes later, and outlasts a directory that is away.
 //! - A class with a limit of worlds has that many permits (`permit.<class>.<number>`), and a node
 //!   takes one before it opens a world of the class. A count of the records would be exceeded by
 //!   nodes that open worlds at the same time.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::queue::ruleset::{QueueRules, RuleProblem, problem};
+use crate::queue::ruleset::{MatchWorld, QueueRules, RuleProblem, problem};
 
 /// Most members of a room.
 pub(crate) const CAPACITY_MAX: u32 = 10_000;
@@ -87,6 +87,12 @@ pub struct ModeRules {
     pub policy: String,
     /// Points at which the policy is asked; a point less is a request less.
     pub policy_points: Vec<HookPoint>,
+    /// World that the match of a room gets when its members have filled it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub world: Option<MatchWorld>,
+    /// Server that opens the world.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub allocator: String,
 }
 
 impl Default for ModeRules {
@@ -108,6 +114,8 @@ impl Default for ModeRules {
             collapse: false,
             policy: String::new(),
             policy_points: HookPoint::ALL.to_vec(),
+            world: None,
+            allocator: String::new(),
         }
     }
 }
@@ -169,7 +177,21 @@ impl ModeRules {
                 return Err(problem(format!("limits[{at}]"), "min and max are finite"));
             }
         }
-        Ok(())
+        self.world.as_ref().map_or(Ok(()), |world| self.check_world(world))
+    }
+
+    fn check_world(&self, world: &MatchWorld) -> Result<(), RuleProblem> {
+        world.check()?;
+        let why = if self.capacity == 0 {
+            "its rooms are never full: set `capacity`; matches of a queue have the `world` of the queue"
+        } else if self.on_full != OnFull::Seal {
+            "the room lasts as long as the match: set `on_full` to \"seal\""
+        } else if self.allocator.is_empty() {
+            "the allocator opens it: set `allocator` to the `SrvID` of a gateway's link"
+        } else {
+            return Ok(());
+        };
+        Err(problem("world", why))
     }
 
     /// Returns whether a policy is asked at a point.

@@ -270,6 +270,10 @@ pub(crate) struct DataMap(Vec<u8>);
 
 /// Field number of `Data` in room infos; team infos take 4.
 pub(crate) const ROOM_DATA_FIELD: u32 = 8;
+/// Key of a room's data that says where to connect.
+pub(crate) const CONNECTION_KEY: &str = "connection";
+/// Keys of a room's data that say where its match is played.
+pub(crate) const PLACE_KEYS: [&[u8]; 3] = [CONNECTION_KEY.as_bytes(), b"World", b"Addresses"];
 pub(crate) const TEAM_DATA_FIELD: u32 = 4;
 
 impl DataMap {

@@ -100,6 +100,7 @@ pub use config::{Caller, Config, HookPoint, Limit, ModeRules, OnFull, Scope, Sel
 pub use matcher::{Matcher, RULES, check_server_name};
 pub use notices::{Notice, Notices, ServerNumber};
 pub use policy::{Answered, Handled, PolicyRequest, Verdict};
+pub use queue::ruleset::MatchWorld;
 pub use queue::{QueueRules, RuleProblem};
 pub use schema::{BadSnapshot, SnapshotHead};
 pub use stats::{Counts, Histogram, ModeCounts, QueueReport, Stats};

@@ -7,7 +7,9 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
-use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, map_key, text};
+use crate::info::{
+    CONNECTION_KEY, DataMap, PLACE_KEYS, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, map_key, text,
+};
 use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
@@ -19,11 +21,6 @@ use crate::timers::Timer;
 use crate::turn::Turn;
 
 const CONNECTION_BYTES_MAX: usize = 4 << 10;
-/// Key of a room's data that says where to connect.
-const CONNECTION_KEY: &str = "connection";
-/// Keys of a room's data that say which world the match has of its own. The rest, which may be
-/// long, is in the room.
-const WORLD_KEYS: [&[u8]; 2] = [b"World", b"Addresses"];
 
 /// Ids of the players of tickets.
 fn ids_of<'a>(
@@ -295,10 +292,7 @@ impl Matcher {
         write_u64(&mut out, 6, seat_until);
         write_bytes(&mut out, 7, queue.name.as_bytes());
         out.extend_from_slice(found.shared());
-        let data = room.into_iter().flat_map(|room| room.data().entries());
-        for entry in data.filter(|entry| WORLD_KEYS.contains(&map_key(entry))) {
-            write_bytes(&mut out, 11, entry);
-        }
+        room.into_iter().for_each(|room| write_world(room, &mut out));
         if let Some(room) = found.room() {
             write_bytes(&mut out, 20, &room.text());
         }
@@ -385,22 +379,29 @@ impl Matcher {
         check_len(connection, CONNECTION_BYTES_MAX, "Connection")?;
         let room = self.find_room(room)?;
         let closed = || Problem::new(Status::NotProposed, "the room is no match that waits for a server");
-        let index = self.rooms[room].matched().and_then(|id| self.match_of(id)).ok_or_else(closed)?;
-        if self.matches[index].stage() != Stage::Assigning {
-            return Err(closed());
-        }
-        let rules = self.queues[self.matches[index].queue()].rules();
-        let is_allocator = !turn.caller.srv.is_empty() && rules.set.allocator == turn.caller.srv;
+        let found = self.rooms[room].matched().and_then(|id| self.match_of(id));
+        let found = found.filter(|index| self.matches[*index].stage() == Stage::Assigning);
+        let is_allocator = |allocator: &str| !allocator.is_empty() && allocator == turn.caller.srv;
+        let is_allocator = match found {
+            Some(index) => is_allocator(&self.queues[self.matches[index].queue()].rules().set.allocator),
+            None if self.wants_world(room) => is_allocator(&self.rooms.rules_of(room).allocator),
+            None => return Err(closed()),
+        };
         if turn.caller.scope == Scope::Server && !is_allocator {
-            return Err(forbidden("only the queue's allocator or a trusted server may assign a match"));
+            return Err(forbidden("only the allocator or a trusted server may assign a match"));
         }
         let mut values = self.rooms[room].data().clone();
         for (key, value) in data {
-            self.rooms.rules_of(room).check_key(key)?;
+            if !PLACE_KEYS.contains(&key) {
+                self.rooms.rules_of(room).check_key(key)?;
+            }
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
-        self.give_server(turn, self.matches[index].id(), room, values);
+        match found {
+            Some(index) => self.give_server(turn, self.matches[index].id(), room, values),
+            None => self.give_world(turn, room, values),
+        }
         Ok(())
     }
 
@@ -424,7 +425,16 @@ impl Matcher {
     }
 }
 
+/// Writes the world of a room's match as fields of the ready event. The rest of the data, which may
+/// be long, is in the room.
+pub(crate) fn write_world(room: &Room, out: &mut Vec<u8>) {
+    let data = room.data().entries();
+    for entry in data.filter(|entry| [b"World" as &[u8], b"Addresses"].contains(&map_key(entry))) {
+        write_bytes(out, 11, entry);
+    }
+}
+
 /// Place where players connect, as a room's data say.
-fn connection_of(room: &Room) -> Option<String> {
+pub(crate) fn connection_of(room: &Room) -> Option<String> {
     serde_json::from_slice(room.data().get(CONNECTION_KEY)?).ok()
 }

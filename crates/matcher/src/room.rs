@@ -4,6 +4,7 @@ mod changes;
 mod leaving;
 mod members;
 mod owner;
+mod world;
 
 use smallvec::SmallVec;
 use throng_wire::fields;

@@ -42,6 +42,15 @@ impl Matcher {
         if reserve > RESERVE_S_MAX {
             return Err(invalid(format!("a seat is reserved for at most {RESERVE_S_MAX} s")));
         }
+        if let Some((player, room)) = self.seat_in_mode(role.id, mode) {
+            self.home_of(turn.caller, &role)?;
+            self.check_acts_for(turn.caller, player)?;
+            if reserve > 0 {
+                return self.answer_join(room, false, true, turn.answer);
+            }
+            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            return self.answer_encoded(false, turn.answer);
+        }
         let newcomer = self.newcomer(turn.caller, &role)?;
         let player = newcomer.player;
         let joined = match reserve {
@@ -52,6 +61,17 @@ impl Matcher {
             self.people.release(player);
         }
         joined
+    }
+
+    /// A role and the room of a mode that keeps a seat for it.
+    fn seat_in_mode(&self, role: &[u8], mode: u16) -> Option<(PlayerKey, RoomKey)> {
+        let player = self.people.player(role)?;
+        let in_time = |room: &&RoomKey| {
+            let room = &self.rooms[**room];
+            let mut seats = room.seats().iter().filter(|seat| seat.player == player);
+            room.mode() == mode && seats.any(|seat| seat.until > self.now)
+        };
+        Some((player, *self.people[player].seats().iter().find(in_time)?))
     }
 
     /// All newcomers join an open room that admits them, or one is made.
@@ -394,10 +414,7 @@ impl Matcher {
         let size = self.rooms[room].size();
         check_growth(size, size + newcomers[0].info.bytes().len())?;
         let changes = self.ask_to_admit(room, &newcomers)?;
-        self.rooms.claim_seat(room, at);
-        self.note_change(room, Change::of("seat_claimed"), &[player]);
         self.admit(turn, room, newcomers, &changes);
-        self.people.lose_seat(player, room);
         let left = self.rooms[room].seats().iter().map(|seat| seat.until).min();
         if let Some(until) = left {
             let id = self.rooms[room].id();
@@ -425,13 +442,14 @@ impl Matcher {
             .ok_or_else(|| Problem::new(Status::NotAMember, "role does not exist"))
     }
 
+    /// Returns whether a room has places for so many players without seats in it.
     fn check_joinable(&self, index: RoomKey, size: usize) -> Outcome {
         let room = &self.rooms[index];
         if room.deleting() || room.sealed() {
             return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));
         }
         let free = room.free(self.rooms.rules_of(index).capacity) as usize;
-        if room.full() || free < size {
+        if size > 0 && (room.full() || free < size) {
             return Err(Problem::new(Status::RoomFull, "the room is full"));
         }
         Ok(())

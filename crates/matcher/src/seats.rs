@@ -48,7 +48,7 @@ impl Matcher {
         let role = self.people[player].id();
         self.hooks.waiting_about(room).any(|kept| match kept.method {
             Method::CLAIM_SEAT => two_texts(&kept.body).is_ok_and(|(_, own)| own == role.as_slice()),
-            Method::ROLE_JOIN_ROOM => {
+            Method::ROLE_JOIN_ROOM | Method::ROLE_JOIN_RANDOM_ROOM => {
                 Matcher::parse_role_and(&kept.body).is_ok_and(|(own, ..)| own.id == role.as_slice())
             }
             _ => false,
@@ -69,6 +69,16 @@ impl Matcher {
     pub(crate) fn seat(&mut self, index: RoomKey, player: PlayerKey, info: Option<Box<Info>>, until: u64) {
         self.people.take_seat(player, index);
         self.rooms.add_seats(index, std::iter::once(Seat { player, until, ticket: None, info }));
+    }
+
+    /// The role of a seat becomes a member.
+    pub(crate) fn end_seat(&mut self, index: RoomKey, player: PlayerKey) {
+        let seat = self.rooms[index].seats().iter().position(|seat| seat.player == player);
+        if let Some(at) = seat {
+            self.rooms.claim_seat(index, at);
+            self.note_change(index, Change::of("seat_claimed"), &[player]);
+            self.people.lose_seat(player, index);
+        }
     }
 
     /// Info of the role that a seat is kept for.

@@ -23,7 +23,7 @@ pub(crate) enum Timer {
     Tick(QueueKey),
     /// A proposal was not answered.
     Proposal(Id),
-    /// A match has no server.
+    /// A match has no server, or a full room no world.
     Assign(Id),
     /// A backfill gave no sign of life.
     Backfill(Id),

@@ -378,6 +378,28 @@ mod tests {
     }
 
     #[test]
+    fn panics_in_a_world_leave_another_one_of_its_thread_alone() {
+        let extra = "tcp://127.0.0.1:0/hub";
+        let mut stage = Stage::new(1, &[("gateway.worlds", "hub"), ("gateway.clients.extra", extra)]);
+        let room = stage.create_room();
+        let (player, _events) = stage.player("player");
+        let addresses = stage.running.addresses().iter();
+        let door = addresses.filter(|each| each.service == Service::Clients).nth(1).unwrap().addr;
+        let world = stage.running.watch.worlds.find("hub").unwrap().world;
+        let guest = SessionConfig::client("guest", "");
+        let (guest, mut guest_events) = stage.runtime.block_on(connect(door, guest));
+        stage.break_world(0, world, Fault::Panic);
+        assert_eq!(stage.panics(0), 1.0);
+        stage.expect_to_be_heard(&player, room, "after a panic on mail");
+        stage.break_world(0, world, Fault::PanicOnData);
+        stage.runtime.block_on(guest.send(ChannelId(0), 100, "boom")).unwrap();
+        stage.expect_the_end(&mut guest_events);
+        assert_eq!(stage.panics(0), 2.0);
+        stage.expect_to_be_heard(&player, room, "after a panic on input");
+        assert!(stage.running.watch.health().ready);
+    }
+
+    #[test]
     fn a_world_that_restarts_leaves_another_one_of_its_thread_alone() {
         let extra = "tcp://127.0.0.1:0/hub";
         let mut stage = Stage::new(1, &[("gateway.worlds", "hub"), ("gateway.clients.extra", extra)]);

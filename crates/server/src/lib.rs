@@ -30,6 +30,8 @@ pub mod auth;
 mod capture;
 pub mod cluster;
 pub mod config;
+#[cfg(test)]
+mod counting;
 mod ddc;
 mod ddc_policies;
 pub mod ddc_tool;

@@ -188,6 +188,7 @@ fn serve_nats(
         tokens,
         identity,
         kept: kept.clone(),
+        memory: (!is_volatile).then(|| data.join(format!("matcher-lease-{}.json", matcher.area))),
         takeover: if matcher.takeover == "empty" || is_volatile { Takeover::Empty } else { Takeover::Wait },
         requests_max: matcher.nats_requests_max,
     };

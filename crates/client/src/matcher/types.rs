@@ -113,6 +113,8 @@ pub struct Room {
     pub rev: u64,
     /// Sides of a match: name and ids of the roles.
     pub sides: Vec<(String, Vec<String>)>,
+    /// Class of the world that its match gets when it is full; empty if its mode has none.
+    pub world: String,
 }
 
 impl Room {
@@ -129,6 +131,7 @@ impl Room {
             is_deleting: body.u64(7) != 0,
             is_partial: body.u64(13) != 0,
             rev: body.u64(9),
+            world: body.str(14)?.to_owned(),
             ..Room::default()
         };
         for entry in body.all(8) {

@@ -159,7 +159,7 @@ impl Node {
 
     /// The way into a world; `None`: wait.
     fn find(&self, now: Instant, world: &Name, may_open: bool) -> Option<Answer> {
-        if !self.is_synced || self.lease.as_ref().is_none_or(|lease| lease.has_lapsed) {
+        if self.lease.as_ref().is_none_or(|lease| lease.has_lapsed) {
             return None;
         }
         if self.is_serving(world, now) {
@@ -167,7 +167,10 @@ impl Node {
         }
         let slot = self.worlds.get(world)?;
         let is_deciding = slot.pending.is_some() || slot.flight.is_some();
-        let unknown = Some(Answer::Refused(Refusal::UnknownWorld)).filter(|_| !may_open && !is_deciding);
+        // In a gap of the watch, a home that is known answers for itself; a world without one may
+        // have got one unseen.
+        let is_unknown = self.is_synced && !may_open && !is_deciding;
+        let unknown = is_unknown.then_some(Answer::Refused(Refusal::UnknownWorld));
         match &slot.known {
             Known::Absent | Known::Foreign => unknown,
             Known::Record(record) => match record.state {

@@ -332,7 +332,7 @@ pub struct Node {
     /// Worlds that are to be open.
     wanted: BTreeMap<Name, Wanted>,
     /// Worlds that are to be closed, each until a time.
-    closing: BTreeMap<Name, Instant>,
+    closing: BTreeMap<Name, Duration>,
     /// Assignments to this node that the driver could not make, by epoch.
     refused: BTreeMap<Name, u64>,
     /// Time until which the node has no room, because its driver could not make a world.

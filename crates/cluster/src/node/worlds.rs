@@ -23,8 +23,9 @@ const RETURNED: Duration = Duration::from_secs(2);
 /// Time for which the record of a closed world with a name is kept.
 const CLOSED_KEPT: Duration = Duration::from_secs(3_600);
 
-/// Time for which a world that cannot be closed at once is to be closed.
-const CLOSE_WANTED: Duration = Duration::from_secs(5);
+/// Time for which a world that cannot be closed at once is to be closed, on the stopwatch: with the
+/// directory away, the wish waits for it.
+const CLOSE_WANTED: Duration = Duration::from_secs(10);
 
 /// Time for which a node that could not make a world takes no other.
 const FULL: Duration = Duration::from_secs(5);
@@ -119,7 +120,7 @@ impl Node {
     pub fn handle_close(&mut self, now: Instant, world: &Name) {
         self.observe(now);
         self.wanted.remove(world);
-        self.closing.insert(world.clone(), now + CLOSE_WANTED);
+        self.closing.insert(world.clone(), self.stopwatch.reading() + CLOSE_WANTED);
         self.touch_world(now, world);
         self.step(now);
     }
@@ -476,7 +477,7 @@ impl Node {
             Known::Record(record) => {
                 if matches!(record.state, WorldState::Assigned | WorldState::Serving) {
                     self.wanted.remove(name);
-                    if self.closing.remove(name).is_some_and(|until| now <= until) {
+                    if self.closing.remove(name).is_some_and(|until| self.stopwatch.reading() <= until) {
                         return self.close(now, name, record);
                     }
                 } else {

@@ -190,6 +190,92 @@ fn a_standby_remembers_the_holder_that_the_directory_has_forgotten() {
     assert!(events.contains(&Event::Granted { epoch: 3, empty: false }), "{events:?}");
 }
 
+/// The process after a restart, with the record that it saw last.
+fn restarted(bench: &Bench, old: &Lease, name: &str, journal: &str) -> Lease {
+    let mut new = bench.lease(name, journal, "m", Takeover::Wait);
+    new.remember(old.known().expect("a record").clone());
+    new
+}
+
+#[test]
+fn the_holder_serves_again_after_all_have_restarted_on_a_bus_that_lost_its_storage() {
+    for standby_first in [true, false] {
+        let mut bench = Bench::new();
+        let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+        bench.run(&mut [&mut a], SECOND);
+        let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+        bench.run(&mut [&mut a, &mut b], 3 * SECOND);
+        bench.directory.lose();
+        let mut standby = restarted(&bench, &b, "b2", "jb");
+        let mut holder = restarted(&bench, &a, "a2", "ja");
+        let first = if standby_first { &mut standby } else { &mut holder };
+        bench.run(&mut [first], 3 * SECOND);
+        bench.run(&mut [&mut standby, &mut holder], 3 * SECOND);
+        assert!(holder.is_serving(bench.now) && !standby.is_serving(bench.now), "{standby_first}");
+    }
+}
+
+#[test]
+fn a_standby_that_restarts_on_an_empty_directory_waits_for_the_holder_and_then_marks_it_lost() {
+    let mut bench = Bench::new();
+    let mut a = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut a], SECOND);
+    let mut b = bench.lease("b", "jb", "m", Takeover::Wait);
+    bench.run(&mut [&mut a, &mut b], 3 * SECOND);
+    bench.directory.lose();
+    let mut standby = restarted(&bench, &b, "b2", "jb");
+    let events = bench.run(&mut [&mut standby], 14 * SECOND);
+    assert!(matches!(&events[..], [Event::Waits { record }] if record.incarnation == "a"), "{events:?}");
+    assert_eq!(bench.directory.record, None);
+    bench.run(&mut [&mut standby], 10 * SECOND);
+    assert_eq!(bench.directory.record.as_ref().unwrap().state, State::Lost);
+    bench.run(&mut [&mut standby], 60 * SECOND);
+    assert!(!standby.is_serving(bench.now), "only an operator gives the state up");
+}
+
+#[test]
+fn the_newest_holder_takes_the_area_back_from_one_that_remembers_an_older_lease() {
+    for newest_first in [true, false] {
+        let mut bench = Bench::new();
+        let mut old = bench.lease("a", "ja", "m", Takeover::Wait);
+        bench.run(&mut [&mut old], SECOND);
+        // It is off while another takes over.
+        let mut newest = bench.lease("b", "jb", "m", Takeover::Empty);
+        let events = bench.run(&mut [&mut newest], 20 * SECOND);
+        assert!(events.contains(&Event::Granted { epoch: 2, empty: true }), "{events:?}");
+        bench.directory.lose();
+        let mut new = restarted(&bench, &newest, "b2", "jb");
+        let mut old = restarted(&bench, &old, "a2", "ja");
+        let first = if newest_first { &mut new } else { &mut old };
+        bench.run(&mut [first], 3 * SECOND);
+        let mut events = Vec::new();
+        for _ in 0..30 {
+            events.extend(bench.run(&mut [&mut new, &mut old], SECOND));
+            assert!(!(new.is_serving(bench.now) && old.is_serving(bench.now)), "{events:?}");
+        }
+        assert!(new.is_serving(bench.now), "{events:?}");
+        let deposed =
+            |event: &Event| matches!(event, Event::Deposed { by: Some(record) } if record.journal == "jb");
+        assert_eq!(events.iter().any(deposed), !newest_first, "{events:?}");
+    }
+}
+
+#[test]
+fn a_newcomer_on_an_empty_directory_does_not_replace_the_holder() {
+    let mut bench = Bench::new();
+    let mut holder = bench.lease("a", "ja", "m", Takeover::Wait);
+    bench.run(&mut [&mut holder], 3 * SECOND);
+    bench.directory.lose();
+    let mut newcomer = bench.lease("c", "jc", "m", Takeover::Wait);
+    // It looks before the holder renews.
+    bench.run(&mut [&mut newcomer], Duration::ZERO);
+    assert!(newcomer.is_serving(bench.now), "for it, the area is a new one");
+    let events = bench.run(&mut [&mut holder, &mut newcomer], 30 * SECOND);
+    assert_eq!(events[0], Event::Deposed { by: None }, "its state is not obsolete");
+    assert!(events.contains(&Event::Granted { epoch: 3, empty: false }), "{events:?}");
+    assert!(holder.is_serving(bench.now) && !newcomer.is_serving(bench.now));
+}
+
 #[test]
 fn a_forgotten_holder_is_replaced_where_it_is_not_waited_for() {
     let mut bench = Bench::new();

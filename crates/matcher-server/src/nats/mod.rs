@@ -11,6 +11,7 @@
 //! An area has one serving matcher, which holds the lease on it. Others wait, on no subject.
 
 mod lease;
+mod memory;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -32,6 +33,7 @@ use crate::service::Handle;
 use crate::tokens::Tokens;
 use crate::watch::Watch;
 use lease::{Answer, Directory};
+use memory::Memory;
 
 /// Names of the headers.
 pub mod header {
@@ -76,6 +78,9 @@ pub struct NatsOptions {
     pub identity: Identity,
     /// Folder for the state of this matcher if another replaces it; `None` keeps none.
     pub kept: Option<PathBuf>,
+    /// File that keeps the record of the area for the next start, so that a bus which has lost its
+    /// storage meanwhile is not taken for a new one; `None` keeps none.
+    pub memory: Option<PathBuf>,
     /// Action when the holder of the lease is lost.
     pub takeover: Takeover,
     /// Requests at a time; more are answered with `OVERLOADED`.
@@ -121,6 +126,10 @@ pub async fn serve_nats(
         seed.wrapping_mul(0x0100_0000_01B3) ^ u64::from(byte)
     });
     let mut lease = Lease::new(options.identity.clone(), options.takeover, seed, boot_time());
+    let mut memory = Memory::open(options.memory.clone());
+    if let Some(record) = memory.record() {
+        lease.remember(record.clone());
+    }
     let mut complained = false;
     loop {
         let serve = async {
@@ -128,7 +137,7 @@ pub async fn serve_nats(
             // Every outage is told once.
             complained = false;
             tracing::info!(url = options.url, area = options.area, "the matcher is on its bus");
-            Err::<(), NatsError>(bridge.run(&mut lease).await)
+            Err::<(), NatsError>(bridge.run(&mut lease, &mut memory).await)
         };
         let failed = tokio::select! {
             failed = serve => failed,
@@ -217,7 +226,7 @@ impl Bridge {
     }
 
     /// Keeps the lease, and serves while it is held, until the bus fails; says why it did.
-    async fn run(self, lease: &mut Lease) -> NatsError {
+    async fn run(self, lease: &mut Lease, memory: &mut Memory) -> NatsError {
         let gate = self.shared.handle.gate().clone();
         let mut requests: Option<async_nats::Subscriber> = None;
         if lease.is_serving(boot_time()) {
@@ -232,6 +241,10 @@ impl Bridge {
         loop {
             while let Some(request) = lease.poll_request() {
                 under_way = Some(Box::pin(self.directory.clone().execute(request)));
+            }
+            // Before it serves: once the bus has lost the record, no other copy says who served.
+            if let Some(record) = lease.known() {
+                memory.keep(record);
             }
             while let Some(event) = lease.poll_event() {
                 match self.note(event) {

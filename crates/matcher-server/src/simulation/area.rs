@@ -49,6 +49,8 @@ struct Process {
     inbox: Arc<Mutex<Vec<Post>>>,
     gate: Gate,
     lease: Lease,
+    /// The record that it saw last, which outlives a restart.
+    memory: Option<Record>,
     /// A request to the directory that failed, and when that is known.
     failing: Option<(u64, Request)>,
     /// Requests of the bus arrive here.
@@ -60,7 +62,7 @@ struct Process {
 impl Process {
     fn start(name: &'static str, now_ms: u64) -> Process {
         let disk = SimulatedDisk::new(DiskState::default());
-        Process::begin(name, 1, 1, 1, disk, now_ms)
+        Process::begin(name, 1, 1, 1, disk, None, now_ms)
     }
 
     fn begin(
@@ -69,6 +71,7 @@ impl Process {
         folders: u64,
         lives: u64,
         disk: SimulatedDisk,
+        memory: Option<Record>,
         now_ms: u64,
     ) -> Process {
         let gate = Gate::leased();
@@ -82,7 +85,8 @@ impl Process {
             addresses: vec![name.to_owned()],
         };
         let seed = u64::from(name.as_bytes()[0]) << 48 | lives << 32;
-        let lease = Lease::new(identity, Takeover::Wait, seed, Instant::from_millis(now_ms));
+        let mut lease = Lease::new(identity, Takeover::Wait, seed, Instant::from_millis(now_ms));
+        memory.iter().for_each(|record| lease.remember(record.clone()));
         let (failing, is_subscribed, still_until, down_until) = (None, false, 0, 0);
         Process {
             name,
@@ -94,6 +98,7 @@ impl Process {
             inbox,
             gate,
             lease,
+            memory,
             failing,
             is_subscribed,
             still_until,
@@ -103,7 +108,8 @@ impl Process {
 
     fn restart(&mut self, now_ms: u64) {
         let disk = SimulatedDisk::new(self.disk.state());
-        *self = Process::begin(self.name, self.machine, self.folders, self.lives + 1, disk, now_ms);
+        let memory = self.memory.take();
+        *self = Process::begin(self.name, self.machine, self.folders, self.lives + 1, disk, memory, now_ms);
     }
 
     /// The next life begins with an empty folder.
@@ -144,6 +150,7 @@ impl Process {
             }
             self.lease.handle_timeout(now);
         }
+        self.memory = self.lease.known().cloned();
         let own = format!("{}{}", self.name, self.folders);
         while let Some(event) = self.lease.poll_event() {
             match event {
@@ -284,7 +291,7 @@ struct Area {
     answered: u64,
     refused: u64,
     takeovers: u32,
-    faults: [u32; 6],
+    faults: [u32; 7],
 }
 
 fn config() -> Config {
@@ -310,7 +317,7 @@ impl Area {
             answered: 0,
             refused: 0,
             takeovers: 0,
-            faults: [0; 6],
+            faults: [0; 7],
         }
     }
 
@@ -513,7 +520,7 @@ impl Area {
         {
             return;
         }
-        let kind = self.rng.below(6) as usize;
+        let kind = self.rng.below(7) as usize;
         self.faults[kind] += 1;
         let pause = [8_000, 13_000, 40_000][self.rng.below(3) as usize];
         let hit = if self.rng.chance(0.8) { holder } else { 1 - holder };
@@ -530,8 +537,17 @@ impl Area {
                 self.fine_since = now_ms + wait;
             }
             4 => process.down_until = now_ms + pause,
+            // The bus comes back without its storage, and all restart, in any order.
+            5 => {
+                self.directory.record = None;
+                for process in &mut self.processes {
+                    process.down_until = now_ms + 1 + self.rng.below(2_000);
+                }
+                self.fine_since = now_ms + 2_000;
+            }
             _ => {
                 process.lose_folder();
+                process.memory = None;
                 process.down_until = now_ms + 1 + self.rng.below(2_000);
                 if hit == holder {
                     self.lose_state();
@@ -587,7 +603,7 @@ impl Area {
 #[test]
 fn no_answer_of_an_area_contradicts_an_acknowledged_one() {
     const REQUESTS: u64 = 100_000;
-    let (mut answered, mut refused, mut takeovers, mut faults) = (0, 0, 0, [0; 6]);
+    let (mut answered, mut refused, mut takeovers, mut faults) = (0, 0, 0, [0; 7]);
     for seed in 0..10 {
         let mut area = Area::new(seed);
         while area.answered < REQUESTS / 10 {

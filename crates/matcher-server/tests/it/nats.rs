@@ -58,6 +58,7 @@ impl Node {
                 addresses: vec![name],
             },
             kept: None,
+            memory: None,
             takeover,
             requests_max: 256,
         };

@@ -409,6 +409,9 @@ impl Matcher {
 
     /// Nobody gave a match its server in time.
     pub(crate) fn end_without_server(&mut self, turn: &mut Turn<'_>, found: Id) {
+        if let Some(room) = self.rooms.find(found).filter(|room| self.wants_world(*room)) {
+            return self.end_without_world(turn, room);
+        }
         let asks = self.match_of(found).is_some_and(|index| {
             self.queues[self.matches[index].queue()].rules().set.assign == Assign::Policy
         });

@@ -1,8 +1,8 @@
 //! Checks of a rule set: every limit, and no contradiction.
 
 use super::ruleset::{
-    Assign, AttributeKind, PLAYERS_MAX, RULE_DEPTH_MAX, RULES_MAX, Rule, RuleKind, RuleProblem, RuleSet,
-    SIDES_MAX, STEPS_MAX, SideRule, problem,
+    Assign, AttributeKind, MatchWorld, PLAYERS_MAX, RULE_DEPTH_MAX, RULES_MAX, Rule, RuleKind, RuleProblem,
+    RuleSet, SIDES_MAX, STEPS_MAX, SideRule, problem,
 };
 
 type Checked = Result<(), RuleProblem>;
@@ -33,18 +33,8 @@ fn between(path: &str, value: u64, min: u64, max: u64) -> Checked {
     Err(problem(path, format!("{value} is not between {min} and {max}")))
 }
 
-fn check_world(set: &RuleSet, class: &str) -> Checked {
-    let lower = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let bytes = class.as_bytes();
-    let fits = bytes.first().is_some_and(|first| lower(*first))
-        && bytes.len() <= 18
-        && bytes.iter().all(|c| lower(*c) || *c == b'-');
-    if !fits {
-        return Err(problem(
-            "world.class",
-            "a class has 1 to 18 lower-case letters, digits and `-`, no `-` first",
-        ));
-    }
+fn check_world(set: &RuleSet, world: &MatchWorld) -> Checked {
+    world.check()?;
     if set.assign != Assign::External || set.allocator.is_empty() {
         return Err(problem(
             "world",
@@ -70,7 +60,7 @@ fn check_numbers(set: &RuleSet) -> Checked {
         between("backfill.ack_s", backfill.ack_s, 1, 600)?;
     }
     if let Some(world) = &set.world {
-        check_world(set, &world.class)?;
+        check_world(set, world)?;
     }
     if let Some(rating) = &set.rating {
         between("rating.pool", rating.pool.len() as u64, 1, 64)?;

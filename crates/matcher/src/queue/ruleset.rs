@@ -465,12 +465,30 @@ pub(crate) enum Assign {
     None,
 }
 
-/// A world of a gateway for one match.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// World of a gateway for one match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct MatchWorld {
+pub struct MatchWorld {
     /// Its class.
-    pub(crate) class: String,
+    pub class: String,
+}
+
+impl MatchWorld {
+    /// Checks the name of the class.
+    ///
+    /// # Errors
+    /// The characters that a name may have.
+    pub(crate) fn check(&self) -> Result<(), RuleProblem> {
+        let lower = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let bytes = self.class.as_bytes();
+        let fits = bytes.first().is_some_and(|first| lower(*first))
+            && bytes.len() <= 18
+            && bytes.iter().all(|c| lower(*c) || *c == b'-');
+        if fits {
+            return Ok(());
+        }
+        Err(problem("world.class", "a class has 1 to 18 lower-case letters, digits and `-`, no `-` first"))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -514,7 +532,7 @@ pub(super) const RULE_DEPTH_MAX: usize = 4;
 /// Waiting times from which other rules hold. How many a ticket has reached is kept in a byte.
 const TIMES_MAX: usize = 255;
 /// Time after which gateways give up to open a world.
-const WORLD_TIMEOUT_S: u64 = 10;
+pub(crate) const WORLD_TIMEOUT_S: u64 = 10;
 
 impl RuleSet {
     /// Time for the assignment of a server, in milliseconds.

@@ -165,11 +165,20 @@ impl<'a, F: Fn(TicketKey) -> (&'a Facts, u64) + Copy> Search<'a, F> {
         self.compiled.has_positions(&supply)
     }
 
+    /// Returns whether a ticket has a player who is in the match that a backfill fills up.
+    fn is_inside(&self, start: &Start<'a>, ticket: TicketKey) -> bool {
+        let mut inside = start.fixed.iter().flatten().flat_map(|facts| &facts.players).peekable();
+        inside.peek().is_some() && {
+            let own = &(self.facts)(ticket).0.players;
+            inside.any(|there| own.iter().any(|player| player.role == there.role))
+        }
+    }
+
     /// Returns whether a neighbour may be in a match with the anchor, as far as the two of them
     /// decide.
     fn may_join(&self, start: &Start<'a>, key: Key, hot: &Hot, distance: f64) -> bool {
         let compiled = self.compiled;
-        if !compiled.eligible(&start.hot, hot, distance) {
+        if !compiled.eligible(&start.hot, hot, distance) || self.is_inside(start, key.1) {
             return false;
         }
         let asks = compiled.other_pair_rules || compiled.avoids && (start.hot.avoids || hot.avoids);

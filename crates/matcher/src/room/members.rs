@@ -157,8 +157,8 @@ impl Matcher {
         self.rooms.make(id, self.now, mode, hidden, data, creator)
     }
 
-    /// Adds members, makes the changes that the policy wants, and tells everybody. Leaves the room
-    /// as encoded in `scratch.room`.
+    /// Adds members, in place of their seats, makes the changes that the policy wants, and tells
+    /// everybody. Leaves the room as encoded in `scratch.room`.
     pub(crate) fn admit(
         &mut self,
         turn: &mut Turn<'_>,
@@ -167,8 +167,10 @@ impl Matcher {
         changes: &Verdict,
     ) {
         newcomers.iter_mut().for_each(|newcomer| self.move_newcomer(newcomer));
+        newcomers.iter().for_each(|newcomer| self.end_seat(index, newcomer.player));
         self.stats.roles_joined += newcomers.len() as u64;
         let exclusive = self.rooms.rules_of(index).exclusive;
+        let was_sealed = self.rooms[index].sealed();
         let found = self.rooms[index].matched().and_then(|found| self.matches.find(found));
         let Matcher { people, rooms, matches, now, .. } = self;
         if let Some(found) = found.filter(|found| !matches[*found].roster().is_empty()) {
@@ -189,6 +191,9 @@ impl Matcher {
         } else {
             if self.rooms[index].sealed() {
                 self.end_backfill_of(turn, index);
+                if !was_sealed {
+                    self.ask_for_world(turn, index);
+                }
             }
             self.rooms.reindex(index);
         }
@@ -292,6 +297,9 @@ impl Matcher {
         }
         write_u64(out, 12, count as u64);
         write_bool(out, 13, partial);
+        if let Some(world) = &mode.rules().world {
+            write_bytes(out, 14, world.class.as_bytes());
+        }
         rev
     }
 

@@ -49,7 +49,8 @@ impl Matcher {
                 return matcher.answer_join(room, false, true, turn.answer);
             }
             matcher.check_team(&newcomers, matcher.rooms[room].mode())?;
-            matcher.check_joinable(room, newcomers.len())?;
+            let seated = newcomers.iter().filter(|newcomer| matcher.rooms[room].has_seat(newcomer.player));
+            matcher.check_joinable(room, newcomers.len() - seated.count())?;
             matcher.check_fits(room, &newcomers)?;
             let changes = matcher.ask_to_admit(room, &newcomers)?;
             matcher.admit(turn, room, newcomers, &changes);

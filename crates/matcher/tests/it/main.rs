@@ -10,6 +10,7 @@ mod history;
 mod journal_page;
 mod matching;
 mod memory;
+mod mode_worlds;
 mod model;
 mod pages;
 mod policy;

@@ -37,6 +37,47 @@ fn a_seat_counts_and_only_its_role_takes_it_once() {
 }
 
 #[test]
+fn a_seat_that_is_reserved_again_is_the_same_one() {
+    let mut world = pair();
+    let reserve = || to_mode("b", "pair").u64(3, 5);
+    let first = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, reserve());
+    let again = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, reserve());
+    let room = id_in(&first);
+    let answer = Reader::new(&again).unwrap();
+    assert_eq!((answer.u64(3), id_in(&again)), (1, room.clone()), "already");
+    let shown = answer.nested(1).unwrap();
+    assert_eq!((shown.u64(6), shown.all(11).count()), (0, 1), "there is room for another");
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("c", &room));
+    world.take_heard();
+    assert_eq!(claim(&mut world, "b", &room).0, Status::Ok);
+    world.pass(6_000);
+    assert_eq!(world.take_kind(Event::SEAT_EXPIRED), []);
+}
+
+#[test]
+fn a_role_is_never_member_and_seat_of_a_room_at_once() {
+    let seats = |world: &mut World, room: &str| {
+        let answer = world.room(room).1;
+        let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+        (shown.u64(12), shown.all(11).count())
+    };
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    assert_eq!(world.join_random("s", "b", "pair"), room, "where its seat is");
+    assert_eq!(seats(&mut world, &room), (2, 0));
+    // A team, one of whose members has a seat there.
+    let seat = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("c", "pair").u64(3, 5));
+    let team = world.create_team("s", "c", 2, "");
+    assert_eq!(world.join_team("s", "d", &team, ""), Status::Ok);
+    let room = id_in(&seat);
+    world.ok("s", Method::TEAM_JOIN_ROOM, Writer::new().str(1, &team).str(2, &room));
+    assert_eq!(seats(&mut world, &room), (2, 0));
+    world.take_heard();
+    world.pass(6_000);
+    assert_eq!(world.take_kind(Event::SEAT_EXPIRED), []);
+}
+
+#[test]
 fn a_join_takes_the_seat_too() {
     let mut world = pair();
     let room = with_seat(&mut world);

@@ -323,6 +323,34 @@ const FIVES: &str = r#"{
 }"#;
 
 #[test]
+fn a_backfill_does_not_take_players_who_are_in_its_room() {
+    let mut world = with(&FIVES.replace("\"backfill\"", "\"allow_in_room\": true, \"backfill\""));
+    for id in ["a", "b", "c", "d"] {
+        world.solo("game", "fives", id, 0.0);
+    }
+    world.pass(250);
+    let room = world.take_kind(Event::MATCH_READY)[0].str(20);
+    for id in ["a", "b", "c", "d"] {
+        world.ok("game", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, id));
+    }
+    world.ok("game", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "c").str(2, &room));
+    let side = {
+        let info = world.room(&room).1;
+        let info = Reader::new(&info).unwrap().nested(1).unwrap();
+        let sides: Vec<Reader<'_>> = info.all(10).map(|side| Reader::new(side).unwrap()).collect();
+        sides.iter().find(|side| side.all(2).count() == 1).unwrap().str(1).unwrap().to_owned()
+    };
+    let inside = world.solo("game", "fives", "a", 0.0);
+    let start = Writer::new().str(1, &room).str(2, "fives").nested(3, Writer::new().str(1, &side).u64(2, 1));
+    world.ok("game", Method::START_BACKFILL, start);
+    world.pass(500);
+    assert_eq!(world.get_ticket(&inside).status, "searching");
+    let late = world.solo("game", "fives", "late", 0.0);
+    world.pass(500);
+    assert_eq!(world.get_ticket(&late).room, room);
+}
+
+#[test]
 fn a_backfill_gets_players_and_needs_signs_of_life() {
     let mut world = with(FIVES);
     for id in ["a", "b", "c", "d"] {

@@ -10,8 +10,8 @@
 //! The matcher of this process is called directly, another one over framed RPC: see [`Area`].
 //!
 //! With `assign = "external"` and the link as the queue's allocator, a match gets its channel
-//! before its players hear of it, and the channel's id is its connection. A queue with a `world`
-//! gets a world of that class for each match instead.
+//! before its players hear of it, and the channel's id is its connection. The matches of a queue or
+//! mode with a `world` get a world of that class each instead.
 //!
 //! A match is a room that is full, or one that a ticket led to. What a player sends to the channel
 //! of a match goes to all who are in it: the link owns the channel and hands it round. Only players
@@ -413,7 +413,7 @@ impl<A: Area> Link<A> {
                 let shown = notice.room().unwrap_or_default();
                 let joined: Vec<String> = notice.texts(2).map(str::to_owned).collect();
                 let own = joined.into_iter().filter(|role| self.players.contains_key(role));
-                self.matches.join(&room, own, shown.is_full);
+                self.matches.join(&room, own, has_channel(&shown));
                 self.open(&room);
             }
             Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => self.leave(&room, notice.text(2)),
@@ -576,13 +576,14 @@ impl<A: Area> Link<A> {
             },
             Done::Mine(rooms) => {
                 for room in rooms {
+                    let is_complete = has_channel(&room);
                     let own = room.roles.into_iter().map(|role| role.id);
                     if let Some(world) = room.data.get("World").and_then(|json| unquoted(json)) {
                         self.enter_world(&room.id, world, own);
                         continue;
                     }
                     let own = own.filter(|role| self.players.contains_key(role));
-                    self.matches.join(&room.id, own, room.is_full);
+                    self.matches.join(&room.id, own, is_complete);
                     self.open(&room.id);
                 }
             }
@@ -678,6 +679,11 @@ async fn next_event(events: &mut Option<Events>) -> Option<Event> {
 /// The world of a match that is ready, if it has one of its own.
 fn world_of(notice: &Notice) -> Option<String> {
     unquoted(&notice.data("World")?)
+}
+
+/// Returns whether a room is a match that is played in a channel.
+fn has_channel(room: &throng_client::Room) -> bool {
+    room.is_full && room.world.is_empty()
 }
 
 /// The text of a JSON string.

@@ -282,6 +282,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Class, Loader};
+    use crate::counting;
     use crate::world::Judgement;
     use crate::worlds::{WorldRequest, Worlds};
 
@@ -319,7 +320,12 @@ mod tests {
         let mut now = Instant::from_millis(1);
         let mut hosts = Hosts::new(main_parts(&worlds), now);
         assert!(!hosts.are_several());
-        for round in 0..10_000_u32 {
+        let mut held_bytes = 0;
+        for round in 0..10_100_u32 {
+            if round == 100 {
+                // All tables have been in use.
+                held_bytes = counting::held_bytes();
+            }
             let name = format!("duel-{round}");
             // Addresses enough that none reaches its limit, and none is remembered for long.
             let addr = IpAddr::from(round.to_be_bytes());
@@ -351,5 +357,7 @@ mod tests {
         assert_eq!((worlds.list().len(), worlds.connections.live()), (1, 0));
         assert!(worlds.remembered() < 10, "addresses: {}", worlds.remembered());
         assert!(!hosts.are_several(), "the main world pays for no turns again");
+        let grown = counting::held_bytes() - held_bytes;
+        assert!(grown < 10_000, "{grown} bytes: one for each world, or more");
     }
 }

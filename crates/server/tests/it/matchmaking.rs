@@ -21,7 +21,16 @@ use crate::example;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Messages between the players of a match.
 const HELLO: u32 = 120;
-const RULES: &str = "[modes.ranked]\ncapacity = 10\non_full = \"seal\"\n";
+const RULES: &str = r#"
+[modes.ranked]
+capacity = 10
+on_full = "seal"
+[modes.arena]
+capacity = 2
+on_full = "seal"
+world = { class = "duel" }
+allocator = "gateway"
+"#;
 
 struct World {
     running: Running,
@@ -375,6 +384,45 @@ fn players_of_any_world_go_to_the_world_of_their_match_and_keep_their_places() {
         assert_eq!(clients_in(&world, "throng_class_clients{class=\"duel\"}"), 2);
         assert_eq!(director.room(&room).await.unwrap().members, 2);
         // The world ends with the room.
+        director.delete_room(&room).await.unwrap();
+        while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
+    });
+}
+
+#[test]
+fn players_who_fill_a_room_of_a_mode_get_a_world_and_no_channel() {
+    let world = World::start_with(WORLDS);
+    world.run(async {
+        let addr = world.addr(Service::Clients);
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        for player in &mut players {
+            player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("arena")).await.unwrap();
+        }
+        let (mut room, mut worlds, mut inside) = (String::new(), BTreeSet::new(), Vec::new());
+        for mut player in players {
+            let notice = loop {
+                match player.next().await {
+                    MatchmakingEvent::Notice(notice)
+                        if notice.kind == throng_wire::matcher::Event::MATCH_READY =>
+                    {
+                        break notice;
+                    }
+                    MatchmakingEvent::Entered { channel, .. } => panic!("{channel:?} of the main world"),
+                    _ => {}
+                }
+            };
+            notice.room_id().clone_into(&mut room);
+            let found = notice.match_world().expect("a world of its own");
+            let config = SessionConfig::client(player.name.as_str(), found.ticket.as_str());
+            player.client.close().await;
+            inside.push(Client::connect(found.address.parse().unwrap(), config).await.unwrap());
+            worlds.insert(found.name);
+        }
+        assert!(worlds.len() == 1 && worlds.first().unwrap().starts_with("duel-"), "{worlds:?}");
+        assert_eq!(clients_in(&world, "throng_class_clients{class=\"duel\"}"), 2);
+        // The world ends with the room.
+        let director = world.matcher().await;
+        assert_eq!(director.room(&room).await.unwrap().members, 2);
         director.delete_room(&room).await.unwrap();
         while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
     });

@@ -220,7 +220,7 @@ const UNSAFE_TABLE: &[(&str, &str)] = &[
     ("enet-ffi", "the C interface of ENet: pointers come from C, under the contract of its header"),
     ("net", "epoll, eventfd and batched reads have no safe interface in libc"),
     ("load", "resource use of the measured process, and the bare writer that figures are compared with"),
-    ("server", "signals and resource limits"),
+    ("server", "signals and resource limits, and an allocator that counts in tests"),
     ("throng", "one setting of the allocator has no safe interface"),
 ];
 
@@ -267,8 +267,8 @@ const MATCHER_LAYERS: &[(&str, &[&str])] = &[
     (
         "operations",
         &["backfill explain listing matches::service permuted_tests placing policy::service queue_service \
-             rating::service room::changes room::leaving room::members room_service schema seats team::service \
-             ticket ticks transfer trial updates"],
+             rating::service room::changes room::leaving room::members room::world room_service schema seats \
+             team::service ticket ticks transfer trial updates"],
     ),
     ("dispatch", &["dispatch"]),
     ("drive", &["drive"]),

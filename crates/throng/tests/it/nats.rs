@@ -8,9 +8,10 @@ use crate::process;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use bus::{Bus, Caller, bus, room_of, run};
-use process::{Process, up};
+use process::{Process, fetch, up};
 use throng_stdx::Rng;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -19,11 +20,27 @@ const ROLES: u64 = 30;
 
 /// A matcher of area 1.
 fn start(folder: &Path, bus: &Bus, data: &str) -> Process {
+    start_shown(folder, bus, data).0
+}
+
+/// A matcher of area 1, and the address of its admin listener.
+fn start_shown(folder: &Path, bus: &Bus, data: &str) -> (Process, String) {
     let mut command = up(folder, "matcher", data);
     command
         .args(["--matcher.addr", "127.0.0.1:0", "--matcher.area", "1", "--matcher.nats_url", &bus.url])
         .args(["--matcher.presence_grace_ms", "600000"]);
-    Process::ready(&mut command).0
+    let (process, said) = Process::ready(&mut command);
+    let admin = said.iter().find_map(|line| line.trim_start().strip_prefix("admin")).expect("its address");
+    (process, admin.trim().trim_start_matches("http://").to_owned())
+}
+
+/// Waits until a matcher says that it waits for another one.
+fn until_waiting(admin: &str) {
+    let until = Instant::now() + Duration::from_secs(300);
+    while !fetch(admin, "/api/v1/server").is_some_and(|report| report.contains("this matcher waits")) {
+        assert!(Instant::now() < until, "{:?}", fetch(admin, "/api/v1/server"));
+        std::thread::yield_now();
+    }
 }
 
 pub(crate) fn signal(process: u32, name: &str) {
@@ -164,5 +181,36 @@ fn a_matcher_that_was_replaced_keeps_its_state_apart_and_ends() {
         let names = kept.map(|entry| entry.expect("a name").file_name().into_string().expect("text"));
         assert!(names.into_iter().any(|name| name.starts_with("replaced-")));
         assert_eq!(room_of(&caller.room(&room.0).await), room, "the other one serves on");
+    });
+}
+
+#[test]
+fn the_holder_serves_after_both_have_restarted_on_a_bus_that_lost_its_storage() {
+    let Some(mut bus) = bus() else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    run(async {
+        let caller = Caller::connect(&bus, "").await;
+        let (mut history, mut rng) = (History::default(), Rng::new(5));
+        let mut holder = start(folder.path(), &bus, "a");
+        history.play(&caller, &mut rng, 200).await;
+        let (mut standby, mut admin) = start_shown(folder.path(), &bus, "b");
+        for standby_first in [true, false] {
+            // It knows the holder.
+            until_waiting(&admin);
+            holder.kill();
+            standby.kill();
+            bus.kill();
+            bus.lose_storage();
+            bus.start_again();
+            if standby_first {
+                (standby, admin) = start_shown(folder.path(), &bus, "b");
+                until_waiting(&admin);
+                holder = start(folder.path(), &bus, "a");
+            } else {
+                holder = start(folder.path(), &bus, "a");
+                (standby, admin) = start_shown(folder.path(), &bus, "b");
+            }
+            history.play(&caller, &mut rng, 200).await;
+        }
     });
 }

@@ -162,6 +162,7 @@ message!(RoomInfo {
     11 Reserved Map(&Time), "roles with a reserved seat, and the expiry of each";
     12 Members U64, "number of members, also if the room is partial";
     13 IsPartial Bool, "Roles contains only the members that the event concerns, because the room exceeds the size of a snapshot";
+    14 World Str, "class of the world that its match gets when it is full, if its mode has one";
 });
 message!(CreateInfo {
     1 MatchMode Str, "the mode";
@@ -383,7 +384,7 @@ message!(RoomFlagsEvent { 1 IsHidden Bool, "hidden from listings"; 2 IsFull Bool
 message!(TicketUpdateEvent { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(MatchProposedEvent { 1 MatchID Str, "the proposal"; 2 Deadline U64, "time, ms since the epoch"; 3 Players U64, "number of players"; 4 TicketIDs List(&Str), "tickets of the notified roles"; 5 RoleIDs List(&Str), "all players, if the queue reveals them"; });
 message!(Shared { 1 Rule Str, "name of the rule, or its key"; 2 Entries List(&Str), "entries that all players' lists contain"; });
-message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "position by role, if the queue has positions"; 3 Side Str, "side of the notified roles"; 4 Connection Str, "address to connect to"; 5 Region Str, "best region"; 6 SeatDeadline U64, "time, ms since the epoch"; 7 Queue Str, "the queue"; 8 Shared Keyed(&Shared, "Rule"), "values that all players have in common, by `overlap` rule"; 9 Players List(&Msg(&Player)), "to the allocator: the players with their attributes"; 10 Sides List(&Msg(&Side)), "to the allocator: the players of each side"; 11 Data Map(&Json), "of a match with a world of its own: `World`, `Addresses`, and to players of a gateway their `Ticket`"; 12 World Str, "to the allocator: class of the world to open for the match"; });
+message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "position by role, if the queue has positions"; 3 Side Str, "side of the notified roles"; 4 Connection Str, "address to connect to"; 5 Region Str, "best region"; 6 SeatDeadline U64, "time, ms since the epoch"; 7 Queue Str, "the queue"; 8 Shared Keyed(&Shared, "Rule"), "values that all players have in common, by `overlap` rule"; 9 Players List(&Msg(&Player)), "to the allocator: the players with their attributes"; 10 Sides List(&Msg(&Side)), "to the allocator: the players of each side"; 11 Data Map(&Json), "of a match with a world of its own: `World`, `Addresses`, and to players of a gateway their `Ticket`"; 12 World Str, "to the allocator: class of the world to open for the match; without `MatchID`, for a room of a mode"; });
 message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, disconnected, matched_elsewhere, players_not_free, no_server, policy_unavailable, rules_changed or restarted; of a match for a backfill also no_places, room_closed, stopped or no_ack"; 20 RoomID Str, "its room, if it had one"; });
 message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "roles with new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
 message!(SeatExpiredEvent { 1 RoleID Str, "role with the seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
@@ -449,7 +450,7 @@ methods! {
     69 STOP_BACKFILL "StopBackfill" write own BackfillIdRequest BackfillResponse "Ends a backfill."
     70 REPORT_RESULT "ReportResult" write trusted ReportResultRequest RatingsResponse "Rates the players of a match, once."
     71 GET_RATINGS "GetRatings" read any GetRatingsRequest RatingsResponse "Returns ratings of players."
-    72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Assigns a server to a match; for the queue's allocator and trusted callers."
+    72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Assigns a server to a match; for the allocator of its queue or mode and trusted callers."
     73 EXPLAIN_TICKET "ExplainTicket" read any TicketIdRequest ExplainTicketResponse "Explains why a ticket is not matched: its nearest candidates and the rules that prevent the match."
     80 PUT_QUEUE "PutQueue" write admin PutQueueRequest QueuesResponse "Creates or replaces a queue."
     81 LIST_QUEUES "ListQueues" read any ListQueuesRequest ListQueuesResponse "Returns the queues and their rule sets."

@@ -77,6 +77,22 @@ fn an_arrival_that_waits_for_a_silent_home_is_answered_when_that_renews() {
 }
 
 #[test]
+fn players_find_a_home_that_is_known_while_the_watch_has_a_gap() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    let other = 1 - home;
+    for node in [home, other] {
+        run.gap(node, run.now + 8 * S);
+    }
+    let [here, there] = [home, other].map(|node| run.arrive(node, &world()));
+    quietly(&mut run, S);
+    let answer = run.machines[home].answers.get(&here);
+    assert!(matches!(answer, Some(Answer::Here { .. })), "{answer:?}");
+    let answer = run.machines[other].answers.get(&there);
+    assert!(matches!(answer, Some(Answer::Elsewhere { .. })), "{answer:?}");
+}
+
+#[test]
 fn a_home_that_is_gone_is_replaced_within_20_s() {
     let (mut run, home) = cluster(3, None);
     quietly(&mut run, 5 * S);
@@ -277,6 +293,22 @@ fn a_closed_world_ends_opens_again_and_its_epoch_never_falls() {
     quietly(&mut run, S);
     let again = run.world(&world()).expect("it has a record");
     assert!(again.state == WorldState::Serving && again.epoch > first);
+}
+
+#[test]
+fn a_world_that_is_closed_while_the_directory_is_away_does_not_come_back_with_it() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    let (other, new) = (1 - home, name("w9"));
+    run.bus.leave(run.now, run.now + 30 * S);
+    run.handle(other, |core, now| core.handle_open(now, name("w9"), name(CLASS), true));
+    run.handle(other, |core, now| core.handle_close(now, &world()));
+    quietly(&mut run, 10 * S);
+    run.handle(other, |core, now| core.handle_close(now, &new));
+    quietly(&mut run, 35 * S);
+    assert_eq!(run.world(&world()).map(|record| record.state), Some(WorldState::Closed));
+    assert_eq!((run.server(&world()), run.server(&new)), (None, None));
+    assert!(run.world(&new).is_none_or(|record| record.state == WorldState::Closed));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::config::{Config, ModeRules, Select, rules_of_name};
-use crate::info::RoleRef;
+use crate::info::{PLACE_KEYS, RoleRef};
 use crate::key::RoomKey;
 use crate::problem::{Outcome, Problem, invalid};
 use crate::schema::v1;
@@ -192,6 +192,9 @@ impl ModeRules {
     pub(crate) fn check_key(&self, key: &[u8]) -> Outcome {
         if !key.is_empty() && key == self.count_key.as_bytes() {
             return Err(invalid("the mode's count_key is kept by the matcher"));
+        }
+        if self.world.is_some() && PLACE_KEYS.contains(&key) {
+            return Err(invalid("the mode's allocator sets the place of the match"));
         }
         Ok(())
     }

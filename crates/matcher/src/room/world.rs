@@ -1,0 +1,64 @@
+//! Worlds for the matches of rooms that players have filled by themselves.
+//!
+//! Such a room waits for its world as long as it is sealed and its data name no place.
+
+use throng_wire::matcher::{Event, write_bytes};
+
+use crate::history::Change;
+use crate::info::{CONNECTION_KEY, DataMap};
+use crate::key::RoomKey;
+use crate::matcher::Matcher;
+use crate::placing::{connection_of, write_world};
+use crate::queue::ruleset::WORLD_TIMEOUT_S;
+use crate::timers::Timer;
+use crate::turn::Turn;
+
+impl Matcher {
+    /// Returns whether a room waits for its world.
+    pub(crate) fn wants_world(&self, index: RoomKey) -> bool {
+        let room = &self.rooms[index];
+        let has_place = room.data().get(CONNECTION_KEY).is_some();
+        self.rooms.rules_of(index).world.is_some() && room.sealed() && !room.deleting() && !has_place
+    }
+
+    /// Asks the allocator of a mode for the world of a room that is sealed now.
+    pub(super) fn ask_for_world(&mut self, turn: &mut Turn<'_>, index: RoomKey) {
+        if !self.wants_world(index) {
+            return;
+        }
+        let id = self.rooms[index].id();
+        self.timers.set(self.now + WORLD_TIMEOUT_S * 1_000, Timer::Assign(id));
+        let rules = self.rooms.rules_of(index);
+        let class = rules.world.as_ref().map_or_else(String::new, |world| world.class.clone());
+        let Some(server) = self.people.server(rules.allocator.as_bytes()) else { return };
+        self.event(Event::MATCH_READY, |out| {
+            write_bytes(out, 12, class.as_bytes());
+            write_bytes(out, 20, &id.text());
+        });
+        turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
+    }
+
+    /// A room has its world, as its data say: its members are notified.
+    pub(crate) fn give_world(&mut self, turn: &mut Turn<'_>, index: RoomKey, data: DataMap) {
+        self.rooms.assign(index, data, self.now);
+        self.note_change(index, Change::of("assigned"), &[]);
+        let room = &self.rooms[index];
+        let mut place = Vec::new();
+        write_bytes(&mut place, 4, connection_of(room).unwrap_or_default().as_bytes());
+        write_world(room, &mut place);
+        write_bytes(&mut place, 20, &room.id().text());
+        self.event(Event::MATCH_READY, |out| out.extend_from_slice(&place));
+        self.tell_room(turn, index, 0);
+    }
+
+    /// No world was opened in time: the match is off, and the room ends.
+    pub(crate) fn end_without_world(&mut self, turn: &mut Turn<'_>, index: RoomKey) {
+        let id = self.rooms[index].id();
+        self.event(Event::MATCH_CANCELLED, |out| {
+            write_bytes(out, 2, b"no_server");
+            write_bytes(out, 20, &id.text());
+        });
+        self.tell_room(turn, index, 0);
+        self.begin_end(turn, index);
+    }
+}

@@ -1,0 +1,157 @@
+//! Rooms of modes whose matches get a world of a gateway each.
+
+use crate::world;
+
+use throng_matcher::{Config, MatchWorld, Matcher, ModeRules, OnFull};
+use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
+use world::{World, role, to_room};
+
+fn rules() -> ModeRules {
+    ModeRules {
+        capacity: 2,
+        on_full: OnFull::Seal,
+        world: Some(MatchWorld { class: "arena".to_owned() }),
+        allocator: "gateway".to_owned(),
+        ..ModeRules::default()
+    }
+}
+
+fn duels() -> World {
+    let modes = [("duel".to_owned(), rules())].into();
+    let mut world = World::new(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+    world.session("gateway", true);
+    world
+}
+
+fn data(key: &str, json: &str) -> Writer {
+    Writer::new().str(1, key).str(2, json)
+}
+
+fn assign(world: &mut World, srv: &str, room: &str) -> Status {
+    let request = Writer::new().str(1, room).str(2, "tcp://here:1");
+    let request = request.nested(3, data("World", "\"arena-1\"")).nested(3, data("Addresses", "{}"));
+    world.ask(srv, Method::ASSIGN_MATCH, request).0
+}
+
+/// A room that two players of servers `s` and `t` have filled.
+fn filled(world: &mut World) -> String {
+    let room = world.join_random("s", "ann", "duel");
+    assert_eq!(world.take_kind(Event::MATCH_READY), [], "it is not full");
+    assert_eq!(world.join_random("t", "bob", "duel"), room);
+    room
+}
+
+#[test]
+fn a_full_room_gets_a_world_from_the_allocator_and_its_members_are_notified() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    let asked = world.take_kind(Event::MATCH_READY);
+    let shown: Vec<_> = asked.iter().map(|heard| (&*heard.server, heard.str(12), heard.str(20))).collect();
+    assert_eq!(shown, [("gateway", "arena".to_owned(), room.clone())]);
+    assert_eq!(assign(&mut world, "s", &room), Status::Forbidden, "not the allocator");
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let ready = world.take_kind(Event::MATCH_READY);
+    let mut servers: Vec<_> = ready.iter().map(|heard| (&*heard.server, heard.roles.clone())).collect();
+    servers.sort();
+    assert_eq!(servers, [("s", vec!["ann".to_owned()]), ("t", vec!["bob".to_owned()])]);
+    for heard in &ready {
+        assert_eq!(
+            (heard.str(4), heard.str(20), heard.str(12)),
+            ("tcp://here:1".to_owned(), room.clone(), String::new())
+        );
+        let body = Reader::new(&heard.body).unwrap();
+        let keys: Vec<_> =
+            body.all(11).map(|entry| Reader::new(entry).unwrap().str(1).unwrap().to_owned()).collect();
+        assert_eq!(keys, ["World", "Addresses"]);
+    }
+    assert_eq!(assign(&mut world, "gateway", &room), Status::NotProposed, "it has a world");
+    world.pass(60_000);
+    let (status, answer) = world.room(&room);
+    let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+    assert_eq!((status, shown.str(14).unwrap(), shown.u64(12)), (Status::Ok, "arena", 2));
+}
+
+#[test]
+fn a_full_room_that_gets_no_world_within_ten_seconds_ends() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    world.pass(9_999);
+    assert_eq!(world.take_kind(Event::MATCH_CANCELLED), []);
+    world.pass(1);
+    let cancelled = world.take_kind(Event::MATCH_CANCELLED);
+    assert_eq!(cancelled.len(), 2);
+    assert!(cancelled.iter().all(|heard| heard.str(2) == "no_server" && heard.str(20) == room));
+    assert_eq!(assign(&mut world, "gateway", &room), Status::NotProposed, "too late");
+    // The players are free for another match.
+    assert_ne!(filled(&mut world), room);
+}
+
+#[test]
+fn a_matcher_that_was_restored_still_waits_for_the_world() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
+    world.recover();
+    world.session("gateway", true);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let other = {
+        world.join_random("s", "cid", "duel");
+        world.join_random("s", "dan", "duel")
+    };
+    world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
+    world.recover();
+    world.pass(20_000);
+    assert_eq!(world.room(&other).0, Status::NotFound);
+    assert_eq!(world.room(&room).0, Status::Ok);
+}
+
+#[test]
+fn callers_do_not_set_the_place_of_a_match() {
+    let mut world = duels();
+    for key in ["connection", "World", "Addresses"] {
+        let mode = Writer::new().str(1, "duel").nested(3, data(key, "\"theirs\""));
+        let create = Writer::new().nested(1, role("ann")).nested(2, mode);
+        assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, create).0, Status::Invalid, "{key}");
+    }
+    let room = world.create_room("s", "ann", "duel");
+    for key in ["connection", "World", "Addresses"] {
+        let set = Writer::new().str(1, &room).str(2, key).str(3, "\"theirs\"");
+        assert_eq!(world.ask("s", Method::SET_ROOM_DATA, set).0, Status::Invalid, "{key}");
+    }
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("bob", &room));
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+}
+
+#[test]
+fn a_room_that_its_players_left_or_that_is_not_full_gets_no_world() {
+    let mut world = duels();
+    let open = world.join_random("s", "ann", "duel");
+    assert_eq!(assign(&mut world, "gateway", &open), Status::NotProposed);
+    let room = {
+        world.join_random("s", "bob", "duel");
+        open
+    };
+    for id in ["ann", "bob"] {
+        world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, id).str(2, &room));
+    }
+    assert_ne!(assign(&mut world, "gateway", &room), Status::Ok);
+    world.pass(20_000);
+    assert_eq!(world.take_kind(Event::MATCH_CANCELLED), [], "nobody is left to hear it");
+}
+
+#[test]
+fn a_mode_whose_world_cannot_be_given_is_refused() {
+    assert!(rules().check().is_ok());
+    let class = |class: &str| Some(MatchWorld { class: class.to_owned() });
+    for (wrong, path, why) in [
+        (ModeRules { capacity: 0, ..rules() }, "world", "never full"),
+        (ModeRules { on_full: OnFull::Delete, ..rules() }, "world", "seal"),
+        (ModeRules { allocator: String::new(), ..rules() }, "world", "SrvID"),
+        (ModeRules { world: class("A"), ..rules() }, "world.class", "lower-case"),
+        (ModeRules { world: class(""), ..rules() }, "world.class", "1 to 18"),
+    ] {
+        let problem = wrong.check().unwrap_err();
+        assert_eq!(problem.path, path);
+        assert!(problem.reason.contains(why), "{problem:?}");
+    }
+}
