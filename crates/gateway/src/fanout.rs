@@ -278,7 +278,7 @@ impl Position {
     }
 }
 
-fn compile_mask(plan: &Plan, paths: &[String]) -> Option<Arc<FieldMask>> {
+pub(crate) fn compile_mask(plan: &Plan, paths: &[String]) -> Option<Arc<FieldMask>> {
     if paths.is_empty() {
         return None;
     }
