@@ -38,7 +38,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use members::Members;
-pub(crate) use members::Recipients;
 use schedule::ceil_to;
 use slab::Slab;
 use throng_stdx::TimerKey;

@@ -611,7 +611,10 @@ mod tests {
                 std::fs::remove_dir_all(folder.join(lost)).expect("a folder");
             }
             let fs = Folder::new(folder).expect("a folder");
-            assert!(matches!(Replay::begin(&fs, false), Err(JournalError::UnfinishedImport)), "without {lost}");
+            assert!(
+                matches!(Replay::begin(&fs, false), Err(JournalError::UnfinishedImport)),
+                "without {lost}"
+            );
         }
         crate::import(folder, &lines, [3; 32]).expect("what an import left is not used");
         assert_eq!(crate::export(folder).expect("a journal"), lines.as_bytes());

@@ -375,7 +375,8 @@ impl Matcher {
             last = *order;
             let room = &self.rooms[*key];
             if admits(room) {
-                let value = sort.map_or(SortValue::None, |(field, _)| SortValue::of(&self.field_of(room, field)));
+                let value =
+                    sort.map_or(SortValue::None, |(field, _)| SortValue::of(&self.field_of(room, field)));
                 rooms.push(WantedRoom { place: SortPlace { value, order: *order }, room: *key });
             }
         }
@@ -394,13 +395,7 @@ impl Matcher {
 
     /// Writes rooms of a mode until the page that begins at `start` is full; it has at least one.
     /// Returns how many were written.
-    fn write_rooms(
-        &self,
-        mode: &[u8],
-        rooms: &[WantedRoom],
-        start: usize,
-        answer: &mut Vec<u8>,
-    ) -> usize {
+    fn write_rooms(&self, mode: &[u8], rooms: &[WantedRoom], start: usize, answer: &mut Vec<u8>) -> usize {
         let before = answer.len();
         let mut written = 0;
         write_nested(answer, 1, |out| {

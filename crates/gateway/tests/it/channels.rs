@@ -159,7 +159,8 @@ fn the_remover_is_answered_under_its_stub_though_it_is_subscribed() {
         (world.take(owner), world.take(other));
         let remove = RemoveChannelMessage { channel_id: channel };
         world.send(owner, [Send::new(MessageType::RemoveChannel, &remove).stub(9)]);
-        let stubs = |got: Vec<common::Received>| got.iter().map(|it| (it.msg_type, it.stub)).collect::<Vec<_>>();
+        let stubs =
+            |got: Vec<common::Received>| got.iter().map(|it| (it.msg_type, it.stub)).collect::<Vec<_>>();
         assert_eq!(stubs(world.take(owner)), [(4, 9)]);
         assert_eq!(stubs(world.take(other)), [(4, 0)]);
     }

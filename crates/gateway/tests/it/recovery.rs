@@ -320,8 +320,7 @@ fn data_that_does_not_fit_beside_the_head_is_recovered_as_a_full_state() {
     let mut world = World::new(config());
     let owner = world.join(ConnKind::Server, "pit");
     world.take(owner);
-    let request =
-        CreateChannelMessage { channel_type: 3, metadata: "m".repeat(1_000), ..Default::default() };
+    let request = CreateChannelMessage { channel_type: 3, metadata: "m".repeat(1_000), ..Default::default() };
     world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
     let channel = world.take(owner)[0].decode::<CreateChannelResultMessage>().channel_id;
     let mut long = vec![0x0A];

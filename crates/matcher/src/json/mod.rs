@@ -221,7 +221,10 @@ mod tests {
     #[test]
     fn values_that_are_not_encoded_are_zero() {
         let state = Writer::new().u64(1, 3).nested(2, Writer::new().str(1, "blue"));
-        let value = decoded(method_named("AckBackfill").unwrap().response, &Writer::new().nested(1, state).into_bytes());
+        let value = decoded(
+            method_named("AckBackfill").unwrap().response,
+            &Writer::new().nested(1, state).into_bytes(),
+        );
         assert_eq!(value["State"]["Open"], json!({"blue": 0}));
         let info = Writer::new().str(1, "r").nested(4, Writer::new().str(1, "level"));
         let body = Writer::new().nested(1, info).into_bytes();

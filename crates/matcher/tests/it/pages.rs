@@ -113,7 +113,8 @@ fn sorted_rooms_come_once_each_while_others_are_deleted() {
             assert_eq!(status, Status::Ok);
             let page = Reader::new(&page).unwrap();
             let modes = page.all(1).map(|mode| Reader::new(mode).unwrap());
-            let rooms: Vec<String> = modes.flat_map(|mode| mode.all(2).map(id_of).collect::<Vec<_>>()).collect();
+            let rooms: Vec<String> =
+                modes.flat_map(|mode| mode.all(2).map(id_of).collect::<Vec<_>>()).collect();
             (rooms, page.str(2).unwrap().to_owned())
         };
         let (mut seen, mut token) = ask(&mut world, "");

@@ -93,8 +93,8 @@ fn a_queue_whose_rule_set_is_not_taken_any_more_is_paused_and_goes_on_with_anoth
 
 #[test]
 fn a_stored_queue_is_paused_while_the_rules_file_has_a_mode_of_its_name() {
-    const DUEL: &str =
-        r#"{"name": "duel", "tick_ms": 100, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
+    const DUEL: &str = r#"{"name": "duel", "tick_ms": 100, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+        "attributes": {"skill": {"type": "number", "default": 0}}}"#;
     let mut world = world::World::new(Config::default());
     world.put_queue(DUEL);
     let ann = world.solo("s", "duel", "ann", 1.0);
