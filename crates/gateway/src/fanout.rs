@@ -38,7 +38,6 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use members::Members;
-pub(crate) use members::Recipients;
 use schedule::ceil_to;
 use slab::Slab;
 use throng_stdx::TimerKey;
@@ -278,7 +277,7 @@ impl Position {
     }
 }
 
-fn compile_mask(plan: &Plan, paths: &[String]) -> Option<Arc<FieldMask>> {
+pub(crate) fn compile_mask(plan: &Plan, paths: &[String]) -> Option<Arc<FieldMask>> {
     if paths.is_empty() {
         return None;
     }

@@ -30,6 +30,7 @@ use crate::ban::Subject;
 use crate::channel::{Channel, LostPlace};
 use crate::data::split;
 use crate::failpoint::failpoint;
+use crate::fanout::compile_mask;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter};
 use crate::reason::Refusal;
@@ -444,7 +445,7 @@ impl Channel {
         let Some((mut options, rate_by, since)) = place.subscription else { return };
         let Some(address) = board.address(place.conn) else { return };
         options.skip_first = true;
-        let wire_options = options.to_wire();
+        let (wire_options, sub_options) = (options.to_wire(), options.clone());
         // Since that is how the state below and the first delta fit together.
         self.insert(board, address, place.kind, options, rate_by, since);
 
@@ -454,8 +455,12 @@ impl Channel {
             .filter(|_| self.subscription(place.conn).is_some_and(|sub| sub.options.can_read()));
         let (type_url, plan, value) = match data {
             Some(data) => {
+                let plan = data.content.plan();
+                // A game server recovers the whole; what a mask hides from a client stays hidden.
+                let is_masked = place.kind == ConnKind::Client;
+                let mask = is_masked.then(|| compile_mask(plan, &sub_options.masks)).flatten();
                 let mut value = Vec::new();
-                data.content.encode(None, &mut value);
+                data.content.encode(mask.as_deref(), &mut value);
                 (data.type_url.to_string(), Some(Arc::clone(data.content.plan())), value)
             }
             None => (String::new(), None, Vec::new()),
@@ -479,19 +484,22 @@ impl Channel {
         // What is over the size of a packet comes in several messages of this type, each complete
         // in itself; the parts of data and of objects merge to the whole.
         let mut parts = Vec::new();
+        let mut is_late = false;
         // The reference tries for ever where there is no data; the peer can do without.
         if let Some(plan) = plan {
             let largest = objects.iter().max_by_key(|part| part.len());
             let rest = message(Some(Vec::new()), largest).encoded_len() + 64;
-            if split(&plan, &value, PACKET_BYTES_SEND_MAX.saturating_sub(rest).max(1024), &mut parts).is_err()
-            {
-                board.refuse(Refusal::Oversize);
-                parts.clear();
-            }
+            let max = PACKET_BYTES_SEND_MAX.saturating_sub(rest).max(1024);
+            // A value that fits a packet, but not beside the head, comes with the full state.
+            is_late = split(&plan, &value, max, &mut parts).is_err();
         }
         for at in 0..parts.len().max(objects.len()).max(1) {
             let part = parts.get(at).map(|part| part.to_vec());
             board.send(place.conn, head, &message(part, objects.get(at)));
+        }
+        if is_late && let Some(key) = self.key(place.conn) {
+            self.await_full_state(board, key);
+            self.arm(board);
         }
     }
 

@@ -18,7 +18,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, Subscribed, merge_options};
+use crate::channel::{Channel, Subscribed, Subscription, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
@@ -98,17 +98,6 @@ impl Shard {
         };
         self.board.creating = Some((id, sender.conn));
 
-        let result = CreateChannelResultMessage {
-            channel_type: request.channel_type,
-            metadata: request.metadata.clone(),
-            owner_conn_id: sender.conn.0,
-            channel_id: id.0,
-        };
-        self.board.send(sender.conn, head, &result);
-        if let Some(owner) = self.board.global_owner.filter(|owner| *owner != sender.conn) {
-            self.board.send(owner, head.copy(), &result);
-        }
-        failpoint!();
         let new = NewChannel {
             id,
             channel_type,
@@ -117,7 +106,7 @@ impl Shard {
             options: request.sub_options,
             data,
             merge_options,
-            broadcast: head.broadcast,
+            answer: Some(head),
         };
         let home = self.board.home(id);
         if home == self.board.index {
@@ -137,7 +126,7 @@ impl Shard {
     }
 
     fn make(&mut self, new: NewChannel) {
-        let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, broadcast } = new;
+        let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, answer } = new;
         self.board.at_hand = Some(id);
         let settings = self.settings_of(channel_type);
         let (board, schemas) = (&mut self.board, &self.schemas);
@@ -146,6 +135,20 @@ impl Shard {
             Box::new(Channel::new(id, channel_type, settings, board.now, board.hasher))
         });
         channel.metadata = metadata;
+        failpoint!();
+        if let Some(head) = answer {
+            // By the home, once the channel is there for everybody who hears of it.
+            let result = CreateChannelResultMessage {
+                channel_type: channel_type.0.cast_signed(),
+                metadata: channel.metadata.clone(),
+                owner_conn_id: owner.0,
+                channel_id: id.0,
+            };
+            board.send(owner, head, &result);
+            if let Some(global_owner) = board.global_owner.filter(|global_owner| *global_owner != owner) {
+                board.send(global_owner, head.copy(), &result);
+            }
+        }
         failpoint!();
         channel.merge_options = merge_options;
         // Checked by shard 0 before it answered; without data the registered type starts empty.
@@ -173,6 +176,7 @@ impl Shard {
         let kind = board.peers.get(&owner).map_or(ConnKind::Server, |peer| peer.kind);
         let subscribed = channel.subscribe(board, address, kind, options.as_ref());
         if subscribed != Subscribed::Silently {
+            let broadcast = answer.map_or(0, |head| head.broadcast);
             let head = Head { broadcast, ..Head::new(id, MessageType::SubToChannel as u32) };
             let result = channel.sub_result(owner, kind);
             board.send(owner, head, &result);
@@ -215,16 +219,13 @@ impl Shard {
         {
             return Err(Refusal::Access);
         }
-        // Those who would learn nothing otherwise are told too: the remover under its stub, and the
-        // owner of GLOBAL.
-        let tell_sender = channel.subscription(sender).is_none();
+        // Those who would learn nothing otherwise are told too: the remover, always under its stub, and
+        // the owner of GLOBAL.
         let global_owner =
             global_owner.filter(|owner| *owner != sender && channel.subscription(*owner).is_none());
-        self.remove_channel(victim, head.copy());
+        self.remove_channel_for(Some(sender), victim, head.copy());
         let body = RemoveChannelMessage { channel_id: victim.0 };
-        if tell_sender {
-            self.board.send(sender, head, &body);
-        }
+        self.board.send(sender, head, &body);
         if let Some(owner) = global_owner {
             self.board.send(owner, head.copy(), &body);
         }
@@ -233,13 +234,19 @@ impl Shard {
 
     /// Ends a channel and tells its subscribers under `head`.
     pub(crate) fn remove_channel(&mut self, id: ChannelId, head: Head) {
+        self.remove_channel_for(None, id, head);
+    }
+
+    /// The same for a connection that asked for it, and is answered by the caller.
+    fn remove_channel_for(&mut self, remover: Option<ConnId>, id: ChannelId, head: Head) {
         let Some(mut channel) = self.channels.remove(&id) else { return };
         let board = &mut self.board;
         board.at_hand = Some(id);
         channel.disarm(board);
         failpoint!();
         let head = Head { msg_type: MessageType::RemoveChannel as u32, ..head };
-        channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, |_| true);
+        let is_told = |sub: &Subscription| Some(sub.address.conn) != remover;
+        channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, is_told);
         let subscribers = channel.subs.iter().map(|(_, sub)| sub.address.conn);
         let involved: Vec<ConnId> =
             subscribers.chain(channel.owner).chain(channel.lost.iter().map(|lost| lost.conn)).collect();

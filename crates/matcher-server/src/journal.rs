@@ -34,6 +34,10 @@ pub(crate) use replay::Replay;
 const LOG: &str = "log";
 const SNAPSHOTS: &str = "snap";
 const ID: &str = "id";
+/// File of the platform that keeps two processes out of one folder.
+const LOCK: &str = "lock";
+/// File that is there from the first write of an import until the last.
+const UNFINISHED_IMPORT: &str = "import.unfinished";
 /// A new segment begins beyond this.
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// No snapshot before the log has this size: small states would be written again and again.
@@ -67,6 +71,9 @@ pub enum JournalError {
         /// Error of the system.
         source: io::Error,
     },
+    /// An import into the folder did not finish.
+    #[error("an import into this folder did not finish; run `throng matcher import` again")]
+    UnfinishedImport,
     /// Something that had been on disk is not there any more.
     #[error(
         "record {sequence} in {segment} at byte {offset} is damaged, though later records say that it had been on \
@@ -463,11 +470,30 @@ pub(crate) fn settle(fs: &dyn Fs) -> Result<u64, JournalError> {
     Ok(replay.replayed)
 }
 
-/// Makes a journal that holds only a snapshot, in a folder that is not there yet.
+/// Makes a journal that holds only a snapshot, in a folder that [`is_unused`].
 pub(crate) fn keep(folder: &Path, matcher: &Matcher) -> Result<(), JournalError> {
     let fs = Folder::new(folder).map_err(io_error("cannot make the folder"))?;
+    let mark = |wrong| io_error("cannot mark the import as unfinished")(wrong);
+    fs.open(UNFINISHED_IMPORT, true).and_then(|file| file.sync()).map_err(mark)?;
     make_folders(&fs)?;
-    begin_at(&fs, 1, matcher)
+    for (files, ends) in [(LOG, ".seg"), (SNAPSHOTS, ".snap")] {
+        for name in fs.list(files).map_err(mark)?.iter().filter(|name| name.ends_with(ends)) {
+            fs.remove(&format!("{files}/{name}")).map_err(mark)?;
+        }
+    }
+    begin_at(&fs, 1, matcher)?;
+    fs.remove(UNFINISHED_IMPORT).and_then(|()| fs.sync_dir("")).map_err(mark)
+}
+
+/// Returns whether a folder holds nothing, or what an import left that did not finish.
+pub(crate) fn is_unused(folder: &Path) -> bool {
+    match std::fs::read_dir(folder) {
+        Ok(entries) => {
+            let names: Vec<_> = entries.map_while(Result::ok).map(|entry| entry.file_name()).collect();
+            names.iter().all(|name| name == LOCK) || names.iter().any(|name| name == UNFINISHED_IMPORT)
+        }
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 /// Writes a snapshot and an empty segment behind it, which tells that there was a snapshot if that
@@ -567,6 +593,35 @@ mod tests {
             salvage: false,
             wake: Box::new(|| {}),
         })
+    }
+
+    #[test]
+    fn an_import_that_did_not_finish_is_no_journal_and_can_be_done_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = folder.path();
+        let mut lines = Vec::new();
+        Matcher::new(Config::default(), [1; 32], WallMs(5)).export(&mut lines);
+        let lines = String::from_utf8(lines).expect("text");
+        crate::import(folder, &lines, [2; 32]).expect("an empty folder");
+        assert!(!is_unused(folder));
+        // As after a kill before the last step, the first, or any between.
+        std::fs::write(folder.join(UNFINISHED_IMPORT), "").expect("a file");
+        for lost in ["", "snap", "log"] {
+            if !lost.is_empty() {
+                std::fs::remove_dir_all(folder.join(lost)).expect("a folder");
+            }
+            let fs = Folder::new(folder).expect("a folder");
+            assert!(
+                matches!(Replay::begin(&fs, false), Err(JournalError::UnfinishedImport)),
+                "without {lost}"
+            );
+        }
+        crate::import(folder, &lines, [3; 32]).expect("what an import left is not used");
+        assert_eq!(crate::export(folder).expect("a journal"), lines.as_bytes());
+        assert!(matches!(crate::import(folder, &lines, [3; 32]), Err(crate::ImportError::NotEmpty)));
+        std::fs::remove_dir_all(folder.join("snap")).expect("a folder");
+        std::fs::remove_dir_all(folder.join("log")).expect("a folder");
+        assert!(is_unused(folder), "the lock alone is nothing");
     }
 
     #[test]

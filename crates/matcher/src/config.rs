@@ -209,11 +209,7 @@ impl Config {
     /// is to place, while its mode names none, or two queues that rate in one pool by two systems.
     pub fn check(&self) -> Result<(), RuleProblem> {
         for name in self.queues.iter().map(QueueRules::name) {
-            let capacity = match self.modes.get(name) {
-                Some(rules) => rules.capacity,
-                None => rules_of_name(name).map_or(0, |rules| rules.capacity),
-            };
-            check_queue_name(name, capacity)?;
+            self.check_queue_name(name)?;
         }
         let mut pools = BTreeMap::new();
         for (pool, system) in self.queues.iter().filter_map(QueueRules::rating) {
@@ -233,6 +229,15 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// Refuses the name of a mode that players join by themselves.
+    pub(crate) fn check_queue_name(&self, name: &str) -> Result<(), RuleProblem> {
+        let capacity = match self.modes.get(name) {
+            Some(rules) => rules.capacity,
+            None => rules_of_name(name).map_or(0, |rules| rules.capacity),
+        };
+        check_queue_name(name, capacity)
     }
 }
 

@@ -11,6 +11,7 @@ use throng_wire::matcher::{write_bytes, write_nested};
 use crate::config::Scope;
 use crate::id::Id;
 use crate::info::{bytes, check_id, check_len, text};
+use crate::json::parse_time;
 use crate::key::{MatchKey, PlayerKey, QueueKey, RoomKey, TeamKey, TicketKey};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, too_large};
@@ -24,6 +25,10 @@ const ROOMS_PER_MODE_MAX: usize = 100;
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
+/// Bytes of a text by which rooms are sorted.
+const SORT_BYTES_MAX: usize = 64;
+/// Two ages of 20 digits, the hexadecimal text of a value and signs between them, for each mode.
+const TOKEN_BYTES_MAX: usize = (2 * 20 + 2 * SORT_BYTES_MAX + 8) * MODES_MAX;
 /// Bytes of a page. The data and members of a room have 256 KiB at most, as has a rule set, and a
 /// frame takes 1 MiB.
 const PAGE_BYTES_MAX: usize = 768 << 10;
@@ -87,9 +92,17 @@ impl Filter {
             "has" => Op::Has,
             _ => return Err(invalid(format!("no operator `{op}`"))),
         };
-        let value =
+        let mut value =
             serde_json::from_slice(value).map_err(|error| invalid(format!("a filter's value: {error}")))?;
-        Ok(Filter { field: Field::parse(field)?, op, value })
+        let field = Field::parse(field)?;
+        if let (Field::CreateTime, Value::String(time)) = (&field, &value) {
+            let ms = parse_time(time).ok_or_else(|| {
+                let what = "`CreateTime` is compared with a time like 2020-04-26T10:11:08.337Z, or with ms since the epoch";
+                invalid(format!("{time:?}: {what}"))
+            })?;
+            value = ms.into();
+        }
+        Ok(Filter { field, op, value })
     }
 
     fn admits(&self, found: &Value) -> bool {
@@ -142,7 +155,7 @@ impl<'a> RoomsRequest<'a> {
         if modes.len() > MODES_MAX || filters.len() > FILTERS_MAX {
             return Err(too_large(format!("more than {MODES_MAX} modes or {FILTERS_MAX} filters")));
         }
-        check_len(token.as_bytes(), 32 * MODES_MAX, "Token")?;
+        check_len(token.as_bytes(), TOKEN_BYTES_MAX, "Token")?;
         let after = parse_token(token, modes.len())?;
         let (descending, sort) = sort.strip_prefix('-').map_or((false, sort), |field| (true, field));
         let sort = (!sort.is_empty()).then(|| Field::parse(sort)).transpose()?;
@@ -322,20 +335,23 @@ impl Matcher {
         let asked = RoomsRequest::parse(body)?;
         let start = turn.answer.len();
         let (mut next, mut is_full) = (Vec::new(), false);
-        for (name, from) in asked.modes.iter().zip(&asked.after) {
-            next.push(match (self.rooms.modes().find(name), *from) {
+        for (at, (name, from)) in asked.modes.iter().zip(&asked.after).enumerate() {
+            let mode = self.rooms.modes().find(name).filter(|_| !asked.modes[..at].contains(name));
+            next.push(match (mode, from) {
                 (Some(mode), Some(from)) if !is_full => {
-                    let (found, behind) = self.wanted_rooms(mode, from.order, &asked);
-                    let found = found.get(from.passed..).unwrap_or_default();
-                    let shown = self.write_rooms(name, found, start, turn.answer);
-                    is_full = shown < found.len();
-                    match &asked.sort {
-                        _ if !is_full => behind,
-                        None if shown > 0 => Some(PagePosition { order: found[shown - 1].0, passed: 0 }),
-                        _ => Some(PagePosition { passed: from.passed + shown, ..from }),
+                    let wanted = self.wanted_rooms(mode, from, &asked);
+                    let shown = self.write_rooms(name, &wanted.rooms, start, turn.answer);
+                    is_full = shown < wanted.rooms.len();
+                    match wanted.rooms.get(..shown).and_then(<[_]>::last) {
+                        _ if !is_full && !wanted.is_cut => wanted.behind,
+                        Some(last) if asked.sort.is_some() => {
+                            Some(PagePosition { order: from.order, last: Some(last.place.clone()) })
+                        }
+                        Some(last) => Some(PagePosition { order: last.place.order, last: None }),
+                        None => Some(from.clone()),
                     }
                 }
-                (Some(_), from) => from,
+                (Some(_), from) => from.clone(),
                 (None, _) => None,
             });
         }
@@ -346,54 +362,47 @@ impl Matcher {
         Ok(())
     }
 
-    /// Rooms of a mode that a request wants, those made after `from`, in the order of the answer,
-    /// and the place behind them if there are more.
-    fn wanted_rooms(
-        &self,
-        mode: &Mode,
-        from: u64,
-        asked: &RoomsRequest<'_>,
-    ) -> (Vec<(u64, RoomKey)>, Option<PagePosition>) {
+    /// Rooms of a mode that a request wants, those made after `from`, in the order of the answer.
+    fn wanted_rooms(&self, mode: &Mode, from: &PagePosition, asked: &RoomsRequest<'_>) -> WantedRooms {
         let admits =
             |room: &Room| asked.filters.iter().all(|own| own.admits(&self.field_of(room, &own.field)));
-        let (mut found, mut last) = (Vec::new(), from);
-        for (order, room) in mode.visible().range(from + 1..).take(SCAN_MAX) {
-            if asked.sort.is_none() && found.len() == asked.limit {
+        let sort = asked.sort.as_ref();
+        let (mut rooms, mut last) = (Vec::new(), from.order);
+        for (order, key) in mode.visible().range(from.order + 1..).take(SCAN_MAX) {
+            if sort.is_none() && rooms.len() == asked.limit {
                 break;
             }
             last = *order;
-            if admits(&self.rooms[*room]) {
-                found.push((*order, *room));
+            let room = &self.rooms[*key];
+            if admits(room) {
+                let value =
+                    sort.map_or(SortValue::None, |(field, _)| SortValue::of(&self.field_of(room, field)));
+                rooms.push(WantedRoom { place: SortPlace { value, order: *order }, room: *key });
             }
         }
-        if let Some((field, descending)) = &asked.sort {
-            let key = |room: RoomKey| self.field_of(&self.rooms[room], field);
-            found.sort_by(|a, b| {
-                let by = order(&key(a.1), &key(b.1)).unwrap_or(Ordering::Equal);
-                (if *descending { by.reverse() } else { by }).then(a.0.cmp(&b.0))
-            });
-            found.truncate(asked.limit);
+        let has_more = last > from.order && mode.visible().range(last + 1..).next().is_some();
+        let behind = has_more.then_some(PagePosition { order: last, last: None });
+        if let Some((_, descending)) = sort {
+            if let Some(shown) = &from.last {
+                rooms.retain(|wanted| wanted.place.compare(shown, *descending).is_gt());
+            }
+            rooms.sort_by(|a, b| a.place.compare(&b.place, *descending));
         }
-        let has_more = last > from && mode.visible().range(last + 1..).next().is_some();
-        (found, has_more.then_some(PagePosition { order: last, passed: 0 }))
+        let is_cut = rooms.len() > asked.limit;
+        rooms.truncate(asked.limit);
+        WantedRooms { rooms, is_cut, behind }
     }
 
     /// Writes rooms of a mode until the page that begins at `start` is full; it has at least one.
     /// Returns how many were written.
-    fn write_rooms(
-        &self,
-        mode: &[u8],
-        rooms: &[(u64, RoomKey)],
-        start: usize,
-        answer: &mut Vec<u8>,
-    ) -> usize {
+    fn write_rooms(&self, mode: &[u8], rooms: &[WantedRoom], start: usize, answer: &mut Vec<u8>) -> usize {
         let before = answer.len();
         let mut written = 0;
         write_nested(answer, 1, |out| {
             write_bytes(out, 1, mode);
-            for (_, room) in rooms {
+            for wanted in rooms {
                 let end = out.len();
-                write_nested(out, 2, |out| self.write_room(*room, None, out));
+                write_nested(out, 2, |out| self.write_room(wanted.room, None, out));
                 if out.len() - start > PAGE_BYTES_MAX && (written > 0 || before > start) {
                     out.truncate(end);
                     break;
@@ -423,21 +432,110 @@ impl Matcher {
     }
 }
 
-/// Place where the rooms of a mode go on.
-#[derive(Clone, Copy, Default)]
-struct PagePosition {
-    /// Age of the last room before it.
+/// Rooms of a mode for a page.
+struct WantedRooms {
+    rooms: Vec<WantedRoom>,
+    /// More of the rooms that were looked at are wanted.
+    is_cut: bool,
+    /// Place behind the rooms that were looked at, if there are more.
+    behind: Option<PagePosition>,
+}
+
+struct WantedRoom {
+    place: SortPlace,
+    room: RoomKey,
+}
+
+/// Value by which rooms are sorted: numbers before texts, and both before everything else.
+#[derive(Clone, Debug)]
+enum SortValue {
+    Number(f64),
+    /// The first [`SORT_BYTES_MAX`] bytes of a text, so that a token is short.
+    Text(Vec<u8>),
+    None,
+}
+
+/// Place of a room in a sorted answer; of two with the same value, the older room is first.
+#[derive(Clone, Debug)]
+struct SortPlace {
+    value: SortValue,
+    /// Age of the room.
     order: u64,
-    /// Rooms behind that one that are first in a sorted answer and were on an earlier page.
-    passed: usize,
+}
+
+/// Place where the rooms of a mode go on.
+#[derive(Clone, Default)]
+struct PagePosition {
+    /// Age of the last room before the rooms to look at.
+    order: u64,
+    /// In a sorted answer, the last of these rooms that was on an earlier page.
+    last: Option<SortPlace>,
+}
+
+impl SortValue {
+    fn of(value: &Value) -> SortValue {
+        match value {
+            Value::Number(number) => number.as_f64().map_or(SortValue::None, SortValue::Number),
+            Value::String(text) => SortValue::Text(text.bytes().take(SORT_BYTES_MAX).collect()),
+            _ => SortValue::None,
+        }
+    }
+
+    fn compare(&self, other: &SortValue) -> Ordering {
+        match (self, other) {
+            (SortValue::Number(a), SortValue::Number(b)) => a.total_cmp(b),
+            (SortValue::Text(a), SortValue::Text(b)) => a.cmp(b),
+            _ => self.rank().cmp(&other.rank()),
+        }
+    }
+
+    fn rank(&self) -> u8 {
+        match self {
+            SortValue::Number(_) => 0,
+            SortValue::Text(_) => 1,
+            SortValue::None => 2,
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            SortValue::Number(number) => format!("n{:x}", number.to_bits()),
+            SortValue::Text(text) => {
+                text.iter().fold("t".to_owned(), |hex, byte| hex + &format!("{byte:02x}"))
+            }
+            SortValue::None => "-".to_owned(),
+        }
+    }
+
+    fn parse(text: &str) -> Option<SortValue> {
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        match text.split_at_checked(1)? {
+            ("-", "") => Some(SortValue::None),
+            ("n", bits) => Some(SortValue::Number(f64::from_bits(hex(bits)?))),
+            ("t", bytes) => {
+                let byte = |pair: &[u8]| hex(std::str::from_utf8(pair).ok()?).map(|byte| byte as u8);
+                bytes.as_bytes().chunks(2).map(byte).collect::<Option<_>>().map(SortValue::Text)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl SortPlace {
+    fn compare(&self, other: &SortPlace, descending: bool) -> Ordering {
+        let by = self.value.compare(&other.value);
+        (if descending { by.reverse() } else { by }).then(self.order.cmp(&other.order))
+    }
 }
 
 impl PagePosition {
     fn write(at: Option<PagePosition>) -> String {
         match at {
             None => "-".to_owned(),
-            Some(PagePosition { order, passed: 0 }) => order.to_string(),
-            Some(PagePosition { order, passed }) => format!("{order}+{passed}"),
+            Some(PagePosition { order, last: None }) => order.to_string(),
+            Some(PagePosition { order, last: Some(last) }) => {
+                format!("{order}+{}+{}", last.value.write(), last.order)
+            }
         }
     }
 
@@ -446,9 +544,15 @@ impl PagePosition {
         if part == "-" {
             return Some(None);
         }
-        let (order, passed) = part.split_once('+').unwrap_or((part, "0"));
-        let order = order.parse().ok().filter(|order| *order < u64::MAX)?;
-        Some(Some(PagePosition { order, passed: passed.parse().ok()? }))
+        let mut parts = part.split('+');
+        let order = parts.next()?.parse().ok().filter(|order| *order < u64::MAX)?;
+        let last = match parts.next() {
+            None => None,
+            Some(value) => {
+                Some(SortPlace { value: SortValue::parse(value)?, order: parts.next()?.parse().ok()? })
+            }
+        };
+        parts.next().is_none().then_some(Some(PagePosition { order, last }))
     }
 }
 

@@ -150,13 +150,19 @@ impl Matcher {
         self.put_configured_queues();
     }
 
-    /// Rules of modes as configured, but where a queue says how many play.
+    /// Rules of modes as configured, but where a queue says how many play. A queue that is stored
+    /// and has the name of a mode with a capacity is paused.
     pub(crate) fn configure_modes(&mut self, config: Config) {
         self.rooms.modes_mut().configure(&config);
         self.config = config;
-        let rules: Vec<_> = self.queues.iter().map(|(_, queue)| queue.rules()).collect();
-        for rules in rules {
-            self.put_queue_mode(&rules);
+        let keys: Vec<_> = self.queues.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let problem = self.config.check_queue_name(&self.queues[key].name).err();
+            if self.queues.note_mode_of(key, problem) {
+                let rules = self.queues[key].rules();
+                self.put_queue_mode(&rules);
+                self.schedule(key);
+            }
         }
     }
 

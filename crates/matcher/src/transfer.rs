@@ -27,6 +27,9 @@ const VERSION: u32 = 1;
 /// Places of rooms beyond this are refused: every place below one that is taken costs memory.
 const PLACE_MAX: u32 = 1 << 24;
 
+/// Place of the last line.
+const LAST_RANK: u8 = 8;
+
 /// A line, in the order in which they come.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -39,6 +42,7 @@ enum Line {
     Game(ExportedGame),
     Player(ExportedPlayer),
     Room(ExportedRoom),
+    End(ExportEnd),
 }
 
 impl Line {
@@ -53,6 +57,7 @@ impl Line {
             Line::Game(_) => 5,
             Line::Player(_) => 6,
             Line::Room(_) => 7,
+            Line::End(_) => LAST_RANK,
         }
     }
 }
@@ -96,6 +101,14 @@ struct ExportedRoom {
     sealed: bool,
 }
 
+/// The last line, without which an export is known to be cut off.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExportEnd {
+    /// Number of lines before it.
+    lines: usize,
+}
+
 /// Why lines cannot be imported.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {why}")]
@@ -110,6 +123,7 @@ impl Matcher {
     /// Appends queues, modes, ratings, and rooms with their players, a JSON object on each line.
     /// Left out are rooms that are ending, and those that only reserved seats keep.
     pub fn export(&self, out: &mut Vec<u8>) {
+        let start = out.len();
         let release = env!("CARGO_PKG_VERSION").to_owned();
         push(out, &Line::Matcher(Head { export: VERSION, release, time: self.now }));
         for (_, queue) in self.queues.iter() {
@@ -158,6 +172,8 @@ impl Matcher {
                 push(out, &Line::Room(ExportedRoom { info, forced_full, sealed }));
             }
         }
+        let lines = out[start..].iter().filter(|byte| **byte == b'\n').count();
+        push(out, &Line::End(ExportEnd { lines }));
     }
 
     /// A matcher of exported lines.
@@ -180,6 +196,8 @@ struct Import {
     matcher: Matcher,
     /// Rank of the last line; `None` before the first.
     rank: Option<u8>,
+    /// Lines that were read.
+    lines: usize,
     /// Servers by role, and whether a room has named the role.
     players: BTreeMap<String, (String, bool)>,
     rooms: Vec<(u32, Room)>,
@@ -197,6 +215,7 @@ impl Import {
         Import {
             matcher,
             rank: None,
+            lines: 0,
             players,
             rooms,
             made: 0,
@@ -211,12 +230,15 @@ impl Import {
         if self.rank.is_none() != (rank == 0) {
             return Err("the first line, and only that, is {\"matcher\": ...}".to_owned());
         }
-        if self.rank.is_some_and(|last| last > rank) {
-            let order = "queue, mode, pool, rating, game, player, room";
+        if self.rank.is_some_and(|last| last > rank || last == LAST_RANK) {
+            let order = "queue, mode, pool, rating, game, player, room, end";
             return Err(format!("it comes too late: the order is {order}"));
         }
         self.rank = Some(rank);
+        self.lines += 1;
         match line {
+            Line::End(end) if end.lines + 1 == self.lines => Ok(()),
+            Line::End(end) => Err(format!("{} lines are before it, of {}", self.lines - 1, end.lines)),
             Line::Matcher(head) if head.export == VERSION => {
                 check_number("time", head.time)?;
                 (self.matcher.now, self.matcher.clock) = (head.time, head.time);
@@ -343,6 +365,9 @@ impl Import {
     fn finish(mut self) -> Result<Matcher, String> {
         if self.rank.is_none() {
             return Err("there are no lines".to_owned());
+        }
+        if self.rank != Some(LAST_RANK) {
+            return Err("the last line, {\"end\": ...}, is missing: the export was cut off".to_owned());
         }
         if let Some((role, _)) = self.players.iter().find(|(_, (_, named))| !named) {
             return Err(format!("role `{role}` has a line {{\"player\": ...}} and is in no room"));

@@ -60,6 +60,7 @@ pub use removal::removals;
 pub(crate) use removal::replaced;
 pub use rule::FieldRule;
 pub use schema::{SchemaError, Schemas, SchemasBuilder};
+pub(crate) use split::split_without_oversize;
 pub use split::{Joint, Oversize, split};
 pub use state::ChannelData;
 

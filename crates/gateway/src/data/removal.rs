@@ -8,8 +8,9 @@ use super::map::entry_parts;
 use super::plan::{Kind, Plan};
 use super::state::ChannelData;
 
-/// Appends the map entries of an update that say `removed`, as an update of their own. Nothing for
-/// a type without a schema, and no work for an update without such entries.
+/// Appends the map entries of an update that say `removed`, as an update of their own: their keys
+/// and that they are removed, without what else they say. Nothing for a type without a schema, and
+/// no work for an update without such entries.
 ///
 /// A full state cannot say that something is gone. Who had an older state and gets a full one
 /// instead of the updates in between needs these first, or keeps ghosts.
@@ -20,10 +21,25 @@ pub fn removals(plan: &Plan, update: &Update, out: &mut Vec<u8>) {
         let Some(slot) = fields.classify(record.number, record.wire) else { continue };
         let Kind::Map { value, .. } = fields.fields[usize::from(slot)].kind else { continue };
         let Some(message) = value.message() else { continue };
-        if plan.types.get(message).says_removed(entry_parts(record.raw).value()) {
-            out.extend_from_slice(record.raw);
+        let entry = entry_parts(record.raw);
+        let types = plan.types.get(message);
+        if let Some(removed) = types.removed.filter(|_| types.says_removed(entry.value())) {
+            write_removal(record.number, entry.key_raw, removed, out);
         }
     }
+}
+
+/// Appends a map entry with a key whose value says nothing but `removed`, a field of this number.
+fn write_removal(map: u32, key_raw: &[u8], removed: u32, out: &mut Vec<u8>) {
+    write_varint(out, u64::from(map) << 3 | u64::from(LEN));
+    write_prefixed(out, |out| {
+        out.extend_from_slice(key_raw);
+        write_varint(out, 2 << 3 | u64::from(LEN));
+        write_prefixed(out, |out| {
+            write_varint(out, u64::from(removed) << 3 | u64::from(VARINT));
+            write_varint(out, 1);
+        });
+    });
 }
 
 /// Updates that remove the map entries of `old` that `new` lacks, one each, for receivers that have
@@ -48,15 +64,7 @@ pub(crate) fn replaced(old: &ChannelData, new: &ChannelData) -> Vec<Vec<u8>> {
     let gone = entries(&before).filter(|(key, ..)| !kept.contains(key));
     gone.map(|((number, _), entry, removed)| {
         let mut out = Vec::new();
-        write_varint(&mut out, u64::from(number) << 3 | u64::from(LEN));
-        write_prefixed(&mut out, |out| {
-            out.extend_from_slice(entry.key_raw);
-            write_varint(out, 2 << 3 | u64::from(LEN));
-            write_prefixed(out, |out| {
-                write_varint(out, u64::from(removed) << 3 | u64::from(VARINT));
-                write_varint(out, 1);
-            });
-        });
+        write_removal(number, entry.key_raw, removed, &mut out);
         out
     })
     .collect()

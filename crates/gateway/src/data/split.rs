@@ -49,12 +49,19 @@ pub fn split(plan: &Plan, encoded: &[u8], max: usize, out: &mut Vec<Bytes>) -> R
         out.push(Bytes::copy_from_slice(encoded));
         return Ok(Joint::Exact);
     }
-    let mut splitter = Splitter { plan, limit: max, joint: Joint::Exact };
-    let mut parts = Parts { max, done: Vec::new(), current: Vec::new() };
-    splitter.split_message(plan.root, encoded, 0, &mut parts, &mut Vec::new())?;
-    parts.flush();
-    out.extend(parts.done.into_iter().map(Bytes::from));
-    Ok(splitter.joint)
+    let (parts, joint) = Splitter::new(plan, max, None).split(encoded)?;
+    out.extend(parts);
+    Ok(joint)
+}
+
+/// The same without the elements that are larger than `max`. Returns how many these are.
+pub(crate) fn split_without_oversize(plan: &Plan, encoded: &[u8], max: usize, out: &mut Vec<Bytes>) -> u64 {
+    let mut left_out = 0;
+    // It leaves out what would be an error.
+    if let Ok((parts, _)) = Splitter::new(plan, max, Some(&mut left_out)).split(encoded) {
+        out.extend(parts);
+    }
+    left_out
 }
 
 struct Parts {
@@ -82,6 +89,8 @@ struct Splitter<'p> {
     plan: &'p Plan,
     limit: usize,
     joint: Joint,
+    /// Number of elements that were left out because they are too long; `None` if that is an error.
+    left_out: Option<&'p mut u64>,
 }
 
 /// The records of one list, or of one unknown field.
@@ -97,7 +106,18 @@ struct Run<'a> {
 /// Runs by field number and whether the schema knows the field.
 type Runs<'a> = HashMap<(u32, bool), Run<'a>>;
 
-impl Splitter<'_> {
+impl<'p> Splitter<'p> {
+    fn new(plan: &'p Plan, limit: usize, left_out: Option<&'p mut u64>) -> Self {
+        Splitter { plan, limit, joint: Joint::Exact, left_out }
+    }
+
+    fn split(mut self, encoded: &[u8]) -> Result<(impl Iterator<Item = Bytes> + use<>, Joint), Oversize> {
+        let mut parts = Parts { max: self.limit, done: Vec::new(), current: Vec::new() };
+        self.split_message(self.plan.root, encoded, 0, &mut parts, &mut Vec::new())?;
+        parts.flush();
+        Ok((parts.done.into_iter().map(Bytes::from), self.joint))
+    }
+
     /// `outer` is what enclosing messages add to each part.
     fn split_message(
         &mut self,
@@ -198,7 +218,7 @@ impl Splitter<'_> {
             Some(Kind::Numbers { scalar, .. }) if record.wire == LEN => {
                 self.split_packed(scalar, record, outer, parts, path)?;
             }
-            _ => return Err(self.oversize(path, record.raw.len() + outer)),
+            _ => self.leave_out(path, record.raw.len() + outer)?,
         }
         path.pop();
         Ok(())
@@ -206,7 +226,7 @@ impl Splitter<'_> {
 
     /// Cuts a packed list of numbers between elements.
     fn split_packed(
-        &self,
+        &mut self,
         scalar: Scalar,
         record: &Record<'_>,
         outer: usize,
@@ -218,7 +238,8 @@ impl Splitter<'_> {
         let mut chunk: Vec<u8> = Vec::new();
         for element in numbers(scalar, record.payload) {
             if element.len() > room {
-                return Err(self.oversize(path, head + element.len() + outer));
+                self.leave_out(path, head + element.len() + outer)?;
+                continue;
             }
             if chunk.len() + element.len() > room {
                 push_packed(parts, record.number, &chunk);
@@ -242,7 +263,7 @@ impl Splitter<'_> {
         let tag = u64::from(record.number) << 3 | u64::from(LEN);
         let head = varint_len(tag) + varint_len(parts.max as u64);
         let Some(max) = parts.max.checked_sub(head) else {
-            return Err(self.oversize(path, record.raw.len() + outer));
+            return self.leave_out(path, record.raw.len() + outer);
         };
         let mut inner = Parts { max, done: Vec::new(), current: Vec::new() };
         self.split_message(Some(sub), record.payload, outer + head, &mut inner, path)?;
@@ -260,6 +281,15 @@ impl Splitter<'_> {
         let Some(root) = self.plan.root else { return false };
         let slot = self.plan.types.get(root).classify(record.number, record.wire);
         slot.is_some_and(|slot| self.plan.class(slot) == Class::Actor)
+    }
+
+    /// Counts an element that is too long, or fails because of it.
+    fn leave_out(&mut self, path: &[u32], bytes: usize) -> Result<(), Oversize> {
+        match &mut self.left_out {
+            Some(left_out) => **left_out += 1,
+            None => return Err(self.oversize(path, bytes)),
+        }
+        Ok(())
     }
 
     fn oversize(&self, path: &[u32], bytes: usize) -> Oversize {

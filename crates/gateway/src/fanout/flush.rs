@@ -8,7 +8,7 @@ use throng_wire::{data_update_entry_len, write_data_update_entry, write_data_upd
 
 use super::{FanoutPosition, Joiner, Made, Members, Position, compile_mask, same_mask};
 use crate::channel::Channel;
-use crate::data::{FieldMask, Mosaic, Plan, Update, merged, split};
+use crate::data::{FieldMask, Mosaic, Plan, Update, merged, split_without_oversize};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId};
 use crate::mail::{Payload, State};
@@ -268,9 +268,10 @@ fn append_entries(
         return;
     }
     let mut parts = Vec::new();
-    match split(plan, value, name.value_bytes_max(), &mut parts) {
-        Ok(_) => out.extend(parts.iter().map(|part| entry(part))),
-        // A single element over the size of a packet cannot be sent to anybody.
-        Err(_) => board.refuse(Refusal::Oversize),
+    // A single element over the size of a packet cannot be sent to anybody; the rest can.
+    let left_out = split_without_oversize(plan, value, name.value_bytes_max(), &mut parts);
+    out.extend(parts.iter().map(|part| entry(part)));
+    for _ in 0..left_out {
+        board.refuse(Refusal::Oversize);
     }
 }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::Member;
 use crate::findings::Findings;
 use crate::ids::{ConnId, ShardIndex};
-use crate::switchboard::Address;
+use crate::switchboard::{Address, Recipients};
 
 /// Members in no particular order; the last one takes the position of one that leaves.
 #[derive(Debug, Default)]
@@ -30,15 +30,6 @@ struct LatestSender {
     conn: ConnId,
     /// Counts instead of the one in the list.
     own_end: u64,
-}
-
-/// Receivers of one payload, sorted by shard once for many payloads. 4 bytes per member beside the
-/// 24 of the member, 8 on the home of the channel.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recipients {
-    /// Slots of this shard.
-    pub(crate) local: Box<[(u32, ConnId)]>,
-    pub(crate) remote: SmallVec<[(ShardIndex, Arc<[ConnId]>); 4]>,
 }
 
 impl Members {
@@ -156,7 +147,7 @@ impl Members {
     /// All members but the writers, as receivers. `here` is the shard of the channel.
     pub(super) fn recipients(&mut self, here: ShardIndex) -> &Recipients {
         let list = &self.list;
-        self.recipients.get_or_insert_with(|| Recipients::of(list, here))
+        self.recipients.get_or_insert_with(|| recipients_of(list, here))
     }
 
     pub(super) fn check_invariants(&self, here: ShardIndex, findings: &mut Findings) {
@@ -169,7 +160,7 @@ impl Members {
             member.is_some_and(|it| it.conn == latest.conn && (1..=latest.own_end).contains(&it.own_end))
         };
         findings.expect(self.latest.is_none_or(is_there), "the latest sender is not where it says");
-        let current = self.recipients.as_ref().is_none_or(|it| *it == Recipients::of(&self.list, here));
+        let current = self.recipients.as_ref().is_none_or(|it| *it == recipients_of(&self.list, here));
         findings.expect(current, "recipients are not the members that do not write");
     }
 }
@@ -180,23 +171,22 @@ impl Member {
     }
 }
 
-impl Recipients {
-    fn of(members: &[Member], here: ShardIndex) -> Self {
-        let readers = members.iter().filter(|member| !member.is_writer());
-        let on = |shard| readers.clone().filter(move |member| member.shard == shard);
-        let mut shards: SmallVec<[ShardIndex; 8]> = SmallVec::new();
-        for member in readers.clone() {
-            if member.shard != here && !shards.contains(&member.shard) {
-                shards.push(member.shard);
-            }
+/// The members that are no writers, as receivers.
+fn recipients_of(members: &[Member], here: ShardIndex) -> Recipients {
+    let readers = members.iter().filter(|member| !member.is_writer());
+    let on = |shard| readers.clone().filter(move |member| member.shard == shard);
+    let mut shards: SmallVec<[ShardIndex; 8]> = SmallVec::new();
+    for member in readers.clone() {
+        if member.shard != here && !shards.contains(&member.shard) {
+            shards.push(member.shard);
         }
-        Self {
-            local: on(here).map(|member| (member.slot, member.conn)).collect(),
-            remote: shards
-                .into_iter()
-                .map(|shard| (shard, on(shard).map(|member| member.conn).collect()))
-                .collect(),
-        }
+    }
+    Recipients {
+        local: on(here).map(|member| (member.slot, member.conn)).collect(),
+        remote: shards
+            .into_iter()
+            .map(|shard| (shard, on(shard).map(|member| member.conn).collect()))
+            .collect(),
     }
 }
 

@@ -159,9 +159,9 @@ impl Channel {
     }
 }
 
-/// Bytes of removals kept per channel, some 6,000 entries with numeric keys. A reader that is
+/// Bytes of removals kept per channel, some 25,000 entries with numeric keys. A reader that is
 /// further behind than that keeps what it missed the removal of, until that key is used again.
-const REMOVALS_BYTES_MAX: usize = 64 * 1024;
+const REMOVALS_BYTES_MAX: usize = 256 * 1024;
 
 /// Members that get an accumulation of their own when a backlog is folded; more would let one
 /// channel multiply its backlog by its writers, so the rest gets a full state instead.

@@ -67,6 +67,37 @@ fn entry(text: &str) -> Vec<u8> {
     [&[0x0A, text.len() as u8], text.as_bytes()].concat()
 }
 
+#[test]
+fn an_element_that_no_packet_takes_costs_nobody_else_anything() {
+    const TYPE: &str = "type.googleapis.com/testpb.TestMergeMessage";
+    let long = |len: usize| {
+        let mut out = vec![0x0A];
+        throng_wire::write_varint(&mut out, len as u64);
+        out.resize(out.len() + len, b'x');
+        out
+    };
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "s");
+    let request = CreateChannelMessage { data: any(TYPE, &entry("a")), ..create(3) };
+    let channel = send_create(&mut world, owner, &request).expect("an answer");
+    let [reader, writer] = ["r", "w"].map(|pit| world.join(ConnKind::Server, pit));
+    for id in [reader, writer] {
+        subscribe(&mut world, id, channel, 2);
+    }
+    world.run_ms(200);
+    (world.take(reader), world.take(writer));
+    // The first comes in with a shorter head than it would leave with.
+    world.send(owner, [update("x/testpb.TestMergeMessage", &long(65_500)).to(channel)]);
+    world.send(writer, [update(TYPE, &entry("b")).to(channel)]);
+    world.run_ms(200);
+    assert_eq!(data_of(&world.take(reader)).concat(), entry("b"));
+    let late = world.join(ConnKind::Server, "late");
+    subscribe(&mut world, late, channel, 1);
+    world.run_ms(200);
+    assert_eq!(data_of(&world.take(late)).concat(), [entry("a"), entry("b")].concat());
+    assert!(world.refused(throng_gateway::Refusal::Oversize) >= 2);
+}
+
 // A-8: an update of another type aborts the reference's process.
 #[test]
 fn a8_an_update_of_another_type_is_refused() {
@@ -116,6 +147,47 @@ fn removed_channel_ids_rest() {
     let remove = RemoveChannelMessage { channel_id: 1 };
     world.send(server, [Send::new(MessageType::RemoveChannel, &remove)]);
     assert_eq!(send_create(&mut world, server, &create(3)), Some(3));
+}
+
+#[test]
+fn the_remover_is_answered_under_its_stub_though_it_is_subscribed() {
+    for shards in [1, 4] {
+        let mut world = World::sharded(config(), shards);
+        let (owner, other) = (world.join(ConnKind::Server, "s"), world.join(ConnKind::Server, "t"));
+        let channel = send_create(&mut world, owner, &create(3)).expect("an answer");
+        subscribe(&mut world, other, channel, 1);
+        (world.take(owner), world.take(other));
+        let remove = RemoveChannelMessage { channel_id: channel };
+        world.send(owner, [Send::new(MessageType::RemoveChannel, &remove).stub(9)]);
+        let stubs =
+            |got: Vec<common::Received>| got.iter().map(|it| (it.msg_type, it.stub)).collect::<Vec<_>>();
+        assert_eq!(stubs(world.take(owner)), [(4, 9)]);
+        assert_eq!(stubs(world.take(other)), [(4, 0)]);
+    }
+}
+
+#[test]
+fn a_created_channel_is_there_for_everybody_when_its_creator_is_answered() {
+    let mut world = World::sharded(config(), 4);
+    let creator = loop {
+        let id = world.join(ConnKind::Server, "s");
+        if world.shard_of(id) == 0 {
+            break id;
+        }
+    };
+    world.take(creator);
+    world.slow_shard = Some(0);
+    let mut answered = 0;
+    for _ in 0..8 {
+        world.send(creator, [Send::new(MessageType::CreateChannel, &create(3)).stub(77)]);
+        let ready = world.take(creator);
+        let is_held = !world.held.is_empty();
+        assert!(ready.is_empty() || !is_held, "answered before its home knows the channel");
+        while world.deliver_held() {}
+        let later = world.take(creator);
+        answered += ready.iter().chain(&later).filter(|message| message.stub == 77).count();
+    }
+    assert_eq!(answered, 8);
 }
 
 #[test]

@@ -289,6 +289,61 @@ fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
 }
 
 #[test]
+fn a_mask_hides_from_a_client_that_resumes_what_it_hid_before() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "s");
+    // `kv` is field 2.
+    let hidden = [0x12, 4, 0x08, 1, 0x12, 0];
+    let channel = create(&mut world, owner, 3, Some(&[entry("a"), hidden.to_vec()].concat()));
+    let client = world.connect(ConnKind::Client);
+    let (result, _) = auth_with(&mut world, client, b"");
+    let options = ChannelSubscriptionOptions {
+        fan_out_interval_ms: Some(70),
+        data_field_masks: vec!["list".into()],
+        ..Default::default()
+    };
+    let request = SubscribedToChannelMessage { conn_id: world.conn(client), sub_options: Some(options) };
+    world.send(client, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+    world.run_ms(200);
+    let got = world.take(client);
+    let first = got.iter().find(|message| message.msg_type == 8).expect("the state");
+    assert_eq!(first.decode::<ChannelDataUpdateMessage>().data.expect("data").value, entry("a"));
+    world.close(client);
+    let back = world.connect(ConnKind::Client);
+    let (_, got) = auth_with(&mut world, back, &result.resume_token);
+    let data: ChannelDataRecoveryMessage = got[1].decode();
+    assert_eq!(data.channel_data.expect("data").value, entry("a"));
+}
+
+#[test]
+fn data_that_does_not_fit_beside_the_head_is_recovered_as_a_full_state() {
+    let mut world = World::new(config());
+    let owner = world.join(ConnKind::Server, "pit");
+    world.take(owner);
+    let request = CreateChannelMessage { channel_type: 3, metadata: "m".repeat(1_000), ..Default::default() };
+    world.send(owner, [Send::new(MessageType::CreateChannel, &request)]);
+    let channel = world.take(owner)[0].decode::<CreateChannelResultMessage>().channel_id;
+    let mut long = vec![0x0A];
+    throng_wire::write_varint(&mut long, 65_000);
+    long.resize(long.len() + 65_000, b'x');
+    let body = ChannelDataUpdateMessage {
+        data: Some(prost_types::Any { type_url: TEST.into(), value: long.clone() }),
+        ..Default::default()
+    };
+    update(&mut world, owner, channel, "short");
+    world.send(owner, [Send::new(MessageType::ChannelDataUpdate, &body).to(channel)]);
+    world.close(owner);
+    let back = world.connect(ConnKind::Server);
+    world.auth(back, "pit");
+    world.run_ms(200);
+    let got = world.take(back);
+    let states = got.iter().filter(|message| message.msg_type == 8);
+    let values = states.map(|message| message.decode::<ChannelDataUpdateMessage>().data.expect("data").value);
+    assert_eq!(values.collect::<Vec<_>>().concat(), [entry("short"), long].concat());
+    assert_eq!(world.refused(Refusal::Oversize), 0);
+}
+
+#[test]
 fn a_client_that_leaves_frees_its_places_at_once_and_its_token_is_void() {
     for shards in [1, 2] {
         let mut world = World::sharded(config(), shards);

@@ -339,6 +339,18 @@ fn entry(key: u8, content: Option<&str>) -> Vec<u8> {
     [&[0x12, entry.len() as u8][..], &entry].concat()
 }
 
+/// An entry that is removed, with a long text beside.
+fn removed_with(key: u8, text: &str) -> Vec<u8> {
+    let field = |tag: u8, value: &[u8]| {
+        let mut out = vec![tag];
+        throng_wire::write_varint(&mut out, value.len() as u64);
+        out.extend_from_slice(value);
+        out
+    };
+    let value = [&[0x08, 1][..], &field(0x12, text.as_bytes())].concat();
+    field(0x12, &[&[0x08, key][..], &field(0x12, &value)].concat())
+}
+
 /// What a receiver that merges every data message ends up with: the keys that are left.
 fn keys_left(keys: &mut BTreeSet<u8>, messages: &[Received]) {
     for message in messages.iter().filter(|message| message.msg_type == 8) {
@@ -368,7 +380,7 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
         let owner = world.join(ConnKind::Server, "s");
         let merge_options =
             ChannelDataMergeOptions { should_check_removable_map_field: true, ..Default::default() };
-        let data = any([entry(1, Some("a")), entry(2, Some("b")), entry(3, Some("c"))].concat());
+        let data = any((1..=4).map(|key| entry(key, Some("a"))).collect::<Vec<_>>().concat());
         let request = CreateChannelMessage {
             channel_type: 3,
             data,
@@ -381,7 +393,7 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
         subscribe(&mut world, slow, channel);
         let mut keys = BTreeSet::new();
         keys_left(&mut keys, &world.take(slow));
-        assert_eq!(keys, BTreeSet::from([1, 2, 3]));
+        assert_eq!(keys, BTreeSet::from([1, 2, 3, 4]));
 
         world.set_reading(slow, false);
         let filler = "x".repeat(100);
@@ -394,7 +406,9 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
             publish(&mut world, entry(2, Some(&filler)));
             match step {
                 // Gone for good, and gone but back again.
-                60 => publish(&mut world, entry(1, None)),
+                // What it last was goes along, as generated games do it.
+                60 => publish(&mut world, removed_with(1, &filler.repeat(900))),
+                65 => publish(&mut world, removed_with(4, &filler.repeat(900))),
                 70 => publish(&mut world, entry(3, None)),
                 80 => publish(&mut world, entry(3, Some("d"))),
                 _ => {}

@@ -7,7 +7,10 @@ use throng_matcher::record::{Input, Record, next_record, parse_input, read_recor
 use throng_matcher::{BadSnapshot, Config, Matcher, Notices, RULES, SnapshotHead, WallMs};
 use throng_platform::{File, Fs};
 
-use super::{JournalError, LOG, SNAPSHOTS, io_error, numbers, read_snapshot, segment_name, snapshot_name};
+use super::{
+    JournalError, LOG, SNAPSHOTS, UNFINISHED_IMPORT, io_error, numbers, read_snapshot, segment_name,
+    snapshot_name,
+};
 
 /// Reads a journal into a matcher.
 pub(crate) struct Replay {
@@ -47,6 +50,9 @@ impl Replay {
     }
 
     fn begin_at(fs: &dyn Fs, salvage: bool, oldest: bool) -> Result<Replay, JournalError> {
+        if fs.open(UNFINISHED_IMPORT, false).is_ok() {
+            return Err(JournalError::UnfinishedImport);
+        }
         let mut replay = Replay {
             matcher: None,
             sequence: 0,

@@ -21,6 +21,10 @@ impl Matcher {
         self.check_has_part_in(turn.caller, room)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         let compiled = self.queues[queue].rules();
+        if compiled.set.backfill.is_none() {
+            let reason = "the queue permits no backfills; its rule set needs `backfill`, which may be `{}`";
+            return Err(Problem::new(Status::RuleInvalid, reason));
+        }
         let entry = &self.rooms[room];
         if entry.deleting() || entry.sealed() {
             return Err(Problem::new(Status::RoomClosed, "the room accepts no more players"));

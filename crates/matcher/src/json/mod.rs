@@ -12,6 +12,7 @@ use throng_wire::matcher::{FieldDef, Message, Type, event};
 use throng_wire::{Field, WireType, fields};
 
 pub use encode::encode;
+pub(crate) use time::parse_time;
 use time::write_time;
 
 /// Appends a body that the matcher wrote as an object. Every member of the catalogue is there,
@@ -51,13 +52,7 @@ fn write_member<'a>(field: &FieldDef, parts: impl Iterator<Item = Field<'a>>, ou
         }),
         ref single => match parts.last() {
             Some(part) => write_value(single, &part, out),
-            None => out.push_str(match single {
-                Type::Str => "\"\"",
-                Type::Json | Type::Msg(_) => "null",
-                Type::Bool => "false",
-                Type::Time => "\"1970-01-01T00:00:00.000Z\"",
-                _ => "0",
-            }),
+            None => out.push_str(absent(single)),
         },
     }
 }
@@ -86,7 +81,18 @@ fn write_entry(inner: &Type, part: &Field<'_>, out: &mut String) {
     out.push(':');
     match entry().filter(|field| field.number == 2).last() {
         Some(value) => write_value(inner, &value, out),
-        None => out.push_str(if matches!(inner, Type::Str) { "\"\"" } else { "null" }),
+        None => out.push_str(absent(inner)),
+    }
+}
+
+/// The value that is not encoded.
+fn absent(ty: &Type) -> &'static str {
+    match ty {
+        Type::Str => "\"\"",
+        Type::Bool => "false",
+        Type::U64 | Type::I64 | Type::F64 => "0",
+        Type::Time => "\"1970-01-01T00:00:00.000Z\"",
+        Type::Json | Type::Msg(_) | Type::List(_) | Type::Map(_) | Type::Keyed(..) | Type::Set => "null",
     }
 }
 
@@ -210,6 +216,20 @@ mod tests {
         let mut out = String::new();
         decode(method.request, &body, &mut out);
         assert!(out.contains(data), "{out}");
+    }
+
+    #[test]
+    fn values_that_are_not_encoded_are_zero() {
+        let state = Writer::new().u64(1, 3).nested(2, Writer::new().str(1, "blue"));
+        let value = decoded(
+            method_named("AckBackfill").unwrap().response,
+            &Writer::new().nested(1, state).into_bytes(),
+        );
+        assert_eq!(value["State"]["Open"], json!({"blue": 0}));
+        let info = Writer::new().str(1, "r").nested(4, Writer::new().str(1, "level"));
+        let body = Writer::new().nested(1, info).into_bytes();
+        let value = decoded(method_named("RoleCreateRoom").unwrap().request, &body);
+        assert_eq!(value["CreatorInfo"]["FloatData"], json!({"level": 0}));
     }
 
     #[test]

@@ -59,6 +59,26 @@ use crate::schema::v1;
 use crate::slab::Slab;
 use crate::stats::{Histogram, QUALITY_BOUNDS, TICK_BOUNDS_S, WAIT_BOUNDS_S};
 
+/// Reason why nothing is searched in a queue that was stored.
+#[derive(Clone, Debug)]
+pub(crate) enum Paused {
+    /// This release does not take its rule set.
+    ByRules(String),
+    /// The rules file has a mode of its name that players join by themselves.
+    ByMode(RuleProblem),
+}
+
+impl std::fmt::Display for Paused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Paused::ByRules(why) => {
+                write!(f, "this release does not take its rule set ({why}); put another one")
+            }
+            Paused::ByMode(problem) => problem.reason.fmt(f),
+        }
+    }
+}
+
 /// Rules of a paused queue, under which nothing is searched.
 const STANDIN: &str = r#"{"name": "paused", "sides": [{"name": "side", "min": 1, "max": 200}]}"#;
 /// Queues of one matcher.
@@ -73,8 +93,8 @@ pub(crate) struct Queue {
     /// The rule set that the rules file had for it last.
     configured: Option<String>,
     compiled: Option<Arc<Compiled>>,
-    /// Why this release does not take its rule set: nobody is matched until it has another one.
-    pub(crate) paused: Option<String>,
+    /// Reason why nobody is matched.
+    pub(crate) paused: Option<Paused>,
     pub(crate) pool: Pool,
     /// Tickets that search, are proposed or wait for their match's server.
     pub(crate) live: u64,
@@ -321,6 +341,16 @@ impl Queues {
         (queue.mode, queue.paused) = (mode, None);
     }
 
+    /// Pauses a queue whose name is that of a mode, or lets it go on if none has its name any more.
+    /// Returns whether it searches now.
+    pub(crate) fn note_mode_of(&mut self, key: QueueKey, problem: Option<RuleProblem>) -> bool {
+        let queue = &mut self.list[key];
+        if !matches!(queue.paused, Some(Paused::ByRules(_))) {
+            queue.paused = problem.map(Paused::ByMode);
+        }
+        queue.paused.is_none()
+    }
+
     /// Returns whether the rules file says something else of a queue than when it was last read.
     pub(crate) fn is_news(&self, rules: &QueueRules) -> bool {
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).ok();
@@ -444,7 +474,7 @@ impl Queue {
         let compile = |source: &str| RuleSet::parse(source.as_bytes()).and_then(Compiled::new);
         let (compiled, paused) = match compile(saved.rules) {
             Ok(compiled) => (Ok(compiled), None),
-            Err(problem) => (compile(STANDIN), Some(problem.to_string())),
+            Err(problem) => (compile(STANDIN), Some(Paused::ByRules(problem.to_string()))),
         };
         let counters = &saved.counters;
         Ok(Queue {

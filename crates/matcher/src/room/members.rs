@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested,
 use super::{CreateInfo, Member, Newcomer, Newcomers, check_unique, decimal, size_of_all};
 use crate::config::{Caller, OnFull, Scope, Snapshot};
 use crate::id::Id;
-use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, text, write_entry};
+use crate::info::{DataMap, ROOM_DATA_FIELD, RoleRef, bytes, check_growth, write_entry};
 use crate::key::{RoomKey, ServerKey};
 use crate::matcher::{Matcher, fan_out, write_about};
 use crate::policy::Verdict;
@@ -325,7 +325,7 @@ impl Matcher {
             let field = field?;
             match field.number {
                 1 => role = Some(RoleRef::parse(bytes(&field)?)?),
-                2 => second = text(&field)?,
+                2 => second = bytes(&field)?,
                 3 => third = field.scalar,
                 _ => {}
             }

@@ -24,10 +24,7 @@ impl Matcher {
         let mut asked = TicketRequest::parse(body)?;
         let queue = self.queues.find(asked.queue).ok_or_else(|| not_found("queue does not exist"))?;
         if let Some(why) = &self.queues[queue].paused {
-            let why = format!(
-                "the queue is paused: this release does not take its rule set ({why}); put another one"
-            );
-            return Err(Problem::new(Status::RuleInvalid, why));
+            return Err(Problem::new(Status::RuleInvalid, format!("the queue is paused: {why}")));
         }
         if asked.priority != 0 {
             require(turn.caller, Scope::Trusted)?;

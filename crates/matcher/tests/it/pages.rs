@@ -91,6 +91,72 @@ fn listed_rooms_come_in_pages_below_a_frame_and_in_their_order() {
 }
 
 #[test]
+fn sorted_rooms_come_once_each_while_others_are_deleted() {
+    let hall = ModeRules { capacity: 4, on_full: OnFull::Keep, ..ModeRules::default() };
+    let mut world = World::new(Config { modes: [("hall".to_owned(), hall)].into(), ..Config::default() });
+    let mut made = Vec::new();
+    for number in 0..130 {
+        let room = world.create_room("s", &format!("r{number}"), "hall");
+        // Numbers, texts of which the first bytes are alike, and nothing.
+        let value = match number % 3 {
+            0 => (number * 37 % 130).to_string(),
+            1 => format!("\"{}{number}\"", "long".repeat(20 * (number % 2))),
+            _ => "null".to_owned(),
+        };
+        world.ok("s", Method::SET_ROOM_DATA, Writer::new().str(1, &room).str(2, "i").str(3, &value));
+        made.push(room);
+    }
+    for sort in ["Data.i", "-Data.i"] {
+        let ask = |world: &mut World, token: &str| {
+            let body = Writer::new().str(1, "hall").str(1, "hall").str(3, sort).u64(4, 7).str(5, token);
+            let (status, page) = world.ask_as("s", Scope::Admin, Method::LIST_ROOMS, body);
+            assert_eq!(status, Status::Ok);
+            let page = Reader::new(&page).unwrap();
+            let modes = page.all(1).map(|mode| Reader::new(mode).unwrap());
+            let rooms: Vec<String> =
+                modes.flat_map(|mode| mode.all(2).map(id_of).collect::<Vec<_>>()).collect();
+            (rooms, page.str(2).unwrap().to_owned())
+        };
+        let (mut seen, mut token) = ask(&mut world, "");
+        // What was listed goes; what was not is listed all the same.
+        let (gone, left) = (seen[..5].to_vec(), seen[5..].to_vec());
+        for room in &gone {
+            let body = Writer::new().str(1, room);
+            assert_eq!(world.ask_as("s", Scope::Admin, Method::DELETE_ROOM, body).0, Status::Ok);
+        }
+        seen = left;
+        made.retain(|room| !gone.contains(room));
+        while !token.is_empty() {
+            let (rooms, next) = ask(&mut world, &token);
+            assert!(rooms.len() <= 7, "{} rooms", rooms.len());
+            seen.extend(rooms);
+            token = next;
+        }
+        seen.sort_unstable();
+        made.sort_unstable();
+        assert_eq!(seen, made, "{sort}");
+    }
+}
+
+#[test]
+fn rooms_are_filtered_by_the_time_of_creation_as_it_is_shown() {
+    let (mut world, made) = with_rooms();
+    let rooms = |world: &mut World, value: &str| {
+        let filter = Writer::new().str(1, "CreateTime").str(2, ">=").str(3, value);
+        let body = Writer::new().str(1, "hall").nested(2, filter).u64(4, 1);
+        world.ask_as("s", Scope::Admin, Method::LIST_ROOMS, body)
+    };
+    assert_eq!(rooms(&mut world, "\"soon\"").0, Status::Invalid);
+    let (status, page) = rooms(&mut world, "\"1970-01-01T00:00:00.000Z\"");
+    assert_eq!(status, Status::Ok);
+    let page = Reader::new(&page).unwrap();
+    let first = page.all(1).flat_map(|mode| Reader::new(mode).unwrap().all(2).map(id_of).collect::<Vec<_>>());
+    assert_eq!(first.collect::<Vec<_>>(), made[..1]);
+    let (status, page) = rooms(&mut world, "\"2100-01-01T00:00:00Z\"");
+    assert_eq!((status, Reader::new(&page).unwrap().all(1).count()), (Status::Ok, 0));
+}
+
+#[test]
 fn listed_tickets_and_queues_come_in_pages_below_a_frame() {
     let mut world = World::new(Config::default());
     let mut queues: Vec<String> = (0..20).map(|number| format!("q{number:02}")).collect();

@@ -92,6 +92,27 @@ fn a_queue_whose_rule_set_is_not_taken_any_more_is_paused_and_goes_on_with_anoth
 }
 
 #[test]
+fn a_stored_queue_is_paused_while_the_rules_file_has_a_mode_of_its_name() {
+    const DUEL: &str = r#"{"name": "duel", "tick_ms": 100, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}],
+        "attributes": {"skill": {"type": "number", "default": 0}}}"#;
+    let mut world = world::World::new(Config::default());
+    world.put_queue(DUEL);
+    let ann = world.solo("s", "duel", "ann", 1.0);
+    let mode = throng_matcher::ModeRules { capacity: 5, ..throng_matcher::ModeRules::default() };
+    let with_mode = Config { modes: [("duel".to_owned(), mode)].into(), ..Config::default() };
+    world.matcher.reconfigure(with_mode);
+    let refused = world.try_ticket("s", "duel", vec![world::player("ben", &[])]);
+    assert_eq!(refused.0, Status::RuleInvalid);
+    let why = String::from_utf8_lossy(&refused.1).into_owned();
+    assert!(why.contains("the queue is paused: `duel` is a match mode"), "{why}");
+    assert_eq!(world.put_queue(DUEL).0, Status::RuleInvalid);
+    world.matcher.reconfigure(Config::default());
+    let ben = world.solo("s", "duel", "ben", 1.0);
+    world.pass(1_000);
+    assert_eq!([ann, ben].map(|ticket| world.get_ticket(&ticket).status), ["matched", "matched"]);
+}
+
+#[test]
 fn a_match_that_is_being_placed_does_not_keep_a_restart_from_other_rules() {
     let rules = |positions: &str| {
         format!(

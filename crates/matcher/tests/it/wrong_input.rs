@@ -380,3 +380,17 @@ fn a_retry_with_another_order_of_its_entries_is_a_retry() {
     let other = world.ask("s", Method::ROLE_CREATE_ROOM, join(("x", 2.0), ("y", 1.0)));
     assert_eq!(other.0, Status::Invalid);
 }
+
+#[test]
+fn a_room_is_created_with_data_up_to_the_limit() {
+    let mut world = plain();
+    for (method, bytes) in [Method::ROLE_CREATE_ROOM, Method::ROLE_JOIN_RANDOM_ROOM]
+        .into_iter()
+        .flat_map(|method| [100, 122, 200, 16_000].map(|bytes| (method, bytes)))
+    {
+        let value = format!("\"{}\"", "x".repeat(bytes));
+        let create = Writer::new().str(1, "m").nested(3, Writer::new().str(1, "d").str(2, &value));
+        let body = Writer::new().nested(1, role(&format!("{method}.{bytes}"))).nested(2, create);
+        assert_eq!(world.ask("s", method, body).0, Status::Ok, "method {method}, {bytes} bytes");
+    }
+}

@@ -133,7 +133,7 @@ impl EventLoop {
         }
         if end.lingers {
             let (code, reason) = match end.cause {
-                Some(CloseCause::TimedOut(_)) => (ws::CLOSE_IDLE, "nothing heard for too long"),
+                Some(CloseCause::TimedOut(_)) => (ws::CLOSE_IDLE, "idle_timeout"),
                 _ => (1000, ""),
             };
             conn.stream.finish(code, reason, &mut self.stats);

@@ -436,7 +436,7 @@ fn silent_peers_are_pinged_and_those_that_do_not_answer_closed() {
     let mut got = Vec::new();
     let _ = mute.read_to_end(&mut got);
     let mut expected = vec![0x89, 0];
-    ws::write_close(&mut expected, 4007, "nothing heard for too long", None);
+    ws::write_close(&mut expected, 4007, "idle_timeout", None);
     assert_eq!(got, expected, "exactly one ping, and the reason");
 }
 
