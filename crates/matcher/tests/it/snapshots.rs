@@ -24,7 +24,7 @@ const QUEUES: [&str; 3] = [
         "rating": {"pool": "p"}, "attributes": {"level": {"type": "number", "default": 0}},
         "rules": [{"type": "latency", "max_ms": 80}], "positions": [{"name": "tank", "per_side_min": 1, "per_side_max": 3}, {"name": "any", "per_side_max": 3}],
         "timeout_s": 9, "seat_ttl_s": 3, "assign": "external", "assign_timeout_s": 2, "allocator": "s1", "backfill": {"ack_s": 5}}"#,
-    r#"{"name": "plain", "tick_ms": 100, "sides": [{"name": "all", "min": 3, "max": 4}], "timeout_s": 30, "seat_ttl_s": 2}"#,
+    r#"{"name": "plain", "tick_ms": 100, "sides": [{"name": "all", "min": 3, "max": 4}], "timeout_s": 30, "seat_ttl_s": 2, "backfill": {}}"#,
 ];
 
 pub(crate) fn config() -> Config {
