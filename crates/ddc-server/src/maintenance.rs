@@ -14,6 +14,8 @@ use crate::service::{Accesses, Maintenance, Service};
 const BYTES_MAX_PERCENT: u64 = 90;
 /// How often a node looks whether the folder holds too much.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
+/// How often it looks whether uploads fill it faster than that.
+const EVICT_LOOK: Duration = Duration::from_millis(250);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
@@ -156,6 +158,7 @@ impl Service {
     /// Does the other upkeep of the store until `end` is gone. For a thread.
     pub(crate) fn run_maintenance(&self, maintenance: Maintenance, end: &Receiver<()>) {
         let copies = self.tier().is_some();
+        self.limit_uploads();
         // What others rely on too is not for one node to collect.
         let mut tasks = [
             Task::new(Some(maintenance.note_every), |service| drop(service.note_accesses())),
@@ -164,6 +167,12 @@ impl Service {
                 service.forget_events(maintenance.events_age_max);
             }),
             Task::new(Some(EVICT_EVERY), Service::evict_and_tell),
+            Task::new(Some(EVICT_LOOK), |service| {
+                service.limit_uploads();
+                if service.store.is_eviction_urgent() {
+                    service.evict_and_tell();
+                }
+            }),
             Task::new(Some(throng_ddc::gc::UPLOAD_AGE_MIN).filter(|_| !copies), |service| {
                 if service.store.was_over_quota() {
                     service.collect_and_tell();
@@ -209,6 +218,14 @@ impl Service {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "a collection ended early");
             }
+        }
+    }
+
+    /// Tells the store how much the folder may hold. Copies are taken beyond the limit: whoever asks
+    /// for one gets it.
+    fn limit_uploads(&self) {
+        if self.tier().is_none() {
+            self.store.set_bytes_max(self.bytes_max());
         }
     }
 

@@ -29,11 +29,13 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_MAX: usize = 256;
 /// Longest line of a stream.
 const LINE_BYTES_MAX: u64 = 4 << 10;
+/// Things that cannot be read and are named.
+const UNREADABLE_NAMES_MAX: usize = 1_000;
 /// Times that a blob of a bucket is received that is damaged or breaks off.
 const RECEPTIONS: usize = 3;
 
 /// What was taken out or brought in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transferred {
     /// Blobs.
     pub blobs: u64,
@@ -43,9 +45,20 @@ pub struct Transferred {
     pub contents: u64,
     /// Refs.
     pub refs: u64,
-    /// Blobs and refs that an object storage lists and that could not be read, because they are
-    /// damaged or were deleted meanwhile.
+    /// Blobs and refs that are listed and could not be read, because they are damaged or, in an
+    /// object storage, were deleted meanwhile.
     pub unreadable: u64,
+    /// The first thousand of them.
+    pub unreadable_names: Vec<String>,
+}
+
+impl Transferred {
+    fn note_unreadable(&mut self, name: String) {
+        self.unreadable += 1;
+        if self.unreadable_names.len() < UNREADABLE_NAMES_MAX {
+            self.unreadable_names.push(name);
+        }
+    }
 }
 
 /// Why a cache could not be taken out or brought in.
@@ -76,7 +89,7 @@ impl Node {
     /// Writes everything in a store, or one namespace, to `out`.
     ///
     /// # Errors
-    /// As [`TransferError`] says. A damaged blob ends the export: scrub first.
+    /// As [`TransferError`] says. Damaged blobs, and refs whose objects are damaged, are left out.
     pub fn export(
         store: &Store,
         only: Option<&Namespace>,
@@ -95,10 +108,13 @@ impl Node {
                 let Some(last) = step.last() else { break };
                 after = Some(*last);
                 for hash in &step {
-                    if let Some(blob) = store.blob(namespace, hash)? {
-                        export_blob(namespace, hash, &blob, out)?;
-                        done.blobs += 1;
-                        done.bytes += blob.len();
+                    match store.blob(namespace, hash)? {
+                        Some(blob) if blob.is_sound(hash) => {
+                            write_blob(namespace, hash, &blob, out)?;
+                            done.blobs += 1;
+                            done.bytes += blob.len();
+                        }
+                        _ => done.note_unreadable(blob_name(namespace, hash)),
                     }
                 }
             }
@@ -113,7 +129,7 @@ impl Node {
                     done.contents += 1;
                 }
             }
-            done.refs += export_refs(store, namespace, out)?;
+            export_refs(store, namespace, &mut done, out)?;
         }
         line(out, &json!({ "end": true }))?;
         out.flush()?;
@@ -149,7 +165,7 @@ impl Node {
                         done.blobs += 1;
                         done.bytes += len;
                     }
-                    None => done.unreadable += 1,
+                    None => done.note_unreadable(blob_name(namespace, &hash)),
                 }
             }
             let mut forms = tier.contents(namespace);
@@ -174,7 +190,7 @@ impl Node {
                         export_ref(&name, &value, &object, out)?;
                         done.refs += 1;
                     }
-                    _ => done.unreadable += 1,
+                    _ => done.note_unreadable(ref_name(namespace, &bucket, &key)),
                 }
             }
         }
@@ -241,6 +257,14 @@ impl Service {
             import.settle(WAITING_MAX)?;
         }
     }
+}
+
+fn blob_name(namespace: &Namespace, hash: &IoHash) -> String {
+    format!("blob {namespace}/{hash}")
+}
+
+fn ref_name(namespace: &Namespace, bucket: &Bucket, key: &Key) -> String {
+    format!("ref {namespace}/{bucket}/{}", key.as_str())
 }
 
 /// Writes a blob of the bucket, or the copy of it. Its size; `None` if it cannot be had.
@@ -314,18 +338,6 @@ async fn receive_shared<W: Write + Seek>(
     }
 }
 
-fn export_blob(
-    namespace: &Namespace,
-    hash: &IoHash,
-    blob: &Blob,
-    out: &mut dyn Write,
-) -> Result<(), TransferError> {
-    if blob.hash()? != *hash {
-        return Err(TransferError::Malformed(format!("the stored blob {hash}")));
-    }
-    Ok(write_blob(namespace, hash, blob, out)?)
-}
-
 fn write_blob(namespace: &Namespace, hash: &IoHash, blob: &Blob, out: &mut dyn Write) -> io::Result<()> {
     export_head(namespace, hash, blob.len(), out)?;
     let mut at = 0;
@@ -364,20 +376,26 @@ fn export_ref(name: &RefName, value: &RefValue, object: &[u8], out: &mut dyn Wri
     out.write_all(object)
 }
 
-fn export_refs(store: &Store, namespace: &Namespace, out: &mut dyn Write) -> Result<u64, TransferError> {
-    let mut count = 0;
+fn export_refs(
+    store: &Store,
+    namespace: &Namespace,
+    done: &mut Transferred,
+    out: &mut dyn Write,
+) -> Result<(), TransferError> {
     let mut after: Option<(Bucket, Key)> = None;
     loop {
         let from = after.as_ref().map(|(bucket, key)| (bucket, key));
         let step = store.refs(namespace, None, from, STEP)?;
-        let Some((bucket, key, _)) = step.last() else { return Ok(count) };
+        let Some((bucket, key, _)) = step.last() else { return Ok(()) };
         after = Some((bucket.clone(), *key));
         for (bucket, key, value) in &step {
-            // A ref whose object is gone is a miss here and need not be one elsewhere.
-            let Some(object) = store.object(namespace, value)? else { continue };
+            let Some(object) = store.object(namespace, value)? else {
+                done.note_unreadable(ref_name(namespace, bucket, key));
+                continue;
+            };
             let name = RefName { namespace: namespace.clone(), bucket: bucket.clone(), key: *key };
             export_ref(&name, value, &object, out)?;
-            count += 1;
+            done.refs += 1;
         }
     }
 }

@@ -507,7 +507,7 @@ impl Reader for Deletes<'_> {
                 }
             }
             Kind::Loss => self.lost.extend(losses(&found.value)),
-            Kind::Put | Kind::Commit | Kind::Directory | Kind::Segments => {}
+            Kind::Put | Kind::Commit | Kind::Directory | Kind::Segments | Kind::Recent => {}
         }
         Ok(())
     }
@@ -517,7 +517,8 @@ impl Reader for Deletes<'_> {
     }
 
     fn gap(&mut self, segment: u64, offset: u64, len: u64) {
-        self.store.counters.damaged.fetch_add(1, Ordering::Relaxed);
+        let new = lock(&self.store.gaps).add(&*self.store.fs, &[(segment, offset)].into());
+        self.store.counters.damaged.fetch_add(new, Ordering::Relaxed);
         tracing::error!(segment, offset, len, "a part of the log is damaged");
     }
 }

@@ -169,7 +169,14 @@ impl Store {
         let queue = lock(&self.queue);
         let bytes = queue.bytes + change.payload_len() + 256;
         let is_full = queue.bytes > 0 && bytes > self.options.queue_bytes_max;
-        if queue.closed || is_full { Err(StoreError::Busy) } else { Ok(()) }
+        if queue.closed || is_full {
+            return Err(StoreError::Busy);
+        }
+        match change {
+            Change::Large { location, .. } => self.check_limit(location.len + bytes as u64),
+            _ if change.stored_key().is_some() => self.check_limit(bytes as u64),
+            _ => Ok(()),
+        }
     }
 
     /// Queues without regard to limits: for what is bounded otherwise.
@@ -324,7 +331,7 @@ impl Store {
                 }
                 // A delete that is written again is about older records than those in the index.
                 Kind::Delete => first.is_some().then_some((key, None)),
-                Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments => None,
+                Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments | Kind::Recent => None,
             }
         });
         self.index.apply(changes.chain(index_only));

@@ -56,6 +56,23 @@ pub enum StoreError {
         /// Bytes that the folder may hold.
         bytes_max: u64,
     },
+    /// The folder holds more than it may. Reads and deletes go on, and uploads too once an eviction
+    /// has made room.
+    #[error(
+        "the cache holds more than ddc.bytes_max ({bytes_max} bytes); an eviction makes room within seconds unless ddc.keep_namespaces spares too much: retry later, raise ddc.bytes_max, or delete refs"
+    )]
+    OverLimit {
+        /// Bytes that the folder may hold.
+        bytes_max: u64,
+    },
+    /// The volume is too small for a store.
+    #[error("the volume has {bytes} bytes, and a cache needs {needed} bytes at least; use a larger volume")]
+    TooSmall {
+        /// Size of the volume.
+        bytes: u64,
+        /// Least size.
+        needed: u64,
+    },
     /// Written by a version that knows more.
     #[error(
         "the store has format {0}, and this version reads formats 1 and 2; use the version that wrote it"

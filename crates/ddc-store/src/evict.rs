@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
 
@@ -79,10 +80,10 @@ impl Store {
         }
         let _one = lock(&self.maintenance);
         self.note_reliance(true);
-        let result = self.evict_unused(options, &mut done);
+        let result = self.evict_until_there_is_room(options, &mut done);
         self.note_reliance(false);
         let kept_bytes = result?;
-        self.give_back(&mut done, LIVE_PERCENT_MIN)?;
+        self.evicted_to.store(self.disk_bytes(), Ordering::Relaxed);
         let mut kept = Kept { namespaces: BTreeSet::new(), bytes_max: options.bytes_max };
         if kept_bytes > options.bytes_max {
             let namespaces = self.namespaces()?.into_iter();
@@ -103,8 +104,35 @@ impl Store {
         *now = kept;
     }
 
-    /// Returns the bytes of namespaces that keep everything.
-    fn evict_unused(&self, options: &EvictOptions<'_>, done: &mut CollectReport) -> Result<u64, StoreError> {
+    /// Evicts, and once more if records and index take so much beside the blobs that the folder
+    /// still holds more than it may. Returns the bytes of namespaces that keep everything.
+    fn evict_until_there_is_room(
+        &self,
+        options: &EvictOptions<'_>,
+        done: &mut CollectReport,
+    ) -> Result<u64, StoreError> {
+        let mut keep = options.bytes_max / 100 * KEEP_PERCENT;
+        loop {
+            let before = (done.refs, done.blobs);
+            let kept_bytes = self.evict_unused(options, keep, done)?;
+            self.give_back(done, LIVE_PERCENT_MIN)?;
+            let (used, limit) = (self.disk_bytes(), self.bytes_max.load(Ordering::Relaxed));
+            let is_first = keep == options.bytes_max / 100 * KEEP_PERCENT;
+            if limit == 0 || used <= limit || !is_first && before == (done.refs, done.blobs) {
+                return Ok(kept_bytes);
+            }
+            keep = (u128::from(keep) * u128::from(limit) * 85 / 100 / u128::from(used)) as u64;
+        }
+    }
+
+    /// Evicts until blobs and refs have at most `keep` bytes. Returns the bytes of namespaces that
+    /// keep everything.
+    fn evict_unused(
+        &self,
+        options: &EvictOptions<'_>,
+        keep: u64,
+        done: &mut CollectReport,
+    ) -> Result<u64, StoreError> {
         let namespaces = self.namespaces()?;
         let mut marks = Marks::new(self.index.entries(), true);
         if !options.copies {
@@ -156,7 +184,7 @@ impl Store {
                 Ok(())
             })?;
         }
-        let surplus = live.saturating_sub(options.bytes_max / 100 * KEEP_PERCENT);
+        let surplus = live.saturating_sub(keep);
         // A delete takes space until its segment is empty: on a disk that is nearly full, the
         // oldest go for which there is space, and the next eviction goes on with what they gave
         // back.

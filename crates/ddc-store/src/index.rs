@@ -20,10 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use throng_platform::Fs;
 
-use crate::error::IndexError;
-use crate::key;
+use crate::error::{IndexError, StoreError};
+use crate::key::{self, Location};
 use crate::locks::lock;
-use crate::record::{LogPosition, RecordPosition};
+use crate::record::{self, LogPosition, RecordPosition};
 use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter, random};
 
 pub(crate) const FOLDER: &str = "index";
@@ -52,6 +52,17 @@ pub(crate) struct IndexEntry {
 impl IndexEntry {
     pub(crate) fn new(record: RecordPosition, value: impl Into<Box<[u8]>>) -> IndexEntry {
         IndexEntry { record, value: value.into() }
+    }
+
+    /// End of the record with its payload in its segment.
+    pub(crate) fn record_end(&self, key: &[u8]) -> u64 {
+        let location = Location::read(&self.value);
+        let small = location.filter(|location| key.first() == Some(&b'b') && !location.is_large());
+        self.record.offset
+            + match small {
+                Some(location) => record::bytes(key, &[0; record::BLOB_VALUE_BYTES]) + location.len,
+                None => record::bytes(key, &self.value),
+            }
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -163,7 +174,8 @@ impl Index {
     }
 
     /// Opens the index, and gives the position up to which it contains the log. `None` if there is
-    /// none, or it is damaged; `usable` says whether the log still has what follows a position.
+    /// none, or it is damaged; `usable` says whether the log has all from a position on, without which
+    /// an older index is of no use.
     pub(crate) fn open(
         fs: &Arc<dyn Fs>,
         cache_bytes: usize,
@@ -183,7 +195,10 @@ impl Index {
         manifests.sort_by_key(|manifest| std::cmp::Reverse(manifest.version));
         let named: Vec<u64> = manifests.iter().flat_map(|m| m.runs.iter().map(|run| run.number)).collect();
         for mut manifest in manifests {
-            if !usable(manifest.position) {
+            // The newest one may have more than the log, and then knows what that lost. A rebuild
+            // that has not ended has the position 0.
+            let is_complete = manifest.position.segment > 0;
+            if !is_complete || fell_back && !usable(manifest.position) {
                 fell_back = true;
                 continue;
             }
@@ -242,6 +257,22 @@ impl Index {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         let memory = layers.fresh.len() + layers.frozen.len();
         layers.runs.iter().map(|run| run.info.entries).sum::<u64>() + memory as u64
+    }
+
+    /// Calls `visit` with the keys that runs have as deleted.
+    pub(crate) fn each_deleted(
+        &self,
+        visit: &mut dyn FnMut(&[u8]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        for run in self.runs().iter() {
+            let mut entries = run.iter(b"", false)?;
+            while let Some((key, value)) = entries.next().map_err(|error| self.note_damage(error))? {
+                if value.is_none() && self.entry(&key)?.is_none() {
+                    visit(&key)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of all runs.

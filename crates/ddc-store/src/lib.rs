@@ -41,6 +41,7 @@ mod convert;
 mod error;
 mod events;
 mod evict;
+mod gaps;
 mod index;
 mod key;
 mod locks;

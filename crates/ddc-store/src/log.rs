@@ -1,8 +1,10 @@
 //! The log: every acknowledged change, in order.
 
+use std::cmp;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -13,8 +15,6 @@ use crate::run::{fingerprint, random};
 use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "segments";
-/// Number of the first segment.
-const FIRST: u64 = 1;
 /// All of a segment is synced.
 pub(crate) const ALL_SYNCED: u64 = u64::MAX;
 /// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
@@ -24,6 +24,28 @@ const OPEN_MAX: usize = 256;
 const RANGES_MAX: usize = 4 << 10;
 /// Keys that one record of a directory names.
 const DIRECTORY_KEYS_MAX: usize = 32 << 10;
+/// A commit that ends a step of so many keys names the last two steps: damage of one step is known
+/// once the next has ended.
+const RECENT_STEPS: [usize; 2] = [1024, 64];
+/// Keys that every commit names, those of the commit before it at least.
+const RECENT_KEYS_MIN: usize = 8;
+/// File that notes the end of the log.
+const CLOSED: &str = "closed";
+/// Bytes before the end that it has the checksum of.
+const CLOSED_CHECK_BYTES: u64 = 4 << 10;
+
+/// Knowledge about a log that is to be opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// Position up to which the index contains it.
+    pub(crate) from: LogPosition,
+    /// Position up to which it was synced.
+    pub(crate) synced: LogPosition,
+    /// The segment of that position is missing, or does not end as it did then.
+    pub(crate) is_cut: bool,
+    /// Last number of a segment that is known to have been used.
+    pub(crate) last: u64,
+}
 
 /// A record that is to be written.
 #[derive(Debug)]
@@ -65,11 +87,36 @@ pub(crate) trait Reader {
     fn gap(&mut self, segment: u64, offset: u64, len: u64);
 }
 
+/// Takes the records from an offset on, and all damage.
+struct Rest<'r> {
+    reader: &'r mut dyn Reader,
+    from: u64,
+}
+
+impl Reader for Rest<'_> {
+    fn record(&mut self, found: Found) -> io::Result<()> {
+        if found.offset >= self.from { self.reader.record(found) } else { Ok(()) }
+    }
+
+    fn lost(&mut self, fingerprint: u64, segment: u64, offset: u64) {
+        // The index has what was before.
+        if offset > self.from {
+            self.reader.lost(fingerprint, segment, offset);
+        }
+    }
+
+    fn gap(&mut self, segment: u64, offset: u64, len: u64) {
+        self.reader.gap(segment, offset, len);
+    }
+}
+
 /// The segments on disk, and those that are open for reading.
 #[derive(Debug)]
 pub(crate) struct Segments {
     fs: Arc<dyn Fs>,
     known: RwLock<BTreeMap<u64, Segment>>,
+    /// Bytes of all of them.
+    bytes: AtomicU64,
     open: Mutex<OpenFiles>,
 }
 
@@ -101,7 +148,14 @@ impl Segments {
                 }
             }
         }
-        Ok(Segments { fs, known: RwLock::new(known), open: Mutex::default() })
+        let bytes = AtomicU64::new(known.values().map(|segment| segment.bytes).sum());
+        Ok(Segments { fs, known: RwLock::new(known), bytes, open: Mutex::default() })
+    }
+
+    /// The last segment with records, 0 if there is none.
+    pub(crate) fn last_used(&self) -> u64 {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().rev().find(|(_, segment)| segment.bytes > 0).map_or(0, |(number, _)| *number)
     }
 
     /// Numbers of all segments, in order.
@@ -159,13 +213,19 @@ impl Segments {
 
     /// Bytes of all segments.
     pub(crate) fn bytes(&self) -> u64 {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).values().map(|segment| segment.bytes).sum()
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes of a segment.
     pub(crate) fn bytes_of(&self, number: u64) -> u64 {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known.get(&number).map_or(0, |segment| segment.bytes)
+    }
+
+    /// Reports whether a segment exists and has this many bytes.
+    pub(crate) fn holds(&self, number: u64, bytes: u64) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(&number).is_some_and(|segment| segment.bytes >= bytes)
     }
 
     /// A segment for reading; `None` if it is gone.
@@ -195,7 +255,8 @@ impl Segments {
         if let Some(name) = self.name(number) {
             self.fs.remove(&name)?;
         }
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        let removed = self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.bytes.fetch_sub(removed.map_or(0, |segment| segment.bytes), Ordering::Relaxed);
         let closed = {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             (open.young.remove(&number), open.old.remove(&number))
@@ -229,7 +290,9 @@ impl Segments {
 
     fn set_bytes(&self, number: u64, nonce: u64, bytes: u64) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert(number, Segment { nonce, bytes });
+        let before = known.insert(number, Segment { nonce, bytes }).map_or(0, |segment| segment.bytes);
+        // The difference may be negative: the sum wraps to the right number.
+        self.bytes.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
     }
 
     /// Keys of a segment that ends at `end` without naming them, as that of a process that was
@@ -282,14 +345,16 @@ impl Segments {
         let mut pending: HashMap<u64, u32> = HashMap::new();
         // Damaged parts so far.
         let mut gaps: Vec<Range<u64>> = Vec::new();
+        // The last record is a directory, which ends a closed segment.
+        let mut is_closed = false;
         loop {
             let read = cursor.record(offset)?.filter(|(_, header, _)| header.sequence >= sequence);
             let Some((found, header, next)) = read else {
                 let Some(next) = cursor.find(offset + 1)? else {
                     if is_last && known > offset {
                         reader.gap(number, offset, known - offset);
-                    } else if !is_last && !cursor.is_zero(offset)? {
-                        reader.gap(number, offset, cursor.len - offset);
+                    } else if !is_last && offset != cursor.len && !(is_closed && cursor.is_zero(offset)?) {
+                        reader.gap(number, offset, cursor.len.abs_diff(offset));
                     }
                     break;
                 };
@@ -328,6 +393,7 @@ impl Segments {
                 (offset, sequence) = (next, header.sequence + 1);
                 continue;
             }
+            is_closed = found.kind == Kind::Directory;
             match found.kind {
                 Kind::Put | Kind::Delete => {
                     *pending.entry(fingerprint(&found.key)).or_default() += 1;
@@ -350,7 +416,7 @@ impl Segments {
                     pending.clear();
                 }
                 Kind::Segments => reader.record(found)?,
-                Kind::Directory => {
+                Kind::Directory | Kind::Recent => {
                     for (at, key) in directory(&found.value) {
                         if gaps.iter().any(|gap| gap.contains(&at)) {
                             reader.lost(key, number, at + 1);
@@ -389,7 +455,7 @@ pub(crate) fn losses(value: &[u8]) -> impl Iterator<Item = (u64, u64, u64)> {
     })
 }
 
-/// Offsets and fingerprints in the value of a directory.
+/// Offsets and fingerprints in the value of a directory or of recent keys.
 fn directory(value: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let (chunks, _) = value.as_chunks::<8>();
     let (pairs, _) = chunks.as_chunks::<2>();
@@ -514,7 +580,7 @@ impl SegmentCursor<'_> {
                     let proven = match found.kind {
                         Kind::Commit => found.value.first_chunk().map_or(0, |at| u64::from_le_bytes(*at)),
                         Kind::Directory => offset,
-                        Kind::Put | Kind::Delete | Kind::Loss | Kind::Segments => 0,
+                        Kind::Put | Kind::Delete | Kind::Loss | Kind::Segments | Kind::Recent => 0,
                     };
                     synced = synced.max(proven);
                     Some(end)
@@ -557,6 +623,8 @@ pub(crate) struct Log {
     heads: Vec<u8>,
     /// Offset and fingerprint of each key that a record of the segment names.
     directory: Vec<(u64, u64)>,
+    /// Keys of the last commit.
+    last_keys: usize,
     /// The end of the segment on disk is unknown.
     broken: bool,
 }
@@ -600,29 +668,41 @@ const SMALL_BATCHES: u32 = 4;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Log {
-    /// Reads the log from `from`, gives every record to `reader` and opens a new segment behind it.
-    /// The log is known to have been synced up to `synced`. `looks` leaves the old segments as they
-    /// are.
+    /// Reads the log, gives every record behind `known.from` to `reader` and opens a new segment.
+    /// `looks` leaves the old segments as they are.
     pub(crate) fn open(
         segments: Arc<Segments>,
-        (from, synced): (LogPosition, LogPosition),
+        known: Known,
         room: Room,
         looks: bool,
         reader: &mut dyn Reader,
     ) -> io::Result<Log> {
+        let Known { from, synced, is_cut, last } = known;
         let numbers = segments.numbers();
         let mut sequence = from.sequence.max(1);
-        for number in numbers.iter().copied().filter(|number| *number >= from.segment) {
-            let offset = if number == from.segment { from.offset } else { 0 };
+        for number in numbers.iter().copied() {
+            let is_cut = is_cut && number == synced.segment;
+            let offset = match number.cmp(&from.segment) {
+                cmp::Ordering::Less if is_cut => u64::MAX,
+                cmp::Ordering::Less => continue,
+                cmp::Ordering::Equal => from.offset,
+                cmp::Ordering::Greater => 0,
+            };
             let is_last = Some(&number) == numbers.last();
             let known = match is_last {
                 true if number == synced.segment => synced.offset,
                 true => 0,
                 false => ALL_SYNCED,
             };
-            let (end, next) = segments.read(number, offset, sequence, known, reader)?;
-            sequence = next;
-            if is_last && let Some(file) = segments.open(number)? {
+            let (end, next) = match is_cut {
+                // The index may have more than is left, so the end is looked for from the start.
+                true => segments.read(number, 0, 0, synced.offset, &mut Rest { reader, from: offset })?,
+                false => segments.read(number, offset, sequence, known, reader)?,
+            };
+            sequence = sequence.max(next);
+            if (is_last || is_cut)
+                && let Some(file) = segments.open(number)?
+            {
                 let len = file.len()?;
                 if end < len {
                     tracing::debug!(segment = number, cut = len - end, "the torn end of the log is cut off");
@@ -631,14 +711,26 @@ impl Log {
                 // The directory and the next segment say that all of this one is durable.
                 file.sync()?;
                 let (mut end, nonce) = (end, segments.nonce(number).unwrap_or(0));
-                if !looks && let Some(directory) = segments.missing_directory(number, end)? {
+                // Nothing is written where the index has records that were lost.
+                if !looks
+                    && !is_cut
+                    && let Some(directory) = segments.missing_directory(number, end)?
+                {
                     end = append_directory(&*file, (nonce, end), &mut sequence, &directory);
                     file.sync()?;
                 }
                 segments.set_bytes(number, nonce, end);
             }
         }
-        let segment = numbers.last().map_or(FIRST, |last| last + 1);
+        // A crash left no mark.
+        if !looks && !is_cut {
+            note_end(&segments, sequence);
+        }
+        if is_cut && !numbers.contains(&synced.segment) {
+            reader.gap(synced.segment, 0, synced.offset);
+        }
+        sequence = sequence.max(synced.sequence);
+        let segment = last + 1;
         let (file, nonce) = segments.create(segment)?;
         Ok(Log {
             segments,
@@ -651,6 +743,7 @@ impl Log {
             room,
             heads: Vec::new(),
             directory: Vec::new(),
+            last_keys: 0,
             broken: false,
         })
     }
@@ -664,7 +757,7 @@ impl Log {
         let (file, nonce) = self.segments.create(self.segment + 1)?;
         self.give_room_back();
         (self.file, self.nonce, self.segment) = (file, nonce, self.segment + 1);
-        (self.end, self.synced) = (0, 0);
+        (self.end, self.synced, self.last_keys) = (0, 0, 0);
         (self.room.reserved, self.room.zeroed) = (0, 0);
         Ok(())
     }
@@ -714,6 +807,14 @@ impl Log {
         for (_, key) in &self.directory[known..] {
             commit.extend_from_slice(&key.to_le_bytes());
         }
+        let recent = &self.directory[known - recent_keys(known, self.directory.len(), self.last_keys)..known];
+        if !recent.is_empty() {
+            let value = write_directory(recent);
+            let place = self.nonce.wrapping_add(offset);
+            record::write(&mut self.heads, (Kind::Recent, sequence, place), &[], &value, 0);
+            offset += record::bytes(&[], &value);
+            sequence += 1;
+        }
         let place = self.nonce.wrapping_add(offset);
         record::write(&mut self.heads, (Kind::Commit, sequence, place), &[], &commit, 0);
         sequence += 1;
@@ -755,6 +856,7 @@ impl Log {
             return Err(AppendError { source, broken });
         }
         (self.end, self.sequence) = (end, sequence);
+        self.last_keys = self.directory.len() - known;
         self.segments.set_bytes(self.segment, self.nonce, end);
         Ok(written)
     }
@@ -805,7 +907,78 @@ impl Drop for Log {
             tracing::warn!(%error, "the last segment of the log is closed without its directory");
         }
         self.give_room_back();
+        if !self.broken {
+            note_end(&self.segments, self.sequence);
+        }
     }
+}
+
+/// Makes the end of the log durable beside it: a log that does not end so has lost something.
+fn note_end(segments: &Segments, sequence: u64) {
+    let segment = segments.last_used();
+    let end = LogPosition { segment, offset: segments.bytes_of(segment), sequence };
+    let note = || -> io::Result<()> {
+        let Some(file) = segments.open(segment)? else { return Ok(()) };
+        let closed = Closed { end, check: check(&*file, end.offset)? };
+        if Closed::read(&*segments.fs) == Some(closed) {
+            return Ok(());
+        }
+        let file = segments.fs.open(CLOSED, true)?;
+        file.write_at(&[IoSlice::new(&closed.write())], 0)?;
+        file.sync()?;
+        segments.fs.sync_dir("")
+    };
+    if let Err(error) = note() {
+        tracing::warn!(%error, "the end of the log could not be noted; a loss of it may go unnoticed");
+    }
+}
+
+/// End of the log that a clean shutdown noted, or a start after a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Closed {
+    pub(crate) end: LogPosition,
+    /// CRC-32C of the last bytes before it.
+    check: u32,
+}
+
+impl Closed {
+    /// Reads what was noted last.
+    pub(crate) fn read(fs: &dyn Fs) -> Option<Closed> {
+        let mut bytes = [0; 32];
+        fs.open(CLOSED, false).and_then(|file| file.read_at(&mut bytes, 0)).ok()?;
+        let [segment, offset, sequence, checks] = *bytes.as_chunks::<8>().0 else { return None };
+        let [segment, offset, sequence, checks] = [segment, offset, sequence, checks].map(u64::from_le_bytes);
+        (crc32c::crc32c(&bytes[..28]) == (checks >> 32) as u32)
+            .then_some(Closed { end: LogPosition { segment, offset, sequence }, check: checks as u32 })
+    }
+
+    fn write(&self) -> [u8; 32] {
+        let LogPosition { segment, offset, sequence } = self.end;
+        let mut bytes = [0; 32];
+        for (at, number) in [segment, offset, sequence, u64::from(self.check)].into_iter().enumerate() {
+            bytes[8 * at..8 * (at + 1)].copy_from_slice(&number.to_le_bytes());
+        }
+        let crc = crc32c::crc32c(&bytes[..28]);
+        bytes[28..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reports whether the segment still ends so.
+    pub(crate) fn matches(&self, segments: &Segments) -> io::Result<bool> {
+        let LogPosition { segment, offset, .. } = self.end;
+        match segments.open(segment)? {
+            Some(file) if segments.holds(segment, offset) => Ok(check(&*file, offset)? == self.check),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// Checksum of the last bytes before an end.
+fn check(file: &dyn File, end: u64) -> io::Result<u32> {
+    let from = end.saturating_sub(CLOSED_CHECK_BYTES);
+    let mut bytes = vec![0; (end - from) as usize];
+    file.read_at(&mut bytes, from)?;
+    Ok(crc32c::crc32c(&bytes))
 }
 
 /// Appends to `directory` the fingerprint of each key that a record names.
@@ -816,8 +989,20 @@ fn name_keys(offset: u64, kind: Kind, key: &[u8], value: &[u8], directory: &mut 
     match kind {
         Kind::Put | Kind::Delete => directory.push((offset, fingerprint(key))),
         Kind::Loss => directory.extend(losses(value).map(|(key, ..)| (offset, key))),
-        Kind::Commit | Kind::Directory | Kind::Segments => {}
+        Kind::Commit | Kind::Directory | Kind::Segments | Kind::Recent => {}
     }
+}
+
+fn write_directory(keys: &[(u64, u64)]) -> Vec<u8> {
+    keys.iter().flat_map(|(offset, key)| [*offset, *key]).flat_map(u64::to_le_bytes).collect()
+}
+
+/// Number of keys before a commit that the commit names as well. It adds the keys `known..total` of
+/// the segment; the commit before it had `last` keys.
+fn recent_keys(known: usize, total: usize, last: usize) -> usize {
+    let ended = RECENT_STEPS.into_iter().find(|step| known / step != total / step);
+    let keys = ended.map_or(RECENT_KEYS_MIN, |step| 2 * step).max(last);
+    keys.min(known).min(DIRECTORY_KEYS_MAX)
 }
 
 /// Writes a directory at the end of a segment, and gives where that is then.
@@ -829,8 +1014,7 @@ fn append_directory(
 ) -> u64 {
     let mut bytes = Vec::new();
     for part in directory.chunks(DIRECTORY_KEYS_MAX) {
-        let value: Vec<u8> =
-            part.iter().flat_map(|(offset, key)| [*offset, *key]).flat_map(u64::to_le_bytes).collect();
+        let value = write_directory(part);
         let place = nonce.wrapping_add(end + bytes.len() as u64);
         record::write(&mut bytes, (Kind::Directory, *sequence, place), &[], &value, 0);
         *sequence += 1;
@@ -842,7 +1026,8 @@ fn append_directory(
         Ok(()) => end + bytes.len() as u64,
         Err(error) => {
             tracing::warn!(%error, "a segment of the log is closed without its directory");
-            let _ = file.set_len(end);
+            // Zeros behind the end of a segment without directory are damage.
+            let _ = file.set_len(end).and_then(|()| file.sync());
             end
         }
     }

@@ -59,7 +59,7 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Blobs whose bytes have another hash, or cannot be read.
     pub damaged: u64,
-    /// Parts of the log that are no records although the log goes on behind them.
+    /// Damaged or missing parts of the log that no rebuild of the index acknowledged.
     pub log_gaps: u64,
     /// True if a part of the index is missing or damaged: a start builds it again from the log.
     pub index_damaged: bool,
@@ -191,9 +191,8 @@ impl Store {
         for missing in self.segments.missing(&damage.listed) {
             damage.gap(missing, 0, 0);
         }
-        // An index that was built from the log when the store was opened does not have what gaps
-        // held. What ended the log then lies before a new segment now, and is judged otherwise.
-        found.log_gaps = damage.gaps.max(self.opening.log_gaps);
+        // What ended the log at the opening lies before a new segment now, and is judged otherwise.
+        found.log_gaps = lock(&self.gaps).open(&damage.gaps).max(self.opening.log_gaps);
         found.index_damaged = self.opening.index_damaged;
         self.walk(b"b", &mut |index_key, stored| {
             let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))

@@ -8,13 +8,16 @@ use std::sync::{Arc, Condvar, Mutex, RwLock};
 use throng_platform::Fs;
 
 use crate::blob;
+use crate::change::Change;
 use crate::commit::index_value;
 use crate::convert;
 use crate::error::{IndexError, StoreError};
 use crate::events;
+use crate::gaps::{Gap, Gaps};
 use crate::index::{self, Index, IndexEntry, Totals};
 use crate::key::Location;
-use crate::log::{self, Found, Log, Reader, Room, Segments, losses, read_range};
+use crate::locks::lock;
+use crate::log::{self, Closed, Found, Known, Log, Reader, Room, Segments, losses, read_range};
 use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::run::fingerprint;
 use crate::store::{Opening, Options, Store};
@@ -33,7 +36,8 @@ impl Store {
         Store::open_with(fs, options, How::Use)
     }
 
-    /// Opens the store in `fs` and builds its index again from the log.
+    /// Opens the store in `fs` and builds its index again from the log. Damage of the log that is
+    /// found is acknowledged: later openings do not report it again.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -54,6 +58,7 @@ impl Store {
 
     fn open_with(fs: Arc<dyn Fs>, options: Options, how: How) -> Result<Arc<Store>, StoreError> {
         let is_new = read_version(&*fs)?;
+        let options = options.scaled_to(fs.size_bytes()?, is_new)?;
         for folder in [log::FOLDER, blob::FOLDER, index::FOLDER, "quarantine"] {
             fs.create_dir(folder)?;
         }
@@ -67,12 +72,34 @@ impl Store {
                 && segments.bytes_of(position.segment) >= position.offset
         };
         // Even an index that is not used any more knows how much of the log was there.
-        let synced = index::known_position(&*fs);
+        let indexed = index::known_position(&*fs);
+        let closed = Closed::read(&*fs);
+        let last_used = segments.last_used();
+        let ends = [Some(indexed), closed.map(|closed| closed.end)].into_iter().flatten();
+        // Segments before the last one are named by that.
+        let ends = ends.filter(|end| end.segment >= last_used && end.offset > 0);
+        let synced = ends.max().unwrap_or_default();
+        let is_lost = last_used == 0 && !is_new && indexed.segment == 0;
+        let is_cut = is_lost
+            || !segments.holds(synced.segment, synced.offset) && synced.segment > 0
+            || closed
+                .filter(|closed| closed.end == synced)
+                .map(|closed| closed.matches(&segments))
+                .transpose()?
+                == Some(false);
+        let numbers = segments.numbers().into_iter().chain([indexed.segment, synced.segment]);
+        let last_segment = numbers.max().unwrap_or(0);
+        if is_cut && how == How::Rebuild {
+            // Before the index goes, it gives back to the log what it can.
+            drop(Store::open_with(fs.clone(), options.clone(), How::Use)?);
+            return Store::open_with(fs, options, How::RebuildRepaired);
+        }
         let found = match how {
-            How::Rebuild => None,
+            How::Rebuild | How::RebuildRepaired => None,
             How::Use | How::Look => Index::open(&fs, options.index_cache_bytes, &usable)?,
         };
         let is_rebuild = found.is_none();
+        let is_short = found.as_ref().is_some_and(|(_, position, _)| is_cut || !usable(*position));
         let (index, from, totals) = match found {
             Some(found) => found,
             None => {
@@ -81,7 +108,8 @@ impl Store {
         };
         // A store without an index has no log either, unless the index was lost.
         let has_log = segments.bytes() > 0;
-        let index_damaged = how != How::Rebuild && (is_rebuild && has_log || index.fell_back());
+        let is_asked = matches!(how, How::Rebuild | How::RebuildRepaired);
+        let index_damaged = !is_asked && (is_rebuild && has_log || index.fell_back());
         if is_rebuild && has_log {
             tracing::warn!(bytes = segments.bytes(), "the index is built from the log");
         }
@@ -89,14 +117,15 @@ impl Store {
             index: &index,
             totals,
             lost: BTreeMap::new(),
-            gaps: 0,
+            gaps: BTreeMap::new(),
             listed: Vec::new(),
             limit: options.checkpoint_bytes,
             flushes: is_rebuild,
             failure: None,
         };
         let room = Room::new(options.segment_bytes_max, options.reserve_bytes, options.zero_bytes);
-        let opened = Log::open(Arc::clone(&segments), (from, synced), room, how == How::Look, &mut replay);
+        let known = Known { from, synced, is_cut, last: last_segment };
+        let opened = Log::open(Arc::clone(&segments), known, room, how == How::Look, &mut replay);
         if let Some(error) = replay.failure.take() {
             return Err(error.into());
         }
@@ -105,10 +134,16 @@ impl Store {
             replay.gap(missing, 0, 0);
         }
         let lost = replay.forget_lost()?;
-        let (gaps, totals) = (replay.gaps, replay.totals);
-        if gaps > 0 {
+        let (gap_lens, totals) = (replay.gaps, replay.totals);
+        let found: BTreeSet<Gap> = gap_lens.keys().copied().collect();
+        let mut gaps = Gaps::read(&*fs)?;
+        let log_gaps = gaps.open(&found);
+        if how != How::Look {
+            gaps.add(&*fs, &found);
+        }
+        if !found.is_empty() {
             tracing::error!(
-                gaps,
+                gaps = found.len(),
                 lost,
                 "the log is damaged; the keys that the damage held are missing until they are put again"
             );
@@ -141,6 +176,8 @@ impl Store {
             is_broken: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             kept: RwLock::default(),
+            bytes_max: AtomicU64::new(0),
+            evicted_to: AtomicU64::new(0),
             was_over_quota: AtomicBool::new(false),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
@@ -150,13 +187,20 @@ impl Store {
             quotas: RwLock::default(),
             sizes: Mutex::default(),
             newest_bucket: AtomicU32::new(newest_bucket),
-            opening: Opening { index_damaged, log_gaps: gaps },
+            opening: Opening { index_damaged, log_gaps },
+            gaps: Mutex::new(gaps),
             counters: Default::default(),
         });
-        store.counters.damaged.fetch_add(gaps, Ordering::Relaxed);
+        store.counters.damaged.fetch_add(log_gaps, Ordering::Relaxed);
         if is_rebuild {
             // Until now a start would have begun the rebuild again.
             store.checkpoint()?;
+        }
+        if is_asked {
+            lock(&store.gaps).acknowledge(&*store.fs);
+        }
+        if is_short && how == How::Use {
+            store.restore(last_segment, &gap_lens)?;
         }
         if let Some(old) = old {
             convert::convert(&store, &old)?;
@@ -173,12 +217,47 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Writes to the log again what the index has and the log has lost, up to segment `last`.
+    /// Small blobs that were in the lost part are misses from now on.
+    fn restore(&self, last: u64, gaps: &BTreeMap<Gap, u64>) -> Result<(), StoreError> {
+        tracing::error!("the log is shorter than it was; what the index still has of it is written again");
+        self.walk_entries(b"", &mut |key, entry| {
+            let IndexEntry { record, value } = entry;
+            let place = (record.segment, record.offset);
+            let gap = gaps.range(..=place).next_back();
+            let is_in_gap = gap.is_some_and(|((segment, offset), len)| {
+                *segment == record.segment && record.offset < offset + len
+            });
+            let is_held = self.segments.holds(record.segment, entry.record_end(key)) && !is_in_gap;
+            if record.segment == 0 || is_held {
+                return Ok(());
+            }
+            let is_lost = key.first() == Some(&b'b')
+                && Location::read(value).is_some_and(|location| !location.is_large());
+            self.queue_and_commit(match is_lost {
+                true => Change::Delete { key: key.to_vec() },
+                false => Change::Move { key: key.to_vec(), record: *record, payload: None },
+            })
+        })?;
+        self.index.each_deleted(&mut |key| {
+            let range = log::write_range(0, last);
+            self.queue_and_commit(Change::MoveDelete { key: key.to_vec(), range })
+        })?;
+        self.commit_own()?;
+        // The next start begins behind the lost part.
+        self.checkpoint()
+    }
+}
+
 /// Purpose of an opening.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     Use,
     /// Builds the index again.
     Rebuild,
+    /// The same, when the index has given back what the log lacked.
+    RebuildRepaired,
     /// Changes nothing.
     Look,
 }
@@ -207,7 +286,8 @@ struct Replay<'i> {
     /// Keys whose records were damaged, by fingerprint: what lies before the position is not
     /// current any more.
     lost: BTreeMap<u64, (u64, u64)>,
-    gaps: u64,
+    /// Lengths of gaps.
+    gaps: BTreeMap<Gap, u64>,
     /// The last list of segments.
     listed: Vec<u8>,
     /// Bytes of entries that may be in memory.
@@ -222,7 +302,7 @@ impl Replay<'_> {
         let Found { kind, key, value, segment, offset, payload } = found;
         let old = match kind {
             Kind::Put | Kind::Delete => self.index.entry(&key)?,
-            Kind::Commit | Kind::Directory => None,
+            Kind::Commit | Kind::Directory | Kind::Recent => None,
             Kind::Segments => {
                 self.listed = value;
                 return Ok(());
@@ -250,7 +330,7 @@ impl Replay<'_> {
                     self.index.apply([(key.into(), None)]);
                 }
             }
-            Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments => {}
+            Kind::Commit | Kind::Loss | Kind::Directory | Kind::Segments | Kind::Recent => {}
         }
         if self.flushes && self.index.fresh_bytes() > self.limit {
             self.index.begin_checkpoint();
@@ -312,7 +392,7 @@ impl Reader for Replay<'_> {
     }
 
     fn gap(&mut self, segment: u64, offset: u64, len: u64) {
-        self.gaps += 1;
+        self.gaps.insert((segment, offset), len);
         tracing::error!(segment, offset, len, "a part of the log is damaged or missing");
     }
 }
@@ -321,7 +401,7 @@ impl Reader for Replay<'_> {
 #[derive(Default)]
 pub(crate) struct Damage {
     pub(crate) records: u64,
-    pub(crate) gaps: u64,
+    pub(crate) gaps: BTreeSet<Gap>,
     pub(crate) lost: BTreeSet<u64>,
     /// The last list of segments.
     pub(crate) listed: Vec<u8>,
@@ -341,7 +421,7 @@ impl Reader for Damage {
     }
 
     fn gap(&mut self, segment: u64, offset: u64, len: u64) {
-        self.gaps += 1;
+        self.gaps.insert((segment, offset));
         tracing::error!(segment, offset, len, "a part of the log is damaged or missing");
     }
 }

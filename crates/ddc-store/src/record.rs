@@ -4,7 +4,7 @@
 //! offset size
 //!      0    4  magic "TDC2"
 //!      4    4  CRC-32C of bytes 8..40, key and value
-//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss, 5 directory, 6 segments
+//!      8    1  kind: 1 put, 2 delete, 3 commit, 4 loss, 5 directory, 6 segments, 7 recent
 //!      9    1  0
 //!     10    2  key length
 //!     12    4  value length
@@ -27,10 +27,12 @@
 //! | commit | none | up to where the segment was synced before(8), fingerprint(8) of the key of each record of the commit |
 //! | loss | none | for each key that damage took: fingerprint(8), segment(8) and offset(8) that its older records lie before |
 //! | directory | none | for each record of the segment that names a key: offset(8), fingerprint(8) |
+//! | recent | none | for each of the last records before the commit that name a key: offset(8), fingerprint(8) |
 //! | segments | none | ranges of the segments before this one that are there: first(8) and last(8) of each |
 //!
-//! A segment that is closed ends with directories, so that damage which takes a record together
-//! with the commit that names its key is noticed.
+//! Each commit names the keys of records before it as well, and a segment that is closed ends with
+//! directories, so that damage which takes a record together with its own commit does not bring an
+//! older value of the key back.
 //!
 //! A segment that has records begins with the list of the segments before it, and a new list is
 //! durable before a collection removes a segment: one that the last list names and that is not
@@ -42,8 +44,9 @@ pub(crate) const HEADER_BYTES: usize = 40;
 pub(crate) const KEY_BYTES_MAX: usize = 4 + 64 + 64 + 40;
 /// Longest value: a ref with its object inline.
 pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Bytes of a record's key in its commit and in the directory of its segment.
-pub(crate) const NAMED_BYTES: u64 = 8 + 16;
+/// Bytes of a record's key in its commit, in later commits and in the directory of its segment, for
+/// batches of the store's own changes.
+pub(crate) const NAMED_BYTES: u64 = 8 + 48 + 16;
 /// Value of a small blob's record.
 pub(crate) const BLOB_VALUE_BYTES: usize = 12;
 
@@ -83,11 +86,21 @@ pub(crate) enum Kind {
     Directory,
     /// Segments that are there.
     Segments,
+    /// Keys of records before the commit.
+    Recent,
 }
 
 impl Kind {
     fn read(byte: u8) -> Option<Kind> {
-        let kinds = [Kind::Put, Kind::Delete, Kind::Commit, Kind::Loss, Kind::Directory, Kind::Segments];
+        let kinds = [
+            Kind::Put,
+            Kind::Delete,
+            Kind::Commit,
+            Kind::Loss,
+            Kind::Directory,
+            Kind::Segments,
+            Kind::Recent,
+        ];
         kinds.into_iter().find(|kind| kind.byte() == byte)
     }
 
@@ -99,6 +112,7 @@ impl Kind {
             Kind::Loss => 4,
             Kind::Directory => 5,
             Kind::Segments => 6,
+            Kind::Recent => 7,
         }
     }
 }

@@ -4,12 +4,27 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::StoreError;
-use crate::store::Store;
+use crate::evict::FULL_PERCENT;
+use crate::store::{Options, Store};
 
 /// File that is as large as the reserve.
 const RESERVE: &str = "reserve";
 /// Bytes of the reserve that are given up at a time.
 const RESERVE_STEP_BYTES: u64 = 8 << 20;
+/// The reserve, and what uploads leave free beside it, are at most this part of the volume.
+const RESERVE_PART: u64 = 16;
+/// A segment is at most this part of the volume.
+const SEGMENT_PART: u64 = 32;
+/// Smallest segment on a small volume.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// Smallest volume: 32 of the smallest segments.
+const VOLUME_BYTES_MIN: u64 = SEGMENT_BYTES_MIN * SEGMENT_PART;
+/// Uploads may exceed the limit of the folder by this part of it ...
+const ALLOWANCE_PART: u64 = 16;
+/// ... and by this many bytes at most.
+const ALLOWANCE_BYTES_MAX: u64 = 64 << 20;
+/// Growth since the last eviction, as a part of the limit, after which another one is due at once.
+const EVICT_PART: u64 = 64;
 
 /// Space that the store uses and has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +35,24 @@ pub struct Space {
     pub free: Option<u64>,
     /// Uploads are refused.
     pub is_full: bool,
+}
+
+impl Options {
+    /// The same for a volume of so many bytes: of a small one, reserve and segments are a part. One
+    /// that is too small for that takes no new store.
+    pub(crate) fn scaled_to(self, bytes: Option<u64>, is_new: bool) -> Result<Options, StoreError> {
+        let Some(bytes) = bytes else { return Ok(self) };
+        if is_new && bytes < VOLUME_BYTES_MIN {
+            return Err(StoreError::TooSmall { bytes, needed: VOLUME_BYTES_MIN });
+        }
+        let segment_bytes_max = (bytes / SEGMENT_PART).max(SEGMENT_BYTES_MIN);
+        Ok(Options {
+            disk_reserve_bytes: self.disk_reserve_bytes.min(bytes / RESERVE_PART),
+            free_bytes_min: self.free_bytes_min.min(bytes / RESERVE_PART),
+            segment_bytes_max: self.segment_bytes_max.min(segment_bytes_max),
+            ..self
+        })
+    }
 }
 
 /// Mark of a folder that holds copies only.
@@ -65,6 +98,31 @@ impl Store {
             used: self.disk_bytes(),
             free: self.fs.free_bytes().unwrap_or(None),
             is_full: self.is_full.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sets how much the folder may hold, 0 for no limit. Uploads that would exceed it by more than
+    /// a 16th of it, or 64 MiB, are refused.
+    pub fn set_bytes_max(&self, bytes_max: u64) {
+        self.bytes_max.store(bytes_max, Ordering::Relaxed);
+    }
+
+    /// Reports whether an eviction is due that cannot wait: the folder is nearly full and grows.
+    #[must_use]
+    pub fn is_eviction_urgent(&self) -> bool {
+        let (bytes_max, used) = (self.bytes_max.load(Ordering::Relaxed), self.disk_bytes());
+        bytes_max > 0
+            && used >= bytes_max / 100 * FULL_PERCENT
+            && used >= self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART
+    }
+
+    /// Reports whether the folder may take so many bytes more.
+    pub(crate) fn check_limit(&self, more: u64) -> Result<(), StoreError> {
+        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
+        let most = bytes_max.saturating_add((bytes_max / ALLOWANCE_PART).min(ALLOWANCE_BYTES_MAX));
+        match bytes_max > 0 && self.disk_bytes().saturating_add(more) > most {
+            true => Err(StoreError::OverLimit { bytes_max }),
+            false => Ok(()),
         }
     }
 

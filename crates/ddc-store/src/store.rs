@@ -13,6 +13,7 @@ use crate::blob::{self, LargeWriter};
 use crate::change::{Change, ChangeResult, Done, PutRef, Queue};
 use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
+use crate::gaps::Gaps;
 use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
@@ -85,7 +86,8 @@ impl Default for Options {
 pub struct Opening {
     /// A part of the index was missing or damaged.
     pub index_damaged: bool,
-    /// Damaged or missing parts of what was read of the log; the keys that they held are missing.
+    /// Damaged or missing parts of the log that were found and not acknowledged by a rebuild of the
+    /// index; the keys that they held are missing until they are put again.
     pub log_gaps: u64,
 }
 
@@ -167,6 +169,10 @@ pub struct Store {
     pub(crate) is_full: AtomicBool,
     /// Namespaces that take no uploads because nothing of them may go.
     pub(crate) kept: RwLock<Kept>,
+    /// Bytes that the folder may hold, 0 for no limit.
+    pub(crate) bytes_max: AtomicU64,
+    /// Bytes that the last eviction left.
+    pub(crate) evicted_to: AtomicU64,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on while collections run. Only used while `log` is held.
@@ -186,6 +192,7 @@ pub struct Store {
     /// The newest bucket of time that any event has. Only used by whoever holds `log`.
     pub(crate) newest_bucket: AtomicU32,
     pub(crate) opening: Opening,
+    pub(crate) gaps: Mutex<Gaps>,
     pub(crate) counters: Counters,
 }
 
@@ -413,22 +420,22 @@ impl Store {
     /// Reports whether uploads are possible.
     ///
     /// # Errors
-    /// [`StoreError::Full`] or [`StoreError::Broken`] if not.
+    /// [`StoreError::Full`], [`StoreError::OverLimit`] or [`StoreError::Broken`] if not.
     pub fn check_uploads(&self) -> Result<(), StoreError> {
         self.check_writable()?;
-        if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { Ok(()) }
+        if self.is_full.load(Ordering::Relaxed) { Err(StoreError::Full) } else { self.check_limit(0) }
     }
 
     /// Reports whether something may be stored under this key.
     pub(crate) fn check_uploads_to(&self, key: &[u8]) -> Result<(), StoreError> {
-        self.check_uploads()?;
+        self.check_writable()?;
         let kept = self.kept.read().unwrap_or_else(PoisonError::into_inner);
         if kept.namespaces.is_empty() {
-            return Ok(());
+            return self.check_uploads();
         }
         match key::split_namespace(key).filter(|(namespace, _)| kept.namespaces.contains(namespace)) {
             Some((namespace, _)) => Err(StoreError::Kept { namespace, bytes_max: kept.bytes_max }),
-            None => Ok(()),
+            None => self.check_uploads(),
         }
     }
 

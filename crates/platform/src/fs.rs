@@ -43,6 +43,13 @@ pub trait Fs: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The error of the operating system.
     fn free_bytes(&self) -> io::Result<Option<u64>>;
+    /// Bytes of the whole disk, free or not; `None` if it is unlimited.
+    ///
+    /// # Errors
+    /// The error of the operating system.
+    fn size_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
 }
 
 /// An open file. Its content stays readable after it was removed.
@@ -180,6 +187,11 @@ impl Fs for Folder {
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         let found = rustix::fs::statvfs(&self.path)?;
         Ok(Some(found.f_bavail * found.f_frsize))
+    }
+
+    fn size_bytes(&self) -> io::Result<Option<u64>> {
+        let found = rustix::fs::statvfs(&self.path)?;
+        Ok(Some(found.f_blocks * found.f_frsize))
     }
 }
 

@@ -23,6 +23,8 @@ pub struct DiskState {
     next_file: u64,
     /// Maximum number of bytes of all files; `None` for an unlimited disk.
     capacity: Option<u64>,
+    /// Bytes of all files that have a name.
+    used: u64,
     /// Syncs of files report success and do nothing.
     lies: bool,
 }
@@ -32,6 +34,8 @@ struct Content {
     now: Arc<Vec<u8>>,
     synced: Arc<Vec<u8>>,
     unsynced: Vec<Write>,
+    /// The file has a name.
+    is_named: bool,
 }
 
 #[derive(Clone)]
@@ -47,8 +51,7 @@ impl DiskState {
     }
 
     fn free_bytes(&self) -> Option<u64> {
-        let used: u64 = self.names.values().map(|file| self.files[file].now.len() as u64).sum();
-        self.capacity.map(|capacity| capacity.saturating_sub(used))
+        self.capacity.map(|capacity| capacity.saturating_sub(self.used))
     }
 
     /// Returns the disk after a power failure at this point.
@@ -82,8 +85,10 @@ impl DiskState {
                 }
             }
             let now = Arc::new(bytes);
-            files.insert(*file, Content { synced: Arc::clone(&now), now, unsynced: Vec::new() });
+            let synced = Arc::clone(&now);
+            files.insert(*file, Content { synced, now, unsynced: Vec::new(), is_named: true });
         }
+        let used = files.values().map(|content| content.now.len() as u64).sum();
         DiskState {
             synced_names: names.clone(),
             names,
@@ -91,6 +96,7 @@ impl DiskState {
             unsynced_names: Vec::new(),
             next_file: self.next_file,
             capacity: self.capacity,
+            used,
             lies: false,
         }
     }
@@ -237,7 +243,7 @@ impl Fs for SimulatedDisk {
             None => self.change(|state| {
                 let file = state.next_file;
                 state.next_file += 1;
-                state.files.insert(file, Content::default());
+                state.files.insert(file, Content { is_named: true, ..Content::default() });
                 state.names.insert(path.to_owned(), file);
                 state.unsynced_names.push((path.to_owned(), Some(file)));
                 Ok(file)
@@ -248,7 +254,10 @@ impl Fs for SimulatedDisk {
 
     fn remove(&self, path: &str) -> io::Result<()> {
         self.change(|state| {
-            state.names.remove(path).ok_or(io::ErrorKind::NotFound)?;
+            let file = state.names.remove(path).ok_or(io::ErrorKind::NotFound)?;
+            let content = state.files.get_mut(&file).expect("files are never forgotten");
+            content.is_named = false;
+            state.used -= content.now.len() as u64;
             state.unsynced_names.push((path.to_owned(), None));
             Ok(())
         })
@@ -265,6 +274,10 @@ impl Fs for SimulatedDisk {
 
     fn free_bytes(&self) -> io::Result<Option<u64>> {
         Ok(self.with(|inner| inner.state.free_bytes()))
+    }
+
+    fn size_bytes(&self) -> io::Result<Option<u64>> {
+        Ok(self.with(|inner| inner.state.capacity))
     }
 
     fn create_dir(&self, _folder: &str) -> io::Result<()> {
@@ -312,7 +325,12 @@ impl Handle {
 
     fn change(&self, act: impl FnOnce(&mut Content)) -> io::Result<()> {
         self.disk.change(|state| {
-            act(state.files.get_mut(&self.file).expect("files are never forgotten"));
+            let content = state.files.get_mut(&self.file).expect("files are never forgotten");
+            let before = content.now.len() as u64;
+            act(content);
+            if content.is_named {
+                state.used = state.used - before + content.now.len() as u64;
+            }
             Ok(())
         })
     }

@@ -216,30 +216,56 @@ impl Source<'_> {
                 return Err(format!("there is no namespace `{wanted}`; found: {}", known.join(", ")));
             }
         }
+        // Until the export is complete, an earlier one stays. A pipe or device is written to as it is.
+        let is_special = std::fs::metadata(file).is_ok_and(|found| !found.is_file());
+        let mut partial = file.as_os_str().to_owned();
+        partial.push(".partial");
+        let target = if is_special { file } else { Path::new(&partial) };
+        let written = self.write(&runtime, only.as_ref(), target);
+        if is_special {
+            return written;
+        }
+        if written.is_err() {
+            let _ = std::fs::remove_file(target);
+        }
+        let written = written?;
+        std::fs::rename(target, file).map_err(name)?;
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all()).map_err(name)?;
+        Ok(written)
+    }
+
+    fn write(
+        &self,
+        runtime: &tokio::runtime::Runtime,
+        only: Option<&Namespace>,
+        file: &Path,
+    ) -> Result<(Value, bool), String> {
+        let failed = |error: &dyn std::fmt::Display| error.to_string();
+        let name = |error: std::io::Error| format!("`{}`: {error}", file.display());
         let mut out = BufWriter::new(File::create(file).map_err(name)?);
         let done = match self {
-            Source::Folder(store) => Node::export(store, only.as_ref(), &mut out),
+            Source::Folder(store) => Node::export(store, only, &mut out),
             Source::Bucket { tier, copies } => {
-                runtime.block_on(Node::export_bucket(tier, *copies, only.as_ref(), &mut out))
+                runtime.block_on(Node::export_bucket(tier, *copies, only, &mut out))
             }
         };
         let done = done.map_err(|error| failed(&error))?;
         let end = out.stream_position().map_err(name)?;
         let file = out.get_ref();
         file.set_len(end).and_then(|()| file.sync_all()).map_err(name)?;
-        let mut counts = transferred(done);
-        Ok(match self {
-            Source::Folder(store) => {
-                // Blobs and refs that a gap held are not in it.
-                let gaps = store.opening().log_gaps;
-                counts["log_gaps"] = gaps.into();
-                (counts, gaps == 0)
-            }
-            Source::Bucket { .. } => {
-                counts["unreadable"] = done.unreadable.into();
-                (counts, done.unreadable == 0)
-            }
-        })
+        let mut counts = transferred(&done);
+        counts["unreadable"] = done.unreadable.into();
+        if done.unreadable > 0 {
+            counts["unreadable_names"] = done.unreadable_names.into();
+        }
+        // Blobs and refs that a gap held are not in it.
+        let gaps = match self {
+            Source::Folder(store) => store.opening().log_gaps,
+            Source::Bucket { .. } => 0,
+        };
+        counts["log_gaps"] = gaps.into();
+        Ok((counts, done.unreadable + gaps == 0))
     }
 }
 
@@ -298,19 +324,62 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
             let mut input = BufReader::new(File::open(file).map_err(|error| name(file, error))?);
             let done = node.import(&mut input);
             let done = done.map_err(|error| format!("`{}`: {error}", file.display()))?;
-            (transferred(done), true)
+            (transferred(&done), true)
         }
         _ => return look(service.store(), work),
     })
 }
 
-fn transferred(done: Transferred) -> Value {
+fn transferred(done: &Transferred) -> Value {
     json!({ "blobs": done.blobs, "bytes": done.bytes, "content_ids": done.contents, "refs": done.refs })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_export_skips_a_damaged_blob_and_names_it() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let data = base.path().join("data");
+        run(&data, &Work::Fill { entries: 30, blob_bytes: 5_000 }).expect("writable");
+        let file = base.path().join("export");
+        let export = Work::Export { file: file.clone(), namespace: None, settings: None };
+        let (whole, is_well) = run(&data, &export).expect("readable");
+        assert!(is_well && whole["unreadable"] == 0, "{whole}");
+        let segments = data.join(FOLDER).join("segments");
+        let largest =
+            std::fs::read_dir(segments).expect("readable").map(|entry| entry.expect("readable").path());
+        let largest = largest.max_by_key(|path| path.metadata().expect("readable").len()).expect("a segment");
+        let mut bytes = std::fs::read(&largest).expect("readable");
+        // In the payload of some blob.
+        bytes[50_000] ^= 1;
+        std::fs::write(&largest, bytes).expect("writable");
+        let (counts, is_well) = run(&data, &export).expect("the rest is readable");
+        assert!(!is_well && counts["unreadable"] == 1, "{counts}");
+        let name = counts["unreadable_names"][0].as_str().expect("a name").to_owned();
+        assert!(name.starts_with("blob test.benchmark/"), "{name}");
+        assert_eq!(counts["blobs"].as_u64().map(|blobs| blobs + 1), whole["blobs"].as_u64());
+        run(&base.path().join("other"), &Work::Import { file }).expect("an export");
+    }
+
+    #[test]
+    fn an_export_that_fails_leaves_the_file_of_an_earlier_one() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let data = base.path().join("data");
+        run(&data, &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
+        let file = base.path().join("export");
+        std::fs::write(&file, "an earlier one").expect("writable");
+        // Nothing can be written beside it.
+        std::fs::create_dir(base.path().join("export.partial")).expect("writable");
+        let export = Work::Export { file: file.clone(), namespace: None, settings: None };
+        run(&data, &export).expect_err("nowhere to write to");
+        assert_eq!(std::fs::read(&file).expect("readable"), b"an earlier one");
+        std::fs::remove_dir(base.path().join("export.partial")).expect("empty");
+        run(&data, &export).expect("writable");
+        assert!(!base.path().join("export.partial").exists());
+        assert_ne!(std::fs::read(&file).expect("readable"), b"an earlier one");
+    }
 
     #[test]
     fn a_refused_import_leaves_nothing_behind() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use throng_ddc::{IoHash, Namespace};
+use throng_ddc::{IoHash, Namespace, Value};
 use throng_ddc_store::{ChangeResult, CollectOptions, Store, StoreError};
 use throng_platform::{DiskState, Fs, SimulatedDisk};
 use throng_stdx::Rng;
@@ -116,7 +116,8 @@ fn a_torn_end_is_cut_and_no_damage() {
     let bytes = Bytes::from(vec![77; 500]);
     let hash = IoHash::of(&bytes);
     done(&store, |done| store.put_blob(&namespace(), hash, bytes.clone(), at(0), done));
-    drop(store);
+    // The process is killed.
+    let disk = SimulatedDisk::new(disk.state());
     let last = disk.list("segments").expect("listed").pop().expect("a segment");
     let file = disk.open(&format!("segments/{last}"), false).expect("it exists");
     file.set_len(file.len().expect("known") - 40).expect("the disk works");
@@ -562,4 +563,146 @@ fn a_lost_segment_is_reported_and_a_removed_one_is_not() {
         let store = open(without_index(&disk, Some(name)));
         assert_eq!((store.opening().log_gaps, store.stats().damaged), (1, 1), "{name}");
     }
+}
+
+/// The last segment with records, and its length.
+fn end_of_log(disk: &SimulatedDisk) -> (String, u64) {
+    let names = disk.list("segments").expect("listed");
+    let len = |name: &String| disk.open(&format!("segments/{name}"), false).expect("listed").len();
+    let names = names.into_iter().map(|name| (len(&name).expect("known"), name)).filter(|(len, _)| *len > 0);
+    let (len, name) = names.last().expect("a segment");
+    (format!("segments/{name}"), len)
+}
+
+/// A log in which ref 1 is overwritten and ref 2 deleted, with puts of other refs before and behind
+/// that. Gives the store and the offset at which the deletion begins.
+fn overwritten(disk: &SimulatedDisk) -> (Arc<Store>, u64) {
+    let store = Store::open(
+        Arc::new(disk.clone()),
+        throng_ddc_store::Options { segment_bytes_max: 1 << 20, ..options() },
+    );
+    let store = store.expect("the store opens");
+    let put = |n, minutes| {
+        let put = reference(n, vec![Value::Integer(minutes)], minutes, Vec::new());
+        done(&store, |done| store.put_ref(put, done));
+    };
+    put(1, 1);
+    put(2, 1);
+    (100..140).for_each(|n| put(n, 1));
+    let (_, at) = end_of_log(disk);
+    done(&store, |done| store.delete_ref(&namespace(), &bucket(), &key(2), done));
+    put(1, 2);
+    (200..240).for_each(|n| put(n, 1));
+    (store, at)
+}
+
+/// Checks that refs 1 and 2 have no older value, and how many other refs are missing.
+fn check_overwritten(store: &Store, case: &str) -> usize {
+    let put = |n| {
+        let found = store.reference(&namespace(), &bucket(), &key(n)).expect("the index is sound");
+        found.map(|value| value.put)
+    };
+    assert!([None, Some(crate::common::at(2))].contains(&put(1)), "{case}: the overwritten value is back");
+    assert_eq!(put(2), None, "{case}: the deleted ref is back");
+    (100..140).chain(200..240).filter(|n| put(*n).is_none()).count()
+}
+
+#[test]
+fn damage_within_the_open_segment_of_a_killed_process_brings_no_older_value_back() {
+    for (before, len) in [(0, 60), (20, 300), (0, 300), (100, 600), (500, 1_200), (1_500, 3_000)] {
+        for reindex in [false, true] {
+            let case = format!("{len} bytes from {before} before, reindex {reindex}");
+            let disk = disk();
+            let (store, at) = overwritten(&disk);
+            let killed = SimulatedDisk::new(disk.state());
+            drop(store);
+            let (name, _) = end_of_log(&killed);
+            let file = killed.open(&name, false).expect("it exists");
+            file.write_at(&[std::io::IoSlice::new(&vec![0; len])], at - before).expect("writable");
+            let fs = Arc::new(killed.clone());
+            let store = if reindex { Store::reindex(fs, options()) } else { Store::open(fs, options()) };
+            let store = store.expect("it opens");
+            let missing = check_overwritten(&store, &case);
+            assert!(missing <= 2 + len / 130, "{case}: {missing} other refs are missing");
+            assert!(store.stats().damaged > 0, "{case}");
+            drop(store);
+            check_overwritten(&Store::reindex(Arc::new(killed), options()).expect("it opens"), &case);
+        }
+    }
+}
+
+#[test]
+fn a_tail_that_is_lost_after_a_clean_stop_brings_no_older_value_back() {
+    for zeros in [false, true] {
+        for before in [-400_i64, -40, 0, 40, 300, 2_000] {
+            let case = format!("from {before} bytes before, zeros {zeros}");
+            let disk = disk();
+            let (store, at) = overwritten(&disk);
+            store.checkpoint().expect("the disk works");
+            drop(store);
+            let (name, len) = end_of_log(&disk);
+            let file = disk.open(&name, false).expect("it exists");
+            let end = at.saturating_add_signed(-before);
+            file.set_len(end).expect("writable");
+            if zeros {
+                file.set_len(len).expect("writable");
+            }
+            let verified = Store::open_read_only(Arc::new(SimulatedDisk::new(disk.state())), options());
+            assert!(verified.expect("it opens").verify().expect("readable").log_gaps > 0, "{case}");
+            let store = open(disk.clone());
+            assert_eq!(check_overwritten(&store, &case), 0, "{case}: the index had the refs");
+            drop(store);
+            let store = open(disk.clone());
+            assert!(store.stats().damaged > 0 && store.opening().log_gaps > 0, "{case}: it is forgotten");
+            assert!(store.verify().expect("readable").log_gaps > 0, "{case}: it is forgotten");
+            drop(store);
+            // What the index had is in the log again.
+            let store = Store::reindex(Arc::new(disk.clone()), options()).expect("it opens");
+            assert_eq!(check_overwritten(&store, &case), 0, "{case}: the log has the refs again");
+            assert!(store.opening().log_gaps > 0, "{case}");
+            drop(store);
+            let store = open(disk);
+            assert_eq!(store.opening().log_gaps, 0, "{case}: a rebuild acknowledges it");
+            assert_eq!(store.verify().expect("readable").log_gaps, 0, "{case}: a rebuild acknowledges it");
+        }
+    }
+}
+
+#[test]
+fn a_rebuild_finds_that_the_log_lost_its_tail_after_a_clean_stop() {
+    let disk = disk();
+    let (store, at) = overwritten(&disk);
+    drop(store);
+    let (name, _) = end_of_log(&disk);
+    disk.open(&name, false).expect("it exists").set_len(at).expect("writable");
+    for name in disk.list("index").expect("listed") {
+        disk.remove(&format!("index/{name}")).expect("it exists");
+    }
+    assert!(open(disk).opening().log_gaps > 0);
+}
+
+#[test]
+fn the_loss_of_the_last_segment_is_found_and_brings_no_older_value_back() {
+    let disk = disk();
+    let (store, _) = overwritten(&disk);
+    let blob = put_blob(&store, b"lost");
+    store.checkpoint().expect("the disk works");
+    drop(store);
+    for name in disk.list("segments").expect("listed") {
+        disk.remove(&format!("segments/{name}")).expect("it exists");
+    }
+    let verify = || {
+        let copy = Arc::new(SimulatedDisk::new(disk.state()));
+        Store::open_read_only(copy, options()).expect("it opens").verify().expect("readable").log_gaps
+    };
+    assert_eq!(verify(), 1);
+    let store = open(disk.clone());
+    assert_eq!(check_overwritten(&store, "lost"), 0);
+    assert!(!store.has_blob(&namespace(), &blob).expect("sound"));
+    assert_eq!(put_blob(&store, b"lost"), blob);
+    drop(store);
+    assert_eq!(verify(), 1, "it is not forgotten");
+    let store = Store::reindex(Arc::new(disk), options()).expect("it opens");
+    assert_eq!(check_overwritten(&store, "rebuilt"), 0);
+    assert!(store.has_blob(&namespace(), &blob).expect("sound"));
 }

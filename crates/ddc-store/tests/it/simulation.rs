@@ -2,8 +2,10 @@
 //! model of every ref and blob.
 //!
 //! A seed is a life of one store: phases of operations, each of which ends with a restart, a power
-//! failure, an index that is built again, writes and syncs that fail, a full disk, or bits that
-//! flip and sectors that are written to the wrong place while the store is closed. After each phase
+//! failure, an index that is built again, writes and syncs that fail, a full disk, a part of the
+//! open segment that reads as zeros after the process was killed, an end of the log that is missing
+//! after a clean stop, or bits that flip and sectors that are written to the wrong place while the
+//! store is closed. After each phase
 //! everything is compared: an acknowledged change is there; a key that damage may have hit is as
 //! acknowledged or missing, never wrong, never an older version. Damage that takes a record
 //! together with its commit and the directory of its segment leaves nothing that names the key:
@@ -33,6 +35,8 @@ const REFS: u64 = 12;
 const MINUTE_MS: u64 = 60_000;
 /// Keys that two sectors hold at most.
 const SECTOR_KEYS_MAX: usize = 16;
+/// Bytes of the open segment that read as zeros at most: its commits name the keys of so many.
+const ZEROS_MAX: u64 = 600;
 const RESERVE_BYTES: u64 = 60_000;
 /// Bytes that the disk has while it is not full.
 const DISK_BYTES: u64 = 64 << 20;
@@ -426,7 +430,9 @@ impl World {
     }
 
     fn end_phase(&mut self) {
-        match self.rng.below(9) {
+        match self.rng.below(11) {
+            9 => self.kill(),
+            10 => self.cut(),
             6 => self.fail(),
             7 => self.fill(),
             0 => {
@@ -564,6 +570,72 @@ impl World {
             self.model.refs.insert(key, possible);
         }
         self.check();
+    }
+
+    /// The last segment that has records, and where they end.
+    fn end_of_log(&self) -> Option<(String, u64)> {
+        let names = self.disk.list("segments").expect("the folder exists");
+        names.iter().rev().find_map(|name| {
+            let name = format!("segments/{name}");
+            let file = self.disk.open(&name, false).expect("it is listed");
+            let mut bytes = vec![0; file.len().expect("known") as usize];
+            file.read_at(&mut bytes, 0).expect("readable");
+            bytes.iter().rposition(|byte| *byte != 0).map(|last| (name, last as u64 + 1))
+        })
+    }
+
+    /// The process is killed, and a part of the open segment reads as zeros behind which the log
+    /// goes on.
+    fn kill(&mut self) {
+        // Damage twice may be of a record and of what names it.
+        if self.flips > 0 {
+            return;
+        }
+        self.store.set_quotas(Quotas::default());
+        self.put_refs(1);
+        let Some((name, end)) = self.end_of_log() else { return };
+        for _ in 0..3 {
+            self.put_refs(1);
+        }
+        // A segment that ended meanwhile has its directory.
+        let state = self.disk.state();
+        self.close();
+        self.disk = SimulatedDisk::new(state);
+        let from = self.rng.below(end);
+        let len = (1 + self.rng.below(ZEROS_MAX)).min(end - from);
+        let file = self.disk.open(&name, false).expect("it is listed");
+        file.write_at(&[std::io::IoSlice::new(&vec![0; len as usize])], from).expect("writable");
+        file.sync().expect("writable");
+        self.flips += SECTOR_KEYS_MAX;
+        self.store = open(&self.disk, self.rng.clone().chance(0.5));
+        self.check();
+        self.reopen(true);
+        self.check();
+        self.is_unnamed = true;
+    }
+
+    /// The end of the log is missing after a clean stop, or reads as zeros.
+    fn cut(&mut self) {
+        if self.flips > 0 {
+            return;
+        }
+        self.store.checkpoint().expect("the disk works");
+        self.close();
+        let Some((name, end)) = self.end_of_log() else { return self.reopen(false) };
+        let file = self.disk.open(&name, false).expect("it is listed");
+        let len = file.len().expect("known");
+        file.set_len(end - (1 + self.rng.below(2 * ZEROS_MAX)).min(end)).expect("writable");
+        if self.rng.chance(0.5) {
+            file.set_len(len).expect("writable");
+        }
+        file.sync().expect("writable");
+        self.flips += 2 * SECTOR_KEYS_MAX;
+        self.store = open(&self.disk, self.rng.clone().chance(0.5));
+        assert!(self.store.opening().log_gaps > 0, "the end of the log is missing");
+        self.check();
+        self.reopen(true);
+        self.check();
+        self.is_unnamed = true;
     }
 
     /// Bits flip while the store is closed.

@@ -733,3 +733,103 @@ fn files_of_collected_blobs_are_removed_by_the_collection() {
     assert_eq!(threads, [std::thread::current().id(); 5]);
     assert!(disk.list("large").expect("listed").is_empty());
 }
+
+#[test]
+fn uploads_that_outrun_evictions_are_refused_beyond_the_limit() {
+    const BYTES_MAX: u64 = 1_000_000;
+    let store = open(disk());
+    store.set_bytes_max(BYTES_MAX);
+    let put = |n: u64| {
+        let bytes = Bytes::from(n.to_le_bytes().repeat(113));
+        result(&store, |done| store.put_blob(&namespace(), IoHash::of(&bytes), bytes.clone(), at(n), done))
+    };
+    let (mut n, mut refused) = (0, 0);
+    while n < 5_000 {
+        assert!(refused < 1_000, "evictions make no room: {} bytes after {n} blobs", store.disk_bytes());
+        match put(n) {
+            Ok(_) => n += 1,
+            Err(error) => {
+                assert!(matches!(error, StoreError::OverLimit { bytes_max: BYTES_MAX }), "{error}");
+                refused += 1;
+                evict(&store, BYTES_MAX, n, None);
+                store.merge().expect("the disk works");
+            }
+        }
+        // Records name the keys of others, and evictions write deletes.
+        assert!(store.disk_bytes() <= BYTES_MAX * 17 / 16 + 4_000, "{} bytes", store.disk_bytes());
+    }
+    assert!(refused > 5, "{refused}");
+    evict(&store, BYTES_MAX, n, None);
+    assert!(!store.is_eviction_urgent(), "it was done");
+    while store.disk_bytes() < BYTES_MAX {
+        put(n).expect("there is room");
+        n += 1;
+    }
+    assert!(store.is_eviction_urgent(), "the folder grew by a part of its limit");
+}
+
+#[test]
+fn a_namespace_that_is_kept_does_not_fill_the_folder_beyond_its_limit() {
+    const BYTES_MAX: u64 = 100_000;
+    let store = open(disk());
+    store.set_bytes_max(BYTES_MAX);
+    let kept = namespace();
+    let mut put = 0;
+    for n in 0..500_u64 {
+        let bytes = Bytes::from(n.to_le_bytes().repeat(113));
+        let done =
+            result(&store, |done| store.put_blob(&kept, IoHash::of(&bytes), bytes.clone(), at(n), done));
+        match done {
+            Ok(_) => put += 1,
+            Err(StoreError::OverLimit { .. } | StoreError::Kept { .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+        if n % 10 == 0 {
+            evict(&store, BYTES_MAX, n, Some(&kept));
+        }
+        assert!(store.disk_bytes() <= BYTES_MAX * 17 / 16 + 4_000, "{} bytes", store.disk_bytes());
+    }
+    assert!(put > 50, "{put}");
+    // Deletes make room for uploads.
+    for n in 0..500_u64 {
+        let hash = IoHash::of(&n.to_le_bytes().repeat(113));
+        result(&store, |done| store.delete_blob(&kept, &hash, done)).expect("deletes go on");
+    }
+    evict(&store, BYTES_MAX, 600, Some(&kept));
+    put_blob(&store, b"there is room");
+}
+
+#[test]
+fn a_small_volume_takes_uploads_and_keeps_a_part_for_deletes() {
+    for bytes in [40 << 20, 100 << 20, 200 << 20] {
+        let disk = disk();
+        disk.set_capacity(Some(bytes));
+        let store = Store::open(Arc::new(disk.clone()), Options::default()).expect("it opens");
+        assert!(!store.space().is_full, "a volume of {bytes} bytes is empty");
+        let mut n = 0_u64;
+        loop {
+            let mut payload = vec![3; 1 << 20];
+            payload[..8].copy_from_slice(&n.to_le_bytes());
+            let payload = Bytes::from(payload);
+            store.look_at_disk();
+            let put = |done| store.put_blob(&namespace(), IoHash::of(&payload), payload.clone(), at(0), done);
+            match result(&store, put) {
+                Ok(_) => n += 1,
+                Err(error) => break assert!(matches!(error, StoreError::Full), "{error}"),
+            }
+        }
+        assert!(n << 20 > bytes * 3 / 4, "{n} MiB of {bytes} bytes");
+        assert!(disk.free_bytes().expect("known").expect("it has an end") + (2 << 20) > bytes / 16);
+        assert_eq!(collect(&store, 600).expect("a collection has space of its own").blobs, n);
+        store.look_at_disk();
+        assert!(!store.space().is_full);
+    }
+}
+
+#[test]
+fn a_volume_that_is_too_small_is_refused_with_the_size_that_is_needed() {
+    let disk = disk();
+    disk.set_capacity(Some(20 << 20));
+    let refused = Store::open(Arc::new(disk), Options::default()).expect_err("too small").to_string();
+    assert!(refused.contains("20971520") && refused.contains("33554432"), "{refused}");
+}

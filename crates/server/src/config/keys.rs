@@ -717,7 +717,9 @@ section! {
         /// 0 = 90% of the folder's size plus free disk space. With an object storage
         /// `ddc.tier.copies_bytes_max` applies instead. Deleted blobs free space in segments of a
         /// 32nd of this value at the last start, at least 1 MiB and at most 256 MiB; less than
-        /// 8 MiB is refused. The 64 MiB that are reserved for deletes on a full disk come on top.
+        /// 8 MiB is refused. Uploads are answered with 507 while the folder exceeds the value by
+        /// more than a 16th of it, or 64 MiB. The space that is reserved for deletes on a full disk
+        /// (64 MiB, or a 16th of a small volume) comes on top.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs and blobs stay when `bytes_max` is reached; uploads to them are
         /// answered with 507 while they hold more than that alone.
