@@ -33,7 +33,6 @@ use crate::failpoint::failpoint;
 use crate::fanout::compile_mask;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
 use crate::mail::{Head, Letter};
-use crate::reason::Refusal;
 use crate::registry::{Lost, PendingAuth, Settling};
 use crate::settings::ChannelType;
 use crate::shard::Shard;

@@ -1,7 +1,5 @@
 //! The members of a cohort, and the recipients of what all of them get.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use super::Member;
@@ -192,6 +190,8 @@ fn recipients_of(members: &[Member], here: ShardIndex) -> Recipients {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn member(conn: u32, shard: u16) -> Member {
