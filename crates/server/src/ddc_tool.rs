@@ -419,4 +419,68 @@ mod tests {
         import("new/data", "export").expect("an export");
         assert!(base.path().join("new/data").join(FOLDER).is_dir());
     }
+
+    /// Every file below a folder, with its content.
+    fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(folder).expect("readable") {
+            let path = entry.expect("readable").path();
+            match path.is_dir() {
+                true => found.extend(files(&path)),
+                false => found.push((path.clone(), std::fs::read(path).expect("readable"))),
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn commands_that_look_change_nothing_and_refuse_beside_a_server() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let data = base.path().join("data");
+        run(&data, &Work::Fill { entries: 300, blob_bytes: 2_000 }).expect("writable");
+        // A blob in the log is damaged, and the log's end is torn.
+        let segments = data.join(FOLDER).join("segments");
+        let first = files(&segments).remove(0).0;
+        let mut log = std::fs::read(&first).expect("readable");
+        log[100_000] ^= 4;
+        log.truncate(log.len() - 10);
+        std::fs::write(&first, log).expect("writable");
+        let before = files(&data);
+        let export = Work::Export { file: base.path().join("export"), namespace: None, settings: None };
+        let looks = [Work::Stats, Work::Verify, export];
+        let (found, is_well) = run(&data, &Work::Verify).expect("it can be read");
+        assert!(!is_well, "{found}");
+        for work in &looks {
+            // An export ends at what is damaged.
+            let _ = run(&data, work);
+            assert!(files(&data) == before, "{work:?}");
+        }
+        let node = Node::open(&data.join(FOLDER), Options::default(), Rules::default()).expect("it opens");
+        for work in &looks {
+            let refused = run(&data, work).expect_err("a server has the folder");
+            assert!(refused.contains("a server uses this folder; stop it first"), "{refused}");
+        }
+        drop(node);
+    }
+
+    #[test]
+    fn a_folder_of_copies_is_not_exported_as_if_it_held_everything() {
+        let base = tempfile::tempdir().expect("a temporary folder");
+        let data = base.path().join("data");
+        run(&data, &Work::Fill { entries: 3, blob_bytes: 8 }).expect("writable");
+        let fs = Arc::new(Folder::new(data.join(FOLDER)).expect("the folder opens"));
+        let store = Store::open(fs, Options::default()).expect("it opens");
+        store.set_has_copies(true).expect("writable");
+        drop(store);
+        let file = base.path().join("export");
+        let export = Work::Export { file: file.clone(), namespace: None, settings: None };
+        // Other commands do not make it a folder of its own.
+        for work in [Work::Verify, Work::Scrub, Work::Reindex, Work::Collect { unused_days: 0 }] {
+            run(&data, &work).expect("nothing is damaged");
+            let refused = run(&data, &export).expect_err("a bucket has the rest");
+            assert!(refused.contains("--config FILE"), "{refused}");
+            assert!(!file.exists());
+        }
+    }
 }

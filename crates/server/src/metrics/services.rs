@@ -377,3 +377,28 @@ fn expansions(queues: &[throng_matcher::QueueReport]) -> Family {
         rows.collect(),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_twenty_largest_namespaces_have_samples_and_the_others_share_one() {
+        let sizes: Vec<_> = (0..25_u64)
+            .map(|n| (format!("n{n}"), throng_ddc_store::Usage { blob_bytes: 100 - n, ..Default::default() }))
+            .collect();
+        let families = size_families(&sizes);
+        let bytes = families.last().expect("three families");
+        let rows: Vec<(&str, f64)> = bytes
+            .samples
+            .iter()
+            .map(|sample| match (&sample.labels[..], &sample.value) {
+                ([("namespace", name)], SampleValue::Number(number)) => (&**name, *number),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(rows.len(), NAMESPACES_MAX + 1);
+        assert_eq!((rows[0], rows[19]), (("n0", 100.0), ("n19", 81.0)));
+        assert_eq!(rows[20], (REST, (76..=80).sum::<u32>().into()));
+    }
+}

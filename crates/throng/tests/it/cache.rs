@@ -8,6 +8,8 @@ use crate::s3;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+#[cfg(feature = "object-storage")]
+use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +41,11 @@ impl Cache {
         let mut command = up(folder, "ddc", "d");
         command.envs(settings.iter().map(|(name, value)| (*name, value.as_str())));
         let (process, said) = Process::ready(&mut command);
+        Cache::of(process, &said)
+    }
+
+    /// The process that said these lines.
+    fn of(process: Process, said: &[String]) -> Cache {
         let own = said.iter().filter(|line| line.trim_start().starts_with("cache"));
         let addr = own.filter_map(|line| Some(line.split_once("http://")?.1.trim().to_owned())).next_back();
         let block = said.join("\n") + "\n";
@@ -171,6 +178,73 @@ fn nodes_on_one_bucket_lose_nothing_when_they_are_killed() {
         }
     }
     assert!(acknowledged.len() > TIER_KILLS, "{} uploads in {TIER_KILLS} lives", acknowledged.len());
+}
+
+/// Runs `throng ddc` in a folder.
+#[cfg(feature = "object-storage")]
+fn maintain(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throng"));
+    command.arg("ddc").args(words).current_dir(folder).output().expect("the program starts")
+}
+
+#[cfg(feature = "object-storage")]
+#[test]
+fn an_export_with_the_configuration_holds_what_is_only_in_the_bucket() {
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let s3 = runtime.block_on(s3::S3::start());
+    let [own, other] = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let lines =
+        format!("access_key_id={}\nsecret_access_key={}\nregion=us-east-1\n", s3::ACCESS_KEY, s3::SECRET_KEY);
+    std::fs::write(own.path().join("keys"), lines).expect("it is writable");
+    let tier = format!(
+        "[ddc.tier]\nurl = \"s3://{}/ddc\"\nendpoint = \"http://{}\"\nsettings_file = \"keys\"\n",
+        s3::BUCKET,
+        s3.addr
+    );
+    std::fs::write(own.path().join("throng.toml"), tier).expect("it is writable");
+    let type_ = "Content-Type: application/octet-stream\r\n";
+    let mut blobs = Vec::new();
+    let reference = format!("/api/v1/refs/test/default/{HASH}");
+    for (data, size) in [("one", 5_000), ("two", 3_000_000)] {
+        let (process, said) = Process::ready(&mut up(own.path(), "ddc", data));
+        let cache = Cache::of(process, &said);
+        let (mut stream, body) = (cache.connect(), vec![7; size]);
+        let (status, answer) =
+            send(&mut stream, "POST", "/api/v1/blobs/test", type_, &body).expect("an answer");
+        assert_eq!(status, 200);
+        let answer: serde_json::Value = serde_json::from_slice(&answer).expect("JSON");
+        blobs.push((format!("/api/v1/blobs/test/{}", answer["identifier"].as_str().expect("a hash")), body));
+        let headers = format!("{type_}X-Jupiter-IoHash: {HASH}\r\n");
+        assert_eq!(send(&mut stream, "PUT", &reference, &headers, b"test").expect("an answer").0, 200);
+    }
+
+    let file = own.path().join("all");
+    let file = file.to_str().expect("a path in UTF-8");
+    let one = own.path().join("one");
+    let refused = maintain(other.path(), &["--data", one.to_str().expect("UTF-8"), "export", file]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && why.contains("--config FILE"), "{why}");
+    // Copies of one of the blobs, and none at all.
+    for data in ["one", "lost"] {
+        let done = maintain(own.path(), &["--data", data, "export", file]);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let counts: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        assert_eq!(
+            (counts["blobs"].as_u64(), counts["bytes"].as_u64(), counts["refs"].as_u64()),
+            (Some(3), Some(3_005_004), Some(1))
+        );
+        assert_eq!(counts["unreadable"], 0);
+        assert!(maintain(other.path(), &["--data", data, "import", file]).status.success());
+        let (process, said) = Process::ready(&mut up(other.path(), "ddc", data));
+        let cache = Cache::of(process, &said);
+        let mut stream = cache.connect();
+        for (path, body) in &blobs {
+            let got = send(&mut stream, "GET", path, "Accept: */*\r\n", b"").expect("an answer");
+            assert!(got == (200, body.clone()), "{path} is {}", got.0);
+        }
+        let raw = send(&mut stream, "GET", &format!("{reference}.raw"), "", b"").expect("an answer");
+        assert_eq!(raw, (200, b"test".to_vec()));
+    }
 }
 
 #[test]
