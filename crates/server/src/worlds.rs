@@ -503,6 +503,8 @@ impl Worlds {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
+        #[cfg(test)]
+        crate::counting::look_up();
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

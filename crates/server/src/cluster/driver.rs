@@ -317,7 +317,7 @@ impl Driver {
                     self.note_change(now, &key);
                     self.note_ended(&key);
                 }
-                self.changes.begin();
+                self.changes.begin(self.unix_ms(now));
                 self.read.clear();
                 if !self.parts.shared.is_up()
                     && let Some(why) = self.unreachable()
@@ -334,10 +334,13 @@ impl Driver {
         None
     }
 
+    fn unix_ms(&self, now: Instant) -> u64 {
+        self.parts.clock.unix_start_ns() / 1_000_000 + now.as_millis()
+    }
+
     /// Keeps what has changed in the directory for those who ask.
     fn note_change(&mut self, now: Instant, key: &str) {
-        let (core, unix_ms) =
-            (&self.parts.core, self.parts.clock.unix_start_ns() / 1_000_000 + now.as_millis());
+        let (core, unix_ms) = (&self.parts.core, self.unix_ms(now));
         match Key::parse(key) {
             Some(Key::Node(name)) => {
                 self.changes.see_node(&name, core.node(&name).map(|(record, _)| record), unix_ms);

@@ -38,9 +38,12 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// The directory has been read once.
-    pub(super) fn begin(&mut self) {
-        self.is_complete = true;
+    /// The directory has been read, at a time in ms since the epoch. Numbers begin there, so that
+    /// none of an earlier process of the node is taken for one of this.
+    pub(super) fn begin(&mut self, unix_ms: u64) {
+        if !self.is_complete {
+            (self.is_complete, self.number) = (true, unix_ms);
+        }
     }
 
     pub(super) fn see_node(&mut self, name: &Name, record: Option<&NodeRecord>, unix_ms: u64) {
@@ -85,12 +88,13 @@ impl Changes {
         self.number
     }
 
-    /// Changes behind a number. `missed` says that older ones are not kept any more.
+    /// Changes behind a number. `missed` says that older ones are not kept any more, or that the
+    /// number is not of this process.
     pub(super) fn after(&self, number: u64) -> Value {
         let oldest = self.number - self.rows.len() as u64;
         let skipped = usize::try_from(number.saturating_sub(oldest)).unwrap_or(usize::MAX);
         json!({
-            "number": self.number, "missed": number < oldest,
+            "number": self.number, "missed": !(oldest..=self.number).contains(&number),
             "events": self.rows.iter().skip(skipped).collect::<Vec<_>>(),
         })
     }
@@ -114,7 +118,7 @@ mod tests {
         let mut changes = Changes::default();
         see(&mut changes, "hub", 1, "serving");
         assert_eq!(changes.number(), 0, "it was there before");
-        changes.begin();
+        changes.begin(0);
         for (epoch, state) in [(1, "serving"), (2, "assigned"), (2, "serving"), (2, "serving")] {
             see(&mut changes, "hub", epoch, state);
         }
@@ -132,7 +136,7 @@ mod tests {
     #[test]
     fn a_caller_learns_that_it_has_missed_changes() {
         let mut changes = Changes::default();
-        changes.begin();
+        changes.begin(0);
         for epoch in 0..CHANGES_MAX as u64 + 3 {
             see(&mut changes, "hub", epoch, "serving");
         }
@@ -140,5 +144,17 @@ mod tests {
         assert_eq!((&late["missed"], &current["missed"]), (&json!(true), &json!(false)));
         assert_eq!(current["events"].as_array().unwrap().len(), CHANGES_MAX);
         assert_eq!(current["events"][0]["number"], 4);
+    }
+
+    #[test]
+    fn a_caller_learns_that_the_node_has_started_again() {
+        let mut changes = Changes::default();
+        changes.begin(5_000);
+        changes.begin(6_000);
+        see(&mut changes, "hub", 1, "serving");
+        for (after, missed) in [(0, true), (4_999, true), (5_000, false), (5_001, false), (5_002, true)] {
+            assert_eq!(changes.after(after)["missed"], missed, "{after}");
+        }
+        assert_eq!(changes.after(5_000)["events"][0]["number"], 5_001);
     }
 }

@@ -6,6 +6,8 @@
 //! much memory; carry out closures; post the mail.
 //! Everything within a round has one time.
 
+#[cfg(test)]
+mod cost;
 mod driver;
 mod events;
 mod host;

@@ -204,6 +204,23 @@ fn a_connection_enters_and_opens_worlds_of_open_classes_by_their_names() {
 }
 
 #[test]
+fn a_world_that_has_reached_a_limit_leaves_those_beside_it_alone() {
+    let files = Files::new();
+    let running = files.classes(CLASSES, &[("server.shards", "1")]);
+    let in_world = |addr, world: &str| enter(addr, &Dial::Tcp, "player", world);
+    let _full: Vec<Peer> = (0..3).map(|_| in_world(clients(&running), "duel-1")).collect();
+    let mut server = in_world(servers(&running), "duel-2");
+    let mut fourth = Peer::connect(clients(&running), &Dial::Tcp);
+    ask_for(&mut fourth, "player", "", "duel-1");
+    fourth.until_closed();
+    let mut player = in_world(clients(&running), "duel-2");
+    play(&mut server, &mut player);
+    let mut server = in_world(servers(&running), "main");
+    play(&mut server, &mut in_world(clients(&running), "main"));
+    assert_eq!((figures(&running, "duel-1")[0], figures(&running, "duel-2")[0]), (3, 2));
+}
+
+#[test]
 fn those_who_may_not_enter_hear_the_same_of_worlds_that_are_there_and_that_are_not() {
     let files = Files::new();
     let running = files.classes(CLASSES, &[("server.shards", "2"), ("gateway.clients.transport", "ws")]);

@@ -5,7 +5,7 @@
 //! edge that fills itself from it. Each phase plays rounds of concurrent requests, whose pieces,
 //! commits and maintenance interleave at random, and ends with a restart, a power failure at some
 //! write, an index that is built again, writes that fail or take seconds, a full disk or quota, a
-//! flipped bit, sectors in the places of others, syncs that did nothing, a folder that is lost, or
+//! flipped bit, a part of the log that is lost, sectors in the places of others, syncs that did nothing, a folder that is lost, or
 //! an export that another folder takes in. After each phase everything is read by requests and
 //! compared: an acknowledged change is there; a key that damage may have hit is as acknowledged or
 //! missing, never wrong, never older.

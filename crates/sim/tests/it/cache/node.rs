@@ -154,8 +154,14 @@ impl Node {
 
     /// Ends the process and starts another.
     pub(super) fn restart(&mut self, reindex: bool) {
+        let state = self.stop();
+        self.restart_from(state, reindex);
+    }
+
+    /// Ends the process. Gives what it left, from which another one is to be started.
+    pub(super) fn stop(&mut self) -> DiskState {
         self.end();
-        self.restart_from(self.disk.state(), reindex);
+        self.disk.state()
     }
 
     /// Ends the process: it removes files that nothing uses any more.

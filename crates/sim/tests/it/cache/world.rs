@@ -1,6 +1,8 @@
 //! A life: rounds of concurrent requests and maintenance, and the disasters between them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::IoSlice;
+
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,6 +32,11 @@ const MINUTE: Duration = Duration::from_secs(60);
 const FRESH: Duration = Duration::from_secs(60);
 /// Keys that a bit takes at most: a blob, and the content id and the ref that need it.
 const BIT_KEYS_MAX: usize = 3;
+
+/// Bytes of the log that are lost at a time, fewer than commits name again.
+const LOST_BYTES_MAX: u64 = 600;
+/// Records that they hold at most.
+const LOST_RECORDS_MAX: usize = 8;
 
 struct World {
     rng: Rng,
@@ -474,7 +481,7 @@ impl World {
 
     fn end_phase(&mut self, phase: u64) {
         let place = self.rng.below(self.nodes.len() as u64) as usize;
-        let disaster = self.rng.below(11);
+        let disaster = self.rng.below(12);
         if self.is_told {
             eprintln!("--- {disaster} on node {place}, {:?}", self.shape);
         }
@@ -495,6 +502,10 @@ impl World {
             (8, _) => self.slow(place),
             (7..=9, _) if self.faults.is_some() => self.fail_connections(),
             (9, false) if self.damage_max == 0 => self.move_house(),
+            (11, false) if self.damage_max == 0 && self.bytes_max.is_none() => match self.rng.chance(0.5) {
+                true => self.zero_part_of_log(),
+                false => self.cut_log(),
+            },
             // Later phases are checked less, so it is late.
             (10, false) if self.shape == Shape::Alone && phase + 2 >= PHASES => match self.rng.chance(0.5) {
                 true => self.lie(),
@@ -560,6 +571,49 @@ impl World {
         }
         let reindex = self.rng.chance(0.5);
         self.nodes[0].restart_from(state, reindex);
+        self.set_rules();
+    }
+
+    /// A part of the open segment reads as zeros after the process was killed.
+    fn zero_part_of_log(&mut self) {
+        let put = |world: &mut World| {
+            let put = Op::PutRaw(world.key(), world.any_bytes());
+            world.play(vec![put], Vec::new());
+        };
+        put(self);
+        let Some((name, end)) = end_of_log(&self.nodes[0].disk) else { return };
+        // The log goes on behind it.
+        (0..3).for_each(|_| put(self));
+        let disk = SimulatedDisk::new(self.nodes[0].disk.state());
+        let from = self.rng.below(end);
+        let len = (1 + self.rng.below(LOST_BYTES_MAX)).min(end - from);
+        let file = disk.open(&name, false).expect("it is listed");
+        file.write_at(&[IoSlice::new(&vec![0; len as usize])], from).expect("writable");
+        self.lose_records(disk);
+    }
+
+    /// The end of the log is missing after a clean stop, or reads as zeros.
+    fn cut_log(&mut self) {
+        self.nodes[0].store().checkpoint().expect("the disk works");
+        let disk = SimulatedDisk::new(self.nodes[0].stop());
+        let Some((name, end)) = end_of_log(&disk) else {
+            return self.nodes[0].restart_from(disk.state(), false);
+        };
+        let file = disk.open(&name, false).expect("it is listed");
+        let len = file.len().expect("known");
+        file.set_len(end - (1 + self.rng.below(LOST_BYTES_MAX)).min(end)).expect("writable");
+        if self.rng.chance(0.5) {
+            file.set_len(len).expect("writable");
+        }
+        self.lose_records(disk);
+    }
+
+    /// Starts with a disk that lost a few records.
+    fn lose_records(&mut self, disk: SimulatedDisk) {
+        self.damage_max = self.damage_max.saturating_add(BIT_KEYS_MAX * LOST_RECORDS_MAX);
+        self.model.trouble.damage = true;
+        let reindex = self.rng.chance(0.5);
+        self.nodes[0].restart_from(disk.state(), reindex);
         self.set_rules();
     }
 
@@ -811,6 +865,18 @@ impl World {
         // The open segment has room for the largest record; damaged files stay in quarantine.
         assert!(bytes < 40_000 || self.damage_max > 0, "{bytes} bytes are still used");
     }
+}
+
+/// The last segment that has records, and where they end.
+fn end_of_log(disk: &SimulatedDisk) -> Option<(String, u64)> {
+    let names = disk.list("segments").expect("the folder exists");
+    names.iter().rev().find_map(|name| {
+        let name = format!("segments/{name}");
+        let file = disk.open(&name, false).expect("it is listed");
+        let mut bytes = vec![0; file.len().expect("known") as usize];
+        file.read_at(&mut bytes, 0).expect("readable");
+        bytes.iter().rposition(|byte| *byte != 0).map(|last| (name, last as u64 + 1))
+    })
 }
 
 /// Does maintenance on a node. It fails only while the disk does.
