@@ -253,8 +253,9 @@ pub const ROUTES: &[Route] = &[
         Endpoint::WorldOpen,
         &[("name", "name of the world"), ("class", "one of `[[gateway.classes]]`, may be absent")],
         "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class. A node of a \
-         cluster opens it on any node, waits until it is served, at most 10 s, and answers with the `node`; status 503 \
-         if no node has room.",
+         cluster opens it on any node, waits until it is served, at most 10 s, and answers with the `node`; status 409 \
+         if it is open with another class, 503 if no node has room, or none served it in time: then it may open later, \
+         unless it is closed.",
     ),
     post(
         "/api/v1/matches",

@@ -499,13 +499,16 @@ impl Driver {
                 let reply = match reply {
                     Reply::Login(reply) => reply,
                     Reply::Open { class, reply } => {
+                        let record = self.parts.core.world(&arrival.world);
+                        let served = record.map(|record| record.class.clone());
                         let found = match answer {
                             Answer::Here { .. } => Ok(Hosted {
                                 node: self.parts.node.clone(),
                                 addresses: self.parts.addresses.clone(),
+                                class: served,
                             }),
                             Answer::Elsewhere { home, addresses } => {
-                                Ok(Hosted { node: home.node, addresses })
+                                Ok(Hosted { node: home.node, addresses, class: served })
                             }
                             Answer::Refused(why) => {
                                 self.wanted_since.remove(&arrival.world);

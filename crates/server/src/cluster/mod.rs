@@ -105,6 +105,8 @@ pub(crate) struct Hosted {
     pub(crate) node: Name,
     /// Addresses of the node.
     pub(crate) addresses: Vec<Address>,
+    /// Its class by the directory.
+    pub(crate) class: Option<Name>,
 }
 
 /// Settings of worlds after a reload.
@@ -393,16 +395,24 @@ impl Cluster {
     /// with its own class if none is named.
     ///
     /// # Errors
-    /// No name, no such class, its limit of worlds is reached; no home within 10 s.
+    /// No name, no such class, its limit of worlds is reached, it is open with another class; no home
+    /// within 10 s.
     pub(crate) fn open(&self, world: &str, class: Option<&str>) -> Result<Hosted, Problem> {
         let conflict = |why| Problem::new(409, why);
         let world = Name::new(world).map_err(conflict)?;
         let own = self.configured.get(&world).map(Name::as_str);
-        let class = class.or(own).unwrap_or(plan::CLASS);
-        if class != plan::CLASS {
-            self.worlds.class(class).map_err(conflict)?;
+        let opened = class.or(own).unwrap_or(plan::CLASS);
+        if opened != plan::CLASS {
+            self.worlds.class(opened).map_err(conflict)?;
         }
-        self.host(world, class, false)
+        let hosted = self.host(world.clone(), opened, false)?;
+        match (class, &hosted.class) {
+            (Some(class), Some(served)) if served.as_str() != class => Err(conflict(format!(
+                "the world `{world}` is open, as one of the class `{served}` and not `{class}`; close it, or take \
+                 another name"
+            ))),
+            _ => Ok(hosted),
+        }
     }
 
     /// The same for a world of a match.

@@ -660,6 +660,8 @@ fn a_node_shows_its_cluster_and_says_why_it_opens_no_more_worlds() {
         let node = opened["node"].as_str().unwrap_or_default();
         assert!(status == "200" && ["n1", "n2"].contains(&node), "{number}: {status} {opened}");
     }
+    let (status, why) = open("x-0", r#""cup""#);
+    assert!(status == "409" && why.to_string().contains("is open"), "{status} {why}");
     let (status, why) = open("x-11", "null");
     let why = why.to_string();
     assert!(
