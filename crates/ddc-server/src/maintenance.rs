@@ -221,8 +221,8 @@ impl Service {
         }
     }
 
-    /// Tells the store how much the folder may hold. Copies are taken beyond the limit: whoever asks
-    /// for one gets it.
+    /// Tells the store how much the folder may hold. Copies are taken beyond the limit: whoever
+    /// asks for one gets it.
     fn limit_uploads(&self) {
         if self.tier().is_none() {
             self.store.set_bytes_max(self.bytes_max());

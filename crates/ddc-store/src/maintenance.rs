@@ -191,7 +191,7 @@ impl Store {
         for missing in self.segments.missing(&damage.listed) {
             damage.gap(missing, 0, 0);
         }
-        // What ended the log at the opening lies before a new segment now, and is judged otherwise.
+        // The end of the log at the opening lies before a new segment now, and is judged otherwise.
         found.log_gaps = lock(&self.gaps).open(&damage.gaps).max(self.opening.log_gaps);
         found.index_damaged = self.opening.index_damaged;
         self.walk(b"b", &mut |index_key, stored| {

@@ -18,7 +18,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, Subscribed, Subscription, merge_options};
+use crate::channel::{Channel, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
@@ -219,13 +219,16 @@ impl Shard {
         {
             return Err(Refusal::Access);
         }
-        // Those who would learn nothing otherwise are told too: the remover, always under its stub, and
-        // the owner of GLOBAL.
+        // Those who would learn nothing otherwise are told too: the remover under its stub, and the
+        // owner of GLOBAL.
+        let tell_sender = channel.subscription(sender).is_none();
         let global_owner =
             global_owner.filter(|owner| *owner != sender && channel.subscription(*owner).is_none());
-        self.remove_channel_for(Some(sender), victim, head.copy());
+        self.remove_channel(victim, head.copy());
         let body = RemoveChannelMessage { channel_id: victim.0 };
-        self.board.send(sender, head, &body);
+        if tell_sender {
+            self.board.send(sender, head, &body);
+        }
         if let Some(owner) = global_owner {
             self.board.send(owner, head.copy(), &body);
         }
@@ -234,19 +237,13 @@ impl Shard {
 
     /// Ends a channel and tells its subscribers under `head`.
     pub(crate) fn remove_channel(&mut self, id: ChannelId, head: Head) {
-        self.remove_channel_for(None, id, head);
-    }
-
-    /// The same for a connection that asked for it, and is answered by the caller.
-    fn remove_channel_for(&mut self, remover: Option<ConnId>, id: ChannelId, head: Head) {
         let Some(mut channel) = self.channels.remove(&id) else { return };
         let board = &mut self.board;
         board.at_hand = Some(id);
         channel.disarm(board);
         failpoint!();
         let head = Head { msg_type: MessageType::RemoveChannel as u32, ..head };
-        let is_told = |sub: &Subscription| Some(sub.address.conn) != remover;
-        channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, is_told);
+        channel.broadcast(board, head, &RemoveChannelMessage { channel_id: id.0 }, |_| true);
         let subscribers = channel.subs.iter().map(|(_, sub)| sub.address.conn);
         let involved: Vec<ConnId> =
             subscribers.chain(channel.owner).chain(channel.lost.iter().map(|lost| lost.conn)).collect();

@@ -216,7 +216,8 @@ impl Source<'_> {
                 return Err(format!("there is no namespace `{wanted}`; found: {}", known.join(", ")));
             }
         }
-        // Until the export is complete, an earlier one stays. A pipe or device is written to as it is.
+        // Until the export is complete, an earlier one stays. A pipe or device is written to as it
+        // is.
         let is_special = std::fs::metadata(file).is_ok_and(|found| !found.is_file());
         let mut partial = file.as_os_str().to_owned();
         partial.push(".partial");

@@ -407,8 +407,8 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
             match step {
                 // Gone for good, and gone but back again.
                 // What it last was goes along, as generated games do it.
-                60 => publish(&mut world, removed_with(1, &filler.repeat(900))),
-                65 => publish(&mut world, removed_with(4, &filler.repeat(900))),
+                60 => publish(&mut world, removed_with(1, &filler.repeat(600))),
+                65 => publish(&mut world, removed_with(4, &filler.repeat(600))),
                 70 => publish(&mut world, entry(3, None)),
                 80 => publish(&mut world, entry(3, Some("d"))),
                 _ => {}

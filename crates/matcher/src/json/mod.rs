@@ -197,7 +197,7 @@ mod tests {
                     "StringData": {"name": "\"é\n"}, "Tags": {"ready": {}}}},
                 "IsHidden": false, "IsFull": true, "IsDeleting": false, "Data": {"roleCount": 1, "map": ["a", null]},
                 "Rev": 3, "Sides": [{"Name": "red", "RoleIDs": ["r1"]}], "Reserved": {}, "Members": 1,
-                "IsPartial": false
+                "IsPartial": false, "World": ""
             },
             "Created": true, "Already": false
         });

@@ -395,8 +395,8 @@ impl Cluster {
     /// with its own class if none is named.
     ///
     /// # Errors
-    /// No name, no such class, its limit of worlds is reached, it is open with another class; no home
-    /// within 10 s.
+    /// No name, no such class, its limit of worlds is reached, it is open with another class; no
+    /// home within 10 s.
     pub(crate) fn open(&self, world: &str, class: Option<&str>) -> Result<Hosted, Problem> {
         let conflict = |why| Problem::new(409, why);
         let world = Name::new(world).map_err(conflict)?;

@@ -5,10 +5,10 @@
 //! edge that fills itself from it. Each phase plays rounds of concurrent requests, whose pieces,
 //! commits and maintenance interleave at random, and ends with a restart, a power failure at some
 //! write, an index that is built again, writes that fail or take seconds, a full disk or quota, a
-//! flipped bit, a part of the log that is lost, sectors in the places of others, syncs that did nothing, a folder that is lost, or
-//! an export that another folder takes in. After each phase everything is read by requests and
-//! compared: an acknowledged change is there; a key that damage may have hit is as acknowledged or
-//! missing, never wrong, never older.
+//! flipped bit, a part of the log that is lost, sectors in the places of others, syncs that did
+//! nothing, a folder that is lost, or an export that another folder takes in. After each phase
+//! everything is read by requests and compared: an acknowledged change is there; a key that damage
+//! may have hit is as acknowledged or missing, never wrong, never older.
 //!
 //! A lost sector or sync may take record and fingerprint together: then a key has an acknowledged
 //! value of any age. An edge serves what its upstream has once it may not believe its copies.

@@ -19,13 +19,19 @@ pub(crate) fn up(folder: &Path, only: &str, data: &str) -> Command {
 
 /// The body of a response with status 200; `None` for any other end.
 pub(crate) fn fetch(address: &str, path: &str) -> Option<String> {
+    let (status, body) = fetch_any(address, path)?;
+    status.contains(" 200 ").then_some(body)
+}
+
+/// The first line of a response, and its body.
+pub(crate) fn fetch_any(address: &str, path: &str) -> Option<(String, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     // HTTP/1.0: the end of the body is the end of the connection.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
-    head.lines().next()?.contains(" 200 ").then(|| body.to_owned())
+    Some((head.lines().next()?.to_owned(), body.to_owned()))
 }
 
 impl Process {
