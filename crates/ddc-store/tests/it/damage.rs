@@ -569,8 +569,9 @@ fn a_lost_segment_is_reported_and_a_removed_one_is_not() {
 fn end_of_log(disk: &SimulatedDisk) -> (String, u64) {
     let names = disk.list("segments").expect("listed");
     let len = |name: &String| disk.open(&format!("segments/{name}"), false).expect("listed").len();
-    let names = names.into_iter().map(|name| (len(&name).expect("known"), name)).filter(|(len, _)| *len > 0);
-    let (len, name) = names.last().expect("a segment");
+    let mut names =
+        names.into_iter().map(|name| (len(&name).expect("known"), name)).filter(|(len, _)| *len > 0);
+    let (len, name) = names.next_back().expect("a segment");
     (format!("segments/{name}"), len)
 }
 

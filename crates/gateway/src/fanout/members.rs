@@ -89,7 +89,9 @@ impl Members {
 
     pub(super) fn swap_remove(&mut self, at: u32) -> Member {
         self.recipients = None;
-        self.latest.take_if(|latest| latest.at == at).map(|latest| self.write_back(latest));
+        if let Some(latest) = self.latest.take_if(|latest| latest.at == at) {
+            self.write_back(latest);
+        }
         let member = self.list.swap_remove(at as usize);
         if member.is_writer() {
             self.writers.retain(|writer| *writer != at);

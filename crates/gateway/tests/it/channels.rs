@@ -85,7 +85,8 @@ fn an_element_that_no_packet_takes_costs_nobody_else_anything() {
         subscribe(&mut world, id, channel, 2);
     }
     world.run_ms(200);
-    (world.take(reader), world.take(writer));
+    world.take(reader);
+    world.take(writer);
     // The first comes in with a shorter head than it would leave with.
     world.send(owner, [update("x/testpb.TestMergeMessage", &long(65_480)).to(channel)]);
     world.send(writer, [update(TYPE, &entry("b")).to(channel)]);

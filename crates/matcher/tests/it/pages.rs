@@ -118,7 +118,7 @@ fn sorted_rooms_come_once_each_while_others_are_deleted() {
             (rooms, page.str(2).unwrap().to_owned())
         };
         let (mut seen, mut token) = ask(&mut world, "");
-        // What was listed goes; what was not is listed all the same.
+        // Rooms that were listed go; the others are listed all the same.
         let (gone, left) = (seen[..5].to_vec(), seen[5..].to_vec());
         for room in &gone {
             let body = Writer::new().str(1, room);

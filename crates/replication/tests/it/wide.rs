@@ -136,7 +136,7 @@ fn quantisers() -> Vec<Quantiser> {
     ]
 }
 
-/// What values are drawn from: references to any object, numbers of any text.
+/// Sources of values: references to any object, numbers of any text.
 struct Draw<'a> {
     rng: &'a mut Rng,
     objects: &'a [Object],
@@ -445,7 +445,7 @@ impl World {
         let Object { handle, changed, .. } = self.objects[at];
         let reasons = [DestroyReason::Destroyed, DestroyReason::TornOff, DestroyReason::Streamed];
         let (reason, flush) = (one_of(&mut self.rng, &reasons), self.rng.chance(0.5));
-        // What changed just now the server does not show before its next frame.
+        // The server does not show a change of this frame before its next one.
         if (flush || reason == DestroyReason::TornOff) && changed < self.frame {
             self.lasts.insert(handle, self.on_server(&self.objects[at]));
         }
