@@ -315,11 +315,18 @@ fn replicate(input: &DeriveInput) -> syn::Result<Tokens> {
                 server: &mut ::throng_replication::Server,
                 handle: ::throng_replication::Handle,
             ) -> ::core::result::Result<(), ::throng_replication::ObjectError> {
+                let class = server.class(handle).ok_or(::throng_replication::ObjectError::Unknown)?;
+                if class.name() != #name {
+                    return ::core::result::Result::Err(::throng_replication::ObjectError::OtherClass);
+                }
                 #(#writes)*
                 ::core::result::Result::Ok(())
             }
 
             fn read_into(&mut self, replica: &::throng_replication::Replica) -> ::core::option::Option<()> {
+                if replica.class().name() != #name {
+                    return ::core::option::Option::None;
+                }
                 #(#reads)*
                 ::core::option::Option::Some(())
             }

@@ -265,7 +265,9 @@ impl Prioritiser {
                 }
                 let positions: [[f32; 3]; 64] =
                     core::array::from_fn(|at| [batch.x[at], batch.y[at], batch.z[at]]);
-                custom.prioritise(views, &batch.objects[..len], &positions[..len], &mut batch.p[..len]);
+                let p = &mut batch.p[..len];
+                custom.prioritise(views, &batch.objects[..len], &positions[..len], p);
+                p.iter_mut().filter(|p| p.is_nan()).for_each(|p| *p = 0.0);
             }
         }
     }

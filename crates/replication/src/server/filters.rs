@@ -102,7 +102,11 @@ impl Server {
 
     /// Adds a prioritiser for [`set_prioritiser`](Self::set_prioritiser); 255 at most, `None`
     /// beyond.
-    pub fn add_prioritiser(&mut self, prioritiser: Prioritiser) -> Option<PrioritiserId> {
+    pub fn add_prioritiser(&mut self, mut prioritiser: Prioritiser) -> Option<PrioritiserId> {
+        if let Prioritiser::Static(p) = &mut prioritiser {
+            // Without a NaN, which no comparison puts in its place.
+            *p = p.max(0.0);
+        }
         let id = u8::try_from(self.shared.prioritisers.len()).ok()?;
         self.shared.any_limiter |= matches!(prioritiser, Prioritiser::CountLimiter(_));
         self.shared.prioritisers.push(prioritiser);

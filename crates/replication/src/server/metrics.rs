@@ -73,8 +73,8 @@ impl Server {
     /// Notes how long a frame's stages took, for the metrics.
     pub fn observe_frame(&mut self, shared: Duration, connections: Duration) {
         self.spent.frames += 1;
-        self.spent.shared += shared;
-        self.spent.connections += connections;
+        self.spent.shared = self.spent.shared.saturating_add(shared);
+        self.spent.connections = self.spent.connections.saturating_add(connections);
     }
 
     /// Appends all counts in Prometheus' text form. Costs a look at each connection; call it when

@@ -237,6 +237,9 @@ pub enum ObjectError {
     /// No such class.
     #[error("the class is not registered")]
     UnknownClass,
+    /// The object is of another class than the value.
+    #[error("the object has another class")]
+    OtherClass,
     /// No such property.
     #[error("the class has no property {0}")]
     UnknownProperty(usize),

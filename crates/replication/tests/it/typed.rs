@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use throng_replication::wire::{DecodeError, HEADER_BYTES, Header, kind};
 use throng_replication::{
     AttachError, Axis, Call, Class, Classes, Client, ClientConfig, ClientEvent, Condition, ConnId, Element,
-    Event, Field, Filter, Handle, Property, Quantiser, Ref, Replicate, Server, ServerConfig, Value,
+    Event, Field, Filter, Handle, ObjectError, Property, Quantiser, Ref, Replicate, Server, ServerConfig,
+    Value,
 };
 use throng_stdx::Instant;
 
@@ -170,6 +171,32 @@ fn every_kind_of_field_comes_back() {
     // Too long a string, too long a list.
     assert!(Player::set_name(&mut pair.server, handle, &"x".repeat(17)).is_err());
     assert!(Player::set_marks(&mut pair.server, handle, &vec![None; 5]).is_err());
+}
+
+#[test]
+fn a_value_fits_only_objects_of_its_class() {
+    #[derive(Clone, Debug, Default, PartialEq, Replicate)]
+    struct Ogre {
+        health: u16,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Replicate)]
+    struct Chest {
+        lock: u16,
+    }
+    let mut classes = Classes::new();
+    classes.add::<Ogre>().unwrap();
+    classes.add::<Chest>().unwrap();
+    let mut pair = Pair::of(&classes);
+    let chest = pair.server.create(&Chest { lock: 3 }).unwrap();
+    pair.server.set_filter(chest.untyped(), Filter::Always).unwrap();
+    let refused = Ogre { health: 77 }.write(&mut pair.server, chest.untyped());
+    assert!(matches!(refused, Err(ObjectError::OtherClass)), "{refused:?}");
+    pair.steps(4);
+    let replica = pair.client.get(chest.untyped()).expect("it has arrived");
+    assert_eq!((Chest::read(replica), Ogre::read(replica)), (Some(Chest { lock: 3 }), None));
+    pair.server.destroy(chest.untyped(), throng_replication::DestroyReason::Destroyed, false).unwrap();
+    let refused = Chest { lock: 4 }.write(&mut pair.server, chest.untyped());
+    assert!(matches!(refused, Err(ObjectError::Unknown)), "{refused:?}");
 }
 
 #[test]
