@@ -222,8 +222,8 @@ pub(crate) struct NewChannel {
     /// Full type name and checked bytes.
     pub(crate) data: Option<(String, Vec<u8>)>,
     pub(crate) merge_options: Option<MergeOptions>,
-    /// The request to answer, unless it is answered already.
-    pub(crate) answer: Option<Head>,
+    /// Of the request, echoed in its responses.
+    pub(crate) broadcast: u32,
 }
 
 /// The login of a connection that leaves.
