@@ -14,7 +14,7 @@ use crate::service::{Accesses, Maintenance, Service};
 const BYTES_MAX_PERCENT: u64 = 90;
 /// How often a node looks whether the folder holds too much.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
-/// How often it looks whether uploads fill it faster than that.
+/// Interval of the check whether uploads fill it faster than that.
 const EVICT_LOOK: Duration = Duration::from_millis(250);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);

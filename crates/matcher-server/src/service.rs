@@ -496,7 +496,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         journal.commit(now).map_err(system("cannot write the journal"))?;
     }
     // Epochs of different lives of the process differ: they begin at the wall time. They fit the 53
-    // bits of a JavaScript number; a life that makes 2,048 streams a millisecond is not known.
+    // bits of a JavaScript number, and leave room for 2,048 streams per millisecond.
     let guard = Guard::new(gate, Instant::from_nanos(boot_time().as_nanos() - clock.now().as_nanos()));
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
     let policies = policies.answered_by(handle.clone());

@@ -25,7 +25,7 @@ const ROOMS_PER_MODE_MAX: usize = 100;
 const SCAN_MAX: usize = 10_000;
 const MODES_MAX: usize = 64;
 const FILTERS_MAX: usize = 16;
-/// Bytes of a text by which rooms are sorted.
+/// Length of the prefix of a text by which rooms are sorted, in bytes.
 const SORT_BYTES_MAX: usize = 64;
 /// Two ages of 20 digits, the hexadecimal text of a value and signs between them, for each mode.
 const TOKEN_BYTES_MAX: usize = (2 * 20 + 2 * SORT_BYTES_MAX + 8) * MODES_MAX;

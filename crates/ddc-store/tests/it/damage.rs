@@ -657,7 +657,7 @@ fn a_tail_that_is_lost_after_a_clean_stop_brings_no_older_value_back() {
             assert!(store.stats().damaged > 0 && store.opening().log_gaps > 0, "{case}: it is forgotten");
             assert!(store.verify().expect("readable").log_gaps > 0, "{case}: it is forgotten");
             drop(store);
-            // What the index had is in the log again.
+            // The log has the entries of the index again.
             let store = Store::reindex(Arc::new(disk.clone()), options()).expect("it opens");
             assert_eq!(check_overwritten(&store, &case), 0, "{case}: the log has the refs again");
             assert!(store.opening().log_gaps > 0, "{case}");

@@ -17,7 +17,7 @@ pub(super) struct Members {
     /// The member that sent last. Most channels have one sender, and neither its updates nor the
     /// windows that leave it out look at the list.
     latest: Option<LatestSender>,
-    /// All members but the writers. Made at the end of a window and kept until somebody comes,
+    /// All members but the writers. Built at the end of a window and kept until a member joins,
     /// leaves or begins to write: windows end far more often than that.
     recipients: Option<Recipients>,
 }

@@ -406,7 +406,7 @@ fn a_resynchronised_reader_keeps_no_entries_that_were_removed_meanwhile() {
             publish(&mut world, entry(2, Some(&filler)));
             match step {
                 // Gone for good, and gone but back again.
-                // What it last was goes along, as generated games do it.
+                // With its last content beside, as generated games send it.
                 60 => publish(&mut world, removed_with(1, &filler.repeat(600))),
                 65 => publish(&mut world, removed_with(4, &filler.repeat(600))),
                 70 => publish(&mut world, entry(3, None)),
