@@ -10,7 +10,7 @@ use throng_wire::{FrameReader, MessagePack};
 
 use crate::config::{Config, Limits};
 use crate::fsm::StateIndex;
-use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdMap};
+use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdMap, ShardIndex};
 use crate::mail::State;
 use crate::outbox::{Backlog, Outbox};
 use crate::reason::CloseReason;
@@ -23,6 +23,8 @@ pub(crate) struct Connection {
     pub(crate) handle: ConnHandle,
     /// How peers name it: the same, unless it took over the id of a lost connection.
     pub(crate) id: ConnId,
+    /// Shards that know its new name, until all do.
+    pub(crate) renamed: Option<Box<Renamed>>,
     pub(crate) kind: ConnKind,
     pub(crate) addr: IpAddr,
     /// State within the state machine of its kind.
@@ -63,6 +65,21 @@ pub(crate) struct Connection {
     pub(crate) recorder: Option<Box<Recorder>>,
 }
 
+/// A change of name that not every shard has noticed.
+#[derive(Debug)]
+pub(crate) struct Renamed {
+    /// The name that it was accepted under.
+    pub(crate) fresh: ConnId,
+    /// Shards that call it by the new name. Others may still write to the lost connection.
+    pub(crate) by: SmallVec<[ShardIndex; 8]>,
+}
+
+impl Renamed {
+    pub(crate) fn of(fresh: ConnId) -> Box<Renamed> {
+        Box::new(Renamed { fresh, by: SmallVec::new() })
+    }
+}
+
 /// A channel of which a slow reader misses updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lag {
@@ -75,6 +92,15 @@ pub(crate) struct Lag {
 }
 
 impl Connection {
+    /// Reports whether what a shard sends under the present name is for this connection, and not
+    /// for a lost one that it replaces.
+    #[inline]
+    pub(crate) fn is_meant_by(&self, from: ShardIndex) -> bool {
+        let knows = |renamed: &Renamed| renamed.fresh == self.id || renamed.by.contains(&from);
+        // Shard 0 gave it the name.
+        from == ShardIndex::FIRST || self.renamed.as_deref().is_none_or(knows)
+    }
+
     /// Keeps the shard's backlog in step with the outbox. Game servers count apart: they are few,
     /// and each has a bound of its own.
     #[inline]

@@ -12,6 +12,7 @@
 //! | any | a connection's shard | [`Letter::CloseConn`] |
 //! | shard 0 | a connection's shard | [`Letter::Leave`] |
 //! | a connection's shard | shard 0 | [`Letter::Proven`] |
+//! | all but shard 0 | a connection's shard | [`Letter::Renamed`] |
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,7 +40,7 @@ impl Mail {
     pub fn bytes(&self) -> usize {
         let beside = match &self.0 {
             Letter::Messages(batch) => batch.heads.len() * size_of::<(ConnId, Head, u32)>() + batch.bytes(),
-            Letter::Append(batch) => batch.entries.len() * size_of::<(ConnId, u32)>() + batch.bytes(),
+            Letter::Append { batch, .. } => batch.entries.len() * size_of::<(ConnId, u32)>() + batch.bytes(),
             Letter::Deliver { payload, conns, .. } => {
                 payload.iter().map(|entry| entry.len()).sum::<usize>() + size_of_val(&**conns)
             }
@@ -100,6 +101,13 @@ pub(crate) enum Letter {
         kind: ConnKind,
         shard: ShardIndex,
     },
+    /// A shard calls `fresh` by the name `old` from now on: what it sent before under that name is
+    /// for the connection that was lost. To the shard of the connection.
+    Renamed {
+        fresh: ConnId,
+        old: ConnId,
+        from: ShardIndex,
+    },
     /// It has had its AUTH result: give it back its places.
     Restore {
         conn: ConnId,
@@ -132,10 +140,14 @@ pub(crate) enum Letter {
     },
     /// Messages of connections to channels of the receiving shard.
     Messages(MessageBatch),
-    /// Entries for single connections.
-    Append(EntryBatch),
+    /// Entries for single connections, of the shard `from`.
+    Append {
+        from: ShardIndex,
+        batch: EntryBatch,
+    },
     /// The same entries for many connections.
     Deliver {
+        from: ShardIndex,
         payload: Payload,
         state: Option<State>,
         conns: Arc<[ConnId]>,
@@ -222,8 +234,8 @@ pub(crate) struct NewChannel {
     /// Full type name and checked bytes.
     pub(crate) data: Option<(String, Vec<u8>)>,
     pub(crate) merge_options: Option<MergeOptions>,
-    /// Of the request, echoed in its responses.
-    pub(crate) broadcast: u32,
+    /// The request to answer, unless it is answered already.
+    pub(crate) answer: Option<Head>,
 }
 
 /// The login of a connection that leaves.
@@ -327,7 +339,13 @@ mod tests {
         let empty = Mail(Letter::GlobalOwner(None)).bytes();
         let payload = || Payload::from_iter([Entry::new(vec![0; 1000], &EntryBytes::default())]);
         let deliver = |conns: &[ConnId]| {
-            Mail(Letter::Deliver { payload: payload(), state: None, conns: conns.into() }).bytes()
+            Mail(Letter::Deliver {
+                from: ShardIndex(1),
+                payload: payload(),
+                state: None,
+                conns: conns.into(),
+            })
+            .bytes()
         };
         assert_eq!(deliver(&[]) - empty, 1000);
         assert_eq!(deliver(&[ConnId(1); 25]) - empty, 1100);

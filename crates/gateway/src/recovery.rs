@@ -28,6 +28,7 @@ use throng_wire::unrealpb::ChannelRecoveryData;
 
 use crate::ban::Subject;
 use crate::channel::{Channel, LostPlace};
+use crate::connection::Renamed;
 use crate::data::split;
 use crate::failpoint::failpoint;
 use crate::fanout::compile_mask;
@@ -336,6 +337,12 @@ impl Shard {
         {
             conn.id = old;
             conn.held.clear();
+            let mut renamed = conn.renamed.take().unwrap_or_else(|| Renamed::of(fresh));
+            renamed.by.push(self.board.index);
+            conn.renamed = Some(renamed);
+            self.board.settle_renamed(peer.slot);
+        } else if self.board.index != ShardIndex::FIRST {
+            self.board.post(shard, Letter::Renamed { fresh, old, from: self.board.index });
         }
     }
 

@@ -98,17 +98,6 @@ impl Shard {
         };
         self.board.creating = Some((id, sender.conn));
 
-        let result = CreateChannelResultMessage {
-            channel_type: request.channel_type,
-            metadata: request.metadata.clone(),
-            owner_conn_id: sender.conn.0,
-            channel_id: id.0,
-        };
-        self.board.send(sender.conn, head, &result);
-        if let Some(owner) = self.board.global_owner.filter(|owner| *owner != sender.conn) {
-            self.board.send(owner, head.copy(), &result);
-        }
-        failpoint!();
         let new = NewChannel {
             id,
             channel_type,
@@ -117,7 +106,7 @@ impl Shard {
             options: request.sub_options,
             data,
             merge_options,
-            broadcast: head.broadcast,
+            answer: Some(head),
         };
         let home = self.board.home(id);
         if home == self.board.index {
@@ -137,7 +126,7 @@ impl Shard {
     }
 
     fn make(&mut self, new: NewChannel) {
-        let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, broadcast } = new;
+        let NewChannel { id, channel_type, metadata, owner, options, data, merge_options, answer } = new;
         self.board.at_hand = Some(id);
         let settings = self.settings_of(channel_type);
         let (board, schemas) = (&mut self.board, &self.schemas);
@@ -146,6 +135,20 @@ impl Shard {
             Box::new(Channel::new(id, channel_type, settings, board.now, board.hasher))
         });
         channel.metadata = metadata;
+        failpoint!();
+        if let Some(head) = answer {
+            // By the home, once the channel is there for everybody who hears of it.
+            let result = CreateChannelResultMessage {
+                channel_type: channel_type.0.cast_signed(),
+                metadata: channel.metadata.clone(),
+                owner_conn_id: owner.0,
+                channel_id: id.0,
+            };
+            board.send(owner, head, &result);
+            if let Some(global_owner) = board.global_owner.filter(|global_owner| *global_owner != owner) {
+                board.send(global_owner, head.copy(), &result);
+            }
+        }
         failpoint!();
         channel.merge_options = merge_options;
         // Checked by shard 0 before it answered; without data the registered type starts empty.
@@ -173,6 +176,7 @@ impl Shard {
         let kind = board.peers.get(&owner).map_or(ConnKind::Server, |peer| peer.kind);
         let subscribed = channel.subscribe(board, address, kind, options.as_ref());
         if subscribed != Subscribed::Silently {
+            let broadcast = answer.map_or(0, |head| head.broadcast);
             let head = Head { broadcast, ..Head::new(id, MessageType::SubToChannel as u32) };
             let result = channel.sub_result(owner, kind);
             board.send(owner, head, &result);

@@ -15,7 +15,7 @@ use throng_wire::{
 };
 
 use crate::config::Config;
-use crate::connection::{Connection, Lag};
+use crate::connection::{Connection, Lag, Renamed};
 use crate::effect::{Effect, SecurityEvent};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnHandle, ConnId, ConnKind, IdHasher, IdMap, ShardIndex};
@@ -230,8 +230,10 @@ impl Switchboard {
     }
 
     /// An entry that came by mail for one of this shard's connections.
-    pub(crate) fn push_entry(&mut self, to: ConnId, entry: &[u8]) {
-        if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index) {
+    pub(crate) fn push_entry(&mut self, from: ShardIndex, to: ConnId, entry: &[u8]) {
+        if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index)
+            && self.conns.get(peer.slot as usize).is_some_and(|conn| conn.is_meant_by(from))
+        {
             self.push_local(peer.slot, to, entry.len(), |out| out.extend_from_slice(entry));
         }
     }
@@ -259,7 +261,8 @@ impl Switchboard {
             // One allocation of the exact size; the list itself keeps its room.
             let conns = list.as_slice().into();
             list.clear();
-            self.post(ShardIndex(shard as u16), Letter::Deliver { payload: payload.clone(), state, conns });
+            let (from, payload) = (self.index, payload.clone());
+            self.post(ShardIndex(shard as u16), Letter::Deliver { from, payload, state, conns });
         }
         self.recipients = lists;
     }
@@ -274,8 +277,8 @@ impl Switchboard {
         }
         failpoint!();
         for (shard, conns) in &to.remote {
-            let conns = Arc::clone(conns);
-            self.post(*shard, Letter::Deliver { payload: payload.clone(), state, conns });
+            let (from, payload, conns) = (self.index, payload.clone(), Arc::clone(conns));
+            self.post(*shard, Letter::Deliver { from, payload, state, conns });
         }
     }
 
@@ -285,11 +288,44 @@ impl Switchboard {
     }
 
     /// A payload that came by mail.
-    pub(crate) fn deliver_mail(&mut self, payload: &Payload, state: Option<State>, conns: &[ConnId]) {
+    pub(crate) fn deliver_mail(
+        &mut self,
+        from: ShardIndex,
+        payload: &Payload,
+        state: Option<State>,
+        conns: &[ConnId],
+    ) {
         for &to in conns {
-            if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index) {
+            if let Some(&peer) = self.peers.get(&to).filter(|peer| peer.shard == self.index)
+                && self.conns.get(peer.slot as usize).is_some_and(|conn| conn.is_meant_by(from))
+            {
                 self.deliver_local(peer.slot, to, payload, state);
             }
+        }
+    }
+
+    /// A shard knows the new name of a connection of this shard, perhaps before this shard does.
+    pub(crate) fn note_renamed(&mut self, fresh: ConnId, old: ConnId, from: ShardIndex) {
+        let is_here = |peer: &&Peer| peer.shard == self.index;
+        let peer = self.peers.get(&fresh).or_else(|| self.peers.get(&old)).filter(is_here);
+        let Some(slot) = peer.map(|peer| peer.slot) else { return };
+        let Some(conn) = self.conns.get_mut(slot as usize) else { return };
+        if conn.id == fresh {
+            conn.renamed.get_or_insert_with(|| Renamed::of(fresh)).by.push(from);
+        } else if let Some(renamed) = conn.renamed.as_mut().filter(|renamed| renamed.fresh == fresh) {
+            renamed.by.push(from);
+            self.settle_renamed(slot);
+        }
+    }
+
+    /// Forgets the change of a name that all shards know.
+    pub(crate) fn settle_renamed(&mut self, slot: u32) {
+        // Shard 0 gives the names, and never reports one.
+        let others = usize::from(self.count) - usize::from(self.index != ShardIndex::FIRST);
+        if let Some(conn) = self.conns.get_mut(slot as usize)
+            && conn.renamed.as_ref().is_some_and(|renamed| renamed.by.len() >= others)
+        {
+            conn.renamed = None;
         }
     }
 
@@ -417,7 +453,7 @@ impl Switchboard {
     }
 
     fn append(&mut self, shard: ShardIndex, to: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
-        if let Some(Letter::Append(batch)) = self.newest_letter(shard)
+        if let Some(Letter::Append { batch, .. }) = self.newest_letter(shard)
             && batch.bytes() < BATCH_BYTES
         {
             batch.push(to, write);
@@ -425,7 +461,7 @@ impl Switchboard {
         }
         let mut batch = EntryBatch::default();
         batch.push(to, write);
-        self.post(shard, Letter::Append(batch));
+        self.post(shard, Letter::Append { from: self.index, batch });
     }
 
     /// The newest letter to a shard that is still here. Adding to it keeps the order per shard.

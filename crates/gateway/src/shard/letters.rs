@@ -17,19 +17,24 @@ impl Shard {
                     }
                 }
             }
-            Letter::Append(batch) => {
+            Letter::Append { from, batch } => {
                 for (to, entry) in batch.iter() {
-                    self.board.push_entry(to, entry);
+                    self.board.push_entry(from, to, entry);
                 }
             }
-            Letter::Deliver { payload, state, conns } => self.board.deliver_mail(&payload, state, &conns),
+            Letter::Deliver { from, payload, state, conns } => {
+                self.board.deliver_mail(from, &payload, state, &conns);
+            }
             Letter::Opened { conn, kind, shard, framing, addr } => {
                 self.on_opened(conn, kind, shard, framing, addr);
             }
             Letter::Authenticated { conn, recoverable } => self.on_authenticated(conn, recoverable),
             Letter::Closed { conn, kind, keep, reason } => self.on_closed(conn, kind, keep, reason),
             Letter::GlobalOwner(owner) => self.board.global_owner = owner,
-            Letter::Recovered { fresh, old, kind, shard } => self.on_recovered(fresh, old, kind, shard),
+            Letter::Recovered { fresh, old, kind, shard } => {
+                self.as_whole(|own| own.on_recovered(fresh, old, kind, shard));
+            }
+            Letter::Renamed { fresh, old, from } => self.board.note_renamed(fresh, old, from),
             Letter::Restore { conn, fresh } => self.on_restore(conn, fresh),
             Letter::Restored { conn, fresh } => self.on_restored(conn, fresh),
             Letter::Settled { conn } => self.on_settled(conn),

@@ -81,6 +81,7 @@ impl Shard {
             slot = board.conns.insert(Connection {
                 handle,
                 id: conn,
+                renamed: None,
                 kind,
                 addr,
                 state: config.state_machine(kind).init(),
@@ -196,6 +197,13 @@ impl Shard {
             return;
         }
         self.punish(conn, kind, reason);
+        // A place that is half kept would never be given back, and a login that waits for this
+        // closure would wait for ever.
+        self.as_whole(|shard| shard.end_entry(conn, kind, keep));
+    }
+
+    /// Shard 0: takes a closed connection out of its tables, and keeps its place if `keep`.
+    fn end_entry(&mut self, conn: ConnId, kind: ConnKind, keep: bool) {
         let Some(global) = &mut self.global else { return };
         if let Some(settling) = global.settling.remove(&conn)
             && let Some(key) = settling.timer

@@ -112,7 +112,7 @@ impl Shard {
             options: request.sub_options,
             data: data.map(|(plan, bytes)| (plan.name().to_owned(), bytes)),
             merge_options: request.merge_options.as_ref().map(merge_options),
-            broadcast: 0,
+            answer: None,
         });
         if let Some(cell) = cell {
             self.list(cell, id, &object);

@@ -151,6 +151,30 @@ fn removed_channel_ids_rest() {
 }
 
 #[test]
+fn a_created_channel_is_there_for_everybody_when_its_creator_is_answered() {
+    let mut world = World::sharded(config(), 4);
+    let creator = loop {
+        let id = world.join(ConnKind::Server, "s");
+        if world.shard_of(id) == 0 {
+            break id;
+        }
+    };
+    world.take(creator);
+    world.slow_shard = Some(0);
+    let mut answered = 0;
+    for _ in 0..8 {
+        world.send(creator, [Send::new(MessageType::CreateChannel, &create(3)).stub(77)]);
+        let ready = world.take(creator);
+        let is_held = !world.held.is_empty();
+        assert!(ready.is_empty() || !is_held, "answered before its home knows the channel");
+        while world.deliver_held() {}
+        let later = world.take(creator);
+        answered += ready.iter().chain(&later).filter(|message| message.stub == 77).count();
+    }
+    assert_eq!(answered, 8);
+}
+
+#[test]
 fn global_can_never_be_removed_and_ordinary_ids_end_before_the_spatial_ones() {
     let settings = TypeSettings { remove: throng_gateway::AccessLevel::Any, ..TypeSettings::fallback() };
     let mut world = World::new(Config {

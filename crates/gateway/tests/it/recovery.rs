@@ -451,6 +451,47 @@ fn a_second_return_does_not_end_with_the_answers_to_the_first() {
 }
 
 #[test]
+fn what_a_busy_shard_sent_to_a_lost_client_does_not_reach_it_after_its_return() {
+    let mut world = World::sharded(config(), 3);
+    let owner = world.join(ConnKind::Server, "s");
+    let channel = loop {
+        let channel = create(&mut world, owner, 3, Some(&entry("a")));
+        if world.shards[2].channel_data(throng_gateway::ChannelId(channel)).is_some() {
+            break channel;
+        }
+    };
+    let on_second_shard = |world: &mut World| loop {
+        let id = world.connect(ConnKind::Client);
+        if world.shard_of(id) == 1 {
+            return id;
+        }
+    };
+    let first = on_second_shard(&mut world);
+    let (result, _) = auth_with(&mut world, first, b"");
+    subscribe(&mut world, first, channel);
+    world.run_ms(200);
+    let mut token = result.resume_token;
+    let mut last = first;
+    for text in ["b", "c"] {
+        world.slow_shard = Some(2);
+        update(&mut world, owner, channel, text);
+        world.run_ms(200);
+        assert!(!world.held.is_empty(), "the update waits in the busy shard");
+        world.close(last);
+        last = on_second_shard(&mut world);
+        let (result, got) = auth_with(&mut world, last, &token);
+        token = result.resume_token;
+        assert_eq!(types(&got), [1]);
+        while world.deliver_held() {}
+        world.slow_shard = None;
+        assert_eq!(types(&world.take(last)), [20], "the recovered data has the update already");
+        update(&mut world, owner, channel, "d");
+        world.run_ms(1_000);
+        assert_eq!(types(&world.take(last)), [8, 21]);
+    }
+}
+
+#[test]
 fn the_owner_learns_of_a_client_that_does_not_return() {
     for shards in [1, 2] {
         let mut world = World::sharded(config(), shards);
