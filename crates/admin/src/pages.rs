@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -36,9 +36,8 @@ impl Pages {
     /// Reports whether `path` is one of these pages. Health is not: the service has its own.
     #[must_use]
     pub fn has(path: &str) -> bool {
-        let first = |path: &'static str| path.strip_prefix(API).map(first_segment);
         match path.strip_prefix(API) {
-            Some(rest) => ROUTES.iter().any(|route| first(route.path) == Some(first_segment(rest))),
+            Some(rest) => SEGMENTS.contains(&first_segment(rest)),
             None => {
                 matches!(path, "/" | "/metrics" | "/healthz" | "/console" | "/debug/pprof/profile")
                     || path.starts_with("/console/")
@@ -58,6 +57,16 @@ impl Pages {
 
 /// Prefix of the API.
 const API: &str = "/api/v1/";
+
+/// Segments behind it that the routes begin with, each once: every request to the other service is
+/// compared with them.
+static SEGMENTS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let mut segments: Vec<&str> =
+        ROUTES.iter().filter_map(|route| route.path.strip_prefix(API)).map(first_segment).collect();
+    segments.sort_unstable();
+    segments.dedup();
+    segments
+});
 
 fn first_segment(path: &str) -> &str {
     path.split('/').next().unwrap_or_default()

@@ -20,7 +20,7 @@ use crate::fetch::Found;
 use crate::headers::IO_HASH;
 use crate::memory::{Held, MEMORY_WAIT};
 use crate::origin::{Located, Reach};
-use crate::preconditions::tag_of;
+use crate::preconditions::{tag_of, tag_value};
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
@@ -233,7 +233,6 @@ impl Service {
         blob: Blob,
         media: Media,
     ) -> Answer {
-        let tag = tag_of(hash);
         if request.preconditions().is_unmodified(hash)? {
             return Ok(unmodified(hash, media));
         }
@@ -241,7 +240,7 @@ impl Service {
             // A part of something else than the client has is of no use to it.
             let range = request.header(header::RANGE).filter(|_| {
                 request.method == Method::Get
-                    && request.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag)
+                    && request.header(header::IF_RANGE).is_none_or(|wanted| wanted == tag_of(hash))
             });
             let len = blob.len();
             match Range::read(range, len) {
@@ -694,6 +693,6 @@ fn describe(mut response: Response<Body>, hash: &IoHash, media: Media) -> Respon
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media.name()));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    headers.extend(HeaderValue::try_from(tag_of(hash)).ok().map(|tag| (header::ETAG, tag)));
+    headers.insert(header::ETAG, tag_value(hash));
     response
 }

@@ -140,6 +140,8 @@ impl<S: Wire> Connection<S> {
         let is_idle = !first && self.buf.is_empty();
         self.watchdog.within(if is_idle { IDLE_TIMEOUT } else { HEAD_TIMEOUT });
         let mut seen = 0;
+        // The deadline of a head that came at once is that of its request.
+        let mut is_timed = !is_idle;
         loop {
             if first && PREFACE.starts_with(&self.buf[..self.buf.len().min(PREFACE.len())]) {
                 if self.buf.len() >= PREFACE.len() {
@@ -158,13 +160,16 @@ impl<S: Wire> Connection<S> {
                 }
             }
             seen = self.buf.len();
+            if seen > 0 && !is_timed {
+                self.watchdog.within(HEAD_TIMEOUT);
+                is_timed = true;
+            }
             if seen >= head::BYTES_MAX {
                 return Ok(Next::Refuse(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "the head is too long"));
             }
             match self.fill(HEAD_ROOM).await {
                 Ok(0) if seen == 0 => return Ok(Next::End),
                 Ok(0) => return Ok(Next::Refuse(StatusCode::BAD_REQUEST, "the head broke off")),
-                Ok(_) if seen == 0 && is_idle => self.watchdog.within(HEAD_TIMEOUT),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::TimedOut && seen > 0 => {
                     return Ok(Next::Refuse(StatusCode::REQUEST_TIMEOUT, "the head took too long"));

@@ -1,7 +1,7 @@
 //! Preconditions of requests: RFC 9110, section 13.
 
 use hyper::StatusCode;
-use hyper::header::{self, HeaderMap, HeaderName};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use throng_ddc::IoHash;
 
 use crate::answer::Problem;
@@ -74,6 +74,9 @@ impl Preconditions {
     /// # Errors
     /// 412, if the client asks for something else.
     pub(crate) fn is_unmodified(&self, hash: &IoHash) -> Result<bool, Problem> {
+        if self.is_empty() {
+            return Ok(false);
+        }
         match self.decide(Some(hash)) {
             Decision::Differs => Err(failed(Some(hash), "If-Match does not name")),
             decision => Ok(decision == Decision::IsThere),
@@ -96,6 +99,13 @@ impl Preconditions {
 /// The entity tag of something with this hash.
 pub(crate) fn tag_of(hash: &IoHash) -> String {
     format!("\"{hash}\"")
+}
+
+/// The same as a header.
+pub(crate) fn tag_value(hash: &IoHash) -> HeaderValue {
+    let mut text = [b'"'; 2 * IoHash::BYTES + 2];
+    text[1..=2 * IoHash::BYTES].copy_from_slice(&hash.hex_lower());
+    HeaderValue::from_bytes(&text).expect("digits in quotes are a header value")
 }
 
 fn failed(hash: Option<&IoHash>, what: &str) -> Problem {

@@ -24,7 +24,7 @@ use crate::body::Body;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
-use crate::preconditions::{Preconditions, tag_of};
+use crate::preconditions::{Preconditions, tag_value};
 use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
 use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
@@ -334,7 +334,7 @@ impl Service {
         let headers = response.headers_mut();
         headers.insert(IO_HASH, hash_value(&object));
         if media == Media::CompactBinary {
-            headers.extend(HeaderValue::try_from(tag_of(&object)).ok().map(|tag| (header::ETAG, tag)));
+            headers.insert(header::ETAG, tag_value(&object));
         }
         Ok(response)
     }
@@ -735,7 +735,7 @@ fn unmodified(object: &IoHash) -> Response<Body> {
     let mut response = empty(StatusCode::NOT_MODIFIED);
     let headers = response.headers_mut();
     headers.insert(IO_HASH, hash_value(object));
-    headers.extend(HeaderValue::try_from(tag_of(object)).ok().map(|tag| (header::ETAG, tag)));
+    headers.insert(header::ETAG, tag_value(object));
     response
 }
 

@@ -21,6 +21,7 @@ use crate::answer::{Answer, Problem, empty, object, reply, unverifiable};
 use crate::blocking;
 use crate::body::Body;
 use crate::entry::Entry;
+use crate::headers::SEC_FETCH_SITE;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
@@ -372,25 +373,24 @@ impl Service {
             }
             _ => {}
         }
-        let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-        if !self.rules().access.admits(text("host"), text("origin"), text("sec-fetch-site")) {
+        let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        let rules = self.rules();
+        if !rules.access.admits(text(header::HOST), text(header::ORIGIN), text(SEC_FETCH_SITE)) {
             let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
             return Err(Problem::new(StatusCode::FORBIDDEN, title));
         }
         let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let caller =
-            self.rules().access.identify(authorization).await.map_err(|identity| match identity {
-                Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
-                _ => Problem::new(
-                    StatusCode::UNAUTHORIZED,
-                    "a valid token is needed: Authorization: Bearer TOKEN",
-                )
-                .with(header::WWW_AUTHENTICATE, "Bearer"),
-            })?;
+        let caller = rules.access.identify(authorization).await.map_err(|identity| match identity {
+            Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
+            _ => {
+                Problem::new(StatusCode::UNAUTHORIZED, "a valid token is needed: Authorization: Bearer TOKEN")
+                    .with(header::WWW_AUTHENTICATE, "Bearer")
+            }
+        })?;
         if matches!(verb, "PUT" | "POST") {
             check_representation(&headers)?;
         }
-        let upload = Upload::new(source, self.rules().blob_bytes_max)?.charged_to(&self.memory);
+        let upload = Upload::new(source, rules.blob_bytes_max)?.charged_to(&self.memory);
         // WebDAV has more methods, none of which has to do with a body.
         let method = Method::parse(verb).unwrap_or(Method::Get);
         let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };
@@ -693,7 +693,7 @@ pub(crate) fn check_hash(wanted: Option<IoHash>, found: IoHash) -> Result<(), Pr
 }
 
 pub(crate) fn hash_value(hash: &IoHash) -> HeaderValue {
-    HeaderValue::try_from(format!("{hash:X}")).expect("hexadecimal digits are a header value")
+    HeaderValue::from_bytes(&hash.hex_upper()).expect("hexadecimal digits are a header value")
 }
 
 pub(crate) fn json(value: &serde_json::Value) -> Response<Body> {

@@ -47,6 +47,18 @@ impl IoHash {
         &self.0
     }
 
+    /// The text of [`fmt::Display`], without a formatter: headers of hot answers are made of it.
+    #[must_use]
+    pub fn hex_lower(&self) -> [u8; 2 * Self::BYTES] {
+        hex(&self.0, b"0123456789abcdef")
+    }
+
+    /// The text of [`fmt::UpperHex`], likewise.
+    #[must_use]
+    pub fn hex_upper(&self) -> [u8; 2 * Self::BYTES] {
+        hex(&self.0, b"0123456789ABCDEF")
+    }
+
     fn truncated(digest: &blake3::Hash) -> IoHash {
         let mut bytes = [0; Self::BYTES];
         bytes.copy_from_slice(&digest.as_bytes()[..Self::BYTES]);
@@ -110,24 +122,28 @@ fn nibble(digit: u8) -> Result<u8, ParseHashError> {
     }
 }
 
-fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8], digits: &[u8; 16]) -> fmt::Result {
+fn hex(bytes: &[u8], digits: &[u8; 16]) -> [u8; 2 * IoHash::BYTES] {
     let mut text = [0; 2 * IoHash::BYTES];
     for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
         pair[0] = digits[usize::from(byte >> 4)];
         pair[1] = digits[usize::from(byte & 15)];
     }
-    f.write_str(std::str::from_utf8(&text).expect("hexadecimal digits are ASCII"))
+    text
+}
+
+fn write_hex(f: &mut fmt::Formatter<'_>, text: &[u8]) -> fmt::Result {
+    f.write_str(std::str::from_utf8(text).expect("hexadecimal digits are ASCII"))
 }
 
 impl fmt::Display for IoHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_hex(f, &self.0, b"0123456789abcdef")
+        write_hex(f, &self.hex_lower())
     }
 }
 
 impl fmt::UpperHex for IoHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_hex(f, &self.0, b"0123456789ABCDEF")
+        write_hex(f, &self.hex_upper())
     }
 }
 

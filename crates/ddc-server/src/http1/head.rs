@@ -87,7 +87,7 @@ fn bad(why: &'static str) -> Refusal {
 }
 
 fn has_lone_feed(bytes: &[u8]) -> bool {
-    bytes.iter().enumerate().any(|(at, byte)| *byte == b'\n' && (at == 0 || bytes[at - 1] != b'\r'))
+    memchr::memchr_iter(b'\n', bytes).any(|at| at == 0 || bytes[at - 1] != b'\r')
 }
 
 /// A target, taken apart.
@@ -115,29 +115,43 @@ fn split_target(target: &str) -> Result<Target<'_>, Refusal> {
         }
     };
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    if !are_target_bytes(path.as_bytes(), b"/:@") || !are_target_bytes(query.as_bytes(), b"/:@?") {
+    if !are_target_bytes(path.as_bytes(), PATH) || !are_target_bytes(query.as_bytes(), QUERY) {
         return Err(bad("the target holds a byte that must be percent-encoded, or a fragment"));
     }
     Ok(Target { authority, path: if path.is_empty() { "/" } else { path }, query })
 }
 
-/// Reports whether `bytes` are what RFC 3986 allows in a part of a target: unreserved characters,
-/// sub-delimiters, encoded bytes, and `more`.
-fn are_target_bytes(mut bytes: &[u8], more: &[u8]) -> bool {
-    loop {
-        match bytes {
-            [] => return true,
-            [b'%', a, b, rest @ ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => bytes = rest,
-            [byte, rest @ ..]
-                if byte.is_ascii_alphanumeric()
-                    || b"-._~!$&'()*+,;=".contains(byte)
-                    || more.contains(byte) =>
-            {
-                bytes = rest;
-            }
+/// Parts of a target whose bytes are permitted, by byte: bits of [`NAME`], [`PATH`] and [`QUERY`].
+/// RFC 3986: unreserved characters and sub-delimiters everywhere; more in paths and queries.
+const PERMITTED: [u8; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        table[byte] = match byte as u8 {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' => NAME | PATH | QUERY,
+            b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' => NAME | PATH | QUERY,
+            b'*' | b'+' | b',' | b';' | b'=' => NAME | PATH | QUERY,
+            b'/' | b':' | b'@' => PATH | QUERY,
+            b'?' => QUERY,
+            _ => 0,
+        };
+        byte += 1;
+    }
+    table
+};
+const NAME: u8 = 1;
+const PATH: u8 = 2;
+const QUERY: u8 = 4;
+
+/// Reports whether `bytes` are permitted in this part of a target, or percent-encoded.
+fn are_target_bytes(mut bytes: &[u8], part: u8) -> bool {
+    while let Some(at) = bytes.iter().position(|byte| PERMITTED[usize::from(*byte)] & part == 0) {
+        match bytes[at..] {
+            [b'%', a, b, ref rest @ ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => bytes = rest,
             _ => return false,
         }
     }
+    true
 }
 
 /// Reports whether `bytes` are a host with a port or without: RFC 3986, section 3.2, without user.
@@ -148,7 +162,7 @@ fn is_authority(bytes: &[u8]) -> bool {
         [b'[', address @ .., b']'] => {
             std::str::from_utf8(address).is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
         }
-        name => !name.is_empty() && are_target_bytes(name, b""),
+        name => !name.is_empty() && are_target_bytes(name, NAME),
     };
     let digits = port.strip_prefix(b":").unwrap_or_default();
     is_host && digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit)

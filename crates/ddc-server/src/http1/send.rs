@@ -33,8 +33,9 @@ impl<S: Wire> Connection<S> {
         self.pace = Some(pace);
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);
-        // Writing to a Vec cannot fail.
-        let _ = write!(out, "HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or("-"));
+        for part in ["HTTP/1.1 ", status.as_str(), " ", status.canonical_reason().unwrap_or("-"), "\r\n"] {
+            out.extend_from_slice(part.as_bytes());
+        }
         for (name, value) in &parts.headers {
             for part in [name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"] {
                 out.extend_from_slice(part);
@@ -43,6 +44,7 @@ impl<S: Wire> Connection<S> {
         let bodiless =
             status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if !bodiless && !parts.headers.contains_key(header::CONTENT_LENGTH) {
+            // Writing to a Vec cannot fail.
             let _ = write!(out, "content-length: {}\r\n", body.len());
         }
         if !keep {
