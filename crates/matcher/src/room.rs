@@ -142,11 +142,15 @@ fn check_unique<'a>(
     Ok(())
 }
 
-/// Returns whether the member at a place may have other values, of which none may be another's.
-pub(crate) fn check_stays_unique(rules: &ModeRules, members: &[Member], at: usize, next: &Info) -> Outcome {
-    let own = &members[at].info;
-    let others =
-        || members.iter().enumerate().filter(|(place, _)| *place != at).map(|(_, other)| &other.info);
+/// Returns whether the member at a place may have other values, of which none may be another
+/// member's or that of a role with a seat.
+pub(crate) fn check_stays_unique(rules: &ModeRules, room: &Room, at: usize, next: &Info) -> Outcome {
+    let (members, own) = (room.members(), &room.members()[at].info);
+    let others = || {
+        let others = members.iter().enumerate().filter(|(place, _)| *place != at);
+        let seats = room.seats().iter().filter_map(|seat| seat.info.as_deref());
+        others.map(|(_, other)| &other.info).chain(seats)
+    };
     for key in &rules.unique_float {
         let value = next.float(key);
         if value.is_some() && value != own.float(key) && others().any(|other| other.float(key) == value) {

@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested}
 
 use crate::config::{Caller, Scope};
 use crate::history::Change;
-use crate::info::{RoleRef, Update, bytes, check_growth, check_id, text};
+use crate::info::{RoleRef, Update, bytes, check_id, text};
 use crate::key::{PlayerKey, RoomKey};
 use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, collapse_key, write_about};
@@ -48,7 +48,7 @@ impl Matcher {
             if reserve > 0 {
                 return self.answer_join(room, false, true, turn.answer);
             }
-            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            self.take_seat(turn, room, player, Some(&role))?;
             return self.answer_encoded(false, turn.answer);
         }
         let newcomer = self.newcomer(turn.caller, &role)?;
@@ -147,7 +147,7 @@ impl Matcher {
         if let Some(player) = known.filter(|player| self.rooms[room].has_seat(*player)) {
             self.home_of(turn.caller, &role)?;
             self.check_acts_for(turn.caller, player)?;
-            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            self.take_seat(turn, room, player, Some(&role))?;
             return self.answer_encoded(false, turn.answer);
         }
         self.check_joinable(room, 1)?;
@@ -173,7 +173,8 @@ impl Matcher {
         }
         check_id(role, "RoleID")?;
         let index = self.find_room(room)?;
-        let player = self.member_of_room(index, role)?;
+        let seat = self.seat_of(index, role);
+        let player = seat.map_or_else(|| self.member_of_room(index, role), |(_, player)| Ok(player))?;
         let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
         if !own && !self.owns_room(turn.caller, index) {
             return Err(forbidden(
@@ -181,10 +182,16 @@ impl Matcher {
             ));
         }
         let kicked = !actor.is_empty() && actor != role || !own && turn.caller.scope == Scope::Server;
+        let reason = if kicked { "kicked" } else { "left" };
+        if let Some((at, _)) = seat {
+            self.leave_seat(turn, index, at, reason);
+            write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
+            return Ok(());
+        }
         let changes = self.ask_to_remove(index, player)?;
         // The room outlives this call: a deleting room lingers, and linger is not shorter than one
         // step.
-        self.remove_from_room(turn, index, player, if kicked { "kicked" } else { "left" });
+        self.remove_from_room(turn, index, player, reason);
         self.change_after_leaving(turn, index, &changes);
         write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
         Ok(())
@@ -251,7 +258,7 @@ impl Matcher {
         let team = room.members()[at].info.team().to_vec();
         let srv = self.people.server_of(player);
         let next = room.members()[at].info.updated(&update, srv, &team)?;
-        check_stays_unique(self.rooms.rules_of(index), room.members(), at, &next)?;
+        check_stays_unique(self.rooms.rules_of(index), room, at, &next)?;
         self.rooms.set_info(index, at, next)?;
         let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
         let collapse = collapse_key(
@@ -370,8 +377,7 @@ impl Matcher {
             }
         }
         check_id(id, "RoleID")?;
-        let role = role.unwrap_or_else(|| RoleRef::bare(id));
-        if role.id != id {
+        if role.as_ref().is_some_and(|role| role.id != id) {
             return Err(invalid("RoleInfo is about another role"));
         }
         let room = self.find_room(room)?;
@@ -381,7 +387,7 @@ impl Matcher {
             write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
             return Ok(());
         }
-        self.take_seat(turn, room, player, None)?;
+        self.take_seat(turn, room, player, role.as_ref())?;
         write_bytes(turn.answer, 1, &self.scratch.room);
         Ok(())
     }
@@ -392,7 +398,7 @@ impl Matcher {
         turn: &mut Turn<'_>,
         room: RoomKey,
         player: PlayerKey,
-        info: Option<(Caller<'_>, &RoleRef<'_>)>,
+        role: Option<&RoleRef<'_>>,
     ) -> Outcome {
         // Its timer may still wait behind others. A claim that came in time may have waited for its
         // verdict.
@@ -406,13 +412,13 @@ impl Matcher {
             return Err(self.already_in(other));
         }
         let kept = self.info_of_seat(&self.rooms[room].seats()[at]);
-        let info = match info {
-            Some((_, role)) => role.info(self.people.server_of(player), kept.team()),
-            None => kept,
-        };
+        if let Some(role) = role {
+            self.rooms.rules_of(room).check_limits(role)?;
+        }
+        let srv = self.people.server_of(player);
+        let info = role.map_or_else(|| kept.clone(), |role| role.info(srv, kept.team()));
         let newcomers: Newcomers = smallvec![Newcomer { player, info, moves: false }];
-        let size = self.rooms[room].size();
-        check_growth(size, size + newcomers[0].info.bytes().len())?;
+        self.check_fits(room, &newcomers)?;
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.admit(turn, room, newcomers, &changes);
         let left = self.rooms[room].seats().iter().map(|seat| seat.until).min();
@@ -431,7 +437,7 @@ impl Matcher {
         Err(forbidden("only the room's maker, a member's server or a trusted server may do this"))
     }
 
-    fn is_exclusive(&self, room: RoomKey) -> bool {
+    pub(crate) fn is_exclusive(&self, room: RoomKey) -> bool {
         self.rooms.rules_of(room).exclusive
     }
 
@@ -440,6 +446,13 @@ impl Matcher {
             .player(role)
             .filter(|player| self.rooms[index].has_member(*player))
             .ok_or_else(|| Problem::new(Status::NotAMember, "role does not exist"))
+    }
+
+    /// A role's seat in a room, by its place.
+    fn seat_of(&self, index: RoomKey, role: &[u8]) -> Option<(usize, PlayerKey)> {
+        let player = self.people.player(role)?;
+        let at = self.rooms[index].seats().iter().position(|seat| seat.player == player)?;
+        Some((at, player))
     }
 
     /// Returns whether a room has places for so many players without seats in it.

@@ -21,19 +21,7 @@ impl Matcher {
             let is_over = |seat: &Seat| seat.until <= now && !self.is_claimed(id, seat.player);
             let Some(at) = self.rooms[index].seats().iter().position(is_over) else { break };
             let owner = self.rooms[index].seats()[at].player;
-            let role = self.people[owner].id().clone();
-            self.rooms.expire_seat(index, at, &role);
-            let rev = self.rooms[index].rev();
-            self.note_change(index, Change::of("seat_expired"), &[owner]);
-            self.event(Event::SEAT_EXPIRED, |out| {
-                write_bytes(out, 1, &role);
-                write_about(out, id, rev, "");
-            });
-            // One notice for each server, the owner's too.
-            let members = self.rooms[index].members().iter().map(|member| member.player);
-            let told = members.chain([owner]);
-            fan_out(&self.people, told, &self.scratch.event, 0, turn.notices);
-            self.people.lose_seat(owner, index);
+            self.free_seat(turn, index, at, "");
             self.people.release(owner);
         }
         if self.rooms[index].seats().iter().any(|seat| seat.until <= self.now) {
@@ -41,6 +29,47 @@ impl Matcher {
             self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Seats(id));
         }
         self.after_leaving(turn, index);
+    }
+
+    /// Takes a seat away from its role and notifies the room. The caller sees to the role and to
+    /// what follows for the room.
+    fn free_seat(&mut self, turn: &mut Turn<'_>, index: RoomKey, at: usize, reason: &str) {
+        let owner = self.rooms[index].seats()[at].player;
+        let role = self.people[owner].id().clone();
+        self.rooms.expire_seat(index, at, &role);
+        let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
+        self.note_change(index, Change { reason, ..Change::of("seat_expired") }, &[owner]);
+        self.event(Event::SEAT_EXPIRED, |out| {
+            write_bytes(out, 1, &role);
+            write_about(out, id, rev, reason);
+        });
+        // One notice for each server, the owner's too.
+        let members = self.rooms[index].members().iter().map(|member| member.player);
+        let told = members.chain([owner]);
+        fan_out(&self.people, told, &self.scratch.event, 0, turn.notices);
+        self.people.lose_seat(owner, index);
+    }
+
+    /// A role gives its seat up, or loses it to a kick.
+    pub(crate) fn leave_seat(&mut self, turn: &mut Turn<'_>, index: RoomKey, at: usize, reason: &str) {
+        let owner = self.rooms[index].seats()[at].player;
+        self.rooms.count_change(index);
+        self.free_seat(turn, index, at, reason);
+        self.people.release(owner);
+        self.after_leaving(turn, index);
+    }
+
+    /// A new member of an exclusive room gives up its seats in others. Seats of matches stay: who
+    /// was matched may leave this room for them.
+    pub(crate) fn free_other_seats(&mut self, turn: &mut Turn<'_>, index: RoomKey, player: PlayerKey) {
+        for other in self.people[player].seats().to_vec() {
+            let is_lost = other != index && self.is_exclusive(other) && self.rooms[other].matched().is_none();
+            let seat = self.rooms[other].seats().iter().position(|seat| seat.player == player);
+            if let Some(at) = seat.filter(|_| is_lost) {
+                self.free_seat(turn, other, at, "joined");
+                self.after_leaving(turn, other);
+            }
+        }
     }
 
     /// Returns whether a claim of a role's seat waits for a policy.

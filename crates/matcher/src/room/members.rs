@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested, write_u64};
 
@@ -97,7 +98,7 @@ impl Matcher {
         there.any(|is_there| Some(is_there) != first)
     }
 
-    /// Returns whether newcomers share a value with members or each other that must be unique,
+    /// Returns whether newcomers share a value with members, seats or each other that must be unique,
     /// their infos are more than the room's has space for, or, where they may be in several rooms,
     /// only some of them are members.
     pub(crate) fn check_fits(&self, room: RoomKey, newcomers: &[Newcomer]) -> Outcome {
@@ -116,8 +117,11 @@ impl Matcher {
         if rules.unique_float.is_empty() && rules.unique_string.is_empty() {
             return Ok(());
         }
-        let members = self.rooms[room].members();
-        check_unique(rules, members.iter().map(|member| &member.info), newcomers)
+        let members = self.rooms[room].members().iter().map(|member| &member.info);
+        // A seat's values are taken, unless its role is the newcomer.
+        let is_other = |player| newcomers.iter().all(|newcomer| newcomer.player != player);
+        let seats = self.rooms[room].seats().iter().filter(|seat| is_other(seat.player));
+        check_unique(rules, members.chain(seats.filter_map(|seat| seat.info.as_deref())), newcomers)
     }
 
     /// Makes a room with its first members. The caller has checked capacity and limits.
@@ -177,6 +181,7 @@ impl Matcher {
             let joined = newcomers.iter().map(|newcomer| role_hash(people[newcomer.player].id()));
             matches.enlist(found, joined);
         }
+        let players: SmallVec<[_; 8]> = newcomers.iter().map(|newcomer| newcomer.player).collect();
         let members = newcomers.into_iter().map(|newcomer| {
             people.enter_room(newcomer.player, index, exclusive);
             Member { player: newcomer.player, info: newcomer.info }
@@ -184,6 +189,9 @@ impl Matcher {
         let first = rooms.admit(index, members);
         rooms.note_joined(index, *now, first, |player| people[player].id());
         self.rooms.change_by_policy(index, changes);
+        for player in players.into_iter().filter(|_| exclusive) {
+            self.free_other_seats(turn, index, player);
+        }
         let deleting = self.rooms[index].deleting();
         self.announce_members(turn, index, first);
         if deleting {

@@ -54,7 +54,7 @@ fn told(heard: &Heard) -> Option<Change> {
             ("role_data", vec![update.str(2).unwrap().to_owned()], String::new(), String::new())
         }
         Event::ROOM_FLAGS => ("flags", Vec::new(), String::new(), flags().to_owned()),
-        Event::SEAT_EXPIRED => ("seat_expired", one(1), String::new(), String::new()),
+        Event::SEAT_EXPIRED => ("seat_expired", one(1), String::new(), heard.str(22)),
         _ => return None,
     };
     Some((heard.u64(21), kind.to_owned(), roles, key, reason))

@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use throng_matcher::{Config, ModeRules, OnFull, Scope};
+use throng_matcher::{Config, Limit, ModeRules, OnFull, Scope};
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{World, id_in, role, roles_in, to_mode, to_room};
 
@@ -83,6 +83,80 @@ fn a_join_takes_the_seat_too() {
     let room = with_seat(&mut world);
     let joined = world.ok("s", Method::ROLE_JOIN_ROOM, to_room("b", &room));
     assert_eq!(roles_in(&joined, 4), ["a", "b"]);
+}
+
+fn limited() -> World {
+    let rules = ModeRules {
+        capacity: 3,
+        on_full: OnFull::Keep,
+        limits: vec![Limit { key: "level".into(), min: Some(10.0), max: Some(60.0), required: true }],
+        unique_string: vec!["class".into()],
+        ..ModeRules::default()
+    };
+    World::new(Config { modes: [("lim".to_owned(), rules)].into(), ..Config::default() })
+}
+
+/// Numbers of the fields `FloatData` and `StringData` of a role.
+const FLOAT: u32 = 4;
+const STRING: u32 = 5;
+
+fn leveled(id: &str, level: f64, class: &str) -> Writer {
+    let level = Writer::new().str(1, "level").f64(2, level);
+    role(id).nested(FLOAT, level).nested(STRING, Writer::new().str(1, "class").str(2, class))
+}
+
+#[test]
+fn the_rules_of_a_mode_hold_for_the_role_of_a_seat_too() {
+    let mut world = limited();
+    let reserve = |id: &str, class: &str| {
+        let create = Writer::new().str(1, "lim");
+        Writer::new().nested(1, leveled(id, 20.0, class)).nested(2, create).u64(3, 60)
+    };
+    let room = id_in(&world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, reserve("a", "mage")));
+    let join =
+        |id: &str, level: f64, class: &str| Writer::new().nested(1, leveled(id, level, class)).str(2, &room);
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_ROOM, join("a", 5.0, "mage")).0, Status::Refused);
+    let other = world.ask("s", Method::ROLE_JOIN_ROOM, join("b", 20.0, "mage"));
+    assert_eq!(other.0, Status::Refused, "the value of a seat is taken");
+    world.ok("s", Method::ROLE_JOIN_ROOM, join("b", 20.0, "monk"));
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_ROOM, join("a", 20.0, "monk")).0, Status::Refused);
+    let claim = Writer::new().str(1, &room).str(2, "a");
+    assert_eq!(
+        world.ask("s", Method::CLAIM_SEAT, claim.nested(3, leveled("a", 70.0, "mage"))).0,
+        Status::Refused
+    );
+    let claim = Writer::new().str(1, &room).str(2, "a");
+    let claimed = world.ok("s", Method::CLAIM_SEAT, claim.nested(3, leveled("a", 30.0, "thief")));
+    assert!(claimed.windows(5).any(|part| part == b"thief"), "what the claim gives is stored");
+}
+
+#[test]
+fn a_seat_can_be_given_up() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    world.take_heard();
+    let leave = |id: &str| Writer::new().str(1, id).str(2, &room);
+    let left = world.ok("s", Method::ROLE_LEAVE_ROOM, leave("b"));
+    assert_eq!(Reader::new(&left).unwrap().nested(1).unwrap().all(11).count(), 0);
+    let heard = world.take_kind(Event::SEAT_EXPIRED);
+    assert_eq!((heard.len(), heard[0].str(1)), (1, "b".to_owned()), "the room hears it");
+    assert_eq!(world.ask("s", Method::ROLE_LEAVE_ROOM, leave("b")).0, Status::NotAMember);
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("c", &room));
+    // The last seat of a room without members takes the room along.
+    let alone = id_in(&world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("d", "pair").u64(3, 5)));
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "d").str(2, &alone));
+    world.pass(60_000);
+    assert_eq!(world.room(&alone).0, Status::NotFound);
+}
+
+#[test]
+fn a_member_of_an_exclusive_room_keeps_no_seat_in_another() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    let own = world.create_room("s", "b", "pair");
+    assert_ne!(own, room);
+    assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("c", &room));
 }
 
 #[test]

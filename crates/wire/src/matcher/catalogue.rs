@@ -387,7 +387,7 @@ message!(Shared { 1 Rule Str, "name of the rule, or its key"; 2 Entries List(&St
 message!(MatchReadyEvent { 1 MatchID Str, "the match"; 20 RoomID Str, "its room"; 2 Positions Map(&Str), "position by role, if the queue has positions"; 3 Side Str, "side of the notified roles"; 4 Connection Str, "address to connect to"; 5 Region Str, "best region"; 6 SeatDeadline U64, "time, ms since the epoch"; 7 Queue Str, "the queue"; 8 Shared Keyed(&Shared, "Rule"), "values that all players have in common, by `overlap` rule"; 9 Players List(&Msg(&Player)), "to the allocator: the players with their attributes"; 10 Sides List(&Msg(&Side)), "to the allocator: the players of each side"; 11 Data Map(&Json), "of a match with a world of its own: `World`, `Addresses`, and to players of a gateway their `Ticket`"; 12 World Str, "to the allocator: class of the world to open for the match; without `MatchID`, for a room of a mode"; });
 message!(MatchCancelledEvent { 1 MatchID Str, "the match"; 2 Reason Str, "declined, no_answer, disconnected, matched_elsewhere, players_not_free, no_server, policy_unavailable, rules_changed or restarted; of a match for a backfill also no_places, room_closed, stopped or no_ack"; 20 RoomID Str, "its room, if it had one"; });
 message!(BackfillUpdateEvent { 1 BackfillID Str, "the backfill"; 2 Reason Str, "matched, no_ack, stopped or room_closed"; 3 RoleIDs List(&Str), "roles with new seats"; 20 RoomID Str, "the room"; 21 Rev U64, "revision of the backfill"; });
-message!(SeatExpiredEvent { 1 RoleID Str, "role with the seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; });
+message!(SeatExpiredEvent { 1 RoleID Str, "role that had the seat"; 20 RoomID Str, "the room"; 21 Rev U64, "its revision"; 22 Reason Str, "left, kicked or joined (another exclusive room); empty when its time was over"; });
 
 macro_rules! methods {
     ($($number:literal $constant:ident $name:literal $kind:ident $access:ident $request:ident $response:ident $doc:literal)*) => {
@@ -423,7 +423,7 @@ methods! {
     30 ROLE_JOIN_RANDOM_ROOM "RoleJoinRandomRoom" write own RoleJoinRandomRoomRequest JoinResponse "Joins an open room of a mode, or creates one."
     31 ROLE_CREATE_ROOM "RoleCreateRoom" write own RoleCreateRoomRequest RoomResponse "Creates a room with its first member."
     32 ROLE_JOIN_ROOM "RoleJoinRoom" write own RoleJoinRoomRequest JoinResponse "Joins a room; takes a reserved seat."
-    33 ROLE_LEAVE_ROOM "RoleLeaveRoom" write own RoleLeaveRoomRequest RoomResponse "Leaves a room, or kicks a member from it."
+    33 ROLE_LEAVE_ROOM "RoleLeaveRoom" write own RoleLeaveRoomRequest RoomResponse "Leaves a room or gives up a seat in it, or kicks the role of either."
     34 TEAM_JOIN_RANDOM_ROOM "TeamJoinRandomRoom" write own TeamJoinRandomRoomRequest JoinResponse "Moves all members of a team into an open room, or into a new one."
     35 TEAM_CREATE_ROOM "TeamCreateRoom" write own TeamCreateRoomRequest RoomResponse "Creates a room with the members of a team."
     36 TEAM_JOIN_ROOM "TeamJoinRoom" write own TeamJoinRoomRequest JoinResponse "Moves all members of a team into a room."
