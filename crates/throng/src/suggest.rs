@@ -25,6 +25,11 @@ pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsStrin
     if error.kind() != ErrorKind::UnknownArgument {
         return;
     }
+    // clap shows the flags given so far and those that they require, the rest not.
+    let mut built = command.clone();
+    built.build();
+    let usage = used_command(&built, arguments).clone().render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
     let Some(word) = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or(flag)) else {
         return;
@@ -119,6 +124,12 @@ mod tests {
         check("throng config chk", "'check'");
         check("throng migrate chk", "'check'");
         check("throng tpo", "'top'");
+    }
+
+    #[test]
+    fn the_usage_of_a_wrong_flag_is_that_of_its_command() {
+        check("throng up --port 3", "Usage: throng up [OPTIONS]\n");
+        check("throng bench channel --onyl 3", "Usage: throng bench [OPTIONS] [SUITE TEST]...\n");
     }
 
     #[test]
