@@ -387,7 +387,8 @@ impl ClassBuilder {
         self
     }
 
-    /// Objects are sent once, when they come into scope; later changes are not.
+    /// Objects are sent once, when they come into scope; later changes, of elements of keyed arrays
+    /// too, are not. What is sent again after a loss has the values of then.
     #[must_use]
     pub fn temporary(mut self, on: bool) -> Self {
         self.flags.temporary = on;

@@ -214,8 +214,8 @@ pub struct Server {
     startups: BTreeSet<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
-    /// Changes of dormant objects.
-    slept: BTreeMap<u32, u64>,
+    /// Keyed arrays of sleepers with the changes that they keep.
+    kept: BTreeMap<u32, Vec<KeyedArray>>,
     /// Connections on which creations wait.
     joining: u32,
     events: VecDeque<Event>,
@@ -295,7 +295,7 @@ impl Server {
             dying: Vec::new(),
             startups: BTreeSet::new(),
             ended: BTreeMap::new(),
-            slept: BTreeMap::new(),
+            kept: BTreeMap::new(),
             joining: 0,
             events: VecDeque::new(),
             stats: ServerStats::default(),
