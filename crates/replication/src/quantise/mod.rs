@@ -132,6 +132,9 @@ pub enum QuantiserError {
         /// Count of the variants.
         count: usize,
     },
+    /// Two variants of one name.
+    #[error("two variants of an enum have the same name")]
+    Duplicate,
     /// A game's own quantiser with no words, or too many.
     #[error("a custom quantiser has 1 to 4 live words and 1 to {WORDS_MAX} quantised ones")]
     Words,
