@@ -414,7 +414,7 @@ impl Client {
         let Some(last) = self.replicas.get_mut(index as usize).and_then(Option::take) else { return };
         self.count -= 1;
         // An object that may come back keeps the numbers of its calls, and those that wait.
-        if reason != DestroyReason::OutOfScope {
+        if !matches!(reason, DestroyReason::OutOfScope | DestroyReason::ProtocolMismatch) {
             self.attachments.target_gone(index);
         }
         self.suspects.remove(&index);

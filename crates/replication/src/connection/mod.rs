@@ -358,6 +358,11 @@ impl Connection {
         }
     }
 
+    /// The peer describes the object's class differently.
+    fn refuses(&self, sh: &Shared, object: u32) -> bool {
+        self.refused_classes.contains(&sh.objects.class[object as usize])
+    }
+
     /// True when a call of the client on the object counts: it owns the object, or sees a callable
     /// one.
     pub(crate) fn may_call(&self, sh: &Shared, object: u32, method: u64) -> bool {

@@ -363,7 +363,8 @@ impl Server {
 
     /// Compares a peer's description of its classes (see [`Classes::protocol`]) with our own, class
     /// by class in the order of registration. Objects of classes that differ, or that the peer
-    /// lacks, never come into its scope; returns these classes.
+    /// lacks, leave its scope for [`DestroyReason::ProtocolMismatch`] and never come back; returns
+    /// these classes. An id that names no connection changes nothing and is compared all the same.
     ///
     /// # Errors
     /// Another version of the wire format, or a class that differs and is
