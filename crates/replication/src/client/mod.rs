@@ -85,6 +85,13 @@ pub enum ClientEvent {
         /// This client is the owner.
         owner: bool,
     },
+    /// The parent of an object changed.
+    ParentChanged {
+        /// The object.
+        handle: Handle,
+        /// The new parent: see [`Replica::parent`].
+        parent: Option<Handle>,
+    },
     /// An object went away.
     Destroyed {
         /// The object.
@@ -368,13 +375,11 @@ impl Client {
                 Ok(())
             }
             kind::ROLE => {
-                let (index, owner) = self.read_role(reader)?;
-                if let Some(Some(replica)) = self.replicas.get_mut(index as usize)
-                    && replica.owner != owner
-                {
-                    replica.owner = owner;
-                    let handle = replica.handle();
-                    self.events.push_back(ClientEvent::OwnerChanged { handle, owner });
+                let (index, owner, parent) = self.read_role(reader)?;
+                if let Some(Some(replica)) = self.replicas.get_mut(index as usize) {
+                    let before = core::mem::replace(&mut replica.owner, owner);
+                    let above = core::mem::replace(&mut replica.parent, parent);
+                    self.report_role(index, before, above);
                 }
                 Ok(())
             }
@@ -406,6 +411,18 @@ impl Client {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Reports another owner or parent of an object than before.
+    fn report_role(&mut self, index: u32, before: bool, above: Handle) {
+        let Some(replica) = self.replica(index) else { return };
+        let (handle, owner, parent) = (replica.handle(), replica.owner, replica.parent());
+        if owner != before {
+            self.events.push_back(ClientEvent::OwnerChanged { handle, owner });
+        }
+        if parent.unwrap_or(Handle::NONE) != above {
+            self.events.push_back(ClientEvent::ParentChanged { handle, parent });
         }
     }
 
@@ -537,7 +554,7 @@ impl Client {
         if same {
             replica.reset();
         }
-        let owned = replica.owner;
+        let (owned, above) = (replica.owner, replica.parent);
         (replica.update_at, replica.missing) = (None, 0);
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
@@ -549,10 +566,8 @@ impl Client {
         replica.remember(frame);
         let handle = replica.handle();
         self.events.push_back(ClientEvent::Created(handle));
-        // A creation that is sent again may be the first to tell of another owner.
-        if owned != create.owner {
-            self.events.push_back(ClientEvent::OwnerChanged { handle, owner: create.owner });
-        }
+        // A creation that is sent again may be the first to tell of another owner or parent.
+        self.report_role(create.index, owned, above);
         self.link(create.index, u64::MAX);
         self.resolved(handle, frame);
         Ok(())
@@ -819,7 +834,7 @@ impl Client {
     }
 
     /// The oldest event not taken yet, in the order of packets; within a packet creations, changes,
-    /// ends, owners, calls.
+    /// ends, owners and parents, calls.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         let event = self.events.pop_front()?;
         self.events_taken += 1;

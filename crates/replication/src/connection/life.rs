@@ -7,6 +7,7 @@ use crate::attach::{Outgoing, Ready};
 use crate::bits::write_varint;
 use crate::priority::View;
 use crate::sent::Item;
+use crate::server::Shared;
 use crate::tokens::NAMES;
 use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
 
@@ -154,12 +155,16 @@ impl Stage<'_> {
         true
     }
 
-    /// Notifies the receiver of the objects that it owns now, or no longer.
+    /// Tells the receiver whether it owns the object, and what the object belongs to.
     fn write_role(&mut self, object: u32) -> bool {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         scratch.record.clear();
         write_varint(&mut scratch.record, u64::from(object));
-        scratch.record.push(u8::from(conn.owns(sh, object)));
+        let above = sh.objects.parent[object as usize];
+        scratch.record.push(u8::from(conn.owns(sh, object)) | u8::from(above != 0) << 1);
+        if above != 0 {
+            write_parent(&mut scratch.record, sh, above);
+        }
         if !scratch.out.reserve(&mut conn.log, kind::ROLE, scratch.record.len()) {
             return false;
         }
@@ -168,8 +173,8 @@ impl Stage<'_> {
         true
     }
 
-    /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are
-    /// back.
+    /// Notifies the receiver of changes of owners and parents. Kept replicas out of scope wait
+    /// until they are back.
     #[inline(never)]
     pub(super) fn write_roles(&mut self) {
         let mut from = 0;
@@ -406,7 +411,7 @@ impl Stage<'_> {
             | u8::from(sh.objects.dormant.get(object)) << 4;
         record.push(flags);
         if above != 0 {
-            write_varint(record, u64::from(above));
+            write_parent(record, sh, above);
         }
         if let Some(named) = named {
             write_varint(record, u64::from(named.token));
@@ -439,4 +444,10 @@ impl Stage<'_> {
         }
         conn.stats.creates += 1;
     }
+}
+
+/// Appends the name of an object's parent.
+fn write_parent(out: &mut Vec<u8>, sh: &Shared, above: u32) {
+    write_varint(out, u64::from(above));
+    write_varint(out, u64::from(sh.objects.generation[above as usize]));
 }

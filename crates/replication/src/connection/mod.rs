@@ -351,7 +351,7 @@ impl Connection {
         self.live.get(object) || matches!(self.pairs.get(&object), Some(Pair::Creating(_)))
     }
 
-    /// The owner of an object changed from or to this connection.
+    /// The owner of an object changed from or to this connection, or its parent changed.
     pub(crate) fn queue_role(&mut self, object: u32) {
         if self.has(object) || self.retained.contains_key(&object) {
             self.roles.insert(object);

@@ -1157,10 +1157,8 @@ impl World {
         let handle = object.handle;
         let owner = object.owner == Some(peer.id);
         assert_eq!(replica.is_owner(), owner, "{what}: owner");
-        let root = object.root.or(object.parent).map(|root| self.objects[root].handle.index());
-        if object.root.is_some() {
-            assert_eq!(replica.parent(), root, "{what}: root");
-        }
+        let above = object.root.or(object.parent).map(|above| self.objects[above].handle);
+        assert_eq!(replica.parent(), above, "{what}: parent");
         let name = object.name.as_ref().map(|(name, startup)| (name.as_str(), *startup));
         let archetype = name.filter(|(_, startup)| !startup).map(|(name, _)| name);
         let startup = name.filter(|(_, startup)| *startup).map(|(name, _)| name);
@@ -1508,7 +1506,7 @@ fn ten_thousand_objects_of_eight_parts_converge() {
             count += 1 + parts.len();
             for (part, value) in parts {
                 let replica = client.get(*part).unwrap_or_else(|| panic!("{part:?} of {root:?} is missing"));
-                assert_eq!((replica.parent(), number(replica, 0)), (Some(root.index()), u64::from(*value)));
+                assert_eq!((replica.parent(), number(replica, 0)), (Some(*root), u64::from(*value)));
             }
         }
         assert!(count > 300 && client.len() == count, "{} replicas, {count} in scope", client.len());
