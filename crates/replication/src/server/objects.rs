@@ -12,6 +12,9 @@ use crate::objects::NOBODY;
 use crate::quantise::Value;
 use crate::typed::Creation;
 
+/// Bytes of a creation around the object's properties at most.
+const CREATE_BYTES: usize = 40;
+
 impl Server {
     pub(super) fn index(&self, handle: Handle) -> Option<u32> {
         let at = handle.index() as usize;
@@ -186,7 +189,9 @@ impl Server {
     /// nothing.
     ///
     /// # Errors
-    /// When the object or property does not exist or the value does not fit.
+    /// When the object or property does not exist, the value does not fit, or the strings, blobs,
+    /// lists, options and enums of the object would exceed
+    /// [`transfer_bytes_max`](crate::ServerConfig::transfer_bytes_max) together.
     pub fn set(
         &mut self,
         handle: Handle,
@@ -205,7 +210,17 @@ impl Server {
                 .codec
                 .write_heap(&value, &mut bytes)
                 .map_err(|error| ObjectError::Value(property, error))?;
-            store.staged[slot as usize * class.heap_count + prop.heap] = Some((bytes, bits));
+            let staged = &mut store.staged[slot as usize * class.heap_count..][..class.heap_count];
+            let held = store.heap[slot as usize * class.heap_count..].iter().zip(&*staged).enumerate();
+            let others = held.filter(|(at, _)| *at != prop.heap);
+            let others = others.map(|(_, (held, staged))| staged.as_ref().unwrap_or(held).0.len());
+            // All of the object goes together when it is created.
+            let longest = others.sum::<usize>() + bytes.len() + class.record_bytes_max + CREATE_BYTES;
+            let max = self.shared.config.transfer_bytes_max;
+            if longest > max {
+                return Err(ObjectError::TooLong { property, bytes: longest, max });
+            }
+            staged[prop.heap] = Some((bytes, bits));
         } else {
             let live = &mut store.live_mut(slot)[prop.live..];
             prop.codec.store(&value, live).map_err(|error| ObjectError::Value(property, error))?;

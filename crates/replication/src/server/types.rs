@@ -66,9 +66,10 @@ pub struct ServerConfig {
     pub creates_per_frame: u32,
     /// Most texts of tokens, archetypes and startup objects' names together. Default 16,384.
     pub tokens_max: u32,
-    /// Bytes of the longest creation or update that goes in parts because no packet holds it; a
-    /// longer one is never sent, and counted ([`ConnectionStats::oversized`]). The receiver's limit
-    /// should be the same. Default 1 MiB.
+    /// Bytes of the longest creation, update or end that goes in parts because no packet holds it.
+    /// [`Server::set`](crate::Server::set) refuses values that would exceed it. What exceeds it
+    /// with the texts that it needs is not sent, a last state is left out; both are counted
+    /// ([`ConnectionStats::oversized`]). The receiver's limit should be the same. Default 1 MiB.
     pub transfer_bytes_max: usize,
     /// The grid filter's world.
     pub grid: GridConfig,
@@ -273,6 +274,19 @@ pub enum ObjectError {
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,
+    /// No transfer holds the object with this value.
+    #[error(
+        "property {property}: with it the object takes up to {bytes} bytes, above transfer_bytes_max, {max}; \
+         shorten the value, raise the limit on both sides or split the object"
+    )]
+    TooLong {
+        /// Property that was set.
+        property: usize,
+        /// Bytes of the object's longest record.
+        bytes: usize,
+        /// [`ServerConfig::transfer_bytes_max`].
+        max: usize,
+    },
 }
 
 /// Counts of one connection, from its beginning.

@@ -174,19 +174,25 @@ fn the_last_state_of_a_large_object_arrives_before_its_end() {
     net.check(&[next]);
 }
 
+/// A last state that no transfer holds is left out: properties, and elements of which there are
+/// more than that.
 #[test]
-fn what_exceeds_the_limit_is_counted_and_holds_nothing_up() {
-    let config = ServerConfig { transfer_bytes_max: 5000, ..ServerConfig::default() };
-    let mut net = with_big(config, 1);
-    let (big, thing) = (create(&mut net, BIG), create(&mut net, THING));
-    net.server.set(big, BODY, body(6000, 1)).unwrap();
+fn a_last_state_that_exceeds_the_limit_is_counted_and_holds_nothing_up() {
+    let mut classes = classes();
+    let bag = throng_replication::Keyed::new("bag", 900).field("item", Quantiser::UInt(32));
+    let class = classes.register(Class::builder("keeper").keyed(bag).build().unwrap()).unwrap();
+    let config = ServerConfig { transfer_bytes_max: 2000, ..ServerConfig::default() };
+    let mut net = Net::of(classes, config, 1);
+    let (keeper, thing) = (create(&mut net, class), create(&mut net, THING));
     net.steps(5);
-    assert_eq!(net.peers[0].client.len(), 1);
+    for key in 0..900 {
+        net.server.set_element(keeper, 0, key, &[Value::UInt(7)]).unwrap();
+    }
+    net.server.destroy(keeper, DestroyReason::Destroyed, true).unwrap();
     net.server.set(thing, HEALTH, 5_u64).unwrap();
-    net.server.set(big, BODY, body(4000, 1)).unwrap();
     net.steps(6);
-    net.check(&[big, thing]);
-    assert!(net.server.connection_stats(net.peers[0].id).unwrap().oversized > 0);
+    net.check(&[keeper, thing]);
+    assert_eq!(net.server.total_stats().oversized, 1);
 }
 
 #[test]
