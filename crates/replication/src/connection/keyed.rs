@@ -91,8 +91,9 @@ impl Stage<'_> {
         let sh = self.sh;
         let class = &sh.store(object).class;
         let Some(arrays) = sh.keyed.get(&object) else { return true };
-        let bytes_max = ITEM_BYTES_MAX.min(sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + AROUND));
-        let room = sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + 2);
+        let packet = self.conn.packet_bytes;
+        let bytes_max = ITEM_BYTES_MAX.min(packet.saturating_sub(HEADER_BYTES + AROUND));
+        let room = packet.saturating_sub(HEADER_BYTES + 2);
         for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
             loop {
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);

@@ -45,7 +45,7 @@ impl Stage<'_> {
             scratch.record.clear();
             write_varint(&mut scratch.record, u64::from(object));
             scratch.record.push(reason);
-            if flushed && self.last_bytes(&items) > sh.config.packet_bytes_max - HEADER_BYTES {
+            if flushed && self.last_bytes(&items) > self.conn.packet_bytes - HEADER_BYTES {
                 // No packet holds the last state: both go in parts, the end behind the state.
                 let body = self.last_body(&items);
                 if body.len() <= sh.config.transfer_bytes_max {
@@ -135,7 +135,7 @@ impl Stage<'_> {
         let together = self.last_bytes(items);
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         scratch.out.keep_together(&mut conn.log, together);
-        if !scratch.out.has_room(together) || !self.write_exports(together - self.scratch.exports.len()) {
+        if !scratch.out.find_room(together) || !self.write_exports(together - self.scratch.exports.len()) {
             return false;
         }
         let (log, scratch) = (&mut self.conn.log, &mut *self.scratch);
@@ -197,7 +197,10 @@ impl Stage<'_> {
     /// Tells which objects of the receiver's map have ended, by name.
     #[inline(never)]
     pub(super) fn write_endings(&mut self) {
-        while let Some((token, reason)) = self.conn.endings.last().copied() {
+        let mut left = self.conn.endings.len();
+        while left > 0 {
+            left -= 1;
+            let (token, reason) = self.conn.endings[left];
             if self.scratch.out.ends().len() >= BURST_PACKETS {
                 return;
             }
@@ -209,6 +212,11 @@ impl Stage<'_> {
             scratch.record.extend_from_slice(&[0, reason]);
             write_varint(&mut scratch.record, u64::from(token));
             let len = scratch.record.len();
+            if HEADER_BYTES + scratch.exports.len() + len + 2 > conn.packet_bytes {
+                // The name waits for longer packets.
+                conn.stats.oversized += 1;
+                continue;
+            }
             let room = self.write_exports(len + 2);
             let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
             if !room || !scratch.out.reserve(&mut conn.log, kind::DESTROY, len) {
@@ -216,7 +224,7 @@ impl Stage<'_> {
             }
             scratch.out.put(&scratch.record);
             conn.log.push_item(Item::Ending { token, reason });
-            conn.endings.pop();
+            conn.endings.remove(left);
         }
     }
 
@@ -284,6 +292,7 @@ impl Stage<'_> {
             });
         }
         self.conn.calling = calling;
+        self.conn.stats.calls_dropped = self.conn.attachments.dropped_total;
     }
 
     /// Create items, nearest first when not all fit; `waiting`: updates want their share too.
@@ -343,7 +352,7 @@ impl Stage<'_> {
 
     fn write_create(&mut self, object: u32) -> CreateResult {
         let sh = self.sh;
-        let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
+        let room = self.conn.packet_bytes - HEADER_BYTES - 2;
         if self.conn.transfer.is_some() && sh.record_bytes_max(object) + 24 > room {
             return CreateResult::Later;
         }

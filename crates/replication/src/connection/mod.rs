@@ -31,7 +31,7 @@ use crate::keyed::Cursor;
 use crate::pairs::{Bases, Pending};
 use crate::priority::View;
 use crate::sent::{Budget, Item, SentLog, SentWord};
-use crate::server::{ConnId, ConnectionStats, Event, Shared};
+use crate::server::{ConnId, ConnectionStats, Event, ServerConfig, Shared};
 use crate::wire::{AckState, DecodeError, bits_of};
 
 use throng_stdx::Instant;
@@ -163,7 +163,9 @@ pub(crate) struct Connection {
     acks: AckState,
     /// The peer sent something that no packet has acknowledged yet.
     ack_owed: bool,
-    pub(crate) budget: Option<Budget>,
+    budget: Option<Budget>,
+    /// Largest packet: that of the configuration, or what the burst of the budget holds.
+    packet_bytes: usize,
     /// The transport reported congestion since the last frame.
     pub(crate) congested: bool,
     /// Losses that the budget knows of.
@@ -239,6 +241,7 @@ impl Connection {
             acks: AckState::default(),
             ack_owed: false,
             budget: None,
+            packet_bytes: packet_bytes_max,
             congested: false,
             losses_seen: 0,
             clock_at: None,
@@ -283,6 +286,18 @@ impl Connection {
             self.bands.resize_with(streams, Sparse::default);
             self.bands.iter_mut().for_each(|band| band.grow(words));
         }
+    }
+
+    pub(crate) fn budget(&self) -> Option<&Budget> {
+        self.budget.as_ref()
+    }
+
+    /// Limits the connection. What exceeds the burst goes in parts, as what exceeds a packet does.
+    pub(crate) fn set_budget(&mut self, config: &ServerConfig, budget: Option<Budget>) {
+        let burst = budget.as_ref().map_or(usize::MAX, |budget| budget.burst as usize);
+        self.packet_bytes = config.packet_bytes_max.min(burst.saturating_sub(config.overhead_bytes));
+        self.attachments.set_packet_bytes(self.packet_bytes);
+        self.budget = budget;
     }
 
     /// Objects of a word that have something pending and may be written by themselves.

@@ -328,7 +328,8 @@ pub struct ConnectionStats {
     pub oversized: u64,
     /// Strings of tokens written.
     pub tokens_sent: u64,
-    /// Frames in which the budget did not suffice.
+    /// Frames in which something found no room: the budget did not suffice, or too many packets
+    /// were in flight.
     pub budget_saturated_frames: u64,
     /// Most frames that a change has waited for room, or for its priority, before it was written.
     pub starvation_frames_max: u64,
@@ -337,6 +338,11 @@ pub struct ConnectionStats {
     /// Calls of the client that were dropped because it neither owns the object nor sees a callable
     /// one.
     pub calls_refused: u64,
+    /// Unreliable calls to the client that were dropped before they were sent: the object was out
+    /// of scope, more than 16 waited, or the burst of the budget holds no packet with the call.
+    pub calls_dropped: u64,
+    /// Whole states that were sent because the client asked for them.
+    pub resets: u64,
     /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. Its
     /// resolution is the time between frames: an answer within the frame counts as no time. In a
     /// sum over connections the largest.

@@ -375,8 +375,10 @@ fn the_end_of_an_object_that_just_came_back_carries_its_elements() {
     seen(&mut net, chest);
     net.server.set_element(chest, 0, 1, &values(1, 1)).unwrap();
     net.settle(6);
-    // Neither its end nor its new creation finds room.
+    // Neither its end nor its new creation finds room: what was saved up is spent.
     net.server.set_budget(net.peers[0].id, Some((0.0, 0.0)));
+    net.server.set_element(chest, 0, 1, &values(1, 3)).unwrap();
+    net.step();
     for filter in [Filter::Never, Filter::Always] {
         net.server.set_filter(chest, filter).unwrap();
         net.step();
