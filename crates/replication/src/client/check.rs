@@ -69,10 +69,6 @@ impl Client {
         while reader.bits_left() > 0 {
             let section = reader.get(8)? as u8;
             let count = reader.get_varint()?;
-            // Every item has a byte at least.
-            if count > body.len() as u64 {
-                return Err(DecodeError::TooLong);
-            }
             let from = reader.byte_position();
             if inner {
                 check_inner(section, count, sections.len())?;
@@ -91,6 +87,10 @@ impl Client {
                     sections.push((section, count, from));
                 }
                 continue;
+            }
+            // Every item has a byte at least.
+            if count > body.len() as u64 {
+                return Err(DecodeError::TooLong);
             }
             sections.push((section, count, from));
             for _ in 0..count {

@@ -46,6 +46,10 @@ use transfer::Transfer;
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
 
+/// Requests for whole states that are served in one frame. An honest receiver has some only when it
+/// lost its memory, while a request of a byte costs a whole object.
+const RESETS_MAX: usize = 8;
+
 /// Losses of one end, or of one part of it, up to which its receiver may be honest: of a hundred
 /// million ends none is lost so often on a link that carries a third. A receiver that never
 /// confirms it, whatever else it acknowledges, would hold the object's index for ever.
@@ -179,7 +183,9 @@ pub(crate) struct Connection {
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
     turns: Turns,
     pub(crate) attachments: Attachments,
-    /// Objects whose owner changed since the receiver was sent its role.
+    /// Objects of which the receiver asked for the whole state.
+    resets: BTreeSet<u32>,
+    /// Objects whose owner or parent changed since it was last sent.
     roles: BTreeSet<u32>,
     /// Time of the oldest packet that nothing has answered.
     unheard: Option<Instant>,
@@ -249,6 +255,7 @@ impl Connection {
             cursors: Map::default(),
             behind: Bitmap::default(),
             attachments: Attachments::new(packet_bytes_max),
+            resets: BTreeSet::new(),
             roles: BTreeSet::new(),
             unheard: None,
             acknowledged: u16::MAX,
@@ -609,13 +616,27 @@ impl Connection {
     }
 
     /// The receiver lost the state that a difference named.
-    pub(crate) fn reset_baseline(&mut self, sh: &Shared, object: u32) {
-        if self.live.get(object) && self.scope.get(object) {
-            let mask = self.mask_for(sh, object, false);
-            self.pending.add(object, mask);
-            self.bases.invalidate(object);
+    pub(crate) fn reset_baseline(&mut self, object: u32) {
+        if self.live.get(object) {
+            self.resets.insert(object);
         }
         self.reveal_retained(object, u64::MAX);
+    }
+
+    /// Serves requests for whole states.
+    #[inline(never)]
+    fn serve_resets(&mut self, sh: &Shared) {
+        for _ in 0..RESETS_MAX {
+            let Some(object) = self.resets.pop_first() else { return };
+            // Others never need one.
+            let needed = sh.is_delta(object) || sh.config.check_frames > 0;
+            if needed && self.live.get(object) && self.scope.get(object) {
+                let mask = self.mask_for(sh, object, false);
+                self.pending.add(object, mask);
+                self.bases.invalidate(object);
+                self.stats.resets += 1;
+            }
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -661,6 +682,9 @@ impl Stage<'_> {
         if self.conn.unresponsive {
             self.scratch.out.discard();
             return;
+        }
+        if !self.conn.resets.is_empty() {
+            self.conn.serve_resets(self.sh);
         }
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {

@@ -162,7 +162,7 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
     conn.acknowledge(shared, header.ack, header.ack_bits)?;
     conn.applied(header.seq, true);
     for index in resets {
-        conn.reset_baseline(shared, index);
+        conn.reset_baseline(index);
     }
     let id = conn.id;
     for item in &attachments {
