@@ -23,9 +23,9 @@ pub enum Condition {
     Always,
     /// Everybody, in the create item only: later changes stay at home.
     InitialOnly,
-    /// The owning connection.
+    /// The owning connection, unless it [records](crate::Server::set_replay).
     OwnerOnly,
-    /// Everybody but the owning connection.
+    /// All connections but the owning one; that one too if it records.
     SkipOwner,
     /// Everybody in the create item, later the owner alone.
     InitialOrOwner,

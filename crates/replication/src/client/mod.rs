@@ -48,7 +48,8 @@ pub struct ClientConfig {
     /// Highest index of an object; packets that name a higher one are refused. At least the
     /// server's limit of objects. Default 65,536.
     pub objects_max: u32,
-    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535. It must be the server's: either side refuses longer
+    /// packets. Default 1,200.
     pub packet_bytes_max: usize,
     /// Most texts of tokens that the server may tell. Default 16,384, of 255 bytes at most each.
     pub tokens_max: usize,

@@ -65,7 +65,8 @@ pub enum Quantiser {
     /// [`Server::intern`](crate::Server::intern) are told to receivers by themselves.
     Token(u8),
     /// Reference to another object; `hide` replaces it by none for receivers that do not know the
-    /// target.
+    /// target. One that was sent while the receiver knew the target stays when the target leaves
+    /// its scope, and names nothing there.
     Handle {
         /// Never tell a receiver that an object exists which it may not see.
         hide: bool,

@@ -483,8 +483,9 @@ impl Server {
         Some(self.connection(id)?.budget()?.rate)
     }
 
-    /// Makes the connection a recording: it gets what [`Condition`]s give to replays. Properties
-    /// that become visible to it are sent with their present value.
+    /// Makes the connection a recording: it gets what [`Condition`]s give to replays, also of
+    /// objects that it owns: to conditions it is not their owner then. Properties that become
+    /// visible to it are sent with their present value.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
         let shared = &self.shared;
         let conn = named(&mut self.connections, id).filter(|conn| conn.replay != replay);

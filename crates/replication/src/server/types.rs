@@ -19,7 +19,7 @@ pub struct ServerConfig {
     pub objects_max: u32,
     /// Most connections at one time. Default 4,096.
     pub connections_max: u32,
-    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535; that of the clients must be the same. Default 1,200.
     pub packet_bytes_max: usize,
     /// Packets of one connection whose fate is open: eight below the limit nothing more is sent, so
     /// that the packets of one frame rarely exceed it. At least 16; smaller values count as 16.
@@ -258,7 +258,8 @@ pub enum ObjectError {
     /// No such prioritiser.
     #[error("the prioritiser does not exist on this server")]
     Prioritiser,
-    /// Its condition is fixed by the class.
+    /// The class fixes the condition of the property, or the chosen one is not possible:
+    /// [`Dynamic`](crate::Condition::Dynamic) or a group above 63.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
     /// The name of a startup object is in use, or its object has ended; or a startup object cannot
