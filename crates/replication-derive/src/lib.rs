@@ -19,7 +19,8 @@ use syn::{Data, DeriveInput, Error, Expr, Fields, Ident, LitStr, Path, Token, Ty
 /// is the struct's unless given. On a field: `#[replicate(QUANTISER, position, velocity, hide, max
 /// = COUNT, condition = CONDITION, default = VALUE)]`, all optional, with an expression of type
 /// `Quantiser` first; `keyed` makes a `BTreeMap<u32, ELEMENT>` a keyed array; `skip` leaves the
-/// field out.
+/// field out. `max` (default 255) bounds the field and what is within it: of a `Vec<String>` the
+/// strings and the bytes of each one. A quantiser gives each its own limit.
 ///
 /// Each property `health` gets a constant `HEALTH` with its number and a setter `set_health`.
 #[proc_macro_derive(Replicate, attributes(replicate))]

@@ -1,5 +1,6 @@
 //! Attachments: calls and events that travel with an object.
 
+use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -150,6 +151,24 @@ struct Part {
 }
 
 impl Part {
+    /// The bytes `range` of a call in parts of `longest` bytes at most, one at least.
+    fn split(
+        method: u64,
+        bytes: &Arc<[u8]>,
+        range: Range<usize>,
+        longest: usize,
+    ) -> impl Iterator<Item = Self> {
+        (0..range.len().div_ceil(longest).max(1)).map(move |at| {
+            let from = range.start + at * longest;
+            let to = range.end.min(from + longest);
+            Self { method, bytes: Arc::clone(bytes), from, to, state: State::Fresh }
+        })
+    }
+
+    fn waits(&self) -> bool {
+        matches!(self.state, State::Fresh | State::Lost)
+    }
+
     fn is_last(&self) -> bool {
         self.to == self.bytes.len()
     }
@@ -163,7 +182,9 @@ impl Part {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Queued,
+    /// Never sent: its number may still become that of another part.
+    Fresh,
+    Lost,
     InFlight,
     Delivered,
 }
@@ -183,15 +204,14 @@ struct Queue {
 impl Queue {
     /// Something is not written, among the first so many parts.
     fn waits(&self, parts: usize) -> bool {
-        let queued = |part: &Part| part.state == State::Queued;
-        !self.unreliable.is_empty() || self.reliable.iter().take(parts).any(queued)
+        !self.unreliable.is_empty() || self.reliable.iter().take(parts).any(Part::waits)
     }
 
     /// Offers what waits to `send`, which returns false when there is no room.
     fn write(&mut self, object: u32, mut send: impl FnMut(Outgoing<'_>) -> bool) {
         let first = self.first;
         for (at, part) in self.reliable.iter_mut().take(WINDOW).enumerate() {
-            if part.state != State::Queued {
+            if !part.waits() {
                 continue;
             }
             let flags = RELIABLE
@@ -231,6 +251,8 @@ pub(crate) struct Attachments {
     inbox_bytes: usize,
     /// Bytes of arguments that fit a packet beside its header.
     item_bytes: usize,
+    /// Bytes of an unreliable attachment at most.
+    unreliable_max: usize,
     /// Progress of the latest objects of which nothing was taken yet.
     refused: VecDeque<(Handle, Inbox)>,
     pub(crate) dropped_total: u64,
@@ -239,15 +261,31 @@ pub(crate) struct Attachments {
 impl Attachments {
     /// For packets of so many bytes.
     pub(crate) fn new(packet_bytes_max: usize) -> Self {
-        let item_bytes = packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1);
+        let item_bytes = item_bytes(packet_bytes_max);
         Self {
             queues: BTreeMap::new(),
             waiting: BTreeSet::new(),
             reliable_bytes: 0,
             inbox_bytes: 0,
             item_bytes,
+            unreliable_max: UNRELIABLE_BYTES_MAX.min(item_bytes),
             refused: VecDeque::new(),
             dropped_total: 0,
+        }
+    }
+
+    /// Packets have at most so many bytes from now on. What was never sent of reliable attachments
+    /// is split anew.
+    pub(crate) fn set_packet_bytes(&mut self, packet_bytes_max: usize) {
+        self.item_bytes = item_bytes(packet_bytes_max);
+        let longest = PART_BYTES.min(self.item_bytes);
+        for parts in self.queues.values_mut().map(|queue| &mut queue.reliable) {
+            let sent = parts.iter().take_while(|part| part.state != State::Fresh).count();
+            if parts.range(sent..).any(|part| part.to - part.from > longest) {
+                for part in parts.split_off(sent) {
+                    parts.extend(Part::split(part.method, &part.bytes, part.from..part.to, longest));
+                }
+            }
         }
     }
 
@@ -265,7 +303,7 @@ impl Attachments {
     /// Upper bound of the bytes of the first item that waits for `object`.
     pub(crate) fn first_bytes(&self, object: u32) -> usize {
         let Some(queue) = self.queues.get(&object) else { return 0 };
-        let part = queue.reliable.iter().find(|part| part.state == State::Queued);
+        let part = queue.reliable.iter().find(|part| part.waits());
         let bytes = match (part, queue.unreliable.front()) {
             (Some(part), _) => part.to - part.from,
             (None, Some((_, bytes))) => bytes.len(),
@@ -281,7 +319,7 @@ impl Attachments {
         bytes: &Arc<[u8]>,
         reliable: bool,
     ) -> Result<(), AttachError> {
-        let max = if reliable { ATTACHMENT_BYTES_MAX } else { UNRELIABLE_BYTES_MAX.min(self.item_bytes) };
+        let max = if reliable { ATTACHMENT_BYTES_MAX } else { self.unreliable_max };
         if bytes.len() > max {
             return Err(AttachError::TooLong { bytes: bytes.len(), max });
         }
@@ -299,27 +337,19 @@ impl Attachments {
             return Ok(());
         }
         self.reliable_bytes += bytes.len() + CALL_BYTES;
-        let mut from = 0;
-        loop {
-            let to = (from + PART_BYTES.min(self.item_bytes)).min(bytes.len());
-            queue.reliable.push_back(Part {
-                method,
-                bytes: Arc::clone(bytes),
-                from,
-                to,
-                state: State::Queued,
-            });
-            from = to;
-            if from == bytes.len() {
-                return Ok(());
-            }
-        }
+        let longest = PART_BYTES.min(self.item_bytes);
+        queue.reliable.extend(Part::split(method, bytes, 0..bytes.len(), longest));
+        Ok(())
     }
 
     /// Offers what waits for `object` to `send`, which returns false when there is no room. Out of
-    /// scope it keeps its reliable attachments and loses the others.
+    /// scope it keeps its reliable attachments and loses the others; unreliable ones that no packet
+    /// holds any more are lost in any case.
     pub(crate) fn write(&mut self, object: u32, ready: Ready, send: impl FnMut(Outgoing<'_>) -> bool) {
         let Some(queue) = self.queues.get_mut(&object) else { return };
+        let waiting = queue.unreliable.len();
+        queue.unreliable.retain(|(_, bytes)| bytes.len() <= self.item_bytes);
+        self.dropped_total += (waiting - queue.unreliable.len()) as u64;
         match ready {
             Ready::Yes => queue.write(object, send),
             Ready::Later => {}
@@ -354,7 +384,7 @@ impl Attachments {
 
     pub(crate) fn lost(&mut self, object: u32, sequence: u8) {
         if let Some(part) = self.part(object, sequence) {
-            part.state = State::Queued;
+            part.state = State::Lost;
             self.waiting.insert(object);
         }
     }
@@ -437,6 +467,11 @@ impl Attachments {
             self.target_gone(object.index());
         }
     }
+}
+
+/// Bytes of arguments that fit a packet of so many bytes beside its header.
+fn item_bytes(packet_bytes_max: usize) -> usize {
+    packet_bytes_max.saturating_sub(HEADER_BYTES + 2 + ITEM_BYTES).max(1)
 }
 
 /// The queue of an object, without anything of an earlier generation.

@@ -1,7 +1,7 @@
 //! Classes: the static description of a replicated type.
 
 use core::any::TypeId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::keyed::{ARRAYS_MAX, Keyed, KeyedClass};
@@ -10,6 +10,9 @@ use crate::wire::PROTOCOL_VERSION;
 
 /// Most properties of one class: the bits of a change mask.
 pub const PROPERTIES_MAX: usize = 64;
+
+/// Most classes: an id has 16 bits.
+const CLASSES_MAX: usize = 1 << 16;
 
 /// Audience of a property.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,9 +23,9 @@ pub enum Condition {
     Always,
     /// Everybody, in the create item only: later changes stay at home.
     InitialOnly,
-    /// The owning connection.
+    /// The owning connection, unless it [records](crate::Server::set_replay).
     OwnerOnly,
-    /// Everybody but the owning connection.
+    /// All connections but the owning one; that one too if it records.
     SkipOwner,
     /// Everybody in the create item, later the owner alone.
     InitialOrOwner,
@@ -205,9 +208,25 @@ pub enum ClassError {
         /// Name of both properties.
         property: String,
     },
+    /// Two keyed arrays, two fields of one, or two calls of one name.
+    #[error(
+        "class {class}: {name} stands there twice; names tell arrays, fields and calls apart in a schema"
+    )]
+    DuplicateName {
+        /// Name of the class.
+        class: String,
+        /// Name that is used twice; `array.field` for a field.
+        name: String,
+    },
     /// Two classes of one name.
     #[error("class {class} is registered already")]
     Duplicate {
+        /// Name of the class.
+        class: String,
+    },
+    /// More classes than there are ids.
+    #[error("class {class}: {CLASSES_MAX} classes are registered, as many as there are ids")]
+    TooManyClasses {
         /// Name of the class.
         class: String,
     },
@@ -387,7 +406,8 @@ impl ClassBuilder {
         self
     }
 
-    /// Objects are sent once, when they come into scope; later changes are not.
+    /// Objects are sent once, when they come into scope; later changes, of elements of keyed arrays
+    /// too, are not. What is sent again after a loss has the values of then.
     #[must_use]
     pub fn temporary(mut self, on: bool) -> Self {
         self.flags.temporary = on;
@@ -538,6 +558,14 @@ impl Class {
             class.add(property)?;
         }
         for keyed in keyed {
+            let duplicate = |name: String| ClassError::DuplicateName { class: class.name.clone(), name };
+            if class.keyed.iter().any(|known| known.name == keyed.name) {
+                return Err(duplicate(keyed.name));
+            }
+            let mut names = BTreeSet::new();
+            if let Some((field, _)) = keyed.fields.iter().find(|(field, _)| !names.insert(field)) {
+                return Err(duplicate(format!("{}.{field}", keyed.name)));
+            }
             if matches!(keyed.condition, Condition::Group(64..)) {
                 return Err(ClassError::Group { class: class.name });
             }
@@ -549,7 +577,11 @@ impl Class {
                 })?;
             class.keyed.push(Arc::new(compiled));
         }
+        let mut names = BTreeSet::new();
         for Call { name, arguments, direction, reliable, callable } in calls {
+            if !names.insert(name.clone()) {
+                return Err(ClassError::DuplicateName { class: class.name, name });
+            }
             let quantiser = Quantiser::Enum(vec![(name.clone(), arguments)]);
             let codec = Codec::compile(&quantiser).map_err(|error| ClassError::Quantiser {
                 class: class.name.clone(),
@@ -863,6 +895,7 @@ fn describe(quantiser: &Quantiser) -> String {
 #[derive(Clone, Debug, Default)]
 pub struct Classes {
     list: Vec<Arc<Class>>,
+    names: BTreeSet<String>,
     /// Classes of replicated structs.
     pub(crate) types: BTreeMap<TypeId, ClassId>,
 }
@@ -909,11 +942,16 @@ impl Classes {
     /// Adds a class.
     ///
     /// # Errors
-    /// [`ClassError::Duplicate`] for a name that is taken.
+    /// [`ClassError::Duplicate`] for a name that is taken, [`ClassError::TooManyClasses`] at
+    /// 65,536.
     pub fn register(&mut self, class: Class) -> Result<ClassId, ClassError> {
-        if self.list.iter().any(|known| known.name == class.name) {
+        if self.names.contains(&class.name) {
             return Err(ClassError::Duplicate { class: class.name });
         }
+        if self.list.len() == CLASSES_MAX {
+            return Err(ClassError::TooManyClasses { class: class.name });
+        }
+        self.names.insert(class.name.clone());
         let id = ClassId(self.list.len() as u16);
         self.list.push(Arc::new(class));
         Ok(id)

@@ -147,7 +147,7 @@ enum Op {
     Clear = 3,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Element {
     words: Box<[u64]>,
     /// Numbers of the change that added it and of the last one, and of the last one of each field.
@@ -178,8 +178,13 @@ impl Cursor {
     }
 }
 
+/// A receiver at this place lacked nothing at some time since it began.
+pub(crate) fn was_whole(place: Option<Cursor>) -> bool {
+    place.is_some_and(|place| place.complete >= place.since)
+}
+
 /// The elements of one array of one object, on the server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KeyedArray {
     elements: BTreeMap<u32, Element>,
     /// Keys by the number of their last change; those of `removed` are gone.
@@ -189,19 +194,12 @@ pub(crate) struct KeyedArray {
     newest: u64,
     /// Removals up to this number are forgotten.
     forgotten: u64,
-    /// Changes up to this number are sent although the object is dormant.
-    shown: u64,
 }
 
 impl KeyedArray {
     pub(crate) fn new() -> Self {
         let (elements, order, removed) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { elements, order, removed, newest: 0, forgotten: 0, shown: 0 }
-    }
-
-    /// The object falls asleep, or is flushed in its sleep: what changed so far is still sent.
-    pub(crate) fn show(&mut self) {
-        self.shown = self.newest;
+        Self { elements, order, removed, newest: 0, forgotten: 0 }
     }
 
     pub(crate) fn words(&self, key: u32) -> Option<&[u64]> {
@@ -275,12 +273,6 @@ impl KeyedArray {
     /// A receiver at this place lacks nothing.
     pub(crate) fn is_reached(&self, place: Option<Cursor>) -> bool {
         self.newest == place.map_or(0, |place| place.at)
-    }
-
-    /// A receiver at this place lacks nothing that is sent of a dormant object. One that does gets
-    /// everything: what changed since then may be all that is left of what it lacks.
-    pub(crate) fn is_shown(&self, place: Option<Cursor>) -> bool {
-        place.is_some_and(|place| place.complete >= place.since.max(self.shown))
     }
 
     /// Writes what comes after `place` (`None`: everything, onto nothing) into at most `bytes_max`

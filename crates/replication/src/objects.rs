@@ -1,6 +1,6 @@
 //! Objects: dense arrays by network index, and one block of state each by class.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::bitmap::{Bitmap, Sparse};
@@ -122,7 +122,7 @@ impl ClassStore {
     }
 
     /// Quantises the properties of `mask`; returns those whose bits changed, and the count of NaNs.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn quantise(&mut self, slot: u32, mask: u64) -> (u64, u32) {
         let class = &*self.class;
         let live = &self.live[slot as usize * class.live_words..][..class.live_words];
@@ -265,7 +265,7 @@ pub(crate) struct Objects {
     pub(crate) known: Vec<u32>,
     /// Properties with the condition `Custom` that are switched off.
     pub(crate) disabled: Vec<u64>,
-    /// Marked since the last frame.
+    /// Marked since the last frame; of a dormant object since it fell asleep.
     pub(crate) dirty_mask: Vec<u64>,
     pub(crate) dirty: Sparse,
     pub(crate) alive: Bitmap,
@@ -287,9 +287,11 @@ pub(crate) struct Objects {
     /// Its class gives some connections other properties than the rest.
     pub(crate) conditional: Bitmap,
     pub(crate) dormant: Bitmap,
-    /// Properties of dormant objects that the next frame sends: marked before they fell asleep, or
-    /// flushed.
-    pub(crate) flushing: BTreeMap<u32, u64>,
+    /// Dormant objects that the next frame takes for awake.
+    pub(crate) flushing: BTreeSet<u32>,
+    /// Properties of objects that fell asleep since the last frame, and that had changed since
+    /// then: they are quantised already.
+    pub(crate) settled: BTreeMap<u32, u64>,
     /// Destroyed with its last changes still to be sent.
     pub(crate) flush: Bitmap,
     pub(crate) destroy_reason: Vec<u8>,
@@ -347,6 +349,23 @@ impl Objects {
             self.free.extend((first.max(1)..=last).rev());
         }
         self.free.pop()
+    }
+
+    /// The object is dormant, and the next frame does not flush it.
+    pub(crate) fn sleeps(&self, index: u32) -> bool {
+        self.dormant.get(index) && !self.flushing.contains(&index)
+    }
+
+    /// The properties that changed when a dormant object fell asleep, and those of `mask` that may
+    /// change now: marks of a sleeper stay until it wakes.
+    #[cold]
+    pub(crate) fn marks_of_sleeper(&mut self, index: u32, mask: u64) -> (u64, u64) {
+        let settled = self.settled.remove(&index).unwrap_or(0);
+        if self.alive.get(index) && self.sleeps(index) {
+            self.dirty_mask[index as usize] = mask;
+            return (settled, 0);
+        }
+        (settled, mask)
     }
 
     pub(crate) fn give_back(&mut self, index: u32) {

@@ -29,7 +29,8 @@ pub struct Prediction<S, I> {
 }
 
 impl<S, I> Prediction<S, I> {
-    /// Begins at `state`. At most `open_max` inputs are repeated; older ones are given up.
+    /// Begins at `state`. At most `open_max` inputs, one at least, are repeated; older ones are
+    /// given up.
     #[must_use]
     pub fn new(state: S, open_max: usize) -> Self {
         Self { state, open: VecDeque::new(), open_max: open_max.max(1), number: 0 }
@@ -65,7 +66,9 @@ impl<S, I> Prediction<S, I> {
     }
 
     /// Takes the server's state, which has the inputs up to `confirmed`, and repeats the later
-    /// ones. Returns what had been predicted. Costs a step for each unconfirmed input.
+    /// ones. Returns what had been predicted. `confirmed` must not go back: confirmed inputs are
+    /// forgotten, and those after an older number would be missing. Costs a step for each
+    /// unconfirmed input.
     pub fn reconcile(&mut self, confirmed: u32, state: S, mut step: impl FnMut(&mut S, &I)) -> S {
         while self.open.front().is_some_and(|(number, _)| number.wrapping_sub(confirmed) as i32 <= 0) {
             self.open.pop_front();

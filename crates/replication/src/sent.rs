@@ -272,6 +272,8 @@ pub(crate) struct PacketOut {
     allowance: usize,
     packet_max: usize,
     overhead: usize,
+    /// Something found no room in this frame.
+    refused: bool,
     ack: (u16, u64),
     frame: u32,
     now: Instant,
@@ -291,6 +293,7 @@ impl PacketOut {
         self.open = false;
         self.ends.clear();
         (self.allowance, self.packet_max, self.overhead) = (allowance, packet_max, overhead);
+        self.refused = false;
         self.ack = acks.fields();
         (self.frame, self.now) = (frame, now);
     }
@@ -317,7 +320,7 @@ impl PacketOut {
         let need = len + 2;
         if !self.open || self.at + need > self.end {
             // Only a packet that will hold it is worth closing this one for.
-            if !self.has_room(need) {
+            if !self.find_room(need) {
                 return false;
             }
             self.close(log);
@@ -340,13 +343,25 @@ impl PacketOut {
     }
 
     /// The open packet, or the next one, holds `bytes` of sections.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn find_room(&mut self, bytes: usize) -> bool {
         if self.open && self.at + bytes <= self.end {
             return true;
         }
         let spent = if self.open { self.at - self.start + self.overhead } else { 0 };
         let room = self.packet_max.min(self.allowance.saturating_sub(spent + self.overhead));
-        HEADER_BYTES + bytes <= room
+        let fits = HEADER_BYTES + bytes <= room;
+        self.refused |= !fits;
+        fits
+    }
+
+    /// Something found no room in this frame.
+    pub(crate) fn refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Nothing more is written in this frame, except an acknowledgement.
+    pub(crate) fn stop(&mut self) {
+        self.packet_max = 0;
     }
 
     /// Writes a whole section that carries its length; false when there is no room.
@@ -506,9 +521,9 @@ impl Budget {
         Self { rate, burst, tokens: burst, at: now, follows: None }
     }
 
-    pub(crate) fn adaptive(limits: Adaptive, now: Instant) -> Self {
-        // A tenth of a second may be saved up, a packet at least.
-        let burst = (limits.rate_max / 10.0).max(1228.0);
+    /// A tenth of a second may be saved up, a packet at least.
+    pub(crate) fn adaptive(limits: Adaptive, burst_min: f64, now: Instant) -> Self {
+        let burst = (limits.rate_max / 10.0).max(1228.0).max(burst_min);
         Self { follows: Some((limits, now)), ..Self::new(limits.rate_max, burst, now) }
     }
 

@@ -113,7 +113,8 @@ pub trait Replicate: Sized + 'static {
     /// no byte.
     ///
     /// # Errors
-    /// When the object does not exist, has another class, or a value does not fit its quantiser.
+    /// When the object does not exist, has another class, a value does not fit its quantiser or a
+    /// keyed array is full. The fields and elements before that one are set.
     fn write(&self, server: &mut Server, handle: Handle) -> Result<(), ObjectError>;
 
     /// Takes the values of a replica of the class, without allocation where the memory of `self`

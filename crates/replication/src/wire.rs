@@ -40,7 +40,8 @@ pub mod kind {
     pub const TIME: u8 = 0x08;
     /// Operations on keyed arrays: varint index, u8 array, u16 length, operations.
     pub const KEYED: u8 = 0x09;
-    /// Changes of owners: varint index, u8 role (0 other, 1 owner).
+    /// Changes of owners and parents: varint index, u8 flags (1 owner, 2 parent), with 2 varint
+    /// parent and varint generation.
     pub const ROLE: u8 = 0x0a;
     /// Kinds from here on carry a length and may be skipped.
     pub const SKIPPABLE: u8 = 0x80;

@@ -118,8 +118,6 @@ fn fifty_thousand_sleepers_cost_nothing() {
             }
         })
     };
-    let (none, many) = (cost(0), cost(50_000));
-    // What changed of the fifty is noted, and goes no further.
-    assert_eq!((many[0], many[1]), (none[0] + 50 * 60, none[1] + 50 * 60));
-    assert_eq!(many[2..], none[2..]);
+    // Changes of sleepers count when they wake.
+    assert_eq!(cost(50_000), cost(0));
 }

@@ -24,7 +24,7 @@ pub(super) struct Create {
     pub(super) generation: u32,
     pub(super) id: ClassId,
     pub(super) class: Arc<Class>,
-    pub(super) parent: u32,
+    pub(super) parent: Handle,
     pub(super) owner: bool,
     /// Token of its archetype, or of its name.
     pub(super) name: Option<u32>,
@@ -69,10 +69,6 @@ impl Client {
         while reader.bits_left() > 0 {
             let section = reader.get(8)? as u8;
             let count = reader.get_varint()?;
-            // Every item has a byte at least.
-            if count > body.len() as u64 {
-                return Err(DecodeError::TooLong);
-            }
             let from = reader.byte_position();
             if inner {
                 check_inner(section, count, sections.len())?;
@@ -91,6 +87,10 @@ impl Client {
                     sections.push((section, count, from));
                 }
                 continue;
+            }
+            // Every item has a byte at least.
+            if count > body.len() as u64 {
+                return Err(DecodeError::TooLong);
             }
             sections.push((section, count, from));
             for _ in 0..count {
@@ -171,11 +171,23 @@ impl Client {
         }
     }
 
-    /// Index, and whether this client owns the object.
-    pub(super) fn read_role(&self, reader: &mut BitReader<'_>) -> Result<(u32, bool), DecodeError> {
+    /// Index, whether this client owns the object, and what the object belongs to.
+    pub(super) fn read_role(&self, reader: &mut BitReader<'_>) -> Result<(u32, bool, Handle), DecodeError> {
         let index = self.read_index(reader)?;
-        let role = reader.get(8)?;
-        if role > 1 { Err(DecodeError::Value) } else { Ok((index, role == 1)) }
+        let flags = reader.get(8)?;
+        if flags >> 2 != 0 {
+            return Err(DecodeError::Value);
+        }
+        Ok((index, flags & 1 != 0, self.read_parent(flags & 2 != 0, reader)?))
+    }
+
+    fn read_parent(&self, named: bool, reader: &mut BitReader<'_>) -> Result<Handle, DecodeError> {
+        if !named {
+            return Ok(Handle::NONE);
+        }
+        let index = self.read_index(reader)?;
+        let generation = u32::try_from(reader.get_varint()?).map_err(|_| DecodeError::Value)?;
+        Ok(Handle::from_parts(index, generation))
     }
 
     /// A name must have been told, in this packet at the latest.
@@ -271,7 +283,7 @@ impl Client {
         if flags >> 6 != 0 || startup && flags & 2 == 0 {
             return Err(DecodeError::Value);
         }
-        let parent = if flags & 1 != 0 { self.read_index(reader)? } else { 0 };
+        let parent = self.read_parent(flags & 1 != 0, reader)?;
         let name = if flags & 2 != 0 { Some(reader.get_varint()?) } else { None };
         let name = name.map(u32::try_from).transpose().map_err(|_| DecodeError::Value)?;
         let owner = flags & 4 != 0 && reader.get_varint()? == 1;

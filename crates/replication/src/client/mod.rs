@@ -48,7 +48,8 @@ pub struct ClientConfig {
     /// Highest index of an object; packets that name a higher one are refused. At least the
     /// server's limit of objects. Default 65,536.
     pub objects_max: u32,
-    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535. It must be the server's: either side refuses longer
+    /// packets. Default 1,200.
     pub packet_bytes_max: usize,
     /// Most texts of tokens that the server may tell. Default 16,384, of 255 bytes at most each.
     pub tokens_max: usize,
@@ -84,6 +85,13 @@ pub enum ClientEvent {
         handle: Handle,
         /// This client is the owner.
         owner: bool,
+    },
+    /// The parent of an object changed.
+    ParentChanged {
+        /// The object.
+        handle: Handle,
+        /// The new parent: see [`Replica::parent`].
+        parent: Option<Handle>,
     },
     /// An object went away.
     Destroyed {
@@ -368,13 +376,11 @@ impl Client {
                 Ok(())
             }
             kind::ROLE => {
-                let (index, owner) = self.read_role(reader)?;
-                if let Some(Some(replica)) = self.replicas.get_mut(index as usize)
-                    && replica.owner != owner
-                {
-                    replica.owner = owner;
-                    let handle = replica.handle();
-                    self.events.push_back(ClientEvent::OwnerChanged { handle, owner });
+                let (index, owner, parent) = self.read_role(reader)?;
+                if let Some(Some(replica)) = self.replicas.get_mut(index as usize) {
+                    let before = core::mem::replace(&mut replica.owner, owner);
+                    let above = core::mem::replace(&mut replica.parent, parent);
+                    self.report_role(index, before, above);
                 }
                 Ok(())
             }
@@ -409,12 +415,24 @@ impl Client {
         }
     }
 
+    /// Reports another owner or parent of an object than before.
+    fn report_role(&mut self, index: u32, before: bool, above: Handle) {
+        let Some(replica) = self.replica(index) else { return };
+        let (handle, owner, parent) = (replica.handle(), replica.owner, replica.parent());
+        if owner != before {
+            self.events.push_back(ClientEvent::OwnerChanged { handle, owner });
+        }
+        if parent.unwrap_or(Handle::NONE) != above {
+            self.events.push_back(ClientEvent::ParentChanged { handle, parent });
+        }
+    }
+
     /// The replica goes.
     fn end(&mut self, index: u32, reason: DestroyReason) {
         let Some(last) = self.replicas.get_mut(index as usize).and_then(Option::take) else { return };
         self.count -= 1;
         // An object that may come back keeps the numbers of its calls, and those that wait.
-        if reason != DestroyReason::OutOfScope {
+        if !matches!(reason, DestroyReason::OutOfScope | DestroyReason::ProtocolMismatch) {
             self.attachments.target_gone(index);
         }
         self.suspects.remove(&index);
@@ -537,7 +555,7 @@ impl Client {
         if same {
             replica.reset();
         }
-        let owned = replica.owner;
+        let (owned, above) = (replica.owner, replica.parent);
         (replica.update_at, replica.missing) = (None, 0);
         self.suspects.remove(&create.index);
         (replica.parent, replica.owner, replica.frame) = (create.parent, create.owner, frame);
@@ -549,10 +567,8 @@ impl Client {
         replica.remember(frame);
         let handle = replica.handle();
         self.events.push_back(ClientEvent::Created(handle));
-        // A creation that is sent again may be the first to tell of another owner.
-        if owned != create.owner {
-            self.events.push_back(ClientEvent::OwnerChanged { handle, owner: create.owner });
-        }
+        // A creation that is sent again may be the first to tell of another owner or parent.
+        self.report_role(create.index, owned, above);
         self.link(create.index, u64::MAX);
         self.resolved(handle, frame);
         Ok(())
@@ -819,7 +835,7 @@ impl Client {
     }
 
     /// The oldest event not taken yet, in the order of packets; within a packet creations, changes,
-    /// ends, owners, calls.
+    /// ends, owners and parents, calls.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         let event = self.events.pop_front()?;
         self.events_taken += 1;

@@ -23,7 +23,8 @@ pub struct Replica {
     pub(super) words: Vec<u64>,
     pub(super) heap: Vec<HeapValue>,
     pub(super) frame: u32,
-    pub(super) parent: u32,
+    /// The object that it belongs to, or none.
+    pub(super) parent: Handle,
     pub(super) owner: bool,
     /// Archetype, or name in the map.
     pub(super) archetype: Option<Arc<str>>,
@@ -68,10 +69,11 @@ impl Replica {
         self.generation
     }
 
-    /// Index of the object that it belongs to.
+    /// The object that it belongs to: its root if it is a part, else what the server named with
+    /// [`set_parent`](crate::Server::set_parent). Whether that object is here shows on use.
     #[must_use]
-    pub fn parent(&self) -> Option<u32> {
-        (self.parent != 0).then_some(self.parent)
+    pub fn parent(&self) -> Option<Handle> {
+        (!self.parent.is_none()).then_some(self.parent)
     }
 
     /// Archetype, if the server set one: see

@@ -28,7 +28,7 @@ impl Stage<'_> {
         let mut count = 0;
         'words: for word in crate::bitmap::members(conn.scope.top().iter().copied()) {
             let settled = conn.scope.word(word) & conn.live.word(word) & !conn.pending.bits(word as u32);
-            for bit in bits_of(settled & !sh.objects.dormant.word(word)) {
+            for bit in bits_of(settled) {
                 let object = (word * 64 + bit) as u32;
                 if object % period != sh.frame % period
                     || conn.transfers(object)

@@ -4,7 +4,7 @@ use super::transfer::Purpose;
 use super::{BURST_PACKETS, Connection, Pair, Stage};
 use crate::bits::write_varint;
 use crate::class::Condition;
-use crate::keyed::Cursor;
+use crate::keyed::{Cursor, was_whole};
 use crate::sent::Item;
 use crate::server::Shared;
 use crate::wire::{HEADER_BYTES, bits_of, kind};
@@ -91,9 +91,9 @@ impl Stage<'_> {
         let sh = self.sh;
         let class = &sh.store(object).class;
         let Some(arrays) = sh.keyed.get(&object) else { return true };
-        let bytes_max = ITEM_BYTES_MAX.min(sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + AROUND));
-        let room = sh.config.packet_bytes_max.saturating_sub(HEADER_BYTES + 2);
-        let dormant = sh.objects.dormant.get(object);
+        let packet = self.conn.packet_bytes;
+        let bytes_max = ITEM_BYTES_MAX.min(packet.saturating_sub(HEADER_BYTES + AROUND));
+        let room = packet.saturating_sub(HEADER_BYTES + 2);
         for (at, (keyed, array)) in class.keyed.iter().zip(arrays).enumerate() {
             loop {
                 let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
@@ -107,8 +107,9 @@ impl Stage<'_> {
                     cursors[at].get_or_insert_default();
                     break;
                 }
-                let sleeps = dormant && array.is_shown(place);
-                if sleeps || !conn.gets_array(sh, object, keyed.condition) {
+                // Of a temporary object it gets everything once.
+                let has_all = class.flags.temporary && was_whole(place);
+                if has_all || !conn.gets_array(sh, object, keyed.condition) {
                     break;
                 }
                 scratch.delta.clear();

@@ -7,6 +7,7 @@ use crate::attach::{Outgoing, Ready};
 use crate::bits::write_varint;
 use crate::priority::View;
 use crate::sent::Item;
+use crate::server::Shared;
 use crate::tokens::NAMES;
 use crate::wire::{HEADER_BYTES, bits_of, kind, write_record};
 
@@ -44,7 +45,7 @@ impl Stage<'_> {
             scratch.record.clear();
             write_varint(&mut scratch.record, u64::from(object));
             scratch.record.push(reason);
-            if flushed && self.last_bytes(&items) > sh.config.packet_bytes_max - HEADER_BYTES {
+            if flushed && self.last_bytes(&items) > self.conn.packet_bytes - HEADER_BYTES {
                 // No packet holds the last state: both go in parts, the end behind the state.
                 let body = self.last_body(&items);
                 if body.len() <= sh.config.transfer_bytes_max {
@@ -134,7 +135,7 @@ impl Stage<'_> {
         let together = self.last_bytes(items);
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         scratch.out.keep_together(&mut conn.log, together);
-        if !scratch.out.has_room(together) || !self.write_exports(together - self.scratch.exports.len()) {
+        if !scratch.out.find_room(together) || !self.write_exports(together - self.scratch.exports.len()) {
             return false;
         }
         let (log, scratch) = (&mut self.conn.log, &mut *self.scratch);
@@ -154,12 +155,16 @@ impl Stage<'_> {
         true
     }
 
-    /// Notifies the receiver of the objects that it owns now, or no longer.
+    /// Tells the receiver whether it owns the object, and what the object belongs to.
     fn write_role(&mut self, object: u32) -> bool {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
         scratch.record.clear();
         write_varint(&mut scratch.record, u64::from(object));
-        scratch.record.push(u8::from(conn.owns(sh, object)));
+        let above = sh.objects.parent[object as usize];
+        scratch.record.push(u8::from(conn.owns(sh, object)) | u8::from(above != 0) << 1);
+        if above != 0 {
+            write_parent(&mut scratch.record, sh, above);
+        }
         if !scratch.out.reserve(&mut conn.log, kind::ROLE, scratch.record.len()) {
             return false;
         }
@@ -168,8 +173,8 @@ impl Stage<'_> {
         true
     }
 
-    /// Notifies the receiver of changes of owners. Kept replicas out of scope wait until they are
-    /// back.
+    /// Notifies the receiver of changes of owners and parents. Kept replicas out of scope wait
+    /// until they are back.
     #[inline(never)]
     pub(super) fn write_roles(&mut self) {
         let mut from = 0;
@@ -192,7 +197,10 @@ impl Stage<'_> {
     /// Tells which objects of the receiver's map have ended, by name.
     #[inline(never)]
     pub(super) fn write_endings(&mut self) {
-        while let Some((token, reason)) = self.conn.endings.last().copied() {
+        let mut left = self.conn.endings.len();
+        while left > 0 {
+            left -= 1;
+            let (token, reason) = self.conn.endings[left];
             if self.scratch.out.ends().len() >= BURST_PACKETS {
                 return;
             }
@@ -204,6 +212,11 @@ impl Stage<'_> {
             scratch.record.extend_from_slice(&[0, reason]);
             write_varint(&mut scratch.record, u64::from(token));
             let len = scratch.record.len();
+            if HEADER_BYTES + scratch.exports.len() + len + 2 > conn.packet_bytes {
+                // The name waits for longer packets.
+                conn.stats.oversized += 1;
+                continue;
+            }
             let room = self.write_exports(len + 2);
             let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
             if !room || !scratch.out.reserve(&mut conn.log, kind::DESTROY, len) {
@@ -211,7 +224,7 @@ impl Stage<'_> {
             }
             scratch.out.put(&scratch.record);
             conn.log.push_item(Item::Ending { token, reason });
-            conn.endings.pop();
+            conn.endings.remove(left);
         }
     }
 
@@ -279,6 +292,7 @@ impl Stage<'_> {
             });
         }
         self.conn.calling = calling;
+        self.conn.stats.calls_dropped = self.conn.attachments.dropped_total;
     }
 
     /// Create items, nearest first when not all fit; `waiting`: updates want their share too.
@@ -338,7 +352,7 @@ impl Stage<'_> {
 
     fn write_create(&mut self, object: u32) -> CreateResult {
         let sh = self.sh;
-        let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
+        let room = self.conn.packet_bytes - HEADER_BYTES - 2;
         if self.conn.transfer.is_some() && sh.record_bytes_max(object) + 24 > room {
             return CreateResult::Later;
         }
@@ -406,7 +420,7 @@ impl Stage<'_> {
             | u8::from(sh.objects.dormant.get(object)) << 4;
         record.push(flags);
         if above != 0 {
-            write_varint(record, u64::from(above));
+            write_parent(record, sh, above);
         }
         if let Some(named) = named {
             write_varint(record, u64::from(named.token));
@@ -439,4 +453,10 @@ impl Stage<'_> {
         }
         conn.stats.creates += 1;
     }
+}
+
+/// Appends the name of an object's parent.
+fn write_parent(out: &mut Vec<u8>, sh: &Shared, above: u32) {
+    write_varint(out, u64::from(above));
+    write_varint(out, u64::from(sh.objects.generation[above as usize]));
 }

@@ -31,7 +31,7 @@ use crate::keyed::Cursor;
 use crate::pairs::{Bases, Pending};
 use crate::priority::View;
 use crate::sent::{Budget, Item, SentLog, SentWord};
-use crate::server::{ConnId, ConnectionStats, Event, Shared};
+use crate::server::{ConnId, ConnectionStats, Event, ServerConfig, Shared};
 use crate::wire::{AckState, DecodeError, bits_of};
 
 use throng_stdx::Instant;
@@ -45,6 +45,10 @@ use transfer::Transfer;
 /// Packets that ends, creations and arrays fill in one frame. What goes beyond the window of one
 /// acknowledgement would count as lost, though it arrived, and go out again.
 const BURST_PACKETS: usize = crate::wire::ACK_WINDOW as usize - 9;
+
+/// Requests for whole states that are served in one frame. An honest receiver has some only when it
+/// lost its memory, while a request of a byte costs a whole object.
+const RESETS_MAX: usize = 8;
 
 /// Losses of one end, or of one part of it, up to which its receiver may be honest: of a hundred
 /// million ends none is lost so often on a link that carries a third. A receiver that never
@@ -163,7 +167,9 @@ pub(crate) struct Connection {
     acks: AckState,
     /// The peer sent something that no packet has acknowledged yet.
     ack_owed: bool,
-    pub(crate) budget: Option<Budget>,
+    budget: Option<Budget>,
+    /// Largest packet: that of the configuration, or what the burst of the budget holds.
+    packet_bytes: usize,
     /// The transport reported congestion since the last frame.
     pub(crate) congested: bool,
     /// Losses that the budget knows of.
@@ -177,7 +183,9 @@ pub(crate) struct Connection {
     /// Turns of count limiters, by prioritiser, and when objects had theirs.
     turns: Turns,
     pub(crate) attachments: Attachments,
-    /// Objects whose owner changed since the receiver was sent its role.
+    /// Objects of which the receiver asked for the whole state.
+    resets: BTreeSet<u32>,
+    /// Objects whose owner or parent changed since it was last sent.
     roles: BTreeSet<u32>,
     /// Time of the oldest packet that nothing has answered.
     unheard: Option<Instant>,
@@ -239,6 +247,7 @@ impl Connection {
             acks: AckState::default(),
             ack_owed: false,
             budget: None,
+            packet_bytes: packet_bytes_max,
             congested: false,
             losses_seen: 0,
             clock_at: None,
@@ -246,6 +255,7 @@ impl Connection {
             cursors: Map::default(),
             behind: Bitmap::default(),
             attachments: Attachments::new(packet_bytes_max),
+            resets: BTreeSet::new(),
             roles: BTreeSet::new(),
             unheard: None,
             acknowledged: u16::MAX,
@@ -283,6 +293,18 @@ impl Connection {
             self.bands.resize_with(streams, Sparse::default);
             self.bands.iter_mut().for_each(|band| band.grow(words));
         }
+    }
+
+    pub(crate) fn budget(&self) -> Option<&Budget> {
+        self.budget.as_ref()
+    }
+
+    /// Limits the connection. What exceeds the burst goes in parts, as what exceeds a packet does.
+    pub(crate) fn set_budget(&mut self, config: &ServerConfig, budget: Option<Budget>) {
+        let burst = budget.as_ref().map_or(usize::MAX, |budget| budget.burst as usize);
+        self.packet_bytes = config.packet_bytes_max.min(burst.saturating_sub(config.overhead_bytes));
+        self.attachments.set_packet_bytes(self.packet_bytes);
+        self.budget = budget;
     }
 
     /// Objects of a word that have something pending and may be written by themselves.
@@ -351,11 +373,16 @@ impl Connection {
         self.live.get(object) || matches!(self.pairs.get(&object), Some(Pair::Creating(_)))
     }
 
-    /// The owner of an object changed from or to this connection.
+    /// The owner of an object changed from or to this connection, or its parent changed.
     pub(crate) fn queue_role(&mut self, object: u32) {
         if self.has(object) || self.retained.contains_key(&object) {
             self.roles.insert(object);
         }
+    }
+
+    /// The peer describes the object's class differently.
+    fn refuses(&self, sh: &Shared, object: u32) -> bool {
+        self.refused_classes.contains(&sh.objects.class[object as usize])
     }
 
     /// True when a call of the client on the object counts: it owns the object, or sees a callable
@@ -589,13 +616,27 @@ impl Connection {
     }
 
     /// The receiver lost the state that a difference named.
-    pub(crate) fn reset_baseline(&mut self, sh: &Shared, object: u32) {
-        if self.live.get(object) && self.scope.get(object) {
-            let mask = self.mask_for(sh, object, false);
-            self.pending.add(object, mask);
-            self.bases.invalidate(object);
+    pub(crate) fn reset_baseline(&mut self, object: u32) {
+        if self.live.get(object) {
+            self.resets.insert(object);
         }
         self.reveal_retained(object, u64::MAX);
+    }
+
+    /// Serves requests for whole states.
+    #[inline(never)]
+    fn serve_resets(&mut self, sh: &Shared) {
+        for _ in 0..RESETS_MAX {
+            let Some(object) = self.resets.pop_first() else { return };
+            // Others never need one.
+            let needed = sh.is_delta(object) || sh.config.check_frames > 0;
+            if needed && self.live.get(object) && self.scope.get(object) {
+                let mask = self.mask_for(sh, object, false);
+                self.pending.add(object, mask);
+                self.bases.invalidate(object);
+                self.stats.resets += 1;
+            }
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
@@ -641,6 +682,9 @@ impl Stage<'_> {
         if self.conn.unresponsive {
             self.scratch.out.discard();
             return;
+        }
+        if !self.conn.resets.is_empty() {
+            self.conn.serve_resets(self.sh);
         }
         self.update_scope();
         if !self.scratch.entered.is_empty() || !self.scratch.left.is_empty() {

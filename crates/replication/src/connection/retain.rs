@@ -19,7 +19,7 @@ impl Connection {
     /// nothing forgotten.
     pub(super) fn retain(&mut self, sh: &Shared, object: u32) -> bool {
         let keeps = sh.store(object).class.flags.retain && sh.objects.alive.get(object);
-        if !keeps || !self.live.get(object) {
+        if !keeps || !self.live.get(object) || self.refuses(sh, object) {
             return false;
         }
         let mut mask = self.pending.mask(object);

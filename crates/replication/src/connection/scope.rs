@@ -6,7 +6,7 @@ use crate::bitmap::{Sparse, members};
 use crate::grid::{Nearby, Query};
 use crate::handle::Handle;
 use crate::interest::FilterBatch;
-use crate::server::{Event, FollowerKind};
+use crate::server::{DestroyReason, Event, FollowerKind};
 use crate::wire::bits_of;
 
 /// Takes 64 words of the new scope over, and notes what entered and what left.
@@ -248,8 +248,11 @@ impl Stage<'_> {
             if !sh.objects.flush.get(object) {
                 conn.end_arrays(object);
             }
-            let reason =
-                if sh.objects.alive.get(object) { 1 } else { sh.objects.destroy_reason[object as usize] };
+            let reason = match sh.objects.alive.get(object) {
+                false => sh.objects.destroy_reason[object as usize],
+                true if conn.refuses(sh, object) => DestroyReason::ProtocolMismatch as u8,
+                true => DestroyReason::OutOfScope as u8,
+            };
             match conn.pairs.get(&object) {
                 Some(Pair::CreateQueued { known }) => {
                     // Entries of queues that no longer say so are passed over when they are

@@ -118,7 +118,7 @@ impl Stage<'_> {
         }
         let all = exports.len() + bytes;
         out.keep_together(log, all);
-        if !out.has_room(all) {
+        if !out.find_room(all) {
             return false;
         }
         let mut from = 0;

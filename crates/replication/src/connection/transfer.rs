@@ -84,6 +84,28 @@ impl Connection {
         }
     }
 
+    /// Bytes of the parts of a transfer that begins now, and of the longest that a packet holds.
+    fn chunk(&self) -> (usize, usize) {
+        let whole = self.packet_bytes - HEADER_BYTES - AROUND;
+        (if self.budget.is_some() { whole.min(SMALL) } else { whole }, whole)
+    }
+
+    /// Begins the transfer again in shorter parts if packets have become too short for its own.
+    /// What has arrived is discarded by the receiver; the whole may be applied twice.
+    fn shorten_parts(&mut self) {
+        let (chunk, whole) = self.chunk();
+        let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.chunk > whole) else { return };
+        let count = transfer.bytes.len().div_ceil(chunk);
+        if count > usize::from(u16::MAX) {
+            self.stats.oversized += 1;
+            return;
+        }
+        self.transfer_id = self.transfer_id.wrapping_add(1);
+        (transfer.id, transfer.chunk, transfer.losses) = (self.transfer_id, chunk, (0, 0));
+        transfer.parts = vec![State::Queued; count];
+        (transfer.queued, transfer.open) = (count, count);
+    }
+
     pub(super) fn part_lost(&mut self, id: u16, part: u16) {
         if let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.id == id)
             && let Some(state) = transfer.parts.get_mut(usize::from(part))
@@ -138,8 +160,7 @@ impl Stage<'_> {
         if conn.transfer.is_some() {
             return false;
         }
-        let whole = sh.config.packet_bytes_max - HEADER_BYTES - AROUND;
-        let chunk = if conn.budget.is_some() { whole.min(SMALL) } else { whole };
+        let (chunk, _) = conn.chunk();
         let count = body.len().div_ceil(chunk);
         if body.len() > sh.config.transfer_bytes_max || count > usize::from(u16::MAX) {
             conn.stats.oversized += 1;
@@ -167,6 +188,7 @@ impl Stage<'_> {
     #[inline(never)]
     pub(super) fn write_parts(&mut self, allowance: usize) {
         let (conn, sh, scratch) = (&mut *self.conn, self.sh, &mut *self.scratch);
+        conn.shorten_parts();
         let Some(transfer) = conn.transfer.as_mut().filter(|transfer| transfer.queued > 0) else { return };
         let share = (allowance as f64 * sh.config.create_share) as usize;
         let count = transfer.parts.len() as u16;

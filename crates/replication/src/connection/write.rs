@@ -29,7 +29,7 @@ impl Stage<'_> {
         }
         let overhead = if conn.budget.is_some() { sh.config.overhead_bytes } else { 0 };
         let packet_max = if conn.log.in_flight() + IN_FLIGHT_RESERVE < sh.config.packets_in_flight_max {
-            sh.config.packet_bytes_max
+            conn.packet_bytes
         } else {
             // Too much on its way: nothing more until something is settled.
             0
@@ -67,17 +67,25 @@ impl Stage<'_> {
         if self.conn.transfer.is_some() {
             self.write_parts(allowance);
         }
-        if self.conn.budget.is_none() && packet_max > 0 {
+        // Items that go before updates, and need more than a frame's income, are saved up for.
+        let out = &mut self.scratch.out;
+        let saves = self.conn.budget.is_some_and(|budget| allowance < budget.burst as usize);
+        let stopped = packet_max == 0 || saves && out.refused() && out.spent() == 0;
+        if stopped {
+            out.stop();
+        }
+        if self.conn.budget.is_none() && !stopped {
             self.write_all();
-        } else if waiting > 0 || packet_max == 0 {
+        } else if waiting > 0 || stopped {
             let left = allowance.saturating_sub(self.scratch.out.spent());
-            let packets = waiting / (sh.config.packet_bytes_max - HEADER_BYTES - 4) + 2;
-            if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && packet_max > 0 {
+            let packets = waiting / (self.conn.packet_bytes - HEADER_BYTES - 4) + 2;
+            if waiting + packets * (HEADER_BYTES + 4 + overhead) <= left && !stopped {
                 self.write_all();
             } else {
-                self.write_best(if packet_max > 0 { left } else { 0 });
+                self.write_best(if stopped { 0 } else { left });
             }
         }
+        self.conn.stats.budget_saturated_frames += u64::from(self.scratch.out.refused());
 
         let (conn, scratch) = (&mut *self.conn, &mut *self.scratch);
         for object in conn.calling.drain(..) {
@@ -389,7 +397,7 @@ impl Stage<'_> {
     /// beside it, if there is any; true when it went out and nothing is pending any more.
     pub(super) fn write_pending(&mut self, object: u32, call: usize) -> bool {
         let (conn, sh) = (&mut *self.conn, self.sh);
-        let room = sh.config.packet_bytes_max - HEADER_BYTES - 2;
+        let room = conn.packet_bytes - HEADER_BYTES - 2;
         if conn.transfers(object) || conn.transfer.is_some() && sh.record_bytes_max(object) > room {
             return false;
         }
@@ -448,7 +456,12 @@ impl Stage<'_> {
         if call > 0 {
             // With the heads of three sections, and the length of the record.
             let together = exports.len() + len + call + 8;
-            self.scratch.out.keep_together(&mut conn.log, together);
+            let out = &mut self.scratch.out;
+            out.keep_together(&mut conn.log, together);
+            // Both wait for the budget, or the state would go alone in every frame.
+            if HEADER_BYTES + together <= conn.packet_bytes && !out.find_room(together) {
+                return false;
+            }
         }
         if !self.write_exports(len + 4) {
             return false;
@@ -557,7 +570,6 @@ impl Stage<'_> {
             }
         }
         self.scratch.words = words;
-        self.conn.stats.budget_saturated_frames += 1;
         // About as many as fit, and some: only these are sorted.
         let fits = candidates.len() * left / bytes.max(1) * 5 / 4 + 8;
         let mut from = 0;
@@ -583,7 +595,7 @@ impl Stage<'_> {
                     self.write_dependents(object, false);
                 }
                 // What waits for a transfer says nothing of the room.
-                let too_long = || sh.record_bytes_max(object) > sh.config.packet_bytes_max - HEADER_BYTES;
+                let too_long = || sh.record_bytes_max(object) > self.conn.packet_bytes - HEADER_BYTES;
                 let waits = self.conn.transfer.is_some() && too_long();
                 if !(written || waits) {
                     refused += 1;

@@ -3,6 +3,7 @@
 use core::f32::consts::TAU;
 use core::f64::consts::FRAC_1_SQRT_2;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::axis::Scale;
@@ -143,8 +144,11 @@ impl Codec {
                 varying(Op::Option(Box::new(inner)), 0)
             }
             Quantiser::Enum(ref variants) => {
-                let mut compiled = Vec::new();
-                for (_, fields) in variants {
+                let (mut compiled, mut names) = (Vec::new(), BTreeSet::new());
+                for (name, fields) in variants {
+                    if !names.insert(name) {
+                        return Err(QuantiserError::Duplicate);
+                    }
                     let fields: Result<Vec<_>, _> = fields.iter().map(Self::compile_inner).collect();
                     let fields = fields?;
                     if fields.iter().any(|field| field.token_table().is_some()) {

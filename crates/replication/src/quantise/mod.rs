@@ -65,7 +65,8 @@ pub enum Quantiser {
     /// [`Server::intern`](crate::Server::intern) are told to receivers by themselves.
     Token(u8),
     /// Reference to another object; `hide` replaces it by none for receivers that do not know the
-    /// target.
+    /// target. One that was sent while the receiver knew the target stays when the target leaves
+    /// its scope, and names nothing there.
     Handle {
         /// Never tell a receiver that an object exists which it may not see.
         hide: bool,
@@ -132,6 +133,9 @@ pub enum QuantiserError {
         /// Count of the variants.
         count: usize,
     },
+    /// Two variants of one name.
+    #[error("two variants of an enum have the same name")]
+    Duplicate,
     /// A game's own quantiser with no words, or too many.
     #[error("a custom quantiser has 1 to 4 live words and 1 to {WORDS_MAX} quantised ones")]
     Words,

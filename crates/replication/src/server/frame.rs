@@ -1,14 +1,12 @@
 //! A frame: the shared stage, the connection stages in lanes, and what they leave
 //! behind.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use throng_stdx::Instant;
 
 use super::{ClassStats, ConnId, Event, Filter, FollowerKind, Server, ServerStats, Shared};
 use crate::connection::{Connection, Count, Scratch, Stage};
-use crate::keyed::KeyedArray;
 use crate::objects::{NOBODY, Objects};
 use crate::wire::{bits_of, write_record};
 
@@ -41,12 +39,6 @@ impl Server {
         for gathering in &mut shared.gatherings {
             gathering.grow(count);
         }
-        for (object, _) in shared.objects.flushing.iter().filter(|(_, mask)| **mask == u64::MAX) {
-            if let Some(arrays) = shared.keyed.get_mut(object) {
-                arrays.iter_mut().for_each(KeyedArray::show);
-                shared.keyed_changed.set(*object);
-            }
-        }
         shared.any_slow = false;
         let among = |count: usize| (shared.config.creates_per_frame as usize / count.max(1)).max(CREATES_MIN);
         shared.create_quota = (among(self.connections.len()), among(self.joining as usize));
@@ -62,7 +54,7 @@ impl Server {
                     let index = (word * 64 + bit) as u32;
                     let (stats, by_class) = (&mut self.stats, &mut self.class_stats[..]);
                     let counts = Counts { stats, by_class };
-                    collect(shared, &self.filters, &mut self.slept, counts, &mut self.record, index);
+                    collect(shared, &self.filters, counts, &mut self.record, index);
                 }
             }
         }
@@ -159,45 +151,19 @@ struct Counts<'a> {
 
 /// One object of the shared stage's work set.
 #[inline]
-fn collect(
-    shared: &mut Shared,
-    filters: &[Filter],
-    slept: &mut BTreeMap<u32, u64>,
-    counts: Counts<'_>,
-    record: &mut Vec<u8>,
-    index: u32,
-) {
+fn collect(shared: &mut Shared, filters: &[Filter], counts: Counts<'_>, record: &mut Vec<u8>, index: u32) {
     let at = index as usize;
     let objects = &mut shared.objects;
-    let mask = core::mem::take(&mut objects.dirty_mask[at]);
+    let (mut settled, mut mask) = (0, core::mem::take(&mut objects.dirty_mask[at]));
+    if objects.dormant.get(index) || !objects.settled.is_empty() {
+        (settled, mask) = objects.marks_of_sleeper(index, mask);
+    }
+    let changed = settled | absorb(shared, filters, &mut counts.stats.nans, (index, mask));
+    let objects = &shared.objects;
+    let alive = objects.alive.get(index);
     let store = &mut shared.stores[usize::from(objects.class[at])];
     let slot = objects.slot[at];
-    let (changed, nans) = store.quantise(slot, mask);
     let stats = &mut *counts.stats;
-    stats.nans += u64::from(nans);
-    let alive = objects.alive.get(index);
-    if let Some(property) = store.class.position
-        && mask >> property & 1 != 0
-        && alive
-    {
-        let live = &store.live(slot)[store.class.props[property].live..][..3];
-        let position = [0, 1, 2].map(|axis| f32::from_bits(live[axis]));
-        // What is not a number keeps the last place; it was counted when it was quantised.
-        if position.iter().all(|part| !part.is_nan()) {
-            [objects.x[at], objects.y[at], objects.z[at]] = position;
-            if filters[at] == Filter::Grid {
-                shared.grid.place(index, position, objects.cull[at]);
-            }
-            if objects.leads.get(index) {
-                for follower in shared.followers.get(&index).into_iter().flatten() {
-                    if follower.kind == FollowerKind::Sub {
-                        let part = follower.object as usize;
-                        [objects.x[part], objects.y[part], objects.z[part]] = position;
-                    }
-                }
-            }
-        }
-    }
     if changed == 0 || !(alive || objects.flush.get(index)) {
         return;
     }
@@ -217,17 +183,6 @@ fn collect(
     if mask == 0 || objects.refs[at] == 0 || store.class.flags.temporary {
         return;
     }
-    let mut mask = mask;
-    if objects.dormant.get(index) {
-        let awake = objects.flushing.get(&index).copied().unwrap_or(0);
-        if mask & !awake != 0 {
-            *slept.entry(index).or_default() |= mask & !awake;
-        }
-        mask &= awake;
-        if mask == 0 {
-            return;
-        }
-    }
     if !shared.gatherings.is_empty() && objects.lod.get(index) {
         for gathering in &mut shared.gatherings {
             gathering.add(index, mask);
@@ -238,6 +193,46 @@ fn collect(
         }
     }
     list(shared, counts, record, 0, index, mask);
+}
+
+/// Takes the properties of `mask` over into the quantised copy, and puts the object where its
+/// position says; returns those that changed.
+#[inline(always)]
+pub(super) fn absorb(
+    shared: &mut Shared,
+    filters: &[Filter],
+    nans: &mut u64,
+    (index, mask): (u32, u64),
+) -> u64 {
+    let at = index as usize;
+    let objects = &mut shared.objects;
+    let store = &mut shared.stores[usize::from(objects.class[at])];
+    let slot = objects.slot[at];
+    let (changed, none) = store.quantise(slot, mask);
+    *nans += u64::from(none);
+    if let Some(property) = store.class.position
+        && mask >> property & 1 != 0
+        && objects.alive.get(index)
+    {
+        let live = &store.live(slot)[store.class.props[property].live..][..3];
+        let position = [0, 1, 2].map(|axis| f32::from_bits(live[axis]));
+        // What is not a number keeps the last place; it was counted when it was quantised.
+        if position.iter().all(|part| !part.is_nan()) {
+            [objects.x[at], objects.y[at], objects.z[at]] = position;
+            if filters[at] == Filter::Grid {
+                shared.grid.place(index, position, objects.cull[at]);
+            }
+            if objects.leads.get(index) {
+                for follower in shared.followers.get(&index).into_iter().flatten() {
+                    if follower.kind == FollowerKind::Sub {
+                        let part = follower.object as usize;
+                        [objects.x[part], objects.y[part], objects.z[part]] = position;
+                    }
+                }
+            }
+        }
+    }
+    changed
 }
 
 /// Lists a changed object in a stream, with its common record.

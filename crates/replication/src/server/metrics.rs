@@ -51,6 +51,8 @@ impl ConnectionStats {
         self.starvation_frames_max = self.starvation_frames_max.max(other.starvation_frames_max);
         self.packets_stale += other.packets_stale;
         self.calls_refused += other.calls_refused;
+        self.calls_dropped += other.calls_dropped;
+        self.resets += other.resets;
         self.rtt = self.rtt.max(other.rtt);
     }
 }
@@ -111,6 +113,8 @@ impl Server {
             ("tokens_sent", "Strings of tokens written.", total.tokens_sent),
             ("budget_saturated_frames", "Frames without room for everything.", total.budget_saturated_frames),
             ("calls_refused", "Unauthorised calls of clients.", total.calls_refused),
+            ("calls_dropped", "Unreliable calls to clients dropped before sending.", total.calls_dropped),
+            ("resets", "Whole states sent because a client asked.", total.resets),
             ("stale_mark", "Change marks of objects that do not exist.", stats.stale_marks),
             ("unmarked_changes", "Changes that verify_push found unmarked.", stats.unmarked_changes),
             ("nans", "Values that were not a number (NaN).", stats.nans),

@@ -214,8 +214,8 @@ pub struct Server {
     startups: BTreeSet<u32>,
     /// Startup objects that have ended, by the token of their name, and why.
     ended: BTreeMap<u32, u8>,
-    /// Changes of dormant objects.
-    slept: BTreeMap<u32, u64>,
+    /// Keyed arrays of sleepers with the changes that they keep.
+    kept: BTreeMap<u32, Vec<KeyedArray>>,
     /// Connections on which creations wait.
     joining: u32,
     events: VecDeque<Event>,
@@ -295,7 +295,7 @@ impl Server {
             dying: Vec::new(),
             startups: BTreeSet::new(),
             ended: BTreeMap::new(),
-            slept: BTreeMap::new(),
+            kept: BTreeMap::new(),
             joining: 0,
             events: VecDeque::new(),
             stats: ServerStats::default(),
@@ -363,7 +363,8 @@ impl Server {
 
     /// Compares a peer's description of its classes (see [`Classes::protocol`]) with our own, class
     /// by class in the order of registration. Objects of classes that differ, or that the peer
-    /// lacks, never come into its scope; returns these classes.
+    /// lacks, leave its scope for [`DestroyReason::ProtocolMismatch`] and never come back; returns
+    /// these classes. An id that names no connection changes nothing and is compared all the same.
     ///
     /// # Errors
     /// Another version of the wire format, or a class that differs and is
@@ -437,12 +438,26 @@ impl Server {
         }
     }
 
-    /// Limits the connection to `bytes_per_second`, with `burst` bytes saved up at most; `None`
-    /// lifts the limit.
+    /// Limits the connection to a rate in bytes a second, with a burst of so many bytes saved up at
+    /// most: no frame spends more. `None` lifts the limit. Whatever exceeds the burst goes in
+    /// parts, as what exceeds a packet does. A burst below
+    /// [`overhead_bytes`](ServerConfig::overhead_bytes) and 64 bytes counts as that, a rate that is
+    /// negative or not a number as 0. A part of a reliable call that was lost keeps its length, up
+    /// to 512 bytes: while a burst that was lowered since then does not hold it, it waits, with the
+    /// later calls on its object.
     pub fn set_budget(&mut self, id: ConnId, limit: Option<(f64, f64)>) {
-        let now = self.shared.now;
-        if let Some(conn) = self.conn(id) {
-            conn.budget = limit.map(|(rate, burst)| Budget::new(rate, burst, now));
+        let (now, least) = (self.shared.now, self.burst_min());
+        self.limit(id, limit.map(|(rate, burst)| Budget::new(rate.max(0.0), burst.max(least), now)));
+    }
+
+    /// Least burst of a budget: the smallest packet, with what lower layers add.
+    fn burst_min(&self) -> f64 {
+        self.shared.config.overhead_bytes.saturating_add(PACKET_BYTES.0) as f64
+    }
+
+    fn limit(&mut self, id: ConnId, budget: Option<Budget>) {
+        if let Some(conn) = named(&mut self.connections, id) {
+            conn.set_budget(&self.shared.config, budget);
         }
     }
 
@@ -450,10 +465,8 @@ impl Server {
     /// lost or
     /// [`report_congestion`](Self::report_congestion) says so, up slowly while nothing is.
     pub fn set_adaptive_budget(&mut self, id: ConnId, limits: Adaptive) {
-        let now = self.shared.now;
-        if let Some(conn) = self.conn(id) {
-            conn.budget = Some(Budget::adaptive(limits, now));
-        }
+        let budget = Budget::adaptive(limits, self.burst_min(), self.shared.now);
+        self.limit(id, Some(budget));
     }
 
     /// The transport sees congestion that losses do not show, such as a rising round-trip time. At
@@ -467,11 +480,12 @@ impl Server {
     /// Bytes a second that the connection may get now; `None` without a budget.
     #[must_use]
     pub fn budget_rate(&self, id: ConnId) -> Option<f64> {
-        Some(self.connection(id)?.budget.as_ref()?.rate)
+        Some(self.connection(id)?.budget()?.rate)
     }
 
-    /// Makes the connection a recording: it gets what [`Condition`]s give to replays. Properties
-    /// that become visible to it are sent with their present value.
+    /// Makes the connection a recording: it gets what [`Condition`]s give to replays, also of
+    /// objects that it owns: to conditions it is not their owner then. Properties that become
+    /// visible to it are sent with their present value.
     pub fn set_replay(&mut self, id: ConnId, replay: bool) {
         let shared = &self.shared;
         let conn = named(&mut self.connections, id).filter(|conn| conn.replay != replay);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::frame::absorb;
 use super::{ConnId, DestroyReason, Event, Filter, FollowerKind, ObjectError, Server};
 use crate::class::{ClassId, Condition};
 use crate::connection::Connection;
@@ -10,6 +11,9 @@ use crate::keyed::KeyedArray;
 use crate::objects::NOBODY;
 use crate::quantise::Value;
 use crate::typed::Creation;
+
+/// Bytes of a creation around the object's properties at most.
+const CREATE_BYTES: usize = 40;
 
 impl Server {
     pub(super) fn index(&self, handle: Handle) -> Option<u32> {
@@ -94,7 +98,6 @@ impl Server {
         objects.conditional.assign(index, class.is_conditional());
         self.shared.any_special |= special;
         objects.dormant.clear(index);
-        objects.flushing.remove(&index);
         objects.flush.clear(index);
         if self.filters.len() <= at {
             self.filters.resize(objects.class.len(), Filter::default());
@@ -134,11 +137,17 @@ impl Server {
         objects.alive.clear(index);
         objects.always.clear(index);
         objects.destroy_reason[index as usize] = reason as u8;
+        objects.flushing.remove(&index);
         if flush {
             objects.flush.set(index);
+            // Changes of its sleep are in the last state.
+            objects.dirty.set(index);
+            self.show_elements(index);
         } else {
+            self.kept.remove(&index);
             objects.dirty.clear(index);
             objects.dirty_mask[index as usize] = 0;
+            objects.settled.remove(&index);
             self.shared.keyed.remove(&index);
         }
         self.shared.grid.remove(index);
@@ -147,7 +156,6 @@ impl Server {
         self.polled.remove(index);
         self.filters[index as usize] = Filter::Never;
         self.shared.conditions.remove(&index);
-        self.slept.remove(&index);
         if let Some(filter) = self.statics.remove(&index) {
             for group in filter.groups {
                 if let Some(group) = self.groups.get_mut(&group) {
@@ -181,7 +189,9 @@ impl Server {
     /// nothing.
     ///
     /// # Errors
-    /// When the object or property does not exist or the value does not fit.
+    /// When the object or property does not exist, the value does not fit, or the strings, blobs,
+    /// lists, options and enums of the object would exceed
+    /// [`transfer_bytes_max`](crate::ServerConfig::transfer_bytes_max) together.
     pub fn set(
         &mut self,
         handle: Handle,
@@ -200,7 +210,17 @@ impl Server {
                 .codec
                 .write_heap(&value, &mut bytes)
                 .map_err(|error| ObjectError::Value(property, error))?;
-            store.staged[slot as usize * class.heap_count + prop.heap] = Some((bytes, bits));
+            let staged = &mut store.staged[slot as usize * class.heap_count..][..class.heap_count];
+            let held = store.heap[slot as usize * class.heap_count..].iter().zip(&*staged).enumerate();
+            let others = held.filter(|(at, _)| *at != prop.heap);
+            let others = others.map(|(_, (held, staged))| staged.as_ref().unwrap_or(held).0.len());
+            // All of the object goes together when it is created.
+            let longest = others.sum::<usize>() + bytes.len() + class.record_bytes_max + CREATE_BYTES;
+            let max = self.shared.config.transfer_bytes_max;
+            if longest > max {
+                return Err(ObjectError::TooLong { property, bytes: longest, max });
+            }
+            staged[prop.heap] = Some((bytes, bits));
         } else {
             let live = &mut store.live_mut(slot)[prop.live..];
             prop.codec.store(&value, live).map_err(|error| ObjectError::Value(property, error))?;
@@ -245,7 +265,8 @@ impl Server {
     }
 
     /// The value that receivers see, or will see: what the quantised copy holds. With it a
-    /// simulation can go on from exactly what its clients have.
+    /// simulation can go on from exactly what its clients have. Changes of this frame, and those
+    /// that a sleeping object keeps, are not in it.
     ///
     /// # Errors
     /// When the object or property does not exist.
@@ -399,54 +420,44 @@ impl Server {
         Ok(())
     }
 
-    /// Puts the object to sleep or wakes it. Changes from before are still sent; changes while
-    /// asleep are kept, and sent on waking. A receiver that still lacks a property or elements of a
-    /// keyed array from before gets their present values.
+    /// Puts the object to sleep or wakes it. All receivers have the state in which it fell asleep:
+    /// changes from before are still sent, and sent again after a loss, with the values of that
+    /// moment, and a client that gets the object or one of its properties later gets these values
+    /// too. Changes in its sleep, including those of position and elements, wait until it wakes or
+    /// is flushed.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn set_dormant(&mut self, handle: Handle, dormant: bool) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        let objects = &mut self.shared.objects;
-        if !dormant {
-            objects.flushing.remove(&index);
-        } else if !objects.dormant.get(index) {
-            objects.flushing.insert(index, objects.dirty_mask[index as usize]);
-            self.shared.keyed.get_mut(&index).into_iter().flatten().for_each(KeyedArray::show);
+        if dormant && !self.shared.objects.dormant.get(index) {
+            let mask = core::mem::take(&mut self.shared.objects.dirty_mask[index as usize]);
+            let changed = absorb(&mut self.shared, &self.filters, &mut self.stats.nans, (index, mask));
+            if changed != 0 {
+                *self.shared.objects.settled.entry(index).or_default() |= changed;
+            }
         }
         self.shared.objects.dormant.assign(index, dormant);
         if !dormant {
-            self.wake(index);
-            if self.shared.keyed.contains_key(&index) {
-                self.shared.keyed_changed.set(index);
-            }
+            self.shared.objects.flushing.remove(&index);
+            self.shared.objects.dirty.set(index);
+            self.show_elements(index);
         }
         Ok(())
     }
 
-    /// Sends what changed while the object slept, up to the next frame; it sleeps on.
+    /// Sends the changes of the object's sleep, up to the next frame; it sleeps on.
     ///
     /// # Errors
     /// When the object does not exist.
     pub fn flush_dormant(&mut self, handle: Handle) -> Result<(), ObjectError> {
         let index = self.known(handle)?;
-        if self.shared.objects.dormant.get(index) {
-            self.wake(index);
-            // Marks up to the next frame belong to the flush: that frame takes the object for
-            // awake.
-            self.shared.objects.flushing.insert(index, u64::MAX);
+        let objects = &mut self.shared.objects;
+        if objects.dormant.get(index) {
+            objects.flushing.insert(index);
+            objects.dirty.set(index);
+            self.show_elements(index);
         }
         Ok(())
-    }
-
-    /// Everybody who has the object needs what changed in its sleep.
-    fn wake(&mut self, index: u32) {
-        let Some(mask) = self.slept.remove(&index) else { return };
-        let shared = &self.shared;
-        for conn in self.connections.iter_mut().flatten() {
-            if conn.keeps(index) {
-                conn.reveal(shared, index, mask);
-            }
-        }
     }
 }

@@ -44,8 +44,9 @@ impl Server {
     ///   object. What waits on a connection is bounded at 256 KiB, each call counted with 64 bytes
     ///   more.
     /// - Unreliable (up to 1 KiB, and at most what a packet holds): at most once. It is dropped
-    ///   when the object is out of scope, and of more than 16 that wait for one object the oldest
-    ///   is dropped.
+    ///   when the object is out of scope or the burst of the connection's budget holds no packet
+    ///   with it, and of more than 16 that wait for one object the oldest is dropped; see
+    ///   [`calls_dropped`](crate::ConnectionStats::calls_dropped).
     ///
     /// Calls on different objects have no mutual order.
     ///
@@ -161,7 +162,7 @@ fn receive(shared: &Shared, conn: &mut Connection, packet: &[u8]) -> Result<(), 
     conn.acknowledge(shared, header.ack, header.ack_bits)?;
     conn.applied(header.seq, true);
     for index in resets {
-        conn.reset_baseline(shared, index);
+        conn.reset_baseline(index);
     }
     let id = conn.id;
     for item in &attachments {

@@ -35,7 +35,9 @@ impl Server {
     }
 
     /// Names the object that must be on a receiver before this one is created there: what it is
-    /// attached to. It comes into scope with the object. `None` ends that.
+    /// attached to. It comes into scope with the object. `None` ends that, as the end of the parent
+    /// does. Clients that have the object follow
+    /// ([`ClientEvent::ParentChanged`](crate::ClientEvent::ParentChanged)).
     ///
     /// # Errors
     /// When an object does not exist, is a sub-object, or the relation would form a circle or be
@@ -61,11 +63,19 @@ impl Server {
         if old != 0 {
             self.unfollow(index, old, |kind| kind == FollowerKind::Parent);
         }
-        self.shared.objects.parent[index as usize] = above.unwrap_or(0);
+        self.put_below(index, above.unwrap_or(0));
         if let Some(above) = above {
             self.follow(index, Follower { object: above, kind: FollowerKind::Parent });
         }
         Ok(())
+    }
+
+    /// Sets the parent, and notifies those who have the object.
+    fn put_below(&mut self, index: u32, above: u32) {
+        let before = core::mem::replace(&mut self.shared.objects.parent[index as usize], above);
+        for conn in self.connections.iter_mut().flatten().filter(|_| before != above) {
+            conn.queue_role(index);
+        }
     }
 
     /// Makes `child` dependent on `parent`: no dynamic filter refuses it while the parent is in
@@ -184,7 +194,7 @@ impl Server {
             self.unfollow(leader, index, |_| true);
             // What was created after the object stands by itself now.
             if self.shared.objects.parent[leader as usize] == index {
-                self.shared.objects.parent[leader as usize] = 0;
+                self.put_below(leader, 0);
             }
         }
         self.shared.any_follower = !self.shared.followers.is_empty();

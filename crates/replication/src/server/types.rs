@@ -19,7 +19,7 @@ pub struct ServerConfig {
     pub objects_max: u32,
     /// Most connections at one time. Default 4,096.
     pub connections_max: u32,
-    /// Largest packet in bytes, 64 to 65,535. Default 1,200.
+    /// Largest packet in bytes, 64 to 65,535; that of the clients must be the same. Default 1,200.
     pub packet_bytes_max: usize,
     /// Packets of one connection whose fate is open: eight below the limit nothing more is sent, so
     /// that the packets of one frame rarely exceed it. At least 16; smaller values count as 16.
@@ -66,9 +66,10 @@ pub struct ServerConfig {
     pub creates_per_frame: u32,
     /// Most texts of tokens, archetypes and startup objects' names together. Default 16,384.
     pub tokens_max: u32,
-    /// Bytes of the longest creation or update that goes in parts because no packet holds it; a
-    /// longer one is never sent, and counted ([`ConnectionStats::oversized`]). The receiver's limit
-    /// should be the same. Default 1 MiB.
+    /// Bytes of the longest creation, update or end that goes in parts because no packet holds it.
+    /// [`Server::set`](crate::Server::set) refuses values that would exceed it. What exceeds it
+    /// with the texts that it needs is not sent, a last state is left out; both are counted
+    /// ([`ConnectionStats::oversized`]). The receiver's limit should be the same. Default 1 MiB.
     pub transfer_bytes_max: usize,
     /// The grid filter's world.
     pub grid: GridConfig,
@@ -257,7 +258,8 @@ pub enum ObjectError {
     /// No such prioritiser.
     #[error("the prioritiser does not exist on this server")]
     Prioritiser,
-    /// Its condition is fixed by the class.
+    /// The class fixes the condition of the property, or the chosen one is not possible:
+    /// [`Dynamic`](crate::Condition::Dynamic) or a group above 63.
     #[error("the condition of property {0} is not dynamic, or not one of those that can be chosen")]
     Condition(usize),
     /// The name of a startup object is in use, or its object has ended; or a startup object cannot
@@ -273,6 +275,19 @@ pub enum ObjectError {
     /// A connection was named that does not exist.
     #[error("the connection does not exist")]
     UnknownConnection,
+    /// No transfer holds the object with this value.
+    #[error(
+        "property {property}: with it the object takes up to {bytes} bytes, above transfer_bytes_max, {max}; \
+         shorten the value, raise the limit on both sides or split the object"
+    )]
+    TooLong {
+        /// Property that was set.
+        property: usize,
+        /// Bytes of the object's longest record.
+        bytes: usize,
+        /// [`ServerConfig::transfer_bytes_max`].
+        max: usize,
+    },
 }
 
 /// Counts of one connection, from its beginning.
@@ -314,7 +329,8 @@ pub struct ConnectionStats {
     pub oversized: u64,
     /// Strings of tokens written.
     pub tokens_sent: u64,
-    /// Frames in which the budget did not suffice.
+    /// Frames in which something found no room: the budget did not suffice, or too many packets
+    /// were in flight.
     pub budget_saturated_frames: u64,
     /// Most frames that a change has waited for room, or for its priority, before it was written.
     pub starvation_frames_max: u64,
@@ -323,6 +339,11 @@ pub struct ConnectionStats {
     /// Calls of the client that were dropped because it neither owns the object nor sees a callable
     /// one.
     pub calls_refused: u64,
+    /// Unreliable calls to the client that were dropped before they were sent: the object was out
+    /// of scope, more than 16 waited, or the burst of the budget holds no packet with the call.
+    pub calls_dropped: u64,
+    /// Whole states that were sent because the client asked for them.
+    pub resets: u64,
     /// Round-trip time, smoothed over eight samples; zero before the first acknowledgement. Its
     /// resolution is the time between frames: an answer within the frame counts as no time. In a
     /// sum over connections the largest.

@@ -3,7 +3,7 @@
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{HEADER_BYTES, Header};
-use throng_replication::{Client, ClientConfig, Handle, Received};
+use throng_replication::{Client, ClientConfig, Handle, Packets, Received};
 use throng_stdx::Rng;
 
 /// Everything that an application could see of a client.
@@ -142,4 +142,47 @@ fn a_server_withstands_any_client() {
         }
     }
     assert!(refused > 1000 && taken > 1000, "{refused} refused, {taken} taken");
+}
+
+/// The server skipped the section, the client refused its count.
+#[test]
+fn an_unknown_section_is_skipped_whatever_it_counts() {
+    let mut client = Client::new(ClientConfig::default(), &classes());
+    let mut packet = Header { seq: 0, ack: u16::MAX, ack_bits: 0, frame: 1 }.to_bytes().to_vec();
+    packet.extend_from_slice(&[0xf0, 0xff, 0xff, 0x03, 1, 0, 7]);
+    assert_eq!(client.receive(&packet), Ok(Received::Applied));
+}
+
+/// Forty bytes a frame made the server write everything that the client sees in every frame.
+#[test]
+fn requests_for_whole_states_are_served_a_few_a_frame() {
+    const SEEN: u32 = 60;
+    // Without differences none is needed.
+    for (class, most) in [(DELTA_THING, 60 * 8), (THING, 0)] {
+        let mut net = Net::new(1);
+        let things: Vec<Handle> = (0..SEEN).map(|_| net.server.create(class).unwrap()).collect();
+        for thing in &things {
+            net.server.set(*thing, NAME, vec![7; 60]).unwrap();
+        }
+        net.steps(10);
+        let (id, mut newest, mut bytes) = (net.peers[0].id, [0; 2], 0);
+        let indices: Vec<u8> = things.iter().map(|thing| thing.index() as u8).collect();
+        for frame in 0..60_u16 {
+            let mut sink = |packets: Packets<'_>| {
+                bytes += packets.bytes.len() as u64;
+                newest = packets.iter().last().map_or(newest, |packet| [packet[0], packet[1]]);
+            };
+            net.server.tick(net.now + FRAME * u32::from(frame), &mut sink);
+            // Everything arrived, and is missing all the same.
+            let ack = u16::from_le_bytes(newest);
+            let header = Header { seq: 1000 + frame, ack, ack_bits: u64::MAX, frame: frame.into() };
+            let mut packet = header.to_bytes().to_vec();
+            packet.extend_from_slice(&[0x81, SEEN as u8, SEEN as u8, 0]);
+            packet.extend_from_slice(&indices);
+            net.server.receive(id, &packet).unwrap();
+        }
+        assert!(bytes <= 60 * 20 + most * 100, "{bytes} bytes in 60 frames");
+        let served = net.server.connection_stats(id).unwrap().resets;
+        assert!((most.min(SEEN.into())..=most).contains(&served), "{served}");
+    }
 }

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use crate::harness;
 use harness::*;
 use throng_replication::wire::{DecodeError, HEADER_BYTES, Header, kind};
 use throng_replication::{
-    Adaptive, Area, Axis, Band, Class, ClassError, Classes, Codec, Condition, CustomPrioritiser, FieldOfView,
-    Filter, GridConfig, Handle, Keyed, LodProfile, Prioritiser, Property, Quantiser, QuantiserError,
-    ServerConfig, Shape, Sphere, Value, View,
+    Adaptive, Area, Axis, Band, Call, Class, ClassError, Classes, Codec, Condition, CustomPrioritiser,
+    Direction, FieldOfView, Filter, GridConfig, Handle, Keyed, LodProfile, Prioritiser, Property, Quantiser,
+    QuantiserError, ServerConfig, Shape, Sphere, Value, View,
 };
 
 /// Smaller packets panicked, larger ones had lengths of 16 bits that did not hold them.
@@ -344,4 +345,45 @@ fn a_negative_cull_distance_counts_as_none() {
     net.server.set(thing, POSITION, [20.0_f32, 0.0, 0.0]).unwrap();
     net.steps(3);
     assert!(!net.server.in_scope(net.peers[0].id, thing));
+}
+
+/// The sums overflowed.
+#[test]
+fn frames_of_any_length_are_observed() {
+    let mut net = Net::new(0);
+    (0..2).for_each(|_| net.server.observe_frame(Duration::MAX, Duration::MAX));
+    let mut text = String::new();
+    net.server.write_metrics(&mut text);
+    assert!(text.contains("throng_repl_frame_seconds_count{stage=\"shared\"} 2"));
+}
+
+/// The ids wrapped: an object of class 65,539 had class 3.
+#[test]
+fn classes_are_as_many_as_their_ids() {
+    let mut classes = Classes::new();
+    for number in 0..=u16::MAX {
+        let id = classes.register(Class::builder(number.to_string()).build().unwrap()).unwrap();
+        assert_eq!(id.0, number);
+    }
+    let more = |name: &str| Class::builder(name).build().unwrap();
+    let refused = classes.register(more("one more"));
+    assert_eq!(refused, Err(ClassError::TooManyClasses { class: "one more".into() }));
+    assert_eq!(classes.register(more("7")), Err(ClassError::Duplicate { class: "7".into() }));
+}
+
+/// Names tell properties apart in a schema, and were not looked at elsewhere.
+#[test]
+fn two_of_one_name_are_refused_everywhere() {
+    let duplicate = |name: &str| Some(ClassError::DuplicateName { class: "door".into(), name: name.into() });
+    let class = || Class::builder("door");
+    let bag = |name: &str| Keyed::new(name, 9).field("item", Quantiser::UInt(9));
+    let call = |name: &str| Call::new(name, Direction::ToServer);
+    let variants = |names: [&str; 2]| Quantiser::Enum(names.map(|name| (name.into(), vec![])).to_vec());
+    assert_eq!(class().keyed(bag("bag")).keyed(bag("bag")).build().err(), duplicate("bag"));
+    let twice = bag("bag").field("item", Quantiser::Bool);
+    assert_eq!(class().keyed(twice).build().err(), duplicate("bag.item"));
+    assert_eq!(class().call(call("open")).call(call("open")).build().err(), duplicate("open"));
+    assert!(class().keyed(bag("open")).keyed(bag("bag")).call(call("open")).build().is_ok());
+    assert!(Codec::compile(&variants(["a", "b"])).is_ok());
+    assert!(matches!(Codec::compile(&variants(["a", "a"])), Err(QuantiserError::Duplicate)));
 }

@@ -4,7 +4,7 @@
 use crate::harness;
 use harness::*;
 use throng_replication::{
-    Axis, Class, Classes, Client, ClientConfig, ClientEvent, DestroyReason, Handle, Hint, ObjectError,
+    Axis, Class, Classes, Client, ClientConfig, ClientEvent, DestroyReason, Event, Handle, Hint, ObjectError,
     Property, Quantiser, Server, ServerConfig, View,
 };
 use throng_stdx::Instant;
@@ -33,7 +33,7 @@ fn sub_objects_live_and_die_with_their_root() {
     });
     let order: Vec<u32> = created.collect();
     assert_eq!(order, [root.index(), part.index()]);
-    assert_eq!(net.peers[0].client.replica(part.index()).unwrap().parent(), Some(root.index()));
+    assert_eq!(net.peers[0].client.replica(part.index()).unwrap().parent(), Some(root));
     net.server.set(part, HEALTH, 6_u32).unwrap();
     net.steps(2);
     assert_eq!(net.value(0, part, HEALTH), 6);
@@ -76,7 +76,7 @@ fn sub_objects_survive_loss() {
         for peer in &net.peers {
             for (_, replica) in peer.client.replicas() {
                 if let Some(root) = replica.parent() {
-                    assert!(peer.client.replica(root).is_some(), "a part without its root");
+                    assert!(peer.client.get(root).is_some(), "a part without its root");
                 }
             }
         }
@@ -214,4 +214,107 @@ fn an_attached_dependent_may_have_parts() {
     net.server.set_parent(mount, Some(saddle)).unwrap();
     let part = net.server.create_part(mount, THING).unwrap();
     assert!(sees(&mut net, part));
+}
+
+/// The parent stayed as it was at the creation, and named the next object with its index.
+#[test]
+fn a_parent_changes_and_ends_on_receivers() {
+    let limits = ServerConfig { objects_max: 3, ..ServerConfig::default() };
+    let mut net = Net::with(limits, 1);
+    let [child, first, second] = [0.0, 1.0, 2.0].map(|x| at(&mut net, x));
+    let agree = |net: &mut Net, wanted: Option<Handle>| {
+        net.settle(6);
+        for peer in &mut net.peers {
+            assert_eq!(peer.client.get(child).unwrap().parent(), wanted);
+            let changed = |event: &ClientEvent| matches!(event, ClientEvent::ParentChanged { handle, .. } if *handle == child);
+            peer.events.retain(changed);
+        }
+    };
+    net.server.set_parent(child, Some(first)).unwrap();
+    agree(&mut net, Some(first));
+    assert!(net.peers[0].events.is_empty(), "the creation said so");
+    // Changed while nothing arrives, and seen by a client that joins.
+    net.up_lost = true;
+    net.fate = Some(Box::new(|_, _| false));
+    net.server.set_parent(child, Some(second)).unwrap();
+    net.steps(40);
+    net.join();
+    agree(&mut net, Some(second));
+    let told = [ClientEvent::ParentChanged { handle: child, parent: Some(second) }];
+    assert_eq!((&net.peers[0].events[..], &net.peers[1].events[..]), (&told[..], &[][..]));
+    net.server.set_parent(child, None).unwrap();
+    agree(&mut net, None);
+    net.server.set_parent(child, Some(second)).unwrap();
+    agree(&mut net, Some(second));
+    // Another object gets the index of the parent that ends.
+    net.server.destroy(second, DestroyReason::Destroyed, false).unwrap();
+    agree(&mut net, None);
+    assert_eq!(at(&mut net, 3.0).index(), second.index());
+    agree(&mut net, None);
+    // A change of the owner leaves the parent alone.
+    net.server.set_parent(child, Some(first)).unwrap();
+    agree(&mut net, Some(first));
+    net.peers[0].events.clear();
+    net.server.set_owner(child, Some(net.peers[0].id)).unwrap();
+    agree(&mut net, Some(first));
+    assert!(net.peers[0].events.is_empty() && net.peers[0].client.get(child).unwrap().is_owner());
+}
+
+/// They ended as objects that are out of scope, and those of retained classes did not end.
+#[test]
+fn objects_of_a_class_that_is_refused_end_with_that_reason() {
+    let mut classes = classes();
+    let kept = Class::builder("kept").property(Property::new("value", Quantiser::UInt(8))).retain(true);
+    let kept = classes.register(kept.build().unwrap()).unwrap();
+    let mut net = Net::of(classes, ServerConfig::default(), 1);
+    let id = net.peers[0].id;
+    let things = [THING, kept].map(|class| net.server.create(class).unwrap());
+    let right = net.classes.protocol();
+    let mut wrong = right.clone();
+    things.iter().for_each(|thing| net.server.set_owner(*thing, Some(id)).unwrap());
+    for hash in [THING, kept].map(|class| usize::from(class.0)) {
+        wrong.classes[hash] ^= 1;
+    }
+    let calls = |net: &mut Net, round: u64| {
+        net.steps(6);
+        for thing in things {
+            net.server.attach(id, thing, round, b"down", true).unwrap();
+            net.peers[0].client.attach(thing, round, b"up", true).unwrap();
+        }
+        net.steps(6);
+        let down = net.peers[0].events.drain(..).filter(|event| matches!(event, ClientEvent::Attachment(_)));
+        let up = std::iter::from_fn(|| net.server.poll_event());
+        (down.count(), up.filter(|event| matches!(event, Event::Attachment(..))).count())
+    };
+    assert_eq!(calls(&mut net, 1), (2, 2));
+    assert_eq!(net.server.check_protocol(id, &wrong), Ok(vec![THING, kept]));
+    net.steps(8);
+    let reasons = net.peers[0].events.drain(..).filter_map(|event| match event {
+        ClientEvent::Destroyed { reason, .. } => Some(reason),
+        _ => None,
+    });
+    assert_eq!(reasons.collect::<Vec<_>>(), [DestroyReason::ProtocolMismatch; 2]);
+    // Calls go on where they were when the classes agree again.
+    assert_eq!(net.server.check_protocol(id, &right), Ok(Vec::new()));
+    assert_eq!(calls(&mut net, 2), (2, 2));
+}
+
+/// The acknowledgement of the creation was lost, and so was the change.
+#[test]
+fn a_creation_that_is_sent_again_reports_another_owner_and_parent() {
+    let mut net = Net::new(1);
+    let [child, above] = [0.0, 1.0].map(|x| at(&mut net, x));
+    net.up_lost = true;
+    net.step();
+    assert!(net.peers[0].client.get(child).is_some());
+    net.fate = Some(Box::new(|_, _| false));
+    net.server.set_parent(child, Some(above)).unwrap();
+    net.server.set_owner(child, Some(net.peers[0].id)).unwrap();
+    net.steps(60);
+    net.peers[0].events.clear();
+    net.settle(6);
+    let told = net.peers[0].events.iter().filter(|event| !matches!(event, ClientEvent::Created(_)));
+    let owner = ClientEvent::OwnerChanged { handle: child, owner: true };
+    let parent = ClientEvent::ParentChanged { handle: child, parent: Some(above) };
+    assert!(told.eq([&owner, &parent]), "{:?}", net.peers[0].events);
 }

@@ -6,9 +6,9 @@ use crate::harness;
 use harness::*;
 use throng_replication::wire::{DecodeError, Header, PROTOCOL_VERSION, kind};
 use throng_replication::{
-    AttachError, Band, Class, Classes, ClientEvent, ConnId, DestroyReason, Event, Filter, Handle, Hint,
-    InputError, LodProfile, ObjectError, Property, Protocol, ProtocolMismatch, Quantiser, ServerConfig,
-    ServerStats, Value, View,
+    AttachError, Axis, Band, Class, Classes, ClientEvent, Condition, ConnId, DestroyReason, Event, Filter,
+    Handle, Hint, InputError, LodProfile, ObjectError, Property, Protocol, ProtocolMismatch, Quantiser,
+    ServerConfig, ServerStats, Value, View,
 };
 
 /// A net whose class 3 is callable, 4 has a reference, 5 a hidden one.
@@ -809,4 +809,79 @@ fn checks_find_no_room_in_a_packet_that_only_asks() {
     net.up_lost = false;
     net.steps(40);
     net.check(&things);
+}
+
+/// A band kept what it had gathered before the sleep although the owner, who has no band, had got
+/// it. When the object lost its owner, the value of then went out, and differences were taken from
+/// values that the client had never got.
+#[test]
+fn a_sleeper_in_a_far_band_keeps_its_state_when_its_owner_changes() {
+    for delta in [false, true] {
+        let mut classes = classes();
+        let place = Quantiser::Vec3([Axis::new(-512.0, 0.01, 17); 3]);
+        let number = |name| Property::new(name, Quantiser::UInt(32));
+        let class = Class::builder("sleeper")
+            .property(Property::new("position", place).world_position())
+            .property(number("count"))
+            .property(number("skip").condition(Condition::SkipOwner))
+            .delta(delta);
+        let class = classes.register(class.build().unwrap()).unwrap();
+        let config =
+            ServerConfig { lod: Some(LodProfile::reference()), check_frames: 1, ..ServerConfig::default() };
+        let mut net = Net::of(classes, config, 1);
+        let id = net.peers[0].id;
+        let thing = net.server.create(class).unwrap();
+        net.server.set(thing, POSITION, [80.0_f32, 0.0, 0.0]).unwrap();
+        let look = |net: &mut Net, x| {
+            net.server.set_views(id, &[View { position: [x, 0.0, 0.0], ..View::default() }]);
+        };
+        for frame in 0..100_u32 {
+            match frame {
+                14 => net.server.set(thing, 1, 16_u32).unwrap(),
+                15 => net.server.set_dormant(thing, true).unwrap(),
+                19 => net.server.set_owner(thing, Some(id)).unwrap(),
+                20 => look(&mut net, 67.0),
+                22 => net.server.set(thing, 1, 33_u32).unwrap(),
+                23 => net.server.set_owner(thing, None).unwrap(),
+                25 => look(&mut net, -86.0),
+                26 => net.server.set(thing, 1, 34_u32).unwrap(),
+                _ => {}
+            }
+            net.step();
+            let wanted = if frame < 24 { [0, 16] } else { [16, 16] };
+            let held = if frame < 8 { 0 } else { net.value(0, thing, 1) };
+            assert!(wanted.contains(&held) || frame < 8, "delta {delta}, frame {frame}: {held}");
+        }
+        net.server.set_dormant(thing, false).unwrap();
+        net.steps(40);
+        net.check(&[thing]);
+        let diverged = |event: &ClientEvent| matches!(event, ClientEvent::Diverged { .. });
+        assert!(!net.peers[0].events.iter().any(diverged));
+    }
+}
+
+/// A change that was lost before the sleep was sent again with a value set in the sleep.
+#[test]
+fn a_change_lost_before_the_sleep_is_sent_again_with_its_value() {
+    let mut net = Net::new(2);
+    let things = [THING, DELTA_THING].map(|class| net.server.create(class).unwrap());
+    net.steps(6);
+    net.fate = Some(Box::new(|peer, _| peer != 0));
+    things.iter().for_each(|thing| net.server.set(*thing, HEALTH, 16_u32).unwrap());
+    net.step();
+    things.iter().for_each(|thing| net.server.set_dormant(*thing, true).unwrap());
+    things.iter().for_each(|thing| net.server.set(*thing, HEALTH, 33_u32).unwrap());
+    net.settle(60);
+    for thing in things {
+        assert_eq!([0, 1].map(|peer| net.value(peer, thing, HEALTH)), [16, 16]);
+    }
+    net.check(&things);
+    // The last state has the changes of the sleep.
+    net.server.destroy(things[0], DestroyReason::Destroyed, true).unwrap();
+    net.settle(6);
+    let last = net.peers[0].events.iter().find_map(|event| match event {
+        ClientEvent::Destroyed { last, .. } => last.value(HEALTH),
+        _ => None,
+    });
+    assert_eq!(last, Some(Value::UInt(33)));
 }

@@ -1,6 +1,8 @@
 //! Spec §7.5 and §10.4: texts are told once, in the packet that first uses their number; startup
 //! objects have names.
 
+use std::collections::BTreeSet;
+
 use crate::harness;
 use harness::*;
 use throng_replication::{
@@ -171,7 +173,7 @@ fn objects_of_the_map_are_bound_by_name_and_their_end_is_remembered() {
     net.steps(30);
     net.settle(10);
     for peer in [0, late] {
-        let ends: std::collections::BTreeSet<(String, u8)> = net.peers[peer]
+        let ends: BTreeSet<(String, u8)> = net.peers[peer]
             .events
             .iter()
             .filter_map(|event| match event {
@@ -186,4 +188,23 @@ fn objects_of_the_map_are_bound_by_name_and_their_end_is_remembered() {
     // Told once: nothing more is on the wire.
     net.step();
     assert_eq!(net.bytes_sent(0) + net.bytes_sent(late), 0);
+}
+
+/// Ends of other objects of the map waited for one whose name no packet holds.
+#[test]
+fn the_end_of_a_startup_object_with_a_long_name_holds_up_no_other() {
+    let mut net = Net::with(ServerConfig { packet_bytes_max: 64, ..ServerConfig::default() }, 0);
+    let names = ["short".to_owned(), "long".repeat(30), "shorter".to_owned()];
+    for name in &names {
+        let thing = net.server.create_startup(THING, name).unwrap();
+        net.server.destroy(thing, DestroyReason::Destroyed, false).unwrap();
+    }
+    let late = net.join();
+    net.steps(6);
+    let ended = net.peers[late].events.iter().filter_map(|event| match event {
+        ClientEvent::StartupDestroyed { name, .. } => Some(&**name),
+        _ => None,
+    });
+    assert_eq!(ended.collect::<BTreeSet<_>>(), BTreeSet::from(["short", "shorter"]));
+    assert!(net.server.total_stats().oversized > 0);
 }

@@ -3,8 +3,8 @@
 use crate::harness;
 use harness::*;
 use throng_replication::{
-    Class, ClassId, Classes, Client, ClientConfig, ClientEvent, DestroyReason, Filter, Handle, Property,
-    Quantiser, ServerConfig, Value,
+    Class, ClassId, Classes, Client, ClientConfig, ClientEvent, DestroyReason, Filter, Handle, ObjectError,
+    Property, Quantiser, ServerConfig, Value,
 };
 use throng_stdx::Rng;
 
@@ -174,19 +174,25 @@ fn the_last_state_of_a_large_object_arrives_before_its_end() {
     net.check(&[next]);
 }
 
+/// A last state that no transfer holds is left out: properties, and elements of which there are
+/// more than that.
 #[test]
-fn what_exceeds_the_limit_is_counted_and_holds_nothing_up() {
-    let config = ServerConfig { transfer_bytes_max: 5000, ..ServerConfig::default() };
-    let mut net = with_big(config, 1);
-    let (big, thing) = (create(&mut net, BIG), create(&mut net, THING));
-    net.server.set(big, BODY, body(6000, 1)).unwrap();
+fn a_last_state_that_exceeds_the_limit_is_counted_and_holds_nothing_up() {
+    let mut classes = classes();
+    let bag = throng_replication::Keyed::new("bag", 900).field("item", Quantiser::UInt(32));
+    let class = classes.register(Class::builder("keeper").keyed(bag).build().unwrap()).unwrap();
+    let config = ServerConfig { transfer_bytes_max: 2000, ..ServerConfig::default() };
+    let mut net = Net::of(classes, config, 1);
+    let (keeper, thing) = (create(&mut net, class), create(&mut net, THING));
     net.steps(5);
-    assert_eq!(net.peers[0].client.len(), 1);
+    for key in 0..900 {
+        net.server.set_element(keeper, 0, key, &[Value::UInt(7)]).unwrap();
+    }
+    net.server.destroy(keeper, DestroyReason::Destroyed, true).unwrap();
     net.server.set(thing, HEALTH, 5_u64).unwrap();
-    net.server.set(big, BODY, body(4000, 1)).unwrap();
     net.steps(6);
-    net.check(&[big, thing]);
-    assert!(net.server.connection_stats(net.peers[0].id).unwrap().oversized > 0);
+    net.check(&[keeper, thing]);
+    assert_eq!(net.server.total_stats().oversized, 1);
 }
 
 #[test]
@@ -333,4 +339,126 @@ fn an_object_goes_in_parts_through_the_longest_packets_under_a_budget() {
     net.server.set(big, BODY, body(65_536, 1)).unwrap();
     net.steps(10);
     net.check(&[big]);
+}
+
+/// Creations, updates and calls longer than the burst of the budget, and all behind them, waited
+/// for ever, and no count showed it.
+#[test]
+fn objects_and_calls_beyond_the_burst_of_a_budget_go_in_parts() {
+    for (packet_bytes_max, rate, burst) in [
+        (1200, 30_000.0, 500.0),
+        (1200, 30_000.0, 200.0),
+        (1200, 30_000.0, 0.0),
+        (1200, 30_000.0, f64::NAN),
+        (9000, 32_000.0, 3200.0),
+    ] {
+        let what = format!("burst {burst}");
+        let config = ServerConfig { packet_bytes_max, ..ServerConfig::default() };
+        let (mut net, least) = (with_big(config, 1), 28.0 + 64.0);
+        let id = net.peers[0].id;
+        net.server.set_budget(id, Some((rate, burst)));
+        let thing = create(&mut net, THING);
+        net.steps(3);
+        let big = create(&mut net, BIG);
+        net.server.set(big, BODY, body(packet_bytes_max / 2, 1)).unwrap();
+        let later = create(&mut net, THING);
+        let spends = |net: &mut Net| {
+            for _ in 0..400 {
+                net.step();
+                let spent = net.bytes_sent(0) + 28 * net.peers[0].sent.len();
+                assert!(spent as f64 <= burst.max(least), "{what}: {spent}");
+            }
+        };
+        spends(&mut net);
+        net.check(&[thing, big, later]);
+        net.server.set(big, BODY, body(packet_bytes_max / 2, 2)).unwrap();
+        net.server.set(thing, HEALTH, 9_u64).unwrap();
+        net.server.attach(id, thing, 1, &body(2000, 3), true).unwrap();
+        net.server.attach(id, thing, 2, b"four", true).unwrap();
+        spends(&mut net);
+        net.check(&[thing, big, later]);
+        let calls = net.peers[0].events.iter().filter_map(|event| match event {
+            ClientEvent::Attachment(call) => Some((call.method, call.bytes.len())),
+            _ => None,
+        });
+        assert_eq!(calls.collect::<Vec<_>>(), [(1, 2000), (2, 4)], "{what}");
+        // The last state of an object as well.
+        net.server.set(big, BODY, body(packet_bytes_max / 2, 4)).unwrap();
+        net.server.destroy(big, DestroyReason::Destroyed, true).unwrap();
+        spends(&mut net);
+        net.check(&[thing, later]);
+    }
+}
+
+/// Transfers and calls that began under a larger burst go on under a smaller one.
+#[test]
+fn a_burst_that_shrinks_meanwhile_stops_nothing() {
+    let mut net = with_big(ServerConfig::default(), 1);
+    let id = net.peers[0].id;
+    let thing = create(&mut net, THING);
+    net.steps(4);
+    let big = create(&mut net, BIG);
+    net.server.set(big, BODY, body(20_000, 1)).unwrap();
+    net.server.attach(id, thing, 1, &body(9000, 3), true).unwrap();
+    net.server.attach(id, thing, 2, &body(900, 3), false).unwrap();
+    net.server.set_budget(id, Some((30_000.0, 3000.0)));
+    net.step();
+    net.server.set_budget(id, Some((30_000.0, 150.0)));
+    net.steps(600);
+    net.check(&[thing, big]);
+    let calls = net.peers[0].events.iter().filter(|event| matches!(event, ClientEvent::Attachment(_)));
+    assert_eq!(calls.count(), 1, "the unreliable one fits no packet any more");
+    assert_eq!(net.server.connection_stats(id).unwrap().calls_dropped, 1);
+}
+
+/// Other properties of the object, and calls on it, waited until the value was shorter.
+#[test]
+fn a_property_that_no_transfer_holds_is_refused() {
+    let config = ServerConfig { transfer_bytes_max: 2000, ..ServerConfig::default() };
+    let mut net = with_big(config, 1);
+    let big = create(&mut net, BIG);
+    net.server.set(big, BODY, body(1500, 1)).unwrap();
+    net.steps(6);
+    let refused = net.server.set(big, BODY, body(3000, 1));
+    assert!(matches!(refused, Err(ObjectError::TooLong { property: BODY, .. })), "{refused:?}");
+    net.server.set(big, SMALL, 7_u64).unwrap();
+    net.server.attach(net.peers[0].id, big, 1, b"call", true).unwrap();
+    net.steps(6);
+    net.check(&[big]);
+    assert!(net.peers[0].events.iter().any(|event| matches!(event, ClientEvent::Attachment(_))));
+    // The longest accepted value arrives.
+    let longest = (0..2000).rev().find(|len| net.server.set(big, BODY, body(*len, 2)).is_ok()).unwrap();
+    assert!(longest > 1800, "{longest}");
+    let late = net.join();
+    net.steps(8);
+    net.check(&[big]);
+    assert_eq!(net.value(late, big, SMALL), 7);
+    assert_eq!(net.server.total_stats().oversized, 0);
+}
+
+/// Updates of every frame took what a creation, a part or a call would have needed, for ever.
+#[test]
+fn creations_and_calls_beyond_the_income_of_a_frame_arrive() {
+    let mut net = with_big(ServerConfig::default(), 1);
+    let id = net.peers[0].id;
+    let things: Vec<Handle> = (0..30).map(|_| create(&mut net, THING)).collect();
+    net.steps(4);
+    // A frame earns 99 bytes, which nine updates take, a part 300.
+    net.server.set_budget(id, Some((3000.0, 1500.0)));
+    let change = |net: &mut Net, frame: u64| {
+        things.iter().for_each(|thing| net.server.set(*thing, SCORE, frame).unwrap());
+        net.step();
+    };
+    (1..30).for_each(|frame| change(&mut net, frame));
+    let (big, small) = (create(&mut net, BIG), create(&mut net, BIG));
+    net.server.set(big, BODY, body(5000, 1)).unwrap();
+    net.server.set(small, BODY, body(200, 2)).unwrap();
+    net.server.attach(id, things[0], 1, &body(400, 3), true).unwrap();
+    net.peers[0].events.clear();
+    (30..400).for_each(|frame| change(&mut net, frame));
+    let count = |is: fn(&ClientEvent) -> bool| net.peers[0].events.iter().filter(|event| is(event)).count();
+    assert_eq!(count(|event| matches!(event, ClientEvent::Created(_))), 2);
+    assert_eq!(count(|event| matches!(event, ClientEvent::Attachment(_))), 1);
+    assert!(count(|event| matches!(event, ClientEvent::Updated { .. })) > 500, "updates went on");
+    assert!(net.server.connection_stats(id).unwrap().budget_saturated_frames > 100);
 }

@@ -565,7 +565,7 @@ fn components_that_come_and_go_are_parts() {
     let door = pair.server.create_part(hero, &Door { open: true, ..Door::default() }).unwrap();
     pair.steps(4);
     let replica = pair.client.get(door.untyped()).unwrap();
-    assert_eq!((replica.parent(), Door::read(replica).unwrap().open), (Some(hero.index()), true));
+    assert_eq!((replica.parent(), Door::read(replica).unwrap().open), (Some(hero.untyped()), true));
     pair.server.destroy(door.untyped(), throng_replication::DestroyReason::Destroyed, false).unwrap();
     pair.steps(4);
     assert!(pair.client.get(door.untyped()).is_none() && pair.client.get(hero.untyped()).is_some());
