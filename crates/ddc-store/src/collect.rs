@@ -16,7 +16,7 @@ use crate::change::Change;
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{self, AppendError, Found, Reader, losses, read_range};
+use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
 use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
@@ -24,10 +24,11 @@ use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
 use crate::store::Store;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
-/// records at most. Uploads that arrive meanwhile share the flush, and wait for all of it.
-const MOVE_BYTES: u64 = 2 << 20;
+/// records at most. Uploads that arrive meanwhile wait for all of it: 64 KiB take a disk twice as
+/// long as a small upload.
+const MOVE_BYTES: u64 = 64 << 10;
 /// Keys that one record of losses names.
-const LOSS_KEYS_MAX: usize = 4096;
+pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 /// A segment is emptied when less than this part of it is in use.
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
@@ -198,6 +199,7 @@ impl Store {
         let result = self.namespaces().and_then(|namespaces| {
             namespaces.iter().try_for_each(|namespace| self.collect_namespace(namespace, options, step, done))
         });
+        self.forget_own(&result);
         self.note_reliance(false);
         result
     }
@@ -368,8 +370,9 @@ impl Store {
         }
     }
 
-    /// Makes durable that these segments are to go: they are not taken for lost then.
-    fn note_removal(&self, going: &[u64]) -> Result<(), StoreError> {
+    /// Makes durable which segments are there, without those that are to go: they are not taken for
+    /// lost then.
+    pub(crate) fn note_removal(&self, going: &[u64]) -> Result<(), StoreError> {
         let mut log = lock(&self.log);
         self.with_reserve(0, || {
             log.list_segments(going).map_err(
@@ -405,7 +408,7 @@ impl Store {
 
     /// Writes the live records of segments again at the end of the log.
     fn move_live(&self, segments: &BTreeSet<u64>, done: &mut CollectReport) -> Result<(), StoreError> {
-        let (mut queued, mut queued_bytes) = (0, 0);
+        let mut queued_bytes = 0;
         self.walk_entries(b"", &mut |index_key, entry| {
             if !segments.contains(&entry.record.segment) {
                 return Ok(());
@@ -427,11 +430,10 @@ impl Store {
                 },
             };
             done.moved += 1;
-            queued += 1;
             queued_bytes += payload.as_ref().map_or(0, |payload| payload.len() as u64);
-            self.queue_own(Change::Move { key: index_key.to_vec(), record: entry.record, payload });
-            if queued >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
-                (queued, queued_bytes) = (0, 0);
+            let change = Change::Move { key: index_key.to_vec(), record: entry.record, payload };
+            if self.queue_own(change) >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
+                queued_bytes = 0;
                 self.commit_own()?;
             }
             Ok(())
@@ -475,6 +477,8 @@ impl Store {
         let needed: Vec<_> = needed.collect();
         for keys in needed.chunks(LOSS_KEYS_MAX) {
             self.queue_own(Change::Loss { keys: keys.to_vec() });
+            // Each alone: a commit names the keys of all its records.
+            self.commit_own()?;
         }
         self.commit_own()
     }
@@ -493,7 +497,7 @@ impl Reader for Deletes<'_> {
         match found.kind {
             Kind::Delete => {
                 // A segment that is emptied with this one still exists: its removal may be lost.
-                let needed = read_range(&found.value).is_some_and(|(first, last)| {
+                let needed = read_pair(&found.value).is_some_and(|(first, last)| {
                     let segments = &self.store.segments;
                     segments.any_in(first, last.min(self.segment.saturating_sub(1)))
                         || segments.any_in(first.max(self.segment + 1), last)

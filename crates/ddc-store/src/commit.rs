@@ -24,6 +24,8 @@ const BATCH_BYTES: usize = 16 << 20;
 const BATCH_LEN: usize = 4096;
 /// Time for which a batch may wait for as many changes as the one before it had.
 const GATHER_MAX: Duration = Duration::from_micros(500);
+/// Pause of maintenance at most.
+const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The index follows the log also when this much was appended since: a start reads and hashes it
 /// again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
@@ -53,7 +55,7 @@ impl Store {
                 drop(self.arrived.wait_timeout_while(queue, patience, few));
             }
             let started = Instant::now();
-            last = self.commit_some();
+            last = self.commit_some().1;
             took = started.elapsed();
         }
     }
@@ -105,9 +107,37 @@ impl Store {
         let mut total = 0;
         loop {
             match self.commit_some() {
-                0 => return total,
-                count => total += count,
+                (0, _) => return total,
+                (count, _) => total += count,
             }
+        }
+    }
+
+    /// Commits changes of maintenance together, then leaves the log to requests for as long as that
+    /// took, if there were any since the last time: an upload waits for one such commit at most.
+    /// While uploads are refused for want of space, more is freed instead.
+    pub(crate) fn commit_maintenance(&self) {
+        let started = self.clock().elapsed();
+        let changes = std::mem::take(&mut *lock(&self.own_changes));
+        if !changes.is_empty() {
+            let mut queue = lock(&self.queue);
+            for change in changes {
+                let failed = Arc::clone(&self.own_failure);
+                let done = move |outcome| {
+                    if let Err(error) = outcome {
+                        *lock(&failed) = Some(error);
+                    }
+                };
+                self.push(&mut queue, change, Box::new(done));
+            }
+        }
+        self.await_commits();
+        let took = self.clock().elapsed().saturating_sub(started);
+        let asked = self.asked.load(Ordering::Relaxed);
+        let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
+        let is_urgent = self.is_full.load(Ordering::Relaxed) || self.check_limit(0).is_err();
+        if has_requests && !is_urgent {
+            self.clock().sleep(took.min(PAUSE_MAX));
         }
     }
 
@@ -136,22 +166,26 @@ impl Store {
         }
     }
 
-    /// Commits a batch. Returns how many changes there were.
-    fn commit_some(&self) -> usize {
+    /// Commits a batch. Returns how many changes there were, and how many of them by requests.
+    fn commit_some(&self) -> (usize, usize) {
         // Taken under the lock of the log: batches are written in the order of the queue, and once
         // it is found empty here all that was in it is written.
         let mut log = lock(&self.log);
         let batch = self.take_batch();
         let count = batch.len();
+        let asked = batch.iter().filter(|(change, _)| !change.is_own()).count();
         if count > 0 {
             self.commit_batch(&mut log, batch);
         }
-        count
+        (count, asked)
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
         match self.check_queue(&change) {
-            Ok(()) => self.enqueue(change, done),
+            Ok(()) => {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                self.enqueue(change, done);
+            }
             Err(error) => {
                 if let Change::Large { location, .. } = change {
                     let _ = self.fs.remove(&blob::name(location.file));

@@ -81,6 +81,7 @@ impl Store {
         let _one = lock(&self.maintenance);
         self.note_reliance(true);
         let result = self.evict_until_there_is_room(options, &mut done);
+        self.forget_own(&result);
         self.note_reliance(false);
         let kept_bytes = result?;
         self.evicted_to.store(self.disk_bytes(), Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use throng_ddc::IoHash;
 
 use crate::change::{Change, ChangeResult};
@@ -12,7 +13,7 @@ use crate::events::{self, Cursor};
 use crate::index::{IndexChange, IndexEntry};
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{Entry, write_range};
+use crate::log::{Entry, write_pair};
 use crate::quota::Quotas;
 use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::store::Store;
@@ -90,7 +91,7 @@ impl<'s> Plan<'s> {
                 }
                 self.forget_large(old.as_ref());
                 let value = key::blob_value(put, &payload);
-                self.put(Entry { kind: Kind::Put, key, value, payload: Some(payload) }, old.as_ref());
+                self.put(key, value, Some(payload), old.as_ref());
             }
             Change::Large { key, location } => {
                 let old = self.get(&key)?;
@@ -199,16 +200,16 @@ impl<'s> Plan<'s> {
                     }
                     None => old.value.to_vec(),
                 };
-                self.put(Entry { kind: Kind::Put, key, value, payload }, Some(&old));
+                self.put(key, value, payload, Some(&old));
             }
             Change::MoveDelete { key, range } => {
-                let entry = Entry { kind: Kind::Delete, key, value: range, payload: None };
+                let entry = Entry { kind: Kind::Delete, key, value: range, payload: None, replaces: true };
                 self.entries.push(Planned { entry, first: None });
             }
             Change::Loss { keys } => {
                 let numbers = keys.iter().flat_map(|(key, segment, offset)| [*key, *segment, *offset]);
                 let value = numbers.flat_map(u64::to_le_bytes).collect();
-                let entry = Entry { kind: Kind::Loss, key: Vec::new(), value, payload: None };
+                let entry = Entry { kind: Kind::Loss, key: Vec::new(), value, payload: None, replaces: true };
                 self.entries.push(Planned { entry, first: None });
             }
         }
@@ -295,7 +296,8 @@ impl<'s> Plan<'s> {
         }
         let RecordPosition { first, segment, .. } = old.record;
         self.pending.insert(key.clone(), None);
-        let entry = Entry { kind: Kind::Delete, key, value: write_range(first, segment), payload: None };
+        let value = write_pair(first, segment);
+        let entry = Entry { kind: Kind::Delete, key, value, payload: None, replaces: true };
         self.entries.push(Planned { entry, first: Some(first) });
         Ok(())
     }
@@ -335,17 +337,18 @@ impl<'s> Plan<'s> {
     }
 
     fn set(&mut self, key: Vec<u8>, value: Vec<u8>, old: Option<&IndexEntry>) {
-        self.put(Entry { kind: Kind::Put, key, value, payload: None }, old);
+        self.put(key, value, None, old);
     }
 
-    fn put(&mut self, entry: Entry, old: Option<&IndexEntry>) {
+    fn put(&mut self, key: Vec<u8>, value: Vec<u8>, payload: Option<Bytes>, old: Option<&IndexEntry>) {
         let first = old.map_or(self.position.segment, |old| old.record.first);
         // A segment that is gone holds no record; the smallest one that may is a later one.
         let first = self.store.segments.next_from(first).unwrap_or(self.position.segment);
         // A blob's location is not known yet; that it exists is.
-        let value = if entry.payload.is_some() { Vec::new() } else { entry.value.clone() };
-        let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-        self.pending.insert(entry.key.clone(), Some(Pending { first, value, payload_len }));
+        let known = if payload.is_some() { Vec::new() } else { value.clone() };
+        let payload_len = payload.as_ref().map_or(0, |payload| payload.len() as u64);
+        self.pending.insert(key.clone(), Some(Pending { first, value: known, payload_len }));
+        let entry = Entry { kind: Kind::Put, key, value, payload, replaces: old.is_some() };
         self.entries.push(Planned { entry, first: Some(first) });
     }
 

@@ -173,6 +173,11 @@ pub struct Store {
     pub(crate) bytes_max: AtomicU64,
     /// Bytes that the last eviction left.
     pub(crate) evicted_to: AtomicU64,
+    /// Changes of requests that were queued so far, and at the last commit of maintenance.
+    pub(crate) asked: AtomicU64,
+    pub(crate) asked_before: AtomicU64,
+    /// Changes of the store's own that are to be committed together.
+    pub(crate) own_changes: Mutex<Vec<Change>>,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on while collections run. Only used while `log` is held.

@@ -1,15 +1,16 @@
 //! Space: full disks, limits of folders and namespaces, files that go.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use bytes::Bytes;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::{IoHash, Namespace, Style, Value};
+use throng_ddc::{IoHash, Namespace, Style, Timestamp, Value};
 use throng_ddc_store::{
-    ChangeResult, CollectOptions, CollectReport, EvictOptions, Options, Quotas, Store, StoreError,
+    ChangeResult, Clock, CollectOptions, CollectReport, EvictOptions, Options, Quotas, Store, StoreError,
 };
 use throng_platform::{File, Fs, SimulatedDisk};
 
@@ -43,7 +44,7 @@ fn a_full_disk_takes_deletes_and_collections_and_uploads_again_when_there_is_spa
     let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
     disk.set_capacity(Some(u64::MAX));
     let used = u64::MAX - disk.free_bytes().expect("known").expect("it has an end");
-    disk.set_capacity(Some(used + 450_000));
+    disk.set_capacity(Some(used + 360_000));
     store.look_at_disk();
     let mut n = 0_u64;
     let put = |n: u64| {
@@ -670,7 +671,51 @@ fn a_collection_moves_few_records_at_a_time() {
     let after = store.stats();
     assert!(report.moved >= 900, "{report:?}");
     let (changes, commits) = (after.changes - before.changes, after.commits - before.commits);
-    assert!(changes <= 256 * commits, "{changes} changes in {commits} commits");
+    assert!(changes <= 64 * commits, "{changes} changes in {commits} commits");
+}
+
+/// A clock that goes on by a millisecond with every look at it, and notes how long it is slept.
+#[derive(Debug, Default)]
+struct NotedSleeps {
+    looks: AtomicU64,
+    slept: Mutex<Vec<Duration>>,
+}
+
+impl Clock for NotedSleeps {
+    fn now(&self) -> Timestamp {
+        at(0)
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_millis(self.looks.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.slept.lock().expect("no panic").push(time);
+    }
+}
+
+#[test]
+fn maintenance_leaves_the_log_to_requests_for_as_long_as_it_had_it() {
+    let clock = Arc::<NotedSleeps>::default();
+    let store =
+        Store::open(Arc::new(disk()), Options { clock: Arc::<NotedSleeps>::clone(&clock), ..options() });
+    let store = store.expect("the store opens");
+    let slept_by_a_collection = |number: u8, is_busy: bool| {
+        for n in 0..100 {
+            put_blob(&store, &[number, n]);
+        }
+        collect(&store, 0).expect("the disk works");
+        clock.slept.lock().expect("no panic").clear();
+        if is_busy {
+            let bytes = Bytes::from(vec![number]);
+            store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(600), Box::new(|_| {}));
+        }
+        assert_eq!(collect(&store, 600).expect("the disk works").blobs, 100);
+        clock.slept.lock().expect("no panic").clone()
+    };
+    assert_eq!(slept_by_a_collection(1, false), []);
+    assert_eq!(slept_by_a_collection(2, true), [Duration::from_millis(1)]);
 }
 
 /// A disk that notes which threads remove large files.
