@@ -214,6 +214,7 @@ impl Service {
                 segments = done.segments,
                 "collection finished"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "a collection ended early");
@@ -238,6 +239,7 @@ impl Service {
                 bytes = done.blob_bytes,
                 "removed what was unused longest"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "an eviction ended early");
@@ -254,6 +256,7 @@ impl Service {
                 lost = done.lost,
                 "scrubbed"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "a scrub ended early");

@@ -20,7 +20,7 @@ use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
 use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
-use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
+use crate::record::{self, KEY_BYTES_MAX, Kind, LogPosition, NAMED_BYTES};
 use crate::store::Store;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
@@ -33,6 +33,11 @@ pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
 const LIVE_PERCENT_MIN_FULL: u64 = 85;
+
+/// The open segment is left when this part of a whole one is garbage there ...
+const OPEN_GARBAGE_PART: u64 = 256;
+/// ... and this part of all segments.
+const OPEN_GARBAGE_OF_ALL_PART: u64 = 16;
 
 /// Inputs of a collection.
 pub struct CollectOptions<'a> {
@@ -325,6 +330,7 @@ impl Store {
         done: &mut CollectReport,
         live_percent_min: u64,
     ) -> Result<(), StoreError> {
+        self.leave_open_segment(live_percent_min)?;
         // Records before this position are in the index on disk; those behind it lie in segments
         // that stay.
         let open = self.write_index()?.segment;
@@ -368,6 +374,23 @@ impl Store {
                 return self.remove_unfinished_uploads();
             }
         }
+    }
+
+    /// Begins a new segment if much of the open one is garbage, and much of all garbage is there: the
+    /// space of the open segment stays.
+    fn leave_open_segment(&self, live_percent_min: u64) -> Result<(), StoreError> {
+        let LogPosition { segment, offset: bytes, .. } = lock(&self.log).position();
+        let least = (self.options.segment_bytes_max / OPEN_GARBAGE_PART)
+            .max(self.segments.bytes() / OPEN_GARBAGE_OF_ALL_PART);
+        if bytes < least {
+            return Ok(());
+        }
+        let live = self.live_bytes()?.get(&segment).copied().unwrap_or(0);
+        if bytes.saturating_sub(live) >= least && live * 100 < bytes * live_percent_min {
+            let mut log = lock(&self.log);
+            self.with_reserve(0, || Ok(log.begin_segment()?))?;
+        }
+        Ok(())
     }
 
     /// Makes durable which segments are there, without those that are to go: they are not taken for

@@ -42,7 +42,8 @@ impl Store {
                 while queue.changes.is_empty() {
                     if queue.closed {
                         queue.is_served = false;
-                        return;
+                        drop(queue);
+                        return self.remove_freed_files();
                     }
                     queue.wanted = 1;
                     queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -60,7 +61,8 @@ impl Store {
         }
     }
 
-    /// Checkpoints the index whenever enough is in memory; until the store is shut. For a thread.
+    /// Checkpoints the index whenever enough is in memory, and removes the files of deleted blobs;
+    /// until the store is shut. For a thread.
     pub fn run_checkpoints(&self, every: std::time::Duration) {
         loop {
             {
@@ -74,6 +76,7 @@ impl Store {
             if let Err(error) = self.checkpoint_if_due() {
                 tracing::error!(%error, "the index could not be written; the log keeps growing");
             }
+            self.remove_freed_files();
             self.look_at_disk();
         }
     }
@@ -107,7 +110,10 @@ impl Store {
         let mut total = 0;
         loop {
             match self.commit_some() {
-                (0, _) => return total,
+                (0, _) => {
+                    self.remove_freed_files();
+                    return total;
+                }
                 (count, _) => total += count,
             }
         }
@@ -135,7 +141,7 @@ impl Store {
         let took = self.clock().elapsed().saturating_sub(started);
         let asked = self.asked.load(Ordering::Relaxed);
         let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
-        let is_urgent = self.is_full.load(Ordering::Relaxed) || self.check_limit(0).is_err();
+        let is_urgent = self.is_full.load(Ordering::Relaxed) || self.is_over_limit();
         if has_requests && !is_urgent {
             self.clock().sleep(took.min(PAUSE_MAX));
         }
@@ -159,8 +165,13 @@ impl Store {
             drop(queue);
             self.commit();
         }
-        // Not by the thread that commits: to free the space of many files takes a while.
-        let files = std::mem::take(&mut *lock(&self.collected_files));
+        self.remove_freed_files();
+    }
+
+    /// Removes the files of blobs that are gone. Not for the thread that commits: to free the space
+    /// of a large file takes a while.
+    fn remove_freed_files(&self) {
+        let files = std::mem::take(&mut *lock(&self.freed_files));
         for file in files {
             let _ = self.fs.remove(&blob::name(file));
         }
@@ -285,13 +296,10 @@ impl Store {
             }
             answers.push(room.clone().and_then(|()| plan.decide(change)));
         }
-        let Plan { entries, index_only, unused_files, freed_files, collected_files, large_bytes, .. } = plan;
+        let Plan { entries, index_only, freed_files, large_bytes, .. } = plan;
         let written = room.and_then(|()| self.write(log, entries, index_only, kept, large_bytes));
-        let unneeded = match &written {
-            Ok(()) => {
-                lock(&self.collected_files).extend(collected_files);
-                [unused_files, freed_files].concat()
-            }
+        let freed = match &written {
+            Ok(()) => freed_files,
             Err(error) => {
                 self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
                 tracing::error!(%error, "changes could not be written");
@@ -301,9 +309,7 @@ impl Store {
                 if matches!(error, StoreError::Broken(_)) { Vec::new() } else { new_files }
             }
         };
-        for file in unneeded {
-            let _ = self.fs.remove(&blob::name(file));
-        }
+        lock(&self.freed_files).extend(freed);
         answers
     }
 

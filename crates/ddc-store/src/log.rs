@@ -786,9 +786,11 @@ impl Log {
 
     /// Begins a new segment if this one is full.
     pub(crate) fn make_room(&mut self) -> io::Result<()> {
-        if self.end < self.room.segment_bytes_max {
-            return Ok(());
-        }
+        if self.end < self.room.segment_bytes_max { Ok(()) } else { self.begin_segment() }
+    }
+
+    /// Closes the segment and begins a new one.
+    pub(crate) fn begin_segment(&mut self) -> io::Result<()> {
         self.close_segment()?;
         let (file, nonce) = self.segments.create(self.segment + 1)?;
         self.give_room_back();

@@ -252,11 +252,25 @@ impl Store {
         }
     }
 
+    /// Ends collections, evictions and scrubs with [`StoreError::Busy`]: the store is to stop.
+    pub fn end_maintenance(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports whether the store is to stop.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
     /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between
     /// steps.
     pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
+            if self.is_ending() {
+                return Err(StoreError::Busy);
+            }
             let step = self.index.scan(prefix, after.as_deref(), STEP)?;
             for (key, value) in &step {
                 visit(key, value)?;
@@ -272,6 +286,9 @@ impl Store {
     pub(crate) fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
+            if self.is_ending() {
+                return Err(StoreError::Busy);
+            }
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;
             for (key, entry) in &step {
                 visit(key, entry)?;

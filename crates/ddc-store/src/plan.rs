@@ -27,12 +27,8 @@ pub(crate) struct Plan<'s> {
     pub(crate) index_only: Vec<IndexChange>,
     /// Keys that this batch changes.
     pending: BTreeMap<Vec<u8>, Option<Pending>>,
-    /// Large files that no entry names.
-    pub(crate) unused_files: Vec<u64>,
     /// Large files that no entry names once the batch is written.
     pub(crate) freed_files: Vec<u64>,
-    /// Such files of blobs that maintenance removes.
-    pub(crate) collected_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
     /// Where the first entry goes.
@@ -67,9 +63,7 @@ impl<'s> Plan<'s> {
             entries: Vec::new(),
             index_only: Vec::new(),
             pending: BTreeMap::new(),
-            unused_files: Vec::new(),
             freed_files: Vec::new(),
-            collected_files: Vec::new(),
             large_bytes: 0,
             position,
             quotas,
@@ -102,12 +96,12 @@ impl<'s> Plan<'s> {
                     let is_same = Location::read(&old.value)
                         .is_some_and(|old| old.is_large() && old.file == location.file);
                     if !is_same {
-                        self.unused_files.push(location.file);
+                        self.freed_files.push(location.file);
                     }
                     return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, 0, location.len)? {
-                    self.unused_files.push(location.file);
+                    self.freed_files.push(location.file);
                     return Ok(ChangeResult::OverQuota);
                 }
                 self.forget_large(old.as_ref());
@@ -186,9 +180,7 @@ impl<'s> Plan<'s> {
                 }
                 let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
                 let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
-                let freed = self.freed_files.len();
                 self.delete(key, &old)?;
-                self.collected_files.extend(self.freed_files.drain(freed..));
             }
             Change::Move { key, record, payload } => {
                 let old = self.get(&key)?.filter(|old| old.record == record);
