@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -36,9 +36,8 @@ impl Pages {
     /// Reports whether `path` is one of these pages. Health is not: the service has its own.
     #[must_use]
     pub fn has(path: &str) -> bool {
-        let first = |path: &'static str| path.strip_prefix(API).map(first_segment);
         match path.strip_prefix(API) {
-            Some(rest) => ROUTES.iter().any(|route| first(route.path) == Some(first_segment(rest))),
+            Some(rest) => FIRST_SEGMENTS.binary_search(&first_segment(rest)).is_ok(),
             None => {
                 matches!(path, "/" | "/metrics" | "/healthz" | "/console" | "/debug/pprof/profile")
                     || path.starts_with("/console/")
@@ -55,6 +54,14 @@ impl Pages {
         serve_connection(stream, from, guest, self.0.clone(), false).await;
     }
 }
+
+/// First segments of the API's paths, in order: each request to another service is looked up here.
+static FIRST_SEGMENTS: LazyLock<Vec<&str>> = LazyLock::new(|| {
+    let routes = ROUTES.iter().filter_map(|route| route.path.strip_prefix(API));
+    let mut segments: Vec<&str> = routes.map(first_segment).collect();
+    segments.sort_unstable();
+    segments
+});
 
 /// Prefix of the API.
 const API: &str = "/api/v1/";

@@ -33,6 +33,8 @@ use crate::upload::{Source, Upload};
 /// meanwhile.
 const ACCESSES_MAX: usize = 1 << 13;
 
+static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
 /// Locks that the changes of all refs share.
 const CHANGE_LOCKS: usize = 256;
 
@@ -372,25 +374,24 @@ impl Service {
             }
             _ => {}
         }
-        let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-        if !self.rules().access.admits(text("host"), text("origin"), text("sec-fetch-site")) {
+        let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        let rules = self.rules();
+        if !rules.access.admits(text(&header::HOST), text(&header::ORIGIN), text(&SEC_FETCH_SITE)) {
             let title = "without tokens the cache answers requests to localhost, to an IP address and to the names in ddc.hosts only";
             return Err(Problem::new(StatusCode::FORBIDDEN, title));
         }
         let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let caller =
-            self.rules().access.identify(authorization).await.map_err(|identity| match identity {
-                Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
-                _ => Problem::new(
-                    StatusCode::UNAUTHORIZED,
-                    "a valid token is needed: Authorization: Bearer TOKEN",
-                )
-                .with(header::WWW_AUTHENTICATE, "Bearer"),
-            })?;
+        let caller = rules.access.identify(authorization).await.map_err(|identity| match identity {
+            Identity::Unavailable(why) => Problem::new(StatusCode::SERVICE_UNAVAILABLE, why),
+            _ => {
+                Problem::new(StatusCode::UNAUTHORIZED, "a valid token is needed: Authorization: Bearer TOKEN")
+                    .with(header::WWW_AUTHENTICATE, "Bearer")
+            }
+        })?;
         if matches!(verb, "PUT" | "POST") {
             check_representation(&headers)?;
         }
-        let upload = Upload::new(source, self.rules().blob_bytes_max)?.charged_to(&self.memory);
+        let upload = Upload::new(source, rules.blob_bytes_max)?.charged_to(&self.memory);
         // WebDAV has more methods, none of which has to do with a body.
         let method = Method::parse(verb).unwrap_or(Method::Get);
         let mut request = ApiRequest { method, headers, query: query.to_owned(), caller, listener, upload };

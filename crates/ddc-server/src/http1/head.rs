@@ -128,17 +128,27 @@ fn are_target_bytes(mut bytes: &[u8], more: &[u8]) -> bool {
         match bytes {
             [] => return true,
             [b'%', a, b, rest @ ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit() => bytes = rest,
-            [byte, rest @ ..]
-                if byte.is_ascii_alphanumeric()
-                    || b"-._~!$&'()*+,;=".contains(byte)
-                    || more.contains(byte) =>
-            {
-                bytes = rest;
-            }
+            [byte, rest @ ..] if TARGET_BYTES[usize::from(*byte)] || more.contains(byte) => bytes = rest,
             _ => return false,
         }
     }
 }
+
+/// Unreserved characters and sub-delimiters.
+const TARGET_BYTES: [bool; 256] = {
+    let mut allowed = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut others: &[u8] = b"-._~!$&'()*+,;=";
+    while let [byte, rest @ ..] = others {
+        allowed[*byte as usize] = true;
+        others = rest;
+    }
+    allowed
+};
 
 /// Reports whether `bytes` are a host with a port or without: RFC 3986, section 3.2, without user.
 fn is_authority(bytes: &[u8]) -> bool {
