@@ -375,7 +375,10 @@ impl Service {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
             Origin::Upstream(upstream) => {
-                upstream.blob(namespace, hash).await.map(|incoming| (incoming, ObjectVersion::default()))
+                let incoming = upstream.blob(namespace, hash).await;
+                // A folder without room for it must not break the answer off at its end.
+                let incoming = incoming.filter(|incoming| self.has_room(namespace, incoming));
+                incoming.map(|incoming| (incoming, ObjectVersion::default()))
             }
         };
         let Some((incoming, version)) = incoming else { return Ok(None) };
@@ -426,6 +429,11 @@ impl Service {
         }
         let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
+            Some(Form::Raw(incoming) | Form::Compressed(incoming))
+                if !self.has_room(namespace, &incoming) =>
+            {
+                return Ok(None);
+            }
             Some(Form::Raw(incoming)) => {
                 let received = match self.receive_from(incoming, None, None).await {
                     Err(problem) if problem.status.is_server_error() => return Err(problem),
@@ -475,6 +483,17 @@ impl Service {
         let form = (len, hash, found.hash_checked);
         self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
         Ok(Some(Located { blob: hash, verified: found.hash_checked }))
+    }
+
+    /// Reports whether the folder takes what an upstream has. What it does not take is a miss.
+    fn has_room(&self, namespace: &Namespace, incoming: &Incoming) -> bool {
+        match self.store.check_room(namespace, incoming.len) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%namespace, len = incoming.len, %error, "no room for a blob of the upstream");
+                false
+            }
+        }
     }
 
     async fn receive_from(

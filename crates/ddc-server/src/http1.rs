@@ -16,7 +16,7 @@ mod wire;
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ pub(crate) async fn serve<S: Wire>(
     stream: S,
     service: &Arc<Service>,
     listener: Listener,
-    has_pages: bool,
+    pages: &OnceLock<Pages>,
     guest: Guest,
 ) -> ConnectionEnd<S> {
     let mut connection = Connection {
@@ -100,7 +100,7 @@ pub(crate) async fn serve<S: Wire>(
     };
     let mut first = true;
     loop {
-        match connection.read_head(first, has_pages).await {
+        match connection.read_head(first, pages).await {
             Ok(Next::Head(head)) => {
                 // How a connection ends is the peer's business.
                 if !connection.exchange(head, service, listener).await.unwrap_or(false) {
@@ -136,7 +136,7 @@ enum Next {
 }
 
 impl<S: Wire> Connection<S> {
-    async fn read_head(&mut self, first: bool, has_pages: bool) -> io::Result<Next> {
+    async fn read_head(&mut self, first: bool, pages: &OnceLock<Pages>) -> io::Result<Next> {
         let is_idle = !first && self.buf.is_empty();
         self.watchdog.within(if is_idle { IDLE_TIMEOUT } else { HEAD_TIMEOUT });
         let mut seen = 0;
@@ -150,7 +150,9 @@ impl<S: Wire> Connection<S> {
             } else if self.buf[seen..].contains(&b'\n') {
                 // Only the end of a line can end a head.
                 match Head::parse(&self.buf) {
-                    Ok(Some((head, _))) if has_pages && Pages::has(&head.path) => return Ok(Next::Page),
+                    Ok(Some((head, _))) if Pages::has(&head.path) && pages.get().is_some() => {
+                        return Ok(Next::Page);
+                    }
                     Ok(Some((head, len))) => {
                         self.buf.advance(len);
                         return Ok(Next::Head(head));

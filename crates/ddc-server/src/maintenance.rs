@@ -19,6 +19,9 @@ const EVICT_LOOK: Duration = Duration::from_millis(250);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
 
+/// Longest sleep of a scrub.
+const SLEEP_MAX: Duration = Duration::from_millis(250);
+
 impl Service {
     /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an
     /// object storage has are only removed when there are too many: other nodes rely on what they
@@ -98,8 +101,12 @@ impl Service {
         let began = self.clock.elapsed();
         let mut pace = Pace::new(bytes_per_s, began);
         let scrubbed = self.store.scrub(&mut |bytes| {
-            if let Some(wait) = pace.wait(bytes, self.clock.elapsed()) {
-                self.clock.sleep(wait);
+            let mut wait = pace.wait(bytes, self.clock.elapsed()).unwrap_or_default();
+            // A large blob earns a wait of minutes, and a stop must not take that long.
+            while !wait.is_zero() && !self.store.is_ending() {
+                let step = wait.min(SLEEP_MAX);
+                self.clock.sleep(step);
+                wait -= step;
             }
         })?;
         self.counters.add_scrubbed(&scrubbed, self.clock.elapsed() - began);
@@ -214,6 +221,7 @@ impl Service {
                 segments = done.segments,
                 "collection finished"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "a collection ended early");
@@ -238,6 +246,7 @@ impl Service {
                 bytes = done.blob_bytes,
                 "removed what was unused longest"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "an eviction ended early");
@@ -254,6 +263,7 @@ impl Service {
                 lost = done.lost,
                 "scrubbed"
             ),
+            Err(_) if self.store.is_ending() => {}
             Err(error) => {
                 self.counters.add_upkeep_failure();
                 tracing::error!(%error, "a scrub ended early");

@@ -98,6 +98,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        // A collection or eviction that runs is for a later process.
+        self.service.store().end_maintenance();
         // It has things to write down, so it ends before the store does.
         for (end, thread) in self.maintenance.drain(..) {
             drop(end);

@@ -87,7 +87,7 @@ fn serve_until<'a>(
     };
     let (kind, pages) = (options.listener, options.pages);
     let serve = move |accepted: Accepted, guest| {
-        let (service, pages) = (Arc::clone(&service), pages.get().cloned());
+        let (service, pages) = (Arc::clone(&service), Arc::clone(&pages));
         async move {
             let from = accepted.socket().peer_addr().ok();
             let front = Front { service, listener: kind, pages, from };
@@ -104,17 +104,18 @@ fn serve_until<'a>(
 struct Front {
     service: Arc<Service>,
     listener: Listener,
-    pages: Option<Pages>,
+    /// Set a moment after the listener opens.
+    pages: Arc<OnceLock<Pages>>,
     from: Option<SocketAddr>,
 }
 
 async fn connection<S: Wire>(stream: S, front: Front, guest: Guest) {
     let Front { service, listener, pages, from } = front;
-    let stream = match http1::serve(stream, &service, listener, pages.is_some(), guest.clone()).await {
+    let stream = match http1::serve(stream, &service, listener, &pages, guest.clone()).await {
         ConnectionEnd::Ended => return,
         ConnectionEnd::Http2(stream) => stream,
         ConnectionEnd::Page(stream) => {
-            if let Some(pages) = pages {
+            if let Some(pages) = pages.get() {
                 pages.serve(stream, from, guest).await;
             }
             return;

@@ -121,6 +121,18 @@ impl Change {
         }
     }
 
+    /// Reports whether only the store itself makes such changes, rather than requests.
+    pub(crate) fn is_own(&self) -> bool {
+        use Change::{Access, Collect, Delete, Loss, Move, MoveDelete, Set};
+        match self {
+            Access { .. } | Collect { .. } | Loss { .. } | Move { .. } | MoveDelete { .. } | Set { .. } => {
+                true
+            }
+            Delete { key } => key.is_empty(),
+            _ => false,
+        }
+    }
+
     pub(crate) fn payload_len(&self) -> usize {
         match self {
             Change::Blob { payload, .. } | Change::Move { payload: Some(payload), .. } => payload.len(),

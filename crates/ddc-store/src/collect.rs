@@ -16,22 +16,28 @@ use crate::change::Change;
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{self, AppendError, Found, Reader, losses, read_range};
+use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
 use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
-use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
+use crate::record::{self, KEY_BYTES_MAX, Kind, LogPosition, NAMED_BYTES};
 use crate::store::Store;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
-/// records at most. Uploads that arrive meanwhile share the flush, and wait for all of it.
-const MOVE_BYTES: u64 = 2 << 20;
+/// records at most. Uploads that arrive meanwhile wait for all of it: 64 KiB take a disk twice as
+/// long as a small upload.
+const MOVE_BYTES: u64 = 64 << 10;
 /// Keys that one record of losses names.
-const LOSS_KEYS_MAX: usize = 4096;
+pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 /// A segment is emptied when less than this part of it is in use.
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
 const LIVE_PERCENT_MIN_FULL: u64 = 85;
+
+/// The open segment is left when this part of a whole one is garbage there ...
+const OPEN_GARBAGE_PART: u64 = 256;
+/// ... and this part of all segments.
+const OPEN_GARBAGE_OF_ALL_PART: u64 = 16;
 
 /// Inputs of a collection.
 pub struct CollectOptions<'a> {
@@ -198,6 +204,7 @@ impl Store {
         let result = self.namespaces().and_then(|namespaces| {
             namespaces.iter().try_for_each(|namespace| self.collect_namespace(namespace, options, step, done))
         });
+        self.forget_own(&result);
         self.note_reliance(false);
         result
     }
@@ -323,6 +330,7 @@ impl Store {
         done: &mut CollectReport,
         live_percent_min: u64,
     ) -> Result<(), StoreError> {
+        self.leave_open_segment(live_percent_min)?;
         // Records before this position are in the index on disk; those behind it lie in segments
         // that stay.
         let open = self.write_index()?.segment;
@@ -368,8 +376,26 @@ impl Store {
         }
     }
 
-    /// Makes durable that these segments are to go: they are not taken for lost then.
-    fn note_removal(&self, going: &[u64]) -> Result<(), StoreError> {
+    /// Begins a new segment if much of the open one is garbage, and much of all garbage is there: the
+    /// space of the open segment stays.
+    fn leave_open_segment(&self, live_percent_min: u64) -> Result<(), StoreError> {
+        let LogPosition { segment, offset: bytes, .. } = lock(&self.log).position();
+        let least = (self.options.segment_bytes_max / OPEN_GARBAGE_PART)
+            .max(self.segments.bytes() / OPEN_GARBAGE_OF_ALL_PART);
+        if bytes < least {
+            return Ok(());
+        }
+        let live = self.live_bytes()?.get(&segment).copied().unwrap_or(0);
+        if bytes.saturating_sub(live) >= least && live * 100 < bytes * live_percent_min {
+            let mut log = lock(&self.log);
+            self.with_reserve(0, || Ok(log.begin_segment()?))?;
+        }
+        Ok(())
+    }
+
+    /// Makes durable which segments are there, without those that are to go: they are not taken for
+    /// lost then.
+    pub(crate) fn note_removal(&self, going: &[u64]) -> Result<(), StoreError> {
         let mut log = lock(&self.log);
         self.with_reserve(0, || {
             log.list_segments(going).map_err(
@@ -405,7 +431,7 @@ impl Store {
 
     /// Writes the live records of segments again at the end of the log.
     fn move_live(&self, segments: &BTreeSet<u64>, done: &mut CollectReport) -> Result<(), StoreError> {
-        let (mut queued, mut queued_bytes) = (0, 0);
+        let mut queued_bytes = 0;
         self.walk_entries(b"", &mut |index_key, entry| {
             if !segments.contains(&entry.record.segment) {
                 return Ok(());
@@ -427,11 +453,10 @@ impl Store {
                 },
             };
             done.moved += 1;
-            queued += 1;
             queued_bytes += payload.as_ref().map_or(0, |payload| payload.len() as u64);
-            self.queue_own(Change::Move { key: index_key.to_vec(), record: entry.record, payload });
-            if queued >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
-                (queued, queued_bytes) = (0, 0);
+            let change = Change::Move { key: index_key.to_vec(), record: entry.record, payload };
+            if self.queue_own(change) >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
+                queued_bytes = 0;
                 self.commit_own()?;
             }
             Ok(())
@@ -475,6 +500,8 @@ impl Store {
         let needed: Vec<_> = needed.collect();
         for keys in needed.chunks(LOSS_KEYS_MAX) {
             self.queue_own(Change::Loss { keys: keys.to_vec() });
+            // Each alone: a commit names the keys of all its records.
+            self.commit_own()?;
         }
         self.commit_own()
     }
@@ -493,7 +520,7 @@ impl Reader for Deletes<'_> {
         match found.kind {
             Kind::Delete => {
                 // A segment that is emptied with this one still exists: its removal may be lost.
-                let needed = read_range(&found.value).is_some_and(|(first, last)| {
+                let needed = read_pair(&found.value).is_some_and(|(first, last)| {
                     let segments = &self.store.segments;
                     segments.any_in(first, last.min(self.segment.saturating_sub(1)))
                         || segments.any_in(first.max(self.segment + 1), last)

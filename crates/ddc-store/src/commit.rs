@@ -24,6 +24,8 @@ const BATCH_BYTES: usize = 16 << 20;
 const BATCH_LEN: usize = 4096;
 /// Time for which a batch may wait for as many changes as the one before it had.
 const GATHER_MAX: Duration = Duration::from_micros(500);
+/// Pause of maintenance at most.
+const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// The index follows the log also when this much was appended since: a start reads and hashes it
 /// again.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
@@ -40,7 +42,8 @@ impl Store {
                 while queue.changes.is_empty() {
                     if queue.closed {
                         queue.is_served = false;
-                        return;
+                        drop(queue);
+                        return self.remove_freed_files();
                     }
                     queue.wanted = 1;
                     queue = self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
@@ -53,12 +56,13 @@ impl Store {
                 drop(self.arrived.wait_timeout_while(queue, patience, few));
             }
             let started = Instant::now();
-            last = self.commit_some();
+            last = self.commit_some().1;
             took = started.elapsed();
         }
     }
 
-    /// Checkpoints the index whenever enough is in memory; until the store is shut. For a thread.
+    /// Checkpoints the index whenever enough is in memory, and removes the files of deleted blobs;
+    /// until the store is shut. For a thread.
     pub fn run_checkpoints(&self, every: std::time::Duration) {
         loop {
             {
@@ -72,6 +76,7 @@ impl Store {
             if let Err(error) = self.checkpoint_if_due() {
                 tracing::error!(%error, "the index could not be written; the log keeps growing");
             }
+            self.remove_freed_files();
             self.look_at_disk();
         }
     }
@@ -105,9 +110,40 @@ impl Store {
         let mut total = 0;
         loop {
             match self.commit_some() {
-                0 => return total,
-                count => total += count,
+                (0, _) => {
+                    self.remove_freed_files();
+                    return total;
+                }
+                (count, _) => total += count,
             }
+        }
+    }
+
+    /// Commits changes of maintenance together, then leaves the log to requests for as long as that
+    /// took, if there were any since the last time: an upload waits for one such commit at most.
+    /// While uploads are refused for want of space, more is freed instead.
+    pub(crate) fn commit_maintenance(&self) {
+        let started = self.clock().elapsed();
+        let changes = std::mem::take(&mut *lock(&self.own_changes));
+        if !changes.is_empty() {
+            let mut queue = lock(&self.queue);
+            for change in changes {
+                let failed = Arc::clone(&self.own_failure);
+                let done = move |outcome| {
+                    if let Err(error) = outcome {
+                        *lock(&failed) = Some(error);
+                    }
+                };
+                self.push(&mut queue, change, Box::new(done));
+            }
+        }
+        self.await_commits();
+        let took = self.clock().elapsed().saturating_sub(started);
+        let asked = self.asked.load(Ordering::Relaxed);
+        let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
+        let is_urgent = self.is_full.load(Ordering::Relaxed) || self.is_over_limit();
+        if has_requests && !is_urgent {
+            self.clock().sleep(took.min(PAUSE_MAX));
         }
     }
 
@@ -129,29 +165,38 @@ impl Store {
             drop(queue);
             self.commit();
         }
-        // Not by the thread that commits: to free the space of many files takes a while.
-        let files = std::mem::take(&mut *lock(&self.collected_files));
+        self.remove_freed_files();
+    }
+
+    /// Removes the files of blobs that are gone. Not for the thread that commits: to free the space
+    /// of a large file takes a while.
+    fn remove_freed_files(&self) {
+        let files = std::mem::take(&mut *lock(&self.freed_files));
         for file in files {
             let _ = self.fs.remove(&blob::name(file));
         }
     }
 
-    /// Commits a batch. Returns how many changes there were.
-    fn commit_some(&self) -> usize {
+    /// Commits a batch. Returns how many changes there were, and how many of them by requests.
+    fn commit_some(&self) -> (usize, usize) {
         // Taken under the lock of the log: batches are written in the order of the queue, and once
         // it is found empty here all that was in it is written.
         let mut log = lock(&self.log);
         let batch = self.take_batch();
         let count = batch.len();
+        let asked = batch.iter().filter(|(change, _)| !change.is_own()).count();
         if count > 0 {
             self.commit_batch(&mut log, batch);
         }
-        count
+        (count, asked)
     }
 
     pub(crate) fn submit(&self, change: Change, done: Done) {
         match self.check_queue(&change) {
-            Ok(()) => self.enqueue(change, done),
+            Ok(()) => {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                self.enqueue(change, done);
+            }
             Err(error) => {
                 if let Change::Large { location, .. } = change {
                     let _ = self.fs.remove(&blob::name(location.file));
@@ -251,13 +296,10 @@ impl Store {
             }
             answers.push(room.clone().and_then(|()| plan.decide(change)));
         }
-        let Plan { entries, index_only, unused_files, freed_files, collected_files, large_bytes, .. } = plan;
+        let Plan { entries, index_only, freed_files, large_bytes, .. } = plan;
         let written = room.and_then(|()| self.write(log, entries, index_only, kept, large_bytes));
-        let unneeded = match &written {
-            Ok(()) => {
-                lock(&self.collected_files).extend(collected_files);
-                [unused_files, freed_files].concat()
-            }
+        let freed = match &written {
+            Ok(()) => freed_files,
             Err(error) => {
                 self.counters.failures.fetch_add(answers.len() as u64, Ordering::Relaxed);
                 tracing::error!(%error, "changes could not be written");
@@ -267,9 +309,7 @@ impl Store {
                 if matches!(error, StoreError::Broken(_)) { Vec::new() } else { new_files }
             }
         };
-        for file in unneeded {
-            let _ = self.fs.remove(&blob::name(file));
-        }
+        lock(&self.freed_files).extend(freed);
         answers
     }
 

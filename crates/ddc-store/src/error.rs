@@ -59,7 +59,7 @@ pub enum StoreError {
     /// The folder holds more than it may. Reads and deletes go on, and uploads too once an eviction
     /// has made room.
     #[error(
-        "the cache holds more than ddc.bytes_max ({bytes_max} bytes); an eviction makes room within seconds unless ddc.keep_namespaces spares too much: retry later, raise ddc.bytes_max, or delete refs"
+        "the cache holds more than ddc.bytes_max ({bytes_max} bytes); an eviction makes room within seconds, for uploads of up to half of that and unless ddc.keep_namespaces spares too much: retry later, raise ddc.bytes_max, or delete refs"
     )]
     OverLimit {
         /// Bytes that the folder may hold.

@@ -29,6 +29,9 @@ const KEEP_PERCENT: u64 = 72;
 /// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that
 /// are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
+/// What a second pass keeps of what would fit: less than [`LIVE_PERCENT_MIN`], so that segments
+/// which the first one emptied are emptied again.
+const AGAIN_PERCENT: u64 = 75;
 /// Precision of ages in bits: exact to the millisecond up to four seconds, then to one part in
 /// 4096. All refs of the last step that goes are removed together.
 const AGE_BITS: u32 = 12;
@@ -66,21 +69,25 @@ impl EvictOptions<'_> {
 
 impl Store {
     /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
-    /// `bytes_max`, until it holds about 85 %. A blob goes only when no ref that stays reaches it.
+    /// `bytes_max`, until it holds about 85 %, or less by the largest upload that was refused since
+    /// the last time. A blob goes only when no ref that stays reaches it.
     ///
-    /// Namespaces that keep everything take no uploads while they alone hold more than `bytes_max`.
+    /// Of namespaces that are kept, only blobs that no ref reaches go; they take no uploads while the
+    /// rest of them alone holds more than `bytes_max`.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
     pub fn evict(&self, options: &EvictOptions<'_>) -> Result<CollectReport, StoreError> {
         let mut done = CollectReport::default();
-        if self.disk_bytes() < options.bytes_max / 100 * FULL_PERCENT {
+        let wanted = self.wanted_bytes.swap(0, Ordering::Relaxed);
+        if self.disk_bytes().saturating_add(wanted) < options.bytes_max / 100 * FULL_PERCENT {
             self.set_kept(Kept::default());
             return Ok(done);
         }
         let _one = lock(&self.maintenance);
         self.note_reliance(true);
-        let result = self.evict_until_there_is_room(options, &mut done);
+        let result = self.evict_until_there_is_room(options, wanted, &mut done);
+        self.forget_own(&result);
         self.note_reliance(false);
         let kept_bytes = result?;
         self.evicted_to.store(self.disk_bytes(), Ordering::Relaxed);
@@ -104,29 +111,41 @@ impl Store {
         *now = kept;
     }
 
-    /// Evicts, and once more if records and index take so much beside the blobs that the folder
-    /// still holds more than it may. Returns the bytes of namespaces that keep everything.
+    /// Evicts, and once more if records and index take so much beside the blobs that the folder,
+    /// with `wanted` bytes more, would be as full as before. Returns the bytes that are kept of namespaces.
     fn evict_until_there_is_room(
         &self,
         options: &EvictOptions<'_>,
+        wanted: u64,
         done: &mut CollectReport,
     ) -> Result<u64, StoreError> {
-        let mut keep = options.bytes_max / 100 * KEEP_PERCENT;
+        let mut keep = (options.bytes_max / 100 * KEEP_PERCENT).saturating_sub(wanted);
+        let mut before = u64::MAX;
         loop {
-            let before = (done.refs, done.blobs);
             let kept_bytes = self.evict_unused(options, keep, done)?;
             self.give_back(done, LIVE_PERCENT_MIN)?;
-            let (used, limit) = (self.disk_bytes(), self.bytes_max.load(Ordering::Relaxed));
-            let is_first = keep == options.bytes_max / 100 * KEEP_PERCENT;
-            if limit == 0 || used <= limit || !is_first && before == (done.refs, done.blobs) {
+            let limit = self.bytes_max.load(Ordering::Relaxed);
+            let full = limit / 100 * FULL_PERCENT;
+            let used = || self.disk_bytes().saturating_add(wanted);
+            if limit > 0
+                && used() > full
+                && let Err(error) = self.merge()
+            {
+                tracing::debug!(%error, "no space to merge the runs of the index before an eviction goes on");
+            }
+            let used = used();
+            // What gives nothing back is not worth more refs.
+            if limit == 0 || used <= full || used >= before {
                 return Ok(kept_bytes);
             }
-            keep = (u128::from(keep) * u128::from(limit) * 85 / 100 / u128::from(used)) as u64;
+            before = used;
+            keep = (u128::from(keep) * u128::from(limit) * u128::from(AGAIN_PERCENT) / 100 / u128::from(used))
+                as u64;
         }
     }
 
-    /// Evicts until blobs and refs have at most `keep` bytes. Returns the bytes of namespaces that
-    /// keep everything.
+    /// Evicts until blobs and refs have at most `keep` bytes. Returns the bytes that are kept of
+    /// namespaces.
     fn evict_unused(
         &self,
         options: &EvictOptions<'_>,
@@ -165,8 +184,11 @@ impl Store {
             self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
                 if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
                 {
-                    kept += if keeps { location.len } else { 0 };
-                    let used = if keeps { NEVER } else { used_at(&marks, index_key, &hash, &location) };
+                    let used = match keeps && options.copies {
+                        true => NEVER,
+                        false => used_at(&marks, index_key, &hash, &location),
+                    };
+                    kept += if used == NEVER { location.len } else { 0 };
                     add(used, location.len, index_key);
                 }
                 Ok(())
@@ -197,13 +219,17 @@ impl Store {
             goes
         });
         let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(kept) };
-        for namespace in namespaces.iter().filter(|namespace| !(options.keeps)(namespace)) {
+        for namespace in &namespaces {
+            let keeps = (options.keeps)(namespace);
+            if keeps && options.copies {
+                continue;
+            }
             let mut is_out = false;
             marks.begin_namespace(namespace);
             // Before the blobs: no ref may stay without what it reaches.
             self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
                 let (Some((_, bucket, key)), Some(value), false) =
-                    (key::read_reference(index_key), RefValue::read(stored), options.copies)
+                    (key::read_reference(index_key), RefValue::read(stored), options.copies || keeps)
                 else {
                     return Ok(());
                 };

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use throng_platform::Fs;
 
-use crate::error::{IndexError, StoreError};
+use crate::error::IndexError;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::record::{self, LogPosition, RecordPosition};
@@ -257,22 +257,6 @@ impl Index {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         let memory = layers.fresh.len() + layers.frozen.len();
         layers.runs.iter().map(|run| run.info.entries).sum::<u64>() + memory as u64
-    }
-
-    /// Calls `visit` with the keys that runs have as deleted.
-    pub(crate) fn each_deleted(
-        &self,
-        visit: &mut dyn FnMut(&[u8]) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        for run in self.runs().iter() {
-            let mut entries = run.iter(b"", false)?;
-            while let Some((key, value)) = entries.next().map_err(|error| self.note_damage(error))? {
-                if value.is_none() && self.entry(&key)?.is_none() {
-                    visit(&key)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Bytes of all runs.

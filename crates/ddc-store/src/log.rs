@@ -20,8 +20,9 @@ pub(crate) const ALL_SYNCED: u64 = u64::MAX;
 /// Segments that are kept open for reading; the kernel's own table of a process takes 1,024 files
 /// by default.
 const OPEN_MAX: usize = 256;
-/// Ranges that one list of segments names: the newest, where there are more.
-const RANGES_MAX: usize = 4 << 10;
+/// Segments that one list names: the newest, where there are more, which hold 15 TiB.
+const LISTED_MAX: usize = 60 << 10;
+const _: () = assert!(16 * LISTED_MAX <= record::VALUE_BYTES_MAX);
 /// Keys that one record of a directory names.
 const DIRECTORY_KEYS_MAX: usize = 32 << 10;
 /// A commit that ends a step of so many keys names the last two steps: damage of one step is known
@@ -47,6 +48,14 @@ pub(crate) struct Known {
     pub(crate) last: u64,
 }
 
+/// A part of a segment that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) segment: u64,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
 /// A record that is to be written.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -55,6 +64,8 @@ pub(crate) struct Entry {
     pub(crate) value: Vec<u8>,
     /// Bytes whose hash ends the key.
     pub(crate) payload: Option<Bytes>,
+    /// True if the key had a value: older records of it exist.
+    pub(crate) replaces: bool,
 }
 
 /// Position of a record that was written, and of its payload.
@@ -186,29 +197,51 @@ impl Segments {
         known.last_key_value().is_some_and(|(last, _)| *last >= first && count == last - first + 1)
     }
 
-    /// A list of the segments below `end` that have records, but for those of `without`.
+    /// A list of the segments below `end` that have records, but for those of `without`, and of
+    /// their lengths.
     fn list_below(&self, end: u64, without: &[u64]) -> Vec<u8> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        for (number, segment) in known.range(..end) {
-            if segment.bytes == 0 || without.contains(number) {
-                continue;
-            }
-            match ranges.last_mut() {
-                Some((_, last)) if *last + 1 == *number => *last = *number,
-                _ => ranges.push((*number, *number)),
-            }
-        }
-        let newest = &ranges[ranges.len().saturating_sub(RANGES_MAX)..];
-        newest.iter().flat_map(|(first, last)| write_range(*first, *last)).collect()
+        let listed = known.range(..end).rev();
+        let listed = listed.filter(|(number, segment)| segment.bytes > 0 && !without.contains(number));
+        listed.take(LISTED_MAX).flat_map(|(number, segment)| write_pair(*number, segment.bytes)).collect()
     }
 
-    /// Segments that a list names and that are not there.
-    pub(crate) fn missing(&self, list: &[u8]) -> Vec<u64> {
+    /// Parts of segments that a list names and that are not there.
+    fn missing_of(&self, list: &[u8]) -> Vec<Missing> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let (ranges, _) = list.as_chunks::<16>();
-        let ranges = ranges.iter().filter_map(|range| read_range(range));
-        ranges.flat_map(|(first, last)| first..=last).filter(|number| !known.contains_key(number)).collect()
+        let (pairs, _) = list.as_chunks::<16>();
+        let pairs = pairs.iter().filter_map(|pair| read_pair(pair));
+        let missing = pairs.map(|(segment, bytes)| {
+            let offset = known.get(&segment).map_or(0, |segment| segment.bytes);
+            Missing { segment, offset, len: bytes.saturating_sub(offset) }
+        });
+        missing.filter(|missing| missing.len > 0).collect()
+    }
+
+    /// Parts of segments that the last list of the log names and that are not there. Reads more than
+    /// the beginning of the last segment only if something is missing.
+    pub(crate) fn missing(&self) -> io::Result<Vec<Missing>> {
+        let number = self.last_used();
+        let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
+            return Ok(Vec::new());
+        };
+        let len = file.len()?.min(self.bytes_of(number));
+        let mut cursor = SegmentCursor { file: &*file, number, nonce, len, window: Vec::new(), at: 0 };
+        let mut missing = Vec::new();
+        let mut next = Some(0);
+        while let Some(offset) = next {
+            next = match cursor.record(offset)? {
+                Some((Found { kind: Kind::Segments, value, .. }, _, next)) => {
+                    // A later list of the segment names a part of what an earlier one does.
+                    missing = self.missing_of(&value);
+                    Some(next).filter(|_| !missing.is_empty())
+                }
+                // The first segment of a log has no list.
+                Some((.., next)) => Some(next).filter(|_| offset > 0),
+                None => cursor.find(offset + 1)?,
+            };
+        }
+        Ok(missing)
     }
 
     /// Bytes of all segments.
@@ -462,14 +495,14 @@ fn directory(value: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     pairs.iter().map(|pair| (u64::from_le_bytes(pair[0]), u64::from_le_bytes(pair[1])))
 }
 
-/// First and last segment in the value of a delete.
-pub(crate) fn read_range(value: &[u8]) -> Option<(u64, u64)> {
-    let (first, last) = value.split_first_chunk()?;
-    Some((u64::from_le_bytes(*first), u64::from_le_bytes(last.try_into().ok()?)))
+/// Two numbers: first and last segment in the value of a delete, segment and length in a list.
+pub(crate) fn read_pair(value: &[u8]) -> Option<(u64, u64)> {
+    let (first, second) = value.split_first_chunk()?;
+    Some((u64::from_le_bytes(*first), u64::from_le_bytes(second.try_into().ok()?)))
 }
 
-pub(crate) fn write_range(first: u64, last: u64) -> Vec<u8> {
-    [first.to_le_bytes(), last.to_le_bytes()].concat()
+pub(crate) fn write_pair(first: u64, second: u64) -> Vec<u8> {
+    [first.to_le_bytes(), second.to_le_bytes()].concat()
 }
 
 /// Bytes of a segment, a window at a time.
@@ -623,6 +656,8 @@ pub(crate) struct Log {
     heads: Vec<u8>,
     /// Offset and fingerprint of each key that a record of the segment names.
     directory: Vec<(u64, u64)>,
+    /// Places in `directory` of keys that had a value before, or may have had one.
+    replaced: Vec<usize>,
     /// Keys of the last commit.
     last_keys: usize,
     /// The end of the segment on disk is unknown.
@@ -743,6 +778,7 @@ impl Log {
             room,
             heads: Vec::new(),
             directory: Vec::new(),
+            replaced: Vec::new(),
             last_keys: 0,
             broken: false,
         })
@@ -750,9 +786,11 @@ impl Log {
 
     /// Begins a new segment if this one is full.
     pub(crate) fn make_room(&mut self) -> io::Result<()> {
-        if self.end < self.room.segment_bytes_max {
-            return Ok(());
-        }
+        if self.end < self.room.segment_bytes_max { Ok(()) } else { self.begin_segment() }
+    }
+
+    /// Closes the segment and begins a new one.
+    pub(crate) fn begin_segment(&mut self) -> io::Result<()> {
         self.close_segment()?;
         let (file, nonce) = self.segments.create(self.segment + 1)?;
         self.give_room_back();
@@ -781,7 +819,7 @@ impl Log {
     }
 
     fn append_list(&mut self, value: Vec<u8>) -> Result<(), AppendError> {
-        let list = Entry { kind: Kind::Segments, key: Vec::new(), value, payload: None };
+        let list = Entry { kind: Kind::Segments, key: Vec::new(), value, payload: None, replaces: false };
         self.append_commit(&[list]).map(drop)
     }
 
@@ -798,7 +836,11 @@ impl Log {
             let head = (entry.kind, sequence, self.nonce.wrapping_add(offset));
             record::write(&mut self.heads, head, &entry.key, &entry.value, payload_len);
             ends.push(self.heads.len());
+            let first = self.directory.len();
             name_keys(offset, entry.kind, &entry.key, &entry.value, &mut self.directory);
+            if entry.replaces {
+                self.replaced.extend(first..self.directory.len());
+            }
             let payload = offset + record::bytes(&entry.key, &entry.value);
             written.push(Written { segment: self.segment, offset, payload });
             offset = payload + payload_len;
@@ -807,9 +849,13 @@ impl Log {
         for (_, key) in &self.directory[known..] {
             commit.extend_from_slice(&key.to_le_bytes());
         }
-        let recent = &self.directory[known - recent_keys(known, self.directory.len(), self.last_keys)..known];
+        // The loss of a key that had no value brings none back.
+        let from = known - recent_keys(known, self.directory.len(), self.last_keys);
+        let recent = self.replaced.iter().rev().skip_while(|place| **place >= known);
+        let recent = recent.take_while(|place| **place >= from).map(|place| self.directory[*place]);
+        let recent: Vec<(u64, u64)> = recent.collect();
         if !recent.is_empty() {
-            let value = write_directory(recent);
+            let value = write_directory(&recent);
             let place = self.nonce.wrapping_add(offset);
             record::write(&mut self.heads, (Kind::Recent, sequence, place), &[], &value, 0);
             offset += record::bytes(&[], &value);
@@ -851,6 +897,7 @@ impl Log {
             // The written part must not be found behind what is written next.
             let broken = self.file.set_len(self.end).is_err();
             self.directory.truncate(known);
+            self.replaced.retain(|place| *place < known);
             self.broken |= broken;
             (self.room.reserved, self.room.zeroed) = (self.end, self.end);
             return Err(AppendError { source, broken });
@@ -886,6 +933,7 @@ impl Log {
     fn close_segment(&mut self) -> io::Result<()> {
         self.sync()?;
         let directory = std::mem::take(&mut self.directory);
+        self.replaced.clear();
         self.end = append_directory(&*self.file, (self.nonce, self.end), &mut self.sequence, &directory);
         self.segments.set_bytes(self.segment, self.nonce, self.end);
         self.sync()

@@ -1,7 +1,6 @@
 //! Maintenance: scrubs, verification, walks over the index.
 
 use std::io::IoSlice;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use throng_ddc::{Document, IoHash, Namespace};
@@ -12,13 +11,13 @@ use crate::error::StoreError;
 use crate::index::IndexEntry;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{self, Reader as _};
+use crate::log::{self, Missing, Reader as _};
 use crate::open::Damage;
 use crate::store::Store;
 
 /// Changes of maintenance that are committed at a time: uploads that arrive meanwhile wait for all
-/// of them.
-pub(crate) const OWN_CHANGES_MAX: usize = 256;
+/// of them. One commit takes no longer than two of an upload by itself.
+pub(crate) const OWN_CHANGES_MAX: usize = 64;
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
 
@@ -188,8 +187,8 @@ impl Store {
             let synced = if Some(segment) == numbers.last() { 0 } else { log::ALL_SYNCED };
             self.segments.read(*segment, 0, 0, synced, &mut damage)?;
         }
-        for missing in self.segments.missing(&damage.listed) {
-            damage.gap(missing, 0, 0);
+        for Missing { segment, offset, len } in self.segments.missing()? {
+            damage.gap(segment, offset, len);
         }
         // The end of the log at the opening lies before a new segment now, and is judged otherwise.
         found.log_gaps = lock(&self.gaps).open(&damage.gaps).max(self.opening.log_gaps);
@@ -253,11 +252,25 @@ impl Store {
         }
     }
 
+    /// Ends collections, evictions and scrubs with [`StoreError::Busy`]: the store is to stop.
+    pub fn end_maintenance(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Reports whether the store is to stop.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
     /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between
     /// steps.
     pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
+            if self.is_ending() {
+                return Err(StoreError::Busy);
+            }
             let step = self.index.scan(prefix, after.as_deref(), STEP)?;
             for (key, value) in &step {
                 visit(key, value)?;
@@ -273,6 +286,9 @@ impl Store {
     pub(crate) fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
+            if self.is_ending() {
+                return Err(StoreError::Busy);
+            }
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;
             for (key, entry) in &step {
                 visit(key, entry)?;
@@ -284,26 +300,31 @@ impl Store {
         }
     }
 
-    /// Queues a change of our own, and commits when enough is queued.
+    /// Queues a change of our own, and commits when enough are queued.
     ///
     /// # Errors
     /// Failure of this change or an earlier one.
     pub(crate) fn queue_and_commit(&self, change: Change) -> Result<(), StoreError> {
-        self.queue_own(change);
-        if lock(&self.queue).changes.len() >= OWN_CHANGES_MAX { self.commit_own() } else { Ok(()) }
+        match self.queue_own(change) >= OWN_CHANGES_MAX {
+            true => self.commit_own(),
+            false => Ok(()),
+        }
     }
 
-    /// Queues a change of our own, whose failure [`commit_own`](Store::commit_own) reports.
-    pub(crate) fn queue_own(&self, change: Change) {
-        let failed = Arc::clone(&self.own_failure);
-        self.enqueue(
-            change,
-            Box::new(move |done| {
-                if let Err(error) = done {
-                    *lock(&failed) = Some(error);
-                }
-            }),
-        );
+    /// Queues a change of our own for [`commit_own`](Store::commit_own), which reports its failure.
+    /// Gives how many wait for that.
+    pub(crate) fn queue_own(&self, change: Change) -> usize {
+        let mut changes = lock(&self.own_changes);
+        changes.push(change);
+        changes.len()
+    }
+
+    /// Forgets changes that maintenance which failed did not commit: later, refs may rely on what they
+    /// remove.
+    pub(crate) fn forget_own<T>(&self, result: &Result<T, StoreError>) {
+        if result.is_err() {
+            lock(&self.own_changes).clear();
+        }
     }
 
     /// Commits everything that is queued.
@@ -311,7 +332,7 @@ impl Store {
     /// # Errors
     /// The last failure of a change of our own since the last call.
     pub(crate) fn commit_own(&self) -> Result<(), StoreError> {
-        self.await_commits();
+        self.commit_maintenance();
         lock(&self.own_failure).take().map_or(Ok(()), Err)
     }
 

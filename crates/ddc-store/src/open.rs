@@ -9,6 +9,7 @@ use throng_platform::Fs;
 
 use crate::blob;
 use crate::change::Change;
+use crate::collect::LOSS_KEYS_MAX;
 use crate::commit::index_value;
 use crate::convert;
 use crate::error::{IndexError, StoreError};
@@ -17,7 +18,7 @@ use crate::gaps::{Gap, Gaps};
 use crate::index::{self, Index, IndexEntry, Totals};
 use crate::key::Location;
 use crate::locks::lock;
-use crate::log::{self, Closed, Found, Known, Log, Reader, Room, Segments, losses, read_range};
+use crate::log::{self, Closed, Found, Known, Log, Missing, Reader, Room, Segments, losses, read_pair};
 use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::run::fingerprint;
 use crate::store::{Opening, Options, Store};
@@ -89,7 +90,9 @@ impl Store {
                 == Some(false);
         let numbers = segments.numbers().into_iter().chain([indexed.segment, synced.segment]);
         let last_segment = numbers.max().unwrap_or(0);
-        if is_cut && how == How::Rebuild {
+        let missing = segments.missing()?;
+        let has_losses = is_cut || !missing.is_empty();
+        if has_losses && how == How::Rebuild {
             // Before the index goes, it gives back to the log what it can.
             drop(Store::open_with(fs.clone(), options.clone(), How::Use)?);
             return Store::open_with(fs, options, How::RebuildRepaired);
@@ -99,7 +102,7 @@ impl Store {
             How::Use | How::Look => Index::open(&fs, options.index_cache_bytes, &usable)?,
         };
         let is_rebuild = found.is_none();
-        let is_short = found.as_ref().is_some_and(|(_, position, _)| is_cut || !usable(*position));
+        let is_short = found.as_ref().is_some_and(|(_, position, _)| has_losses || !usable(*position));
         let (index, from, totals) = match found {
             Some(found) => found,
             None => {
@@ -118,7 +121,6 @@ impl Store {
             totals,
             lost: BTreeMap::new(),
             gaps: BTreeMap::new(),
-            listed: Vec::new(),
             limit: options.checkpoint_bytes,
             flushes: is_rebuild,
             failure: None,
@@ -130,8 +132,8 @@ impl Store {
             return Err(error.into());
         }
         let log = opened?;
-        for missing in segments.missing(&replay.listed) {
-            replay.gap(missing, 0, 0);
+        for Missing { segment, offset, len } in missing {
+            replay.gap(segment, offset, len);
         }
         let lost = replay.forget_lost()?;
         let (gap_lens, totals) = (replay.gaps, replay.totals);
@@ -174,14 +176,19 @@ impl Store {
             has_cleaned_up: AtomicBool::new(false),
             broken: Mutex::default(),
             is_broken: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             kept: RwLock::default(),
             bytes_max: AtomicU64::new(0),
+            wanted_bytes: AtomicU64::new(0),
             evicted_to: AtomicU64::new(0),
             was_over_quota: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            asked_before: AtomicU64::new(0),
+            own_changes: Mutex::default(),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
-            collected_files: Mutex::default(),
+            freed_files: Mutex::default(),
             replaced: Mutex::default(),
             replaced_turn: Mutex::default(),
             quotas: RwLock::default(),
@@ -218,8 +225,9 @@ impl Store {
 }
 
 impl Store {
-    /// Writes to the log again what the index has and the log has lost, up to segment `last`.
-    /// Small blobs that were in the lost part are misses from now on.
+    /// Writes to the log again what the index has and the log has lost, up to segment `last`, and
+    /// names the keys that only the log still has: the lost part had their deletes. Small blobs that
+    /// were in the lost part are misses from now on. Reads the whole log.
     fn restore(&self, last: u64, gaps: &BTreeMap<Gap, u64>) -> Result<(), StoreError> {
         tracing::error!("the log is shorter than it was; what the index still has of it is written again");
         self.walk_entries(b"", &mut |key, entry| {
@@ -240,14 +248,72 @@ impl Store {
                 false => Change::Move { key: key.to_vec(), record: *record, payload: None },
             })
         })?;
-        self.index.each_deleted(&mut |key| {
-            let range = log::write_range(0, last);
-            self.queue_and_commit(Change::MoveDelete { key: key.to_vec(), range })
-        })?;
         self.commit_own()?;
-        // The next start begins behind the lost part.
+        let mut undeleted = Undeleted { index: &self.index, keys: BTreeMap::new(), failure: None };
+        for number in self.segments.numbers().into_iter().filter(|number| *number <= last) {
+            let read = self.segments.read(number, 0, 0, log::ALL_SYNCED, &mut undeleted);
+            if let Some(error) = undeleted.failure.take() {
+                return Err(error.into());
+            }
+            read?;
+        }
+        let keys: Vec<_> = undeleted.keys.into_keys().map(|key| (key, last + 1, 0)).collect();
+        for keys in keys.chunks(LOSS_KEYS_MAX) {
+            self.queue_own(Change::Loss { keys: keys.to_vec() });
+            // Each alone: a commit names the keys of all its records.
+            self.commit_own()?;
+        }
+        // A list without what is missing: later starts need not do all this again. They begin behind
+        // the lost part.
+        self.note_removal(&[])?;
         self.checkpoint()
     }
+}
+
+/// Keys that the index does not have although the log does not delete them.
+struct Undeleted<'i> {
+    index: &'i Index,
+    /// Position of the newest record by the fingerprint of its key.
+    keys: BTreeMap<u64, (u64, u64)>,
+    failure: Option<IndexError>,
+}
+
+impl Reader for Undeleted<'_> {
+    fn record(&mut self, found: Found) -> io::Result<()> {
+        match found.kind {
+            Kind::Put => match self.index.entry(&found.key) {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    self.keys.insert(fingerprint(&found.key), (found.segment, found.offset));
+                }
+                Err(error) => {
+                    self.failure = Some(error);
+                    return Err(io::Error::other("the index cannot be read"));
+                }
+            },
+            Kind::Delete => {
+                let last = read_pair(&found.value).map_or(u64::MAX, |(_, last)| last);
+                let key = fingerprint(&found.key);
+                if self.keys.get(&key).is_some_and(|(segment, _)| *segment <= last) {
+                    self.keys.remove(&key);
+                }
+            }
+            Kind::Loss => {
+                for (key, segment, offset) in losses(&found.value) {
+                    if self.keys.get(&key).is_some_and(|place| *place < (segment, offset)) {
+                        self.keys.remove(&key);
+                    }
+                }
+            }
+            Kind::Commit | Kind::Directory | Kind::Segments | Kind::Recent => {}
+        }
+        Ok(())
+    }
+
+    // Damage that was found before; a start that reads the log again finds it again.
+    fn lost(&mut self, _fingerprint: u64, _segment: u64, _offset: u64) {}
+
+    fn gap(&mut self, _segment: u64, _offset: u64, _len: u64) {}
 }
 
 /// Purpose of an opening.
@@ -288,8 +354,6 @@ struct Replay<'i> {
     lost: BTreeMap<u64, (u64, u64)>,
     /// Lengths of gaps.
     gaps: BTreeMap<Gap, u64>,
-    /// The last list of segments.
-    listed: Vec<u8>,
     /// Bytes of entries that may be in memory.
     limit: usize,
     /// True if entries go to disk on the way.
@@ -302,11 +366,7 @@ impl Replay<'_> {
         let Found { kind, key, value, segment, offset, payload } = found;
         let old = match kind {
             Kind::Put | Kind::Delete => self.index.entry(&key)?,
-            Kind::Commit | Kind::Directory | Kind::Recent => None,
-            Kind::Segments => {
-                self.listed = value;
-                return Ok(());
-            }
+            Kind::Commit | Kind::Directory | Kind::Segments | Kind::Recent => None,
             Kind::Loss => {
                 for (key, segment, offset) in losses(&value) {
                     self.lose(key, segment, offset);
@@ -324,7 +384,7 @@ impl Replay<'_> {
                 self.index.apply([(key.into(), Some(entry))]);
             }
             Kind::Delete => {
-                let last = read_range(&value).map_or(u64::MAX, |(_, last)| last);
+                let last = read_pair(&value).map_or(u64::MAX, |(_, last)| last);
                 if let Some(old) = old.filter(|old| old.record.segment <= last) {
                     self.count(&key, Some(&old), false);
                     self.index.apply([(key.into(), None)]);
@@ -403,16 +463,11 @@ pub(crate) struct Damage {
     pub(crate) records: u64,
     pub(crate) gaps: BTreeSet<Gap>,
     pub(crate) lost: BTreeSet<u64>,
-    /// The last list of segments.
-    pub(crate) listed: Vec<u8>,
 }
 
 impl Reader for Damage {
-    fn record(&mut self, found: Found) -> io::Result<()> {
+    fn record(&mut self, _found: Found) -> io::Result<()> {
         self.records += 1;
-        if found.kind == Kind::Segments {
-            self.listed = found.value;
-        }
         Ok(())
     }
 

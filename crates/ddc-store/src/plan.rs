@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use throng_ddc::IoHash;
 
 use crate::change::{Change, ChangeResult};
@@ -12,7 +13,7 @@ use crate::events::{self, Cursor};
 use crate::index::{IndexChange, IndexEntry};
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
-use crate::log::{Entry, write_range};
+use crate::log::{Entry, write_pair};
 use crate::quota::Quotas;
 use crate::record::{Kind, LogPosition, RecordPosition};
 use crate::store::Store;
@@ -26,12 +27,8 @@ pub(crate) struct Plan<'s> {
     pub(crate) index_only: Vec<IndexChange>,
     /// Keys that this batch changes.
     pending: BTreeMap<Vec<u8>, Option<Pending>>,
-    /// Large files that no entry names.
-    pub(crate) unused_files: Vec<u64>,
     /// Large files that no entry names once the batch is written.
     pub(crate) freed_files: Vec<u64>,
-    /// Such files of blobs that maintenance removes.
-    pub(crate) collected_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
     /// Where the first entry goes.
@@ -66,9 +63,7 @@ impl<'s> Plan<'s> {
             entries: Vec::new(),
             index_only: Vec::new(),
             pending: BTreeMap::new(),
-            unused_files: Vec::new(),
             freed_files: Vec::new(),
-            collected_files: Vec::new(),
             large_bytes: 0,
             position,
             quotas,
@@ -90,7 +85,7 @@ impl<'s> Plan<'s> {
                 }
                 self.forget_large(old.as_ref());
                 let value = key::blob_value(put, &payload);
-                self.put(Entry { kind: Kind::Put, key, value, payload: Some(payload) }, old.as_ref());
+                self.put(key, value, Some(payload), old.as_ref());
             }
             Change::Large { key, location } => {
                 let old = self.get(&key)?;
@@ -101,12 +96,12 @@ impl<'s> Plan<'s> {
                     let is_same = Location::read(&old.value)
                         .is_some_and(|old| old.is_large() && old.file == location.file);
                     if !is_same {
-                        self.unused_files.push(location.file);
+                        self.freed_files.push(location.file);
                     }
                     return Ok(ChangeResult::Unchanged);
                 }
                 if !self.admit(&key, 0, location.len)? {
-                    self.unused_files.push(location.file);
+                    self.freed_files.push(location.file);
                     return Ok(ChangeResult::OverQuota);
                 }
                 self.forget_large(old.as_ref());
@@ -185,9 +180,7 @@ impl<'s> Plan<'s> {
                 }
                 let old = self.get(&key)?.filter(|old| !wanted && old.value == value);
                 let Some(old) = old else { return Ok(ChangeResult::Unchanged) };
-                let freed = self.freed_files.len();
                 self.delete(key, &old)?;
-                self.collected_files.extend(self.freed_files.drain(freed..));
             }
             Change::Move { key, record, payload } => {
                 let old = self.get(&key)?.filter(|old| old.record == record);
@@ -199,16 +192,16 @@ impl<'s> Plan<'s> {
                     }
                     None => old.value.to_vec(),
                 };
-                self.put(Entry { kind: Kind::Put, key, value, payload }, Some(&old));
+                self.put(key, value, payload, Some(&old));
             }
             Change::MoveDelete { key, range } => {
-                let entry = Entry { kind: Kind::Delete, key, value: range, payload: None };
+                let entry = Entry { kind: Kind::Delete, key, value: range, payload: None, replaces: true };
                 self.entries.push(Planned { entry, first: None });
             }
             Change::Loss { keys } => {
                 let numbers = keys.iter().flat_map(|(key, segment, offset)| [*key, *segment, *offset]);
                 let value = numbers.flat_map(u64::to_le_bytes).collect();
-                let entry = Entry { kind: Kind::Loss, key: Vec::new(), value, payload: None };
+                let entry = Entry { kind: Kind::Loss, key: Vec::new(), value, payload: None, replaces: true };
                 self.entries.push(Planned { entry, first: None });
             }
         }
@@ -295,7 +288,8 @@ impl<'s> Plan<'s> {
         }
         let RecordPosition { first, segment, .. } = old.record;
         self.pending.insert(key.clone(), None);
-        let entry = Entry { kind: Kind::Delete, key, value: write_range(first, segment), payload: None };
+        let value = write_pair(first, segment);
+        let entry = Entry { kind: Kind::Delete, key, value, payload: None, replaces: true };
         self.entries.push(Planned { entry, first: Some(first) });
         Ok(())
     }
@@ -335,17 +329,18 @@ impl<'s> Plan<'s> {
     }
 
     fn set(&mut self, key: Vec<u8>, value: Vec<u8>, old: Option<&IndexEntry>) {
-        self.put(Entry { kind: Kind::Put, key, value, payload: None }, old);
+        self.put(key, value, None, old);
     }
 
-    fn put(&mut self, entry: Entry, old: Option<&IndexEntry>) {
+    fn put(&mut self, key: Vec<u8>, value: Vec<u8>, payload: Option<Bytes>, old: Option<&IndexEntry>) {
         let first = old.map_or(self.position.segment, |old| old.record.first);
         // A segment that is gone holds no record; the smallest one that may is a later one.
         let first = self.store.segments.next_from(first).unwrap_or(self.position.segment);
         // A blob's location is not known yet; that it exists is.
-        let value = if entry.payload.is_some() { Vec::new() } else { entry.value.clone() };
-        let payload_len = entry.payload.as_ref().map_or(0, |payload| payload.len() as u64);
-        self.pending.insert(entry.key.clone(), Some(Pending { first, value, payload_len }));
+        let known = if payload.is_some() { Vec::new() } else { value.clone() };
+        let payload_len = payload.as_ref().map_or(0, |payload| payload.len() as u64);
+        self.pending.insert(key.clone(), Some(Pending { first, value: known, payload_len }));
+        let entry = Entry { kind: Kind::Put, key, value, payload, replaces: old.is_some() };
         self.entries.push(Planned { entry, first: Some(first) });
     }
 

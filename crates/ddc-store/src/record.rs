@@ -27,16 +27,16 @@
 //! | commit | none | up to where the segment was synced before(8), fingerprint(8) of the key of each record of the commit |
 //! | loss | none | for each key that damage took: fingerprint(8), segment(8) and offset(8) that its older records lie before |
 //! | directory | none | for each record of the segment that names a key: offset(8), fingerprint(8) |
-//! | recent | none | for each of the last records before the commit that name a key: offset(8), fingerprint(8) |
-//! | segments | none | ranges of the segments before this one that are there: first(8) and last(8) of each |
+//! | recent | none | for each of the last records before the commit whose key had a value before: offset(8), fingerprint(8) |
+//! | segments | none | for each segment before this one that has records: number(8), length(8) |
 //!
-//! Each commit names the keys of records before it as well, and a segment that is closed ends with
+//! Each commit names keys of records before it as well, and a segment that is closed ends with
 //! directories, so that damage which takes a record together with its own commit does not bring an
 //! older value of the key back.
 //!
 //! A segment that has records begins with the list of the segments before it, and a new list is
-//! durable before a collection removes a segment: one that the last list names and that is not
-//! there was lost.
+//! durable before a collection removes a segment: one that the last list names, and that is not
+//! there or shorter, was lost.
 
 /// Size of what stands before the key.
 pub(crate) const HEADER_BYTES: usize = 40;
@@ -84,9 +84,9 @@ pub(crate) enum Kind {
     Loss,
     /// Keys of the records of a closed segment.
     Directory,
-    /// Segments that are there.
+    /// Segments that are there, and their lengths.
     Segments,
-    /// Keys of records before the commit.
+    /// Keys of records before the commit that had a value before.
     Recent,
 }
 

@@ -43,7 +43,7 @@ const DELETED: u32 = u32::MAX;
 const WRITE_BYTES: usize = 256 << 10;
 /// Bytes of a run that are made durable at a time. The log's next sync may wait for all that the
 /// file system has of other files: of a run of 40 MB at once it waits 30 ms.
-const SYNC_BYTES: u64 = 2 << 20;
+const SYNC_BYTES: u64 = 256 << 10;
 
 /// 64-bit fingerprint of a key.
 pub(crate) fn fingerprint(key: &[u8]) -> u64 {

@@ -23,6 +23,9 @@ const VOLUME_BYTES_MIN: u64 = SEGMENT_BYTES_MIN * SEGMENT_PART;
 const ALLOWANCE_PART: u64 = 16;
 /// ... and by this many bytes at most.
 const ALLOWANCE_BYTES_MAX: u64 = 64 << 20;
+/// Evictions make room for an upload of this part of the limit at most: they would take too much
+/// for a larger one.
+const WANTED_PART: u64 = 2;
 /// Growth since the last eviction, as a part of the limit, after which another one is due at once.
 const EVICT_PART: u64 = 64;
 
@@ -107,23 +110,33 @@ impl Store {
         self.bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
-    /// Reports whether an eviction is due that cannot wait: the folder is nearly full and grows.
+    /// Reports whether an eviction is due that cannot wait: the folder is nearly full and grows, or
+    /// an upload was refused.
     #[must_use]
     pub fn is_eviction_urgent(&self) -> bool {
         let (bytes_max, used) = (self.bytes_max.load(Ordering::Relaxed), self.disk_bytes());
-        bytes_max > 0
-            && used >= bytes_max / 100 * FULL_PERCENT
-            && used >= self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART
+        let grows = used >= bytes_max / 100 * FULL_PERCENT
+            && used >= self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART;
+        bytes_max > 0 && (grows || self.wanted_bytes.load(Ordering::Relaxed) > 0)
+    }
+
+    /// Reports whether the folder holds more than it may.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
+        bytes_max > 0 && self.disk_bytes() > bytes_max
     }
 
     /// Reports whether the folder may take so many bytes more.
     pub(crate) fn check_limit(&self, more: u64) -> Result<(), StoreError> {
         let bytes_max = self.bytes_max.load(Ordering::Relaxed);
         let most = bytes_max.saturating_add((bytes_max / ALLOWANCE_PART).min(ALLOWANCE_BYTES_MAX));
-        match bytes_max > 0 && self.disk_bytes().saturating_add(more) > most {
-            true => Err(StoreError::OverLimit { bytes_max }),
-            false => Ok(()),
+        if bytes_max == 0 || self.disk_bytes().saturating_add(more) <= most {
+            return Ok(());
         }
+        if more <= bytes_max / WANTED_PART {
+            self.wanted_bytes.fetch_max(more, Ordering::Relaxed);
+        }
+        Err(StoreError::OverLimit { bytes_max })
     }
 
     /// Looks at what the disk has left: uploads are refused from now on, or permitted again. Makes

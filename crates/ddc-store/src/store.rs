@@ -165,21 +165,31 @@ pub struct Store {
     pub(crate) checkpointed_bytes: AtomicU64,
     pub(crate) broken: Mutex<Option<Arc<io::Error>>>,
     pub(crate) is_broken: AtomicBool,
+    /// Maintenance ends early.
+    pub(crate) is_ending: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
     /// Namespaces that take no uploads because nothing of them may go.
     pub(crate) kept: RwLock<Kept>,
     /// Bytes that the folder may hold, 0 for no limit.
     pub(crate) bytes_max: AtomicU64,
+    /// Largest upload that was refused because the folder holds as much as it may: the next
+    /// eviction makes room for it.
+    pub(crate) wanted_bytes: AtomicU64,
     /// Bytes that the last eviction left.
     pub(crate) evicted_to: AtomicU64,
+    /// Changes of requests that were queued so far, and at the last commit of maintenance.
+    pub(crate) asked: AtomicU64,
+    pub(crate) asked_before: AtomicU64,
+    /// Changes of the store's own that are to be committed together.
+    pub(crate) own_changes: Mutex<Vec<Change>>,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
     /// Blobs that refs came to rely on while collections run. Only used while `log` is held.
     pub(crate) relied_on: Mutex<Reliance>,
-    /// Files of large blobs that maintenance removed from the index, and is to remove. After a
-    /// crash, the next collection does.
-    pub(crate) collected_files: Mutex<Vec<u64>>,
+    /// Files of large blobs that the index does not name any more. After a crash, the next
+    /// collection removes them.
+    pub(crate) freed_files: Mutex<Vec<u64>>,
     /// Refs that were replaced or deleted in namespaces with a quota.
     pub(crate) replaced: Mutex<Replaced>,
     /// Held while blobs of such refs are collected: one namespace at a time.
@@ -437,6 +447,15 @@ impl Store {
             Some((namespace, _)) => Err(StoreError::Kept { namespace, bytes_max: kept.bytes_max }),
             None => self.check_uploads(),
         }
+    }
+
+    /// Reports whether the folder takes a blob of so many bytes in a namespace at present.
+    ///
+    /// # Errors
+    /// As an upload of it is refused.
+    pub fn check_room(&self, namespace: &Namespace, bytes: u64) -> Result<(), StoreError> {
+        self.check_uploads_to(&key::in_namespace(b'b', namespace))?;
+        self.check_limit(bytes)
     }
 
     /// Damage that it had when it was opened.

@@ -15,6 +15,28 @@ const DAMAGED: u8 = 1;
 /// Exit code when the work could not be done.
 const FAILED: u8 = 2;
 
+const REINDEX_HELP: &str = "\
+A gap is a damaged or missing part of the log. The keys that it held are missing
+until they are put again. Every start, `verify` and `export` report a gap until
+`reindex` has rebuilt the index without it, which acknowledges it. Times of last
+use are in the index only: afterwards a ref counts as used when it was put.
+
+Exit codes:
+  0  the log has no gap that was not acknowledged before
+  1  the index is rebuilt; gaps (log_gaps) are acknowledged from now on
+  2  the index could not be rebuilt; repeat the command";
+const EXPORT_HELP: &str = "\
+A damaged blob or ref is left out, counted as `unreadable` and named in
+`unreadable_names`. The keys of a gap of the log (log_gaps) are not in the export
+either. The export is written to FILE.partial and renamed when it is complete:
+until then an earlier FILE stays, and a failed export removes FILE.partial.
+Pipes and devices are written to directly.
+
+Exit codes:
+  0  everything is in the export
+  1  the export is complete but for what is named (unreadable, log_gaps)
+  2  there is no new export";
+
 #[derive(Debug, Args)]
 pub(crate) struct DdcArgs {
     /// Data folder of `throng up` (server.data)
@@ -31,7 +53,8 @@ enum WorkArgs {
     /// Read log, index and every blob and follow every ref without changes; exit 1 if something is
     /// damaged
     Verify,
-    /// Rebuild the index from the log
+    /// Rebuild the index from the log; exit 1 for gaps of the log, which it acknowledges
+    #[command(after_help = REINDEX_HELP)]
     Reindex,
     /// Read every blob and quarantine damaged ones; exit 1 if there were any
     Scrub,
@@ -52,6 +75,7 @@ enum WorkArgs {
     },
     /// Export everything to one file: what is in the folder, or in the bucket of which it holds
     /// copies; exit 1 if something could not be read
+    #[command(after_help = EXPORT_HELP)]
     Export {
         /// The file
         file: PathBuf,
@@ -66,7 +90,7 @@ enum WorkArgs {
     #[cfg(feature = "oodle")]
     #[command(hide = true)]
     DecodeOodle,
-    /// Import an exported file; every blob is hashed first
+    /// Import an exported file, replacing refs of the folder; every blob is hashed first
     Import {
         /// The file
         file: PathBuf,

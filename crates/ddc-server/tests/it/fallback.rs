@@ -286,6 +286,10 @@ async fn slow_upstream(bytes: Vec<u8>, go_on: Arc<Notify>) -> SocketAddr {
 }
 
 async fn edge(upstream: SocketAddr) -> Server {
+    edge_with(upstream, Rules::default()).await
+}
+
+async fn edge_with(upstream: SocketAddr, rules: Rules) -> Server {
     let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
         url: format!("http://{upstream}"),
         authorization: None,
@@ -294,7 +298,7 @@ async fn edge(upstream: SocketAddr) -> Server {
         tls: s3::tls(),
     })));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    Server::start_in(folder, Options::default(), Rules::default(), Listener::Public, origin).await
+    Server::start_in(folder, Options::default(), rules, Listener::Public, origin).await
 }
 
 /// Asks for a blob on a connection of its own, and reads to the end of the head.
@@ -373,7 +377,8 @@ async fn rotten_upstream(sound: Vec<Vec<u8>>) -> SocketAddr {
                 "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len}\r\n\
                  Connection: close\r\n\r\n"
             );
-            stream.write_all(&[answer.as_bytes(), body].concat()).await.expect("it takes it");
+            // One that has no room for it does not take all of it.
+            let _ = stream.write_all(&[answer.as_bytes(), body].concat()).await;
         }
     });
     addr
@@ -397,4 +402,18 @@ async fn a_blob_that_breaks_off_at_the_upstream_leaves_the_others_alone() {
         let got = client.get(&path(&IoHash::of(blob)), "*/*").await;
         assert_eq!((got.status, &got.body[..]), (StatusCode::OK, &blob[..]), "{at}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_edge_misses_what_it_has_no_room_for_instead_of_breaking_off() {
+    let (large, small) = (vec![3; 4 << 20], vec![4; 2_000]);
+    let mut rules = Rules::default();
+    rules.maintenance.bytes_max = Some(1 << 20);
+    let server = edge_with(rotten_upstream(vec![large.clone(), small.clone()]).await, rules).await;
+    // As the maintenance thread does when it has begun.
+    server.service().store().set_bytes_max(1 << 20);
+    let client = server.client().await;
+    let path = |bytes: &[u8]| format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+    assert_eq!(client.get(&path(&large), "*/*").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.get(&path(&small), "*/*").await.body[..], small[..]);
 }

@@ -15,6 +15,7 @@ mod hosts;
 mod linear;
 mod maintenance;
 mod memory;
+mod pages;
 #[path = "../../../throng/tests/it/support/peers.rs"]
 mod peers;
 mod preconditions;

@@ -707,3 +707,100 @@ fn the_loss_of_the_last_segment_is_found_and_brings_no_older_value_back() {
     assert_eq!(check_overwritten(&store, "rebuilt"), 0);
     assert!(store.has_blob(&namespace(), &blob).expect("sound"));
 }
+
+#[test]
+fn a_delete_that_is_lost_with_the_tail_stays_although_the_index_has_merged_it_away() {
+    let disk = disk();
+    let (store, at) = overwritten(&disk);
+    store.checkpoint().expect("the disk works");
+    // The second run is the larger one: a merge of both leaves no trace of the deleted key.
+    for n in 300..600 {
+        put_ref(&store, n, &[], 3);
+    }
+    store.checkpoint().expect("the disk works");
+    store.merge().expect("the disk works");
+    drop(store);
+    let (name, _) = end_of_log(&disk);
+    disk.open(&name, false).expect("it exists").set_len(at).expect("writable");
+    let store = open(disk.clone());
+    assert_eq!(check_overwritten(&store, "opened"), 0);
+    drop(store);
+    for name in disk.list("index").expect("listed") {
+        disk.remove(&format!("index/{name}")).expect("it exists");
+    }
+    let store = open(disk);
+    assert_eq!(check_overwritten(&store, "rebuilt"), 0);
+    // A key that is put again is there again.
+    put_ref(&store, 2, &[], 4);
+    assert!(store.reference(&namespace(), &bucket(), &key(2)).expect("sound").is_some());
+}
+
+/// Segments with records, the oldest first, and the offsets of their records.
+fn records(disk: &SimulatedDisk) -> Vec<(String, Vec<u64>)> {
+    let mut found = Vec::new();
+    for name in disk.list("segments").expect("listed") {
+        let name = format!("segments/{name}");
+        let file = disk.open(&name, false).expect("it exists");
+        let mut bytes = vec![0; file.len().expect("known") as usize];
+        file.read_at(&mut bytes, 0).expect("readable");
+        let starts = bytes.windows(4).enumerate().filter(|(_, magic)| *magic == b"TDC2");
+        let starts: Vec<u64> = starts.map(|(at, _)| at as u64).collect();
+        if !starts.is_empty() {
+            found.push((name, starts));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_segment_before_the_last_that_ends_with_an_earlier_record_is_reported_and_restored() {
+    let (disk, blobs) = written();
+    let segments = records(&disk);
+    assert!(segments.len() > 1);
+    let (name, starts) = &segments[segments.len() - 2];
+    // The last record is the directory.
+    for start in starts.iter().rev().take(8) {
+        let copy = SimulatedDisk::new(disk.state());
+        copy.open(name, false).expect("it exists").set_len(*start).expect("writable");
+        let case = format!("{name} ends at {start}");
+        let looked = Store::open_read_only(Arc::new(SimulatedDisk::new(copy.state())), options());
+        let looked = looked.expect("it opens");
+        assert_eq!(
+            (looked.opening().log_gaps, looked.verify().expect("readable").log_gaps),
+            (1, 1),
+            "{case}"
+        );
+        drop(looked);
+        let store = open(copy.clone());
+        assert_eq!(store.opening().log_gaps, 1, "{case}");
+        let lost = missing(&store, &blobs);
+        assert!(lost <= 3, "{case}: {lost} blobs were in the part that is gone");
+        drop(store);
+        let store = open(copy.clone());
+        assert_eq!(store.opening().log_gaps, 1, "{case}: it is forgotten");
+        drop(store);
+        // What the index had is in the log again.
+        let store = Store::reindex(Arc::new(copy), options()).expect("it opens");
+        assert_eq!(missing(&store, &blobs), lost, "{case}");
+    }
+}
+
+#[test]
+fn a_lost_segment_is_reported_by_a_start_that_has_an_index_and_is_not_forgotten() {
+    let (disk, blobs) = written();
+    let segments = records(&disk);
+    for (name, _) in &segments[..segments.len() - 1] {
+        let copy = SimulatedDisk::new(disk.state());
+        copy.remove(name).expect("it exists");
+        let store = open(copy.clone());
+        assert_eq!(store.opening().log_gaps, 1, "{name}");
+        let lost = missing(&store, &blobs);
+        put_blob(&store, b"the next segment does not name it");
+        drop(store);
+        let store = open(copy.clone());
+        assert_eq!((store.opening().log_gaps, store.verify().expect("readable").log_gaps), (1, 1), "{name}");
+        drop(store);
+        let store = Store::reindex(Arc::new(copy), options()).expect("it opens");
+        assert_eq!(missing(&store, &blobs), lost, "{name}");
+    }
+}

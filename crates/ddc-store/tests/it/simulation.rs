@@ -3,10 +3,9 @@
 //!
 //! A seed is a life of one store: phases of operations, each of which ends with a restart, a power
 //! failure, an index that is built again, writes and syncs that fail, a full disk, a part of the
-//! open segment that reads as zeros after the process was killed, an end of the log that is missing
-//! after a clean stop, or bits that flip and sectors that are written to the wrong place while the
-//! store is closed. After each phase
-//! everything is compared: an acknowledged change is there; a key that damage may have hit is as
+//! open segment that reads as zeros after the process was killed, an end of the log or another part
+//! that is missing after a clean stop, or bits that flip and sectors that are written to the wrong
+//! place while the store is closed. After each phase everything is compared: an acknowledged change is there; a key that damage may have hit is as
 //! acknowledged or missing, never wrong, never an older version. Damage that takes a record
 //! together with its commit and the directory of its segment leaves nothing that names the key:
 //! then, as in lives that end with a disk that lied about syncs, a key has some value that it was
@@ -35,6 +34,8 @@ const REFS: u64 = 12;
 const MINUTE_MS: u64 = 60_000;
 /// Keys that two sectors hold at most.
 const SECTOR_KEYS_MAX: usize = 16;
+/// Keys that a segment holds at most.
+const SEGMENT_KEYS_MAX: usize = 64;
 /// Bytes of the open segment that read as zeros at most: its commits name the keys of so many.
 const ZEROS_MAX: u64 = 600;
 const RESERVE_BYTES: u64 = 60_000;
@@ -430,7 +431,8 @@ impl World {
     }
 
     fn end_phase(&mut self) {
-        match self.rng.below(11) {
+        match self.rng.below(12) {
+            11 => self.lose(),
             9 => self.kill(),
             10 => self.cut(),
             6 => self.fail(),
@@ -632,6 +634,43 @@ impl World {
         self.flips += 2 * SECTOR_KEYS_MAX;
         self.store = open(&self.disk, self.rng.clone().chance(0.5));
         assert!(self.store.opening().log_gaps > 0, "the end of the log is missing");
+        self.check();
+        self.reopen(true);
+        self.check();
+        self.is_unnamed = true;
+    }
+
+    /// A segment before the last is shorter than it was, or gone.
+    fn lose(&mut self) {
+        if self.flips > 0 {
+            return;
+        }
+        self.store.checkpoint().expect("the disk works");
+        self.close();
+        let mut ends = Vec::new();
+        for name in self.disk.list("segments").expect("the folder exists") {
+            let name = format!("segments/{name}");
+            let file = self.disk.open(&name, false).expect("it is listed");
+            let mut bytes = vec![0; file.len().expect("known") as usize];
+            file.read_at(&mut bytes, 0).expect("readable");
+            let end = bytes.iter().rposition(|byte| *byte != 0);
+            ends.extend(end.map(|last| (name, file, last as u64)));
+        }
+        ends.pop();
+        if ends.is_empty() {
+            return self.reopen(false);
+        }
+        let (name, file, end) = &ends[self.rng.below(ends.len() as u64) as usize];
+        if self.rng.chance(0.5) {
+            self.disk.remove(name).expect("it is listed");
+            self.disk.sync_dir("segments").expect("the disk works");
+        } else {
+            file.set_len(self.rng.below(*end)).expect("writable");
+            file.sync().expect("writable");
+        }
+        self.flips += SEGMENT_KEYS_MAX;
+        self.store = open(&self.disk, self.rng.clone().chance(0.5));
+        assert!(self.store.opening().log_gaps > 0, "a part of a segment is missing");
         self.check();
         self.reopen(true);
         self.check();

@@ -1,15 +1,17 @@
 //! Space: full disks, limits of folders and namespaces, files that go.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use bytes::Bytes;
 use throng_ddc::gc::RefPolicy;
-use throng_ddc::{IoHash, Namespace, Style, Value};
+use throng_ddc::{IoHash, Namespace, Style, Timestamp, Value};
 use throng_ddc_store::{
-    ChangeResult, CollectOptions, CollectReport, EvictOptions, Options, Quotas, Store, StoreError,
+    ChangeResult, Clock, CollectOptions, CollectReport, Done, EvictOptions, Options, Quotas, Store,
+    StoreError,
 };
 use throng_platform::{File, Fs, SimulatedDisk};
 
@@ -43,7 +45,7 @@ fn a_full_disk_takes_deletes_and_collections_and_uploads_again_when_there_is_spa
     let store = Store::open(Arc::new(disk.clone()), options).expect("it opens");
     disk.set_capacity(Some(u64::MAX));
     let used = u64::MAX - disk.free_bytes().expect("known").expect("it has an end");
-    disk.set_capacity(Some(used + 450_000));
+    disk.set_capacity(Some(used + 360_000));
     store.look_at_disk();
     let mut n = 0_u64;
     let put = |n: u64| {
@@ -670,7 +672,51 @@ fn a_collection_moves_few_records_at_a_time() {
     let after = store.stats();
     assert!(report.moved >= 900, "{report:?}");
     let (changes, commits) = (after.changes - before.changes, after.commits - before.commits);
-    assert!(changes <= 256 * commits, "{changes} changes in {commits} commits");
+    assert!(changes <= 64 * commits, "{changes} changes in {commits} commits");
+}
+
+/// A clock that goes on by a millisecond with every look at it, and notes how long it is slept.
+#[derive(Debug, Default)]
+struct NotedSleeps {
+    looks: AtomicU64,
+    slept: Mutex<Vec<Duration>>,
+}
+
+impl Clock for NotedSleeps {
+    fn now(&self) -> Timestamp {
+        at(0)
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_millis(self.looks.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.slept.lock().expect("no panic").push(time);
+    }
+}
+
+#[test]
+fn maintenance_leaves_the_log_to_requests_for_as_long_as_it_had_it() {
+    let clock = Arc::<NotedSleeps>::default();
+    let store =
+        Store::open(Arc::new(disk()), Options { clock: Arc::<NotedSleeps>::clone(&clock), ..options() });
+    let store = store.expect("the store opens");
+    let slept_by_a_collection = |number: u8, is_busy: bool| {
+        for n in 0..100 {
+            put_blob(&store, &[number, n]);
+        }
+        collect(&store, 0).expect("the disk works");
+        clock.slept.lock().expect("no panic").clear();
+        if is_busy {
+            let bytes = Bytes::from(vec![number]);
+            store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(600), Box::new(|_| {}));
+        }
+        assert_eq!(collect(&store, 600).expect("the disk works").blobs, 100);
+        clock.slept.lock().expect("no panic").clone()
+    };
+    assert_eq!(slept_by_a_collection(1, false), []);
+    assert_eq!(slept_by_a_collection(2, true), [Duration::from_millis(1)]);
 }
 
 /// A disk that notes which threads remove large files.
@@ -711,27 +757,38 @@ impl Fs for NotedRemovals {
 
 /// Uploads wait for the thread that commits, and to free the space of many files takes a while.
 #[test]
-fn files_of_collected_blobs_are_removed_by_the_collection() {
-    let threads = Arc::default();
-    let disk = disk();
-    let store = open(NotedRemovals { disk: disk.clone(), threads: Arc::clone(&threads) });
-    for n in 0..5 {
-        put_large(&store, &vec![n; 100_000]);
+fn files_of_blobs_that_are_gone_are_not_removed_by_the_thread_that_commits() {
+    for is_collected in [true, false] {
+        let threads = Arc::default();
+        let disk = disk();
+        let store = open(NotedRemovals { disk: disk.clone(), threads: Arc::clone(&threads) });
+        let blobs: Vec<IoHash> = (0..5).map(|n| put_large(&store, &vec![n; 100_000])).collect();
+        std::thread::scope(|scope| {
+            let commits = scope.spawn(|| store.run());
+            let others = scope.spawn(|| store.run_checkpoints(Duration::from_millis(1)));
+            let ask = |change: &dyn Fn(Done)| {
+                let (sender, receiver) = mpsc::channel();
+                change(Box::new(move |outcome| drop(sender.send(outcome))));
+                receiver.recv().expect("it is answered").expect("the disk works");
+            };
+            // A change that is answered shows that the thread has begun.
+            ask(&|done| store.delete_ref(&namespace(), &bucket(), &key(1), done));
+            if is_collected {
+                assert_eq!(collect(&store, 600).expect("the disk works").blobs, 5);
+            } else {
+                blobs.iter().for_each(|blob| ask(&|done| store.delete_blob(&namespace(), blob, done)));
+            }
+            while !disk.list("large").expect("listed").is_empty() {
+                std::thread::yield_now();
+            }
+            let commit_thread = commits.thread().id();
+            store.shut();
+            commits.join().expect("no panic");
+            others.join().expect("no panic");
+            let threads: Vec<ThreadId> = threads.lock().expect("no panic").clone();
+            assert!(threads.len() == 5 && !threads.contains(&commit_thread), "{threads:?}");
+        });
     }
-    std::thread::scope(|scope| {
-        let commits = scope.spawn(|| store.run());
-        // A change that is answered shows that the thread has begun.
-        let (sender, receiver) = mpsc::channel();
-        let done = Box::new(move |outcome| drop(sender.send(outcome)));
-        store.delete_ref(&namespace(), &bucket(), &key(1), done);
-        receiver.recv().expect("it is answered").expect("the disk works");
-        assert_eq!(collect(&store, 600).expect("the disk works").blobs, 5);
-        store.shut();
-        commits.join().expect("no panic");
-    });
-    let threads: Vec<ThreadId> = threads.lock().expect("no panic").clone();
-    assert_eq!(threads, [std::thread::current().id(); 5]);
-    assert!(disk.list("large").expect("listed").is_empty());
 }
 
 #[test]
@@ -832,4 +889,72 @@ fn a_volume_that_is_too_small_is_refused_with_the_size_that_is_needed() {
     disk.set_capacity(Some(20 << 20));
     let refused = Store::open(Arc::new(disk), Options::default()).expect_err("too small").to_string();
     assert!(refused.contains("20971520") && refused.contains("33554432"), "{refused}");
+}
+
+#[test]
+fn an_eviction_leaves_the_open_segment_instead_of_evicting_everything() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 16 << 20, ..options() });
+    let store = store.expect("the store opens");
+    put_burst(&store, 2_000);
+    let bytes_max = store.disk_bytes() / 2;
+    store.set_bytes_max(bytes_max);
+    evict(&store, bytes_max, 300, None);
+    assert!(store.disk_bytes() <= bytes_max, "{} bytes of {bytes_max}", store.disk_bytes());
+    let (refs, blobs) = counts(&store);
+    assert!(refs > 400 && blobs >= refs, "{refs} refs and {blobs} blobs are left of 2,000");
+    put_blob(&store, &[7; 1_000]);
+}
+
+#[test]
+fn a_refused_upload_makes_the_next_eviction_make_room_for_it() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 200_000, ..options() });
+    let store = store.expect("the store opens");
+    put_burst(&store, 2_000);
+    // 90 %: no eviction is due by itself.
+    let bytes_max = store.disk_bytes() * 10 / 9;
+    store.set_bytes_max(bytes_max);
+    let large = Bytes::from(vec![5; bytes_max as usize / 5]);
+    let put = || {
+        let change = |done| store.put_blob(&namespace(), IoHash::of(&large), large.clone(), at(0), done);
+        result(&store, change)
+    };
+    assert!(!store.is_eviction_urgent());
+    assert!(matches!(put(), Err(StoreError::OverLimit { .. })));
+    assert!(store.is_eviction_urgent());
+    evict(&store, bytes_max, 300, None);
+    assert_eq!(put().expect("there is room"), ChangeResult::Done);
+    assert!(counts(&store).0 > 800, "{:?} are left", counts(&store));
+}
+
+#[test]
+fn overwritten_refs_do_not_lock_a_kept_namespace() {
+    let store = open(disk());
+    let kept = namespace();
+    for n in 0..200_u64 {
+        let own = put_blob(&store, &n.to_le_bytes().repeat(113));
+        put_ref(&store, n % 5, &[own], n);
+    }
+    evict(&store, 60_000, 201, Some(&kept));
+    let (refs, blobs) = counts(&store);
+    assert!(refs == 5 && (5..60).contains(&blobs), "{refs} refs and {blobs} blobs are left of 200");
+    put_blob(&store, b"is taken");
+}
+
+#[test]
+fn maintenance_ends_when_the_store_is_to_stop() {
+    let store = open(disk());
+    put_burst(&store, 100);
+    store.end_maintenance();
+    let nothing_goes = EvictOptions {
+        bytes_max: 1,
+        copies: false,
+        now: at(600),
+        keeps: &|_| false,
+        last_use: &|_| None,
+        last_access: &|_, _, _| None,
+    };
+    assert!(matches!(store.evict(&nothing_goes), Err(StoreError::Busy)));
+    assert!(matches!(collect(&store, 600), Err(StoreError::Busy)));
+    assert!(matches!(store.scrub(&mut |_| {}), Err(StoreError::Busy)));
+    assert!(store.reference(&namespace(), &bucket(), &key(0)).expect("readable").is_some());
 }

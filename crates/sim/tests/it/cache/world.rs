@@ -37,6 +37,8 @@ const BIT_KEYS_MAX: usize = 3;
 const LOST_BYTES_MAX: u64 = 600;
 /// Records that they hold at most.
 const LOST_RECORDS_MAX: usize = 8;
+/// Records that a segment holds at most.
+const SEGMENT_RECORDS_MAX: usize = 64;
 
 struct World {
     rng: Rng,
@@ -502,9 +504,10 @@ impl World {
             (8, _) => self.slow(place),
             (7..=9, _) if self.faults.is_some() => self.fail_connections(),
             (9, false) if self.damage_max == 0 => self.move_house(),
-            (11, false) if self.damage_max == 0 && self.bytes_max.is_none() => match self.rng.chance(0.5) {
-                true => self.zero_part_of_log(),
-                false => self.cut_log(),
+            (11, false) if self.damage_max == 0 && self.bytes_max.is_none() => match self.rng.below(3) {
+                0 => self.zero_part_of_log(),
+                1 => self.cut_log(),
+                _ => self.lose_segment(),
             },
             // Later phases are checked less, so it is late.
             (10, false) if self.shape == Shape::Alone && phase + 2 >= PHASES => match self.rng.chance(0.5) {
@@ -589,7 +592,31 @@ impl World {
         let len = (1 + self.rng.below(LOST_BYTES_MAX)).min(end - from);
         let file = disk.open(&name, false).expect("it is listed");
         file.write_at(&[IoSlice::new(&vec![0; len as usize])], from).expect("writable");
-        self.lose_records(disk);
+        self.lose_records(disk, LOST_RECORDS_MAX);
+    }
+
+    /// A segment before the last is shorter after a clean stop than it was, or gone.
+    fn lose_segment(&mut self) {
+        self.nodes[0].store().checkpoint().expect("the disk works");
+        let disk = SimulatedDisk::new(self.nodes[0].stop());
+        let Some((last, _)) = end_of_log(&disk) else {
+            return self.nodes[0].restart_from(disk.state(), false);
+        };
+        let names = disk.list("segments").expect("the folder exists");
+        let mut names: Vec<String> = names.iter().map(|name| format!("segments/{name}")).collect();
+        names.retain(|name| *name < last);
+        if !names.is_empty() {
+            let name = &names[self.rng.below(names.len() as u64) as usize];
+            let file = disk.open(name, false).expect("it is listed");
+            match self.rng.chance(0.5) {
+                true => disk.remove(name).expect("it is listed"),
+                false => {
+                    let len = file.len().expect("known");
+                    file.set_len(self.rng.below(len.max(1))).expect("writable");
+                }
+            }
+        }
+        self.lose_records(disk, SEGMENT_RECORDS_MAX);
     }
 
     /// The end of the log is missing after a clean stop, or reads as zeros.
@@ -605,12 +632,12 @@ impl World {
         if self.rng.chance(0.5) {
             file.set_len(len).expect("writable");
         }
-        self.lose_records(disk);
+        self.lose_records(disk, LOST_RECORDS_MAX);
     }
 
-    /// Starts with a disk that lost a few records.
-    fn lose_records(&mut self, disk: SimulatedDisk) {
-        self.damage_max = self.damage_max.saturating_add(BIT_KEYS_MAX * LOST_RECORDS_MAX);
+    /// Starts with a disk that lost so many records at most.
+    fn lose_records(&mut self, disk: SimulatedDisk, records_max: usize) {
+        self.damage_max = self.damage_max.saturating_add(BIT_KEYS_MAX * records_max);
         self.model.trouble.damage = true;
         let reindex = self.rng.chance(0.5);
         self.nodes[0].restart_from(disk.state(), reindex);
