@@ -958,3 +958,20 @@ fn maintenance_ends_when_the_store_is_to_stop() {
     assert!(matches!(store.scrub(&mut |_| {}), Err(StoreError::Busy)));
     assert!(store.reference(&namespace(), &bucket(), &key(0)).expect("readable").is_some());
 }
+
+/// Damage of a new key brings no older value back, so later commits need not name it.
+#[test]
+fn puts_of_new_keys_take_no_space_for_the_names_of_others() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 1 << 20, ..options() });
+    let store = store.expect("the store opens");
+    let put = |n: u8| {
+        let before = store.stats().log_bytes;
+        put_blob(&store, &[n; 100]);
+        store.stats().log_bytes - before
+    };
+    let first = put(0);
+    assert!((1..50).all(|n| put(n) == first), "{first} bytes of the first");
+    put_ref(&store, 1, &[], 0);
+    put_ref(&store, 1, &[IoHash::of(&[0; 100])], 1);
+    assert!(put(50) > first, "the ref that was replaced is named again");
+}
