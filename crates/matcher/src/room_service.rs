@@ -8,7 +8,7 @@ use throng_wire::matcher::{Event, Status, write_bool, write_bytes, write_nested}
 
 use crate::config::{Caller, Scope};
 use crate::history::Change;
-use crate::info::{RoleRef, Update, bytes, check_growth, check_id, text};
+use crate::info::{RoleRef, Update, bytes, check_id, text};
 use crate::key::{PlayerKey, RoomKey};
 use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, collapse_key, write_about};
@@ -48,7 +48,7 @@ impl Matcher {
             if reserve > 0 {
                 return self.answer_join(room, false, true, turn.answer);
             }
-            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            self.take_seat(turn, room, player, Some(&role))?;
             return self.answer_encoded(false, turn.answer);
         }
         let newcomer = self.newcomer(turn.caller, &role)?;
@@ -147,7 +147,8 @@ impl Matcher {
         if let Some(player) = known.filter(|player| self.rooms[room].has_seat(*player)) {
             self.home_of(turn.caller, &role)?;
             self.check_acts_for(turn.caller, player)?;
-            self.take_seat(turn, room, player, Some((turn.caller, &role)))?;
+            self.rooms.rules_of(room).check_limits(&role)?;
+            self.take_seat(turn, room, player, Some(&role))?;
             return self.answer_encoded(false, turn.answer);
         }
         self.check_joinable(room, 1)?;
@@ -173,12 +174,23 @@ impl Matcher {
         }
         check_id(role, "RoleID")?;
         let index = self.find_room(room)?;
-        let player = self.member_of_room(index, role)?;
+        let seated = self
+            .people
+            .player(role)
+            .filter(|player| self.rooms[index].has_seat(*player) && !self.rooms[index].has_member(*player));
+        let player = seated.map_or_else(|| self.member_of_room(index, role), Ok)?;
         let own = self.people.server_of(player) == turn.caller.srv.as_bytes();
         if !own && !self.owns_room(turn.caller, index) {
             return Err(forbidden(
                 "only the role's server, the room's maker or a trusted server may do this",
             ));
+        }
+        if seated.is_some() {
+            // The place is free again, as at the end of its time.
+            self.free_seat(turn, index, player);
+            self.after_leaving(turn, index);
+            write_nested(turn.answer, 1, |out| self.write_room(index, None, out));
+            return Ok(());
         }
         let kicked = !actor.is_empty() && actor != role || !own && turn.caller.scope == Scope::Server;
         let changes = self.ask_to_remove(index, player)?;
@@ -274,7 +286,9 @@ impl Matcher {
         if self.rooms[index].deleting() {
             return Ok(());
         }
-        self.check_has_part_in(turn.caller, index)?;
+        if !self.hosts_world_of(turn.caller.srv, index) {
+            self.check_has_part_in(turn.caller, index)?;
+        }
         self.rooms.count_change(index);
         self.begin_end(turn, index);
         write_bool(turn.answer, 1, true);
@@ -370,8 +384,7 @@ impl Matcher {
             }
         }
         check_id(id, "RoleID")?;
-        let role = role.unwrap_or_else(|| RoleRef::bare(id));
-        if role.id != id {
+        if role.is_some_and(|role| role.id != id) {
             return Err(invalid("RoleInfo is about another role"));
         }
         let room = self.find_room(room)?;
@@ -381,7 +394,10 @@ impl Matcher {
             write_nested(turn.answer, 1, |out| self.write_room(room, None, out));
             return Ok(());
         }
-        self.take_seat(turn, room, player, None)?;
+        if let Some(role) = &role {
+            self.rooms.rules_of(room).check_limits(role)?;
+        }
+        self.take_seat(turn, room, player, role.as_ref())?;
         write_bytes(turn.answer, 1, &self.scratch.room);
         Ok(())
     }
@@ -392,7 +408,7 @@ impl Matcher {
         turn: &mut Turn<'_>,
         room: RoomKey,
         player: PlayerKey,
-        info: Option<(Caller<'_>, &RoleRef<'_>)>,
+        role: Option<&RoleRef<'_>>,
     ) -> Outcome {
         // Its timer may still wait behind others. A claim that came in time may have waited for its
         // verdict.
@@ -406,13 +422,12 @@ impl Matcher {
             return Err(self.already_in(other));
         }
         let kept = self.info_of_seat(&self.rooms[room].seats()[at]);
-        let info = match info {
-            Some((_, role)) => role.info(self.people.server_of(player), kept.team()),
+        let info = match role {
+            Some(role) => role.info(self.people.server_of(player), kept.team()),
             None => kept,
         };
         let newcomers: Newcomers = smallvec![Newcomer { player, info, moves: false }];
-        let size = self.rooms[room].size();
-        check_growth(size, size + newcomers[0].info.bytes().len())?;
+        self.check_fits(room, &newcomers)?;
         let changes = self.ask_to_admit(room, &newcomers)?;
         self.admit(turn, room, newcomers, &changes);
         let left = self.rooms[room].seats().iter().map(|seat| seat.until).min();

@@ -19,28 +19,33 @@ impl Matcher {
         loop {
             let now = self.now;
             let is_over = |seat: &Seat| seat.until <= now && !self.is_claimed(id, seat.player);
-            let Some(at) = self.rooms[index].seats().iter().position(is_over) else { break };
-            let owner = self.rooms[index].seats()[at].player;
-            let role = self.people[owner].id().clone();
-            self.rooms.expire_seat(index, at, &role);
-            let rev = self.rooms[index].rev();
-            self.note_change(index, Change::of("seat_expired"), &[owner]);
-            self.event(Event::SEAT_EXPIRED, |out| {
-                write_bytes(out, 1, &role);
-                write_about(out, id, rev, "");
-            });
-            // One notice for each server, the owner's too.
-            let members = self.rooms[index].members().iter().map(|member| member.player);
-            let told = members.chain([owner]);
-            fan_out(&self.people, told, &self.scratch.event, 0, turn.notices);
-            self.people.lose_seat(owner, index);
-            self.people.release(owner);
+            let Some(seat) = self.rooms[index].seats().iter().find(|seat| is_over(seat)) else { break };
+            self.free_seat(turn, index, seat.player);
         }
         if self.rooms[index].seats().iter().any(|seat| seat.until <= self.now) {
             // A claim in time waits for its verdict.
             self.timers.set(self.now + self.config.policy_timeout_ms, Timer::Seats(id));
         }
         self.after_leaving(turn, index);
+    }
+
+    /// A role's seat is free again; the caller sees to the room, which may be empty.
+    pub(crate) fn free_seat(&mut self, turn: &mut Turn<'_>, index: RoomKey, owner: PlayerKey) {
+        let Some(at) = self.rooms[index].seats().iter().position(|seat| seat.player == owner) else { return };
+        let role = self.people[owner].id().clone();
+        self.rooms.expire_seat(index, at, &role);
+        let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
+        self.note_change(index, Change::of("seat_expired"), &[owner]);
+        self.event(Event::SEAT_EXPIRED, |out| {
+            write_bytes(out, 1, &role);
+            write_about(out, id, rev, "");
+        });
+        // One notice for each server, the owner's too.
+        let members = self.rooms[index].members().iter().map(|member| member.player);
+        let told = members.chain([owner]);
+        fan_out(&self.people, told, &self.scratch.event, 0, turn.notices);
+        self.people.lose_seat(owner, index);
+        self.people.release(owner);
     }
 
     /// Returns whether a claim of a role's seat waits for a policy.

@@ -155,3 +155,60 @@ fn teams_in_rooms_are_counted_by_mode() {
     world.pass(2_000);
     assert_eq!((world.matcher.counts().rooms, teams(&world)), (0, 0));
 }
+
+#[test]
+fn a_seat_does_not_let_a_role_past_the_rules_of_its_mode() {
+    let limit = serde_json::from_str(r#"{"key": "level", "min": 10}"#).unwrap();
+    let rules = ModeRules {
+        capacity: 3,
+        on_full: OnFull::Keep,
+        limits: vec![limit],
+        unique_string: vec!["class".to_owned()],
+        ..ModeRules::default()
+    };
+    let mut world = World::new(Config { modes: [("trio".to_owned(), rules)].into(), ..Config::default() });
+    let who = |id: &str, level: f64, class: &str| {
+        let float = Writer::new().str(1, "level").f64(2, level);
+        role(id).nested(4, float).nested(5, Writer::new().str(1, "class").str(2, class))
+    };
+    let reserve =
+        |who: Writer| Writer::new().nested(1, who).nested(2, Writer::new().str(1, "trio")).u64(3, 5);
+    let room = id_in(&world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, reserve(who("a", 20.0, "tank"))));
+    world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, reserve(who("b", 20.0, "healer")));
+    let join = |who: Writer| Writer::new().nested(1, who).str(2, &room);
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_ROOM, join(who("a", 5.0, "tank"))).0, Status::Refused);
+    let claim = |id: &str, who: Writer| Writer::new().str(1, &room).str(2, id).nested(3, who);
+    assert_eq!(world.ask("s", Method::CLAIM_SEAT, claim("a", who("a", 5.0, "tank"))).0, Status::Refused);
+    // The data of the claim are stored.
+    let answer = world.ok("s", Method::CLAIM_SEAT, claim("a", who("a", 30.0, "tank")));
+    let member = Reader::new(&answer).unwrap().nested(1).unwrap().nested(4).unwrap();
+    let level = member.all(4).next().unwrap();
+    assert!(level.ends_with(&30_f64.to_le_bytes()), "{level:?}");
+    assert_eq!(world.ask("s", Method::ROLE_JOIN_ROOM, join(who("b", 20.0, "tank"))).0, Status::Refused);
+    world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, "b"));
+}
+
+#[test]
+fn a_role_that_leaves_gives_its_seat_up() {
+    let mut world = pair();
+    let room = with_seat(&mut world);
+    let leave = || Writer::new().str(1, "b").str(2, &room);
+    assert_eq!(
+        world.ask("t", Method::ROLE_LEAVE_ROOM, leave()).0,
+        Status::Forbidden,
+        "another server's role"
+    );
+    world.take_heard();
+    world.ok("s", Method::ROLE_LEAVE_ROOM, leave());
+    assert_eq!(world.take_kind(Event::SEAT_EXPIRED).len(), 1);
+    assert_eq!(claim(&mut world, "b", &room).0, Status::SeatExpired);
+    assert_eq!(world.ask("s", Method::ROLE_LEAVE_ROOM, leave()).0, Status::NotAMember);
+    world.ok("s", Method::ROLE_JOIN_ROOM, to_room("c", &room));
+    world.pass(6_000);
+    assert_eq!(world.take_kind(Event::SEAT_EXPIRED), [], "once");
+    // A room of seats alone ends with the last of them.
+    let seat = world.ok("s", Method::ROLE_JOIN_RANDOM_ROOM, to_mode("d", "pair").u64(3, 5));
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "d").str(2, &id_in(&seat)));
+    world.pass(3_000);
+    assert_eq!(world.room(&id_in(&seat)).0, Status::NotFound);
+}
