@@ -254,8 +254,8 @@ pub const ROUTES: &[Route] = &[
         &[("name", "name of the world"), ("class", "one of `[[gateway.classes]]`, may be absent")],
         "Opens a world on the shard with the fewest worlds. It ends with the process, or by its class. A node of a \
          cluster opens it on any node, waits until it is served, at most 10 s, and answers with the `node`; status 409 \
-         if it is open with another class, 503 if no node has room, or none served it in time: then it may open later, \
-         unless it is closed.",
+         if it is open with another class, 503 if no node has room, or none served it in time: then this node does \
+         not open it later.",
     ),
     post(
         "/api/v1/matches",
@@ -263,20 +263,23 @@ pub const ROUTES: &[Route] = &[
         Endpoint::MatchOpen,
         &[
             ("class", "class of the world"),
-            ("world", "in place of `class`: an open world of a match, for which there are tickets only"),
+            ("world", "in place of `class`: an open world of a match, for which further tickets are made"),
             ("room", "room of the match, for the tickets, may be absent"),
             ("players", "player identifiers, at most 1,000"),
             ("servers", "player identifiers of game servers, at most 1,000"),
         ],
         "Opens a world for a match, in a cluster on any node, and waits until it is served, at most 10 s. Answers with \
-         its name, the addresses of its node and a ticket for each player and game server.",
+         its name, the addresses of its node and a ticket for each player and game server; status 404 if `world` is \
+         not open, 409 if it is not that of a match.",
     ),
     post(
         "/api/v1/worlds/close",
         Guard::Session,
         Endpoint::WorldClose,
         &[("name", "name of the world, not the default one")],
-        "Closes a world and its connections.",
+        "Closes a world and its connections; status 404 if it is not open. A node of a cluster has the world's home \
+         close it, and answers when the directory says so; status 503 if nothing was written within 10 s: then it may \
+         close later.",
     ),
     get(
         "/api/v1/cluster",

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{Request, StatusCode, Uri, header};
+use serde::de::IgnoredAny;
 use throng_matcher::{PolicyRequest, Verdict, json};
 use throng_platform::HttpClient;
 use throng_wire::matcher::{POLICY_QUESTION, POLICY_VERDICT};
@@ -147,10 +148,13 @@ impl Policy for Remote {
         let (web, limit) = (Arc::clone(&self.web), self.limit);
         self.runtime.spawn(async move {
             let verdict = match request {
-                Ok(request) => tokio::time::timeout(limit, fetch(&web, request, limit)).await.ok().flatten(),
-                Err(_) => None,
+                Ok(request) => tokio::time::timeout(limit, fetch(&web, request, limit)).await,
+                Err(_) => Ok(None),
             };
-            later.answer(verdict);
+            // The matcher counts the time itself.
+            if let Ok(verdict) = verdict {
+                later.answer(verdict);
+            }
             drop(slot);
         });
         None
@@ -177,6 +181,13 @@ async fn fetch(
         Ok(body) => body.to_bytes(),
         Err(error) => return fails(error.to_string()),
     };
+    // A veto under another name must not count as none.
+    let members: BTreeMap<String, IgnoredAny> = serde_json::from_slice(&body).unwrap_or_default();
+    if let Some(name) = members.keys().find(|name| POLICY_VERDICT.named(name).is_none()) {
+        return fails(format!(
+            "a verdict has no member `{name}`; names are as in the reference, as `Refuse`"
+        ));
+    }
     let mut encoded = Vec::new();
     match json::encode(POLICY_VERDICT, &body, &mut encoded) {
         Ok(()) => Verdict::parse(&encoded),

@@ -151,10 +151,14 @@ impl Matcher {
             Ok(()) => Status::Ok,
             Err(problem) => refuse(&problem, turn.answer, start),
         };
-        // A transient refusal may go better next time.
+        // A transient refusal may go better next time, and one for lack of rights with others.
         let is_transient = matches!(
             status,
-            Status::Overloaded | Status::Draining | Status::RateLimited | Status::PolicyUnavailable
+            Status::Overloaded
+                | Status::Draining
+                | Status::RateLimited
+                | Status::PolicyUnavailable
+                | Status::Forbidden
         );
         if let Some(key) = key.filter(|_| !is_transient) {
             let body = turn.answer[start..].to_vec();
@@ -264,7 +268,9 @@ impl Matcher {
             Timer::Updates(queue) => self.send_updates(turn, queue),
             Timer::Period(pool) => self.end_rating_period(&pool),
             Timer::Cooldown(player) => self.end_cooldown(player),
-            Timer::Policy(id) => self.settle_question(turn, id, None),
+            Timer::Policy(id) => {
+                self.settle_question(turn, id, None, "the mode's policy did not answer in time");
+            }
         }
     }
 

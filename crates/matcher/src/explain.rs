@@ -35,6 +35,16 @@ impl Matcher {
             write_bytes(turn.answer, 2, b"it does not search");
             return Ok(());
         }
+        if let Some(paused) = &self.queues[ticket.queue].paused {
+            write_bytes(turn.answer, 2, format!("the queue is paused: {paused}").as_bytes());
+            return Ok(());
+        }
+        if let Some(until) = self.queues.held_until(index) {
+            let left = until.saturating_sub(self.clock.max(self.now));
+            let why = format!("the mode's policy did not take its match; it searches again in {left} ms");
+            write_bytes(turn.answer, 2, why.as_bytes());
+            return Ok(());
+        }
         let level = &compiled.levels[usize::from(ticket.level)];
         let needs: u32 = level.mins.iter().sum();
         let shown = self.candidates(index, &compiled, needs as usize);

@@ -47,7 +47,7 @@ impl<'a> RoleRef<'a> {
     /// A malformed info, an empty id, a value over its limit.
     pub(crate) fn parse(body: &'a [u8]) -> Outcome<RoleRef<'a>> {
         let mut role = RoleRef { body, size: body.len(), ..RoleRef::default() };
-        let (mut floats, mut strings, mut tags) = (0, 0, 0);
+        let (mut floats, mut strings, mut tags) = (Keys::new(), Keys::new(), 0);
         for field in fields(body) {
             let field = field?;
             match field.number {
@@ -57,15 +57,13 @@ impl<'a> RoleRef<'a> {
                     text(&field)?;
                 }
                 4 => {
-                    floats += 1;
                     let (key, value) = entry(&field)?;
-                    check_key(key)?;
+                    note_key(&mut floats, key, "FloatData")?;
                     number(value, "FloatData")?;
                 }
                 5 => {
-                    strings += 1;
                     let (key, value) = entry(&field)?;
-                    check_key(key)?;
+                    note_key(&mut strings, key, "StringData")?;
                     let value = value.map(|value| text(&value)).transpose()?.unwrap_or_default();
                     check_len(value, STRING_BYTES_MAX, "a value of StringData")?;
                 }
@@ -76,8 +74,8 @@ impl<'a> RoleRef<'a> {
                 _ => {}
             }
         }
-        if floats > KEYS_MAX || strings > KEYS_MAX || tags > TAGS_MAX {
-            return Err(too_large(format!("a role info holds more than {KEYS_MAX} keys or tags")));
+        if tags > TAGS_MAX {
+            return Err(too_large(format!("a role info holds more than {TAGS_MAX} tags")));
         }
         check_id(role.id, "RoleID")?;
         check_len(role.srv, ID_BYTES_MAX, "SrvID")?;
@@ -205,6 +203,23 @@ impl Info {
     }
 }
 
+/// Keys of a map that is being read.
+type Keys<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// Notes a key of a map: it is there once, or readers disagree about its value.
+fn note_key<'a>(keys: &mut Keys<'a>, key: &'a [u8], what: &str) -> Outcome {
+    check_key(key)?;
+    if keys.contains(&key) {
+        let key = String::from_utf8_lossy(key);
+        return Err(invalid(format!("the key `{key}` of {what} is there twice")));
+    }
+    if keys.len() == KEYS_MAX {
+        return Err(too_large(format!("{what} holds more than {KEYS_MAX} keys")));
+    }
+    keys.push(key);
+    Ok(())
+}
+
 /// Appends a text shorter than 128 bytes, or any other.
 fn put(out: &mut SmallVec<[u8; 64]>, number: u8, value: &[u8]) {
     out.push(number << 3 | 2);
@@ -272,8 +287,10 @@ pub(crate) struct DataMap(Vec<u8>);
 pub(crate) const ROOM_DATA_FIELD: u32 = 8;
 /// Key of a room's data that says where to connect.
 pub(crate) const CONNECTION_KEY: &str = "connection";
+/// Key of a room's data with the world of its match.
+pub(crate) const WORLD_KEY: &str = "World";
 /// Keys of a room's data that say where its match is played.
-pub(crate) const PLACE_KEYS: [&[u8]; 3] = [CONNECTION_KEY.as_bytes(), b"World", b"Addresses"];
+pub(crate) const PLACE_KEYS: [&[u8]; 3] = [CONNECTION_KEY.as_bytes(), WORLD_KEY.as_bytes(), b"Addresses"];
 pub(crate) const TEAM_DATA_FIELD: u32 = 4;
 
 impl DataMap {

@@ -44,7 +44,8 @@ impl Matcher {
         for backfill in backfills {
             self.end_backfill(turn, backfill, "stopped");
         }
-        let waiting = self.queues.searching_tickets(index);
+        let mut waiting = self.queues.searching_tickets(index);
+        waiting.extend(self.queues.held_tickets(index));
         waiting.iter().for_each(|ticket| self.queues.leave_pool(*ticket));
         self.queues.replace(index, rules, compiled, mode);
         for ticket in waiting {

@@ -318,6 +318,7 @@ mod tests {
                 workers: [0].into(),
                 class: None,
                 lasting: true,
+                is_match: false,
             }],
             classes: vec!["duel".into()],
             cluster: crate::cluster::families_for_reference(),

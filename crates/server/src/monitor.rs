@@ -17,7 +17,7 @@ use throng_net::Clock;
 use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
-use crate::cluster::{Cluster, LOBBY, plan, tool};
+use crate::cluster::{Cluster, LOBBY, no_match, not_open, plan, tool};
 use crate::config::{Config, Settings};
 use crate::inspect::connection_row;
 use crate::mailbox::{Mailbox, Post, giving};
@@ -173,10 +173,7 @@ impl Watch {
                     self.cluster.get().and_then(|node| self.worlds.find(node.default_world()));
                 Ok(default_world.unwrap_or_else(|| self.worlds.main()))
             }
-            Some(name) => self
-                .worlds
-                .find(name)
-                .ok_or_else(|| Problem::new(404, format!("the world `{name}` is not open"))),
+            Some(name) => self.worlds.find(name).ok_or_else(|| not_open(name)),
         }
     }
 
@@ -233,7 +230,13 @@ impl Watch {
             // The matcher has had it opened, and a game server is to join it.
             (None, Some(world)) => {
                 check_name(world).map_err(|why| Problem::new(400, why))?;
-                MatchWorld { name: world.to_owned(), addresses: Value::Null }
+                let addresses = match (self.cluster.get(), self.worlds.find(world)) {
+                    (Some(cluster), _) => cluster.match_home(world)?,
+                    (None, Some(open)) if open.is_match => self.listeners(),
+                    (None, Some(_)) => return Err(no_match(world)),
+                    (None, None) => return Err(not_open(world)),
+                };
+                MatchWorld { name: world.to_owned(), addresses: by_transport(&addresses) }
             }
             _ => return Err(Problem::new(400, "either `class` or `world` must be given, as a name")),
         };
@@ -270,13 +273,7 @@ impl Watch {
             }
         };
         tracing::info!(world = name, class, room, "a world has opened for a match");
-        let of_kind = |kind: &str| -> Map<String, Value> {
-            let mine = addresses.iter().filter(|each| each.kind == kind && each.world.is_none());
-            mine.map(|each| (each.transport.clone(), format!("{}://{}", each.transport, each.address).into()))
-                .collect()
-        };
-        let addresses = json!({ "client": of_kind("client"), "server": of_kind("server") });
-        Ok(MatchWorld { name, addresses })
+        Ok(MatchWorld { name, addresses: by_transport(&addresses) })
     }
 
     /// The login token of a player or game server for the world of its match.
@@ -297,7 +294,7 @@ impl Watch {
     /// Closes the world of a match, wherever it is.
     pub(crate) fn close_match_world(&self, world: &str) {
         let closed = match self.cluster.get() {
-            Some(cluster) => cluster.close(world),
+            Some(cluster) => cluster.close_match(world),
             None => {
                 self.close_here(world);
                 Ok(())
@@ -308,14 +305,18 @@ impl Watch {
         }
     }
 
-    /// Completes when the world of a match has ended.
+    /// Completes when the world of a match has ended. On a node that has left its cluster it never
+    /// does: the world may go on elsewhere.
     pub(crate) fn match_world_end(&self, world: &str) -> impl Future<Output = ()> + Send + use<> {
         let mut end = match self.cluster.get() {
             Some(cluster) => cluster.end_of(world),
             None => self.worlds.end_of(world),
         };
-        // Nothing is sent; the other side is dropped.
-        async move { while end.changed().await.is_ok() {} }
+        async move {
+            if end.wait_for(|has_ended| *has_ended).await.is_err() {
+                std::future::pending().await
+            }
+        }
     }
 
     fn close_here(&self, name: &str) -> bool {
@@ -351,9 +352,12 @@ impl Watch {
         request: &ApiRequest,
         act: impl FnOnce(&Settings, &str) -> Result<String, String>,
     ) -> Result<Value, Problem> {
-        self.node()?;
         let node = text_of(request, "node", "the name of a node")?;
         let node = node.ok_or_else(|| Problem::new(400, "`node` must be the name of a node"))?;
+        let state = self.node()?.node_report(node)?["state"].take();
+        if state == "left" || state == "lost" {
+            return Err(Problem::new(404, format!("the node `{node}` is not in the cluster any more")));
+        }
         act(&self.settings(), node).map_err(|why| Problem::new(409, why))?;
         Ok(json!({ "node": node }))
     }
@@ -361,14 +365,14 @@ impl Watch {
     fn world_close(&self, request: &ApiRequest) -> Result<Value, Problem> {
         let name = name_of(request)?;
         if let Some(cluster) = self.cluster.get() {
-            cluster.close(name).map_err(|why| Problem::new(409, why))?;
+            cluster.close(name)?;
             return Ok(json!({ "closed": name, "cluster": true }));
         }
         if *self.worlds.main().name == *name {
             return Err(Problem::new(409, "the default world ends with the process"));
         }
         if !self.close_here(name) {
-            return Err(Problem::new(404, format!("the world `{name}` is not open")));
+            return Err(not_open(name));
         }
         tracing::info!(world = name, "a world has closed");
         Ok(json!({ "closed": name }))
@@ -746,6 +750,16 @@ fn names_of<'a>(request: &'a ApiRequest, field: &str) -> Result<Vec<&'a str>, Pr
 }
 
 /// 13 digits for a number.
+/// Addresses of the listeners that lead to all worlds, by kind and transport.
+fn by_transport(addresses: &[throng_cluster::Address]) -> Value {
+    let of_kind = |kind: &str| -> Map<String, Value> {
+        let mine = addresses.iter().filter(|each| each.kind == kind && each.world.is_none());
+        let url = |each: &throng_cluster::Address| format!("{}://{}", each.transport, each.address);
+        mine.map(|each| (each.transport.clone(), url(each).into())).collect()
+    };
+    json!({ "client": of_kind("client"), "server": of_kind("server") })
+}
+
 fn base32(mut number: u64) -> String {
     let digit = |_| {
         let digit = b"0123456789abcdefghijklmnopqrstuv"[(number & 31) as usize];

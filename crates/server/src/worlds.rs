@@ -73,6 +73,8 @@ pub(crate) struct OpenWorld {
     pub(crate) class: Option<Arc<str>>,
     /// It is the main world or in `gateway.worlds`: it stays open without connections.
     pub(crate) lasting: bool,
+    /// It is for one match.
+    pub(crate) is_match: bool,
 }
 
 /// A connection's request to enter a world, by name alone.
@@ -148,8 +150,16 @@ struct Entry {
     world: OpenWorld,
     /// Connections that have been sent there from the main world.
     entrants: u64,
-    /// Dropped with the entry, which those hear who wait for the end of the world.
-    end: Option<watch::Sender<()>>,
+    /// Set with the entry's end, for those who wait for the end of the world.
+    end: Option<watch::Sender<bool>>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(end) = &self.end {
+            end.send_replace(true);
+        }
+    }
 }
 
 /// Classes with the configuration of their worlds.
@@ -185,6 +195,7 @@ impl Worlds {
             workers: (0..workers as u16).collect(),
             class: None,
             lasting: true,
+            is_match: false,
         };
         let table = Table {
             core: Arc::new(of_named_world(core)),
@@ -343,7 +354,7 @@ impl Worlds {
             };
             give(*on, parts);
         }
-        let open = OpenWorld { name: Arc::clone(&name), world, worker, workers, class, lasting };
+        let open = OpenWorld { name: Arc::clone(&name), world, worker, workers, class, lasting, is_match };
         table.open.insert(name, Entry { world: open.clone(), entrants: 0, end: None });
         open
     }
@@ -355,17 +366,17 @@ impl Worlds {
         if table.open.get(name).is_none_or(|entry| entry.world.world == World::MAIN) {
             return false;
         }
-        if let Some(Entry { world: open, .. }) = table.open.remove(name) {
-            open.workers.iter().for_each(|worker| tell(*worker, open.world));
+        if let Some(entry) = table.open.remove(name) {
+            entry.world.workers.iter().for_each(|worker| tell(*worker, entry.world.world));
         }
         true
     }
 
-    /// The end of a world: a channel that is closed then, or already if it is not open.
-    pub(crate) fn end_of(&self, name: &str) -> watch::Receiver<()> {
+    /// The end of a world: true then, and already if it is not open.
+    pub(crate) fn end_of(&self, name: &str) -> watch::Receiver<bool> {
         match self.lock().open.get_mut(name) {
-            Some(entry) => entry.end.get_or_insert_with(|| watch::Sender::new(())).subscribe(),
-            None => watch::Sender::new(()).subscribe(),
+            Some(entry) => entry.end.get_or_insert_with(|| watch::Sender::new(false)).subscribe(),
+            None => watch::Sender::new(true).subscribe(),
         }
     }
 

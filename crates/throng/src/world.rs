@@ -71,7 +71,11 @@ pub(crate) fn run(args: WorldArgs) -> ExitCode {
                 None => format!("{name} is open, on shard {}\n", answer["worker"]),
             }),
         WorldCommand::Close { name, admin } => {
-            admin.post("worlds/close", &json!({ "name": name })).map(|_| format!("{name} is closed\n"))
+            let said = |answer: Value| match answer["cluster"] == true {
+                true => format!("{name} is being closed\n"),
+                false => format!("{name} is closed\n"),
+            };
+            admin.post("worlds/close", &json!({ "name": name })).map(said)
         }
     };
     match result {

@@ -6,7 +6,7 @@ use throng_stdx::Instant;
 
 use crate::cas::Known;
 use crate::name::Name;
-use crate::node::worlds::Wanted;
+use crate::node::worlds::{OPENED, Wanted};
 use crate::node::{Event, Node};
 use crate::record::{Address, Home, WorldState};
 use crate::times::FREEZE;
@@ -46,6 +46,8 @@ pub enum Refusal {
     WorldsMax,
     /// `unknown_world`: the world is not open, and the arrival may not open it.
     UnknownWorld,
+    /// `world_closed`: the arrival was to open the world, and this node was requested to close it.
+    Closed,
 }
 
 #[derive(Clone, Debug)]
@@ -109,14 +111,42 @@ impl Node {
         self.step(now);
     }
 
-    /// A waiting connection has closed.
+    /// An arrival does not wait any more. If it was the last for its world, this node does not
+    /// open the world; an assignment that it has sent and that no home has accepted is closed.
     pub fn handle_departure(&mut self, now: Instant, id: ArrivalId) {
         self.observe(now);
-        if let Some(waiting) = self.arrivals.remove(id) {
-            self.forget_wanted(&waiting.world);
-            self.dirty_worlds.insert(waiting.world);
+        if let Some(Waiting { world, class, .. }) = self.arrivals.remove(id) {
+            self.forget_wanted(&world);
+            let is_wanted = self.arrivals.has_waiting(&world) || self.wanted.contains_key(&world);
+            if let Some(epoch) = self.unaccepted(&world).filter(|_| class.is_some() && !is_wanted)
+                && !self.closing.contains_key(&world)
+            {
+                self.want_closed(&world, Some(epoch), false);
+            }
+            self.dirty_worlds.insert(world);
         }
         self.step(now);
+    }
+
+    /// The epoch in which this node has opened a world, or may have, and no home has accepted it.
+    fn unaccepted(&self, world: &Name) -> Option<u64> {
+        let slot = self.worlds.get(world)?;
+        let sent = slot.pending.as_ref().and_then(|pending| pending.value.as_ref());
+        let record = sent.or(slot.known.record())?;
+        let is_opening = record.state == WorldState::Assigned && record.why == OPENED;
+        (is_opening && self.is_mine(record.nonce)).then_some(record.epoch)
+    }
+
+    /// Refuses the arrivals that may open a world. Returns whether there were any.
+    pub(super) fn refuse_openers(&mut self, world: &Name) -> bool {
+        let ids = self.arrivals.by_world.get(world).cloned().unwrap_or_default();
+        let may_open = |id: &ArrivalId| self.arrivals.waiting.get(id).is_some_and(|own| own.class.is_some());
+        let openers: Vec<ArrivalId> = ids.into_iter().filter(may_open).collect();
+        for id in &openers {
+            self.arrivals.remove(*id);
+            self.answer(*id, Answer::Refused(Refusal::Closed));
+        }
+        !openers.is_empty()
     }
 
     /// Number of arrivals that wait.

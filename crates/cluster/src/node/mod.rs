@@ -22,7 +22,7 @@ use arrivals::Arrivals;
 use drain::Drain;
 use lease::{Lease, NodeWrite, Phase};
 use permits::{PermitId, PermitSlot};
-use worlds::{Held, Wanted};
+use worlds::{Closing, Held, Wanted};
 
 pub use arrivals::{Answer, ArrivalId, Refusal};
 
@@ -190,6 +190,13 @@ pub enum Event {
         /// The defect.
         why: String,
     },
+    /// A world that was to be closed by [`Node::handle_close`] is closing or closed by its record.
+    Closing {
+        /// Name of the world.
+        world: Name,
+        /// False if it was neither open nor about to be opened by this node.
+        was_open: bool,
+    },
     /// Answer to [`Node::handle_arrival`].
     Arrived {
         /// The arrival.
@@ -331,8 +338,8 @@ pub struct Node {
     indexed: BTreeMap<Name, [Option<Name>; 2]>,
     /// Worlds that are to be open.
     wanted: BTreeMap<Name, Wanted>,
-    /// Worlds that are to be closed, each until a time.
-    closing: BTreeMap<Name, Duration>,
+    /// Worlds that are to be closed.
+    closing: BTreeMap<Name, Closing>,
     /// Assignments to this node that the driver could not make, by epoch.
     refused: BTreeMap<Name, u64>,
     /// Time until which the node has no room, because its driver could not make a world.

@@ -13,8 +13,15 @@
 //! - A node may end between the two writes. Its permit is freed by closing the world that it names:
 //!   that moves the world's revision behind the permit.
 //!
-//! The node that closes a world deletes its permit. A directory that has lost its data has lost the
-//! permits too, and its class may exceed the limit by the worlds that their homes write again.
+//! The node that closes a world deletes its permit. The record of a world counts as its permit, so
+//! the worlds that homes write again after the directory has lost its data keep their numbers;
+//! until then the class may exceed the limit.
+//!
+//! A lowered limit leaves worlds with greater numbers behind. A class of `n` worlds then takes only
+//! its first `k` permits, the greatest `k` for which `k` and the worlds with other numbers are no
+//! more than `n`: so nodes that open the last world compare-and-set the same key again.
+
+use std::collections::BTreeMap;
 
 use throng_stdx::Instant;
 
@@ -87,7 +94,7 @@ impl Node {
             self.give_back(now, world);
         }
         let Some(number) = self.free_permit(world, class, max) else {
-            self.close_unopened(now, class, max);
+            self.close_unopened(now, class);
             return Permit::Exhausted;
         };
         let (id, nonce) = ((class.clone(), number), self.nonce());
@@ -110,9 +117,40 @@ impl Node {
 
     /// A permit of the class that is free. Nodes begin at different ones.
     fn free_permit(&self, world: &Name, class: &Name, max: u32) -> Option<u32> {
-        let first = weight(world, &self.setup.node) % u64::from(max);
-        let mut numbers = (0..u64::from(max)).map(|step| ((first + step) % u64::from(max)) as u32);
-        numbers.find(|number| self.is_free(&(class.clone(), *number)))
+        let used = self.used_permits(class);
+        let mut most = used.values().sum::<u32>();
+        let mut end = 0;
+        while end < max && most <= max {
+            most += u32::from(!used.contains_key(&end));
+            end += u32::from(most <= max);
+        }
+        if end == 0 {
+            return None;
+        }
+        let first = weight(world, &self.setup.node) % u64::from(end);
+        let mut numbers = (0..u64::from(end)).map(|step| ((first + step) % u64::from(end)) as u32);
+        numbers.find(|number| !used.contains_key(number))
+    }
+
+    /// Worlds of a class by their permits: those that are open, and those that a node may open.
+    fn used_permits(&self, class: &Name) -> BTreeMap<u32, u32> {
+        let mut used = BTreeMap::new();
+        for (_, record) in self.worlds() {
+            if record.class == *class && record.state != WorldState::Closed {
+                // One from before the class had a limit has none.
+                *used.entry(record.permit.unwrap_or(u32::MAX)).or_default() += 1;
+            }
+        }
+        for (id, slot) in self.permits.range((class.clone(), 0)..=(class.clone(), u32::MAX)) {
+            let is_open = |permit: &PermitRecord| {
+                let record = self.world(&permit.world).filter(|record| record.state != WorldState::Closed);
+                record.is_some_and(|record| record.class == *class && record.permit == Some(id.1))
+            };
+            if !slot.known.record().is_some_and(is_open) && !self.is_free(id) {
+                *used.entry(id.1).or_default() += 1;
+            }
+        }
+        used
     }
 
     fn is_free(&self, id: &PermitId) -> bool {
@@ -131,8 +169,8 @@ impl Node {
     }
 
     /// Closes a world that a node has a permit for and has not opened in time.
-    fn close_unopened(&mut self, now: Instant, class: &Name, max: u32) {
-        let of_class = (class.clone(), 0)..(class.clone(), max);
+    fn close_unopened(&mut self, now: Instant, class: &Name) {
+        let of_class = (class.clone(), 0)..=(class.clone(), u32::MAX);
         let unopened = self.permits.range(of_class).find_map(|((_, number), slot)| {
             let world = &slot.known.record()?.world;
             let is_unopened = |found: &Slot<WorldRecord, WorldWrite>| {

@@ -27,6 +27,9 @@ const CLOSED_KEPT: Duration = Duration::from_secs(3_600);
 /// directory away, the wish waits for it.
 const CLOSE_WANTED: Duration = Duration::from_secs(10);
 
+/// Reason of an assignment that opens a world.
+pub(super) const OPENED: &str = "opened";
+
 /// Time for which a node that could not make a world takes no other.
 const FULL: Duration = Duration::from_secs(5);
 /// Time for which a deleted record is remembered: longer than what any read shows is old.
@@ -82,6 +85,17 @@ pub(super) struct Wanted {
     pub(super) stays: bool,
 }
 
+/// A world that this node wants to be closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Closing {
+    /// End of the wish, on the stopwatch.
+    until: Duration,
+    /// Only this epoch of the world is to be closed.
+    epoch: Option<u64>,
+    /// A record was sent for it, or the wish to open the world was dropped.
+    has_acted: bool,
+}
+
 impl Noted for WorldRecord {
     fn nonce(&self) -> u64 {
         self.nonce
@@ -116,13 +130,31 @@ impl Node {
         self.step(now);
     }
 
-    /// Closes a world, on any node. If that cannot be written within 5 s, the world stays open.
+    /// Closes a world, on any node, and refuses the arrivals of this node that may open it.
+    /// [`Event::Closing`] says when the record is written. The wish ends 10 s after the directory
+    /// has begun to answer.
     pub fn handle_close(&mut self, now: Instant, world: &Name) {
         self.observe(now);
-        self.wanted.remove(world);
-        self.closing.insert(world.clone(), self.stopwatch.reading() + CLOSE_WANTED);
+        let was_wanted = self.wanted.remove(world).is_some();
+        let cancelled = self.refuse_openers(world);
+        self.want_closed(world, None, was_wanted || cancelled);
         self.touch_world(now, world);
         self.step(now);
+    }
+
+    /// Wants a world to be closed, only in this epoch if one is given.
+    pub(super) fn want_closed(&mut self, world: &Name, epoch: Option<u64>, has_acted: bool) {
+        let until = self.stopwatch.reading() + CLOSE_WANTED;
+        let has_acted = has_acted || self.closing.get(world).is_some_and(|before| before.has_acted);
+        self.closing.insert(world.clone(), Closing { until, epoch, has_acted });
+    }
+
+    /// There is nothing to close any more: the record of a world is closing, or it has none.
+    fn note_closed(&mut self, name: &Name, is_closing: bool) {
+        if let Some(closing) = self.closing.remove(name) {
+            let was_open = is_closing || closing.has_acted;
+            self.events.push_back(Event::Closing { world: name.clone(), was_open });
+        }
     }
 
     /// The driver has made a world that was to be opened, or could not: then the world is passed
@@ -472,16 +504,22 @@ impl Node {
         }
         let known = slot.known.clone();
         match known {
-            Known::Foreign => {}
+            Known::Foreign => drop(self.closing.remove(name)),
             Known::Absent => self.consider_absent(now, name),
             Known::Record(record) => {
-                if matches!(record.state, WorldState::Assigned | WorldState::Serving) {
+                if record.state.is_open() {
                     self.wanted.remove(name);
-                    if self.closing.remove(name).is_some_and(|until| self.stopwatch.reading() <= until) {
-                        return self.close(now, name, record);
+                    let reading = self.stopwatch.reading();
+                    let is_meant = |closing: &&mut Closing| {
+                        reading <= closing.until && closing.epoch.is_none_or(|epoch| epoch == record.epoch)
+                    };
+                    if let Some(closing) = self.closing.get_mut(name).filter(is_meant) {
+                        closing.has_acted = true;
+                        return self.write_world(now, name, record, WorldState::Closing, WorldWrite::Close);
                     }
-                } else {
                     self.closing.remove(name);
+                } else {
+                    self.note_closed(name, record.state == WorldState::Closing);
                 }
                 if self.own_home().as_ref() == Some(&record.home) {
                     self.consider_own(now, name, record);
@@ -493,10 +531,10 @@ impl Node {
     }
 
     fn consider_absent(&mut self, now: Instant, name: &Name) {
-        self.closing.remove(name);
         if self.held.contains_key(name) {
             return self.restore(now, name);
         }
+        self.note_closed(name, false);
         let Some(wanted) = self.wanted.get(name).cloned() else {
             return;
         };
@@ -518,7 +556,7 @@ impl Node {
             why: String::new(),
             rest: Default::default(),
         };
-        self.assign(now, name, record, None, "opened", false);
+        self.assign(now, name, record, None, OPENED, false);
     }
 
     /// The permit with which a world may be opened now, if its class has a limit, and the revision
@@ -703,7 +741,7 @@ impl Node {
             record.permit = permit;
             (record.class, record.ephemeral) = (wanted.class, wanted.ephemeral);
             record.created_ms = self.unix_ms(now);
-            return self.assign(now, name, record, None, "opened", false);
+            return self.assign(now, name, record, None, OPENED, false);
         }
         let Some(slot) = self.worlds.get_mut(name) else { return };
         let Some(delay) = delay else { return };
@@ -713,10 +751,6 @@ impl Node {
         }
         slot.submit(now, None, WorldWrite::Delete);
         self.pump_world(now, name);
-    }
-
-    fn close(&mut self, now: Instant, name: &Name, record: WorldRecord) {
-        self.write_world(now, name, record, WorldState::Closing, WorldWrite::Close);
     }
 
     /// Gives a world that this node cannot take to another; closes it if no node has room.

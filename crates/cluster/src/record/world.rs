@@ -38,6 +38,14 @@ pub enum WorldState {
     Closed,
 }
 
+impl WorldState {
+    /// Returns whether the world has a home, or is getting one, and is not to be closed.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        matches!(self, WorldState::Assigned | WorldState::Serving)
+    }
+}
+
 impl fmt::Display for WorldState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {

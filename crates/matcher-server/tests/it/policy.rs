@@ -159,6 +159,7 @@ fn a_policy_behind_a_url_is_asked_in_json() {
                 (200, r#"{"Refuse": true, "Reason": "no"}"#.to_owned())
             }
             ("OnAddingRoles", _) if roles.contains("odd") => (500, String::new()),
+            ("OnAddingRoles", _) if roles.contains("low") => (200, r#"{"refuse": true}"#.to_owned()),
             _ => (200, "{}".to_owned()),
         }
     }));
@@ -170,7 +171,12 @@ fn a_policy_behind_a_url_is_asked_in_json() {
     assert_eq!(status, Status::Ok);
     assert!(body.windows(5).any(|part| part == b"\"h:1\""), "what OnCreate put into Data");
     assert_eq!(create(&service, "bad").0, Status::Refused);
-    assert_eq!(create(&service, "odd").0, Status::PolicyUnavailable);
+    for role in ["odd", "low"] {
+        let (status, body) = create(&service, role);
+        assert_eq!(status, Status::PolicyUnavailable, "{role}");
+        let why = Reader::new(&body).unwrap().str(1).unwrap().to_owned();
+        assert!(why.contains("failed, or its answer is no verdict"), "{role}: {why}");
+    }
 }
 
 #[test]

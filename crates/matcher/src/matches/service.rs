@@ -303,11 +303,19 @@ impl Matcher {
 
     fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         self.queues.unmatch(ticket);
-        // The rules may be others by now.
-        self.recheck(turn, ticket);
-        if self.queues[ticket].state == State::Searching {
-            self.tell_ticket(turn, ticket);
+        self.go_on(turn, ticket);
+    }
+
+    /// A policy has not taken the match of a ticket: it is held back for a while, so that others
+    /// are matched and the policy is not asked about the same players in every tick.
+    fn hold_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
+        if self.queues[ticket].state != State::Placing {
+            return;
         }
+        self.queues.unmatch(ticket);
+        self.queues.hold(ticket, self.now);
+        self.schedule(self.queues[ticket].queue);
+        self.tell_ticket(turn, ticket);
     }
 
     fn cool_down(&mut self, player: PlayerKey, queue: QueueKey) {
@@ -323,14 +331,18 @@ impl Matcher {
         self.people.let_go_of(player);
     }
 
-    /// No server was given: the room goes, the tickets search on.
+    /// No server was given: the room goes, the tickets search on. After a policy has refused, or
+    /// failed, they do so later.
     pub(crate) fn end_unassigned(&mut self, turn: &mut Turn<'_>, id: Id, reason: &str) {
         let waits = |index: &MatchKey| self.matches[*index].stage() == Stage::Assigning;
         let Some(index) = self.match_of(id).filter(waits) else { return };
         let room = self.matches[index].room();
         let tickets = self.break_match(turn, index, reason);
         for ticket in tickets {
-            self.return_ticket(turn, ticket);
+            match reason {
+                "no_server" => self.return_ticket(turn, ticket),
+                _ => self.hold_ticket(turn, ticket),
+            }
         }
         if let Some(room) = room.and_then(|room| self.rooms.find(room)) {
             self.begin_end(turn, room);

@@ -47,7 +47,8 @@ impl Matcher {
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.advance(turn, now);
-        self.settle_question(turn, id, verdict.cloned());
+        let why = "the mode's policy failed, or its answer is no verdict; the matcher's log has the cause";
+        self.settle_question(turn, id, verdict.cloned(), why);
         self.note_notices(notices, told);
     }
 
@@ -159,8 +160,15 @@ impl Matcher {
         self.hooks.questions.push_back(PolicyRequest { id, policy, point, body, waits });
     }
 
-    /// A question is over: what waited for it goes on, then what waited for its room.
-    pub(crate) fn settle_question(&mut self, turn: &mut Turn<'_>, id: u64, verdict: Option<Verdict>) {
+    /// A question is over: what waited for it goes on, then what waited for its room. `why` says
+    /// why there is no verdict, if there is none.
+    pub(crate) fn settle_question(
+        &mut self,
+        turn: &mut Turn<'_>,
+        id: u64,
+        verdict: Option<Verdict>,
+        why: &'static str,
+    ) {
         let Some(Pending { point, room, waiter }) = self.hooks.pending.remove(&id) else { return };
         let behind = room.and_then(|room| self.hooks.held.remove(&room)).unwrap_or_default();
         self.hooks.waiting -= behind.len();
@@ -171,9 +179,7 @@ impl Matcher {
                 kept.verdicts.push(Said { point, room, verdict });
                 self.resume(turn, kept);
             }
-            (Waiter::Request(kept), None) => {
-                self.give_up(&kept, Status::PolicyUnavailable, "the mode's policy did not answer in time");
-            }
+            (Waiter::Request(kept), None) => self.give_up(&kept, Status::PolicyUnavailable, why),
         }
         let mut behind = behind.into_iter();
         while let Some(next) = behind.next() {

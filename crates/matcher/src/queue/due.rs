@@ -71,14 +71,21 @@ impl Waiting {
         self.0.get(ticket.index() as usize).is_some_and(|own| own.searches && own.queue == Some(queue))
     }
 
+    /// Time when a ticket is due. Known when its entry is at hand.
+    pub(crate) fn due_at(&self, ticket: TicketKey) -> u64 {
+        self.0.get(ticket.index() as usize).map_or(0, |own| own.at)
+    }
+
+    /// Forgets a ticket whose entry was taken.
+    pub(crate) fn forget(&mut self, ticket: TicketKey) {
+        if let Some(own) = self.0.get_mut(ticket.index() as usize) {
+            *own = NO_WAIT;
+        }
+    }
+
     /// Number of tickets that search, for checks.
     pub(crate) fn searching(&self) -> u64 {
         self.0.iter().filter(|wait| wait.searches).count() as u64
-    }
-
-    /// Something that is known when a ticket's entry is at hand.
-    pub(crate) fn touch(&self, ticket: TicketKey) -> u64 {
-        self.0.get(ticket.index() as usize).map_or(0, |own| own.at)
     }
 
     /// Returns whether an entry is of a ticket that still searches; if not, the ticket has it no

@@ -100,6 +100,8 @@ pub(crate) struct Queue {
     pub(crate) live: u64,
     /// Tickets in proposals; counted again after a restart.
     pub(crate) proposed: u64,
+    /// Tickets that are held back; counted again after a restart.
+    pub(crate) held: u64,
     pub(crate) regions: Vec<Text>,
     /// Time when tickets relax or time out.
     due: Due,
@@ -315,6 +317,7 @@ impl Queues {
             pool: Pool::default(),
             live: 0,
             proposed: 0,
+            held: 0,
             regions: Vec::new(),
             due: Due::default(),
             tick_at: 0,
@@ -429,7 +432,8 @@ impl Queues {
         let mut live = self.check_tickets(has_ticket)?;
         for (index, queue) in self.list.iter() {
             let counts = live.remove(&index).unwrap_or_default();
-            ensure([queue.live, queue.proposed, queue.pool.size] == counts, "the counts of a queue")?;
+            let all = [queue.live, queue.proposed, queue.pool.size, queue.held];
+            ensure(all == counts, "the counts of a queue")?;
             ensure(queue.pool.is_counted(), "the counts of a pool")?;
         }
         Ok(())
@@ -487,6 +491,7 @@ impl Queue {
             pool: Pool::load(&saved.pool)?,
             live: 0,
             proposed: 0,
+            held: 0,
             regions: saved.regions.iter().map(|region| Text::from_slice(region)).collect(),
             due: Due::load(&saved.due),
             tick_at: saved.tick_at,

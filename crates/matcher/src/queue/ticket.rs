@@ -70,7 +70,7 @@ pub(crate) struct PoolPosition {
 /// Place where a ticket is listed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Standing {
-    /// Proposed or being placed.
+    /// Proposed, being placed, or held back.
     #[default]
     Nowhere,
     InPool(PoolPosition),
@@ -112,6 +112,8 @@ pub(crate) struct Ticket {
     pub(crate) region: Option<u16>,
     /// Tickets ahead, as last counted.
     pub(crate) position: u64,
+    /// Number of its matches that the mode's policy refused.
+    pub(crate) refusals: u8,
 }
 
 /// A player of a ticket.
@@ -163,6 +165,7 @@ impl Ticket {
             room: self.room.map(Id::into),
             region: self.region,
             position: self.position,
+            refusals: self.refusals,
         }
     }
 
@@ -200,6 +203,7 @@ impl Ticket {
             room: saved.room.map(Id::from),
             region: saved.region,
             position: saved.position,
+            refusals: saved.refusals,
         })
     }
 

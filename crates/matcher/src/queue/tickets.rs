@@ -24,6 +24,9 @@ const ENDED_MAX: u32 = 100_000;
 const FORGOTTEN_EARLY: usize = 4;
 /// Partitions up to this size are counted for a ticket that comes back.
 const COUNTED_MAX: usize = 256;
+/// Times for which a ticket is held back after the first refusal of its match by a policy, and at
+/// most.
+const HELD_MS: [u64; 2] = [1_000, 30_000];
 /// Tickets that are put in order in one step, or passed over because they left since, about half a
 /// millisecond.
 pub(crate) const SORTED_PER_STEP: u32 = 2_048;
@@ -90,6 +93,43 @@ impl Queues {
         all
     }
 
+    /// Tickets of a queue that are held back.
+    pub(crate) fn held_tickets(&self, queue: QueueKey) -> Vec<TicketKey> {
+        let of_queue = self.tickets.iter().filter(|(_, ticket)| ticket.queue == queue);
+        of_queue.map(|(key, _)| key).filter(|key| self.is_held(*key)).collect()
+    }
+
+    /// Returns whether a ticket searches later, because a policy has refused its match.
+    fn is_held(&self, key: TicketKey) -> bool {
+        let ticket = &self.tickets[key];
+        let has_place = ticket.state != State::Searching || ticket.place().is_some();
+        !has_place && self.waiting.searches(key, ticket.queue)
+    }
+
+    /// Time up to which a ticket is held back, if it is.
+    pub(crate) fn held_until(&self, key: TicketKey) -> Option<u64> {
+        self.is_held(key).then(|| self.waiting.due_at(key))
+    }
+
+    /// A ticket whose match a policy has refused searches again after a time that doubles with each
+    /// refusal.
+    pub(crate) fn hold(&mut self, key: TicketKey, now: u64) {
+        self.change_ticket(key, State::Searching, "refused");
+        let ticket = &mut self.tickets[key];
+        let time = (HELD_MS[0] << ticket.refusals.min(16)).min(HELD_MS[1]);
+        ticket.refusals = ticket.refusals.saturating_add(1);
+        let at = (now + time).min(ticket.expires);
+        let queue = &mut self.list[ticket.queue];
+        queue.held += 1;
+        queue.due.enter(&mut self.waiting, ticket.queue, key, at);
+    }
+
+    /// The time of a ticket that was held back is over.
+    pub(crate) fn release(&mut self, key: TicketKey) {
+        self.list[self.tickets[key].queue].held -= 1;
+        self.waiting.forget(key);
+    }
+
     /// The place of the next ticket.
     pub(crate) fn next_ticket(&self) -> TicketKey {
         self.tickets.next_key()
@@ -151,7 +191,14 @@ impl Queues {
         let (mut from, mut keys) = (None, SmallVec::<[Key; 16]>::new());
         for key in all {
             let ticket = &mut self.tickets[*key];
-            let Some(place) = ticket.place() else { continue };
+            let Some(place) = ticket.place() else {
+                if self.waiting.searches(*key, ticket.queue) {
+                    let queue = &mut self.list[ticket.queue];
+                    queue.held -= 1;
+                    queue.due.leave(&mut self.waiting, *key);
+                }
+                continue;
+            };
             ticket.standing = Standing::Nowhere;
             from = Some((ticket.queue, place.partition));
             keys.push(place.key);
@@ -445,7 +492,11 @@ impl Queues {
         let tickets = tickets.collect::<Result<Vec<_>, &'static str>>()?;
         self.tickets = Slab::from_places(tickets.into_iter(), saved.tickets.free.clone()).ok_or(unplaced)?;
         self.waiting = Waiting::load(&saved.waits, self.tickets.end())?;
-        for (_, ticket) in self.tickets.iter().filter(|(_, ticket)| ticket.state.is_live()) {
+        let places = all.iter().map(|own| (TicketKey::new(own.id.place), own.waits.is_some()));
+        let live = places.filter(|(key, _)| self.tickets[*key].state.is_live());
+        for (key, has_place) in live {
+            let ticket = &self.tickets[key];
+            let is_held = ticket.state == State::Searching && !has_place;
             let queue = self.list.get_mut(ticket.queue).ok_or("a ticket has no queue")?;
             // The rules see the party of a match that is being placed no more, and may be others by
             // now; those of a paused queue are unknown.
@@ -456,7 +507,10 @@ impl Queues {
             }
             queue.live += 1;
             queue.proposed += u64::from(ticket.state == State::Proposed);
+            queue.held += u64::from(is_held);
             self.live += 1;
+            let waits = !is_held || self.waiting.searches(key, ticket.queue);
+            ensure(waits, "a ticket that is held back and never due")?;
         }
         self.load_ended(&saved.ended_tickets)?;
         let waiting = all.iter().filter_map(|own| Some((TicketKey::new(own.id.place), own.waits?)));
@@ -519,11 +573,11 @@ impl Queues {
     }
 
     /// Checks each ticket, and that `has_ticket` holds for its players while it is live. Gives the
-    /// numbers of live, proposed and searching ones by queue.
+    /// numbers of live ones, those that are proposed, in the pool, and held back, by queue.
     pub(super) fn check_tickets(
         &self,
         has_ticket: impl Fn(PlayerKey, TicketKey) -> bool,
-    ) -> Result<BTreeMap<QueueKey, [u64; 3]>, &'static str> {
+    ) -> Result<BTreeMap<QueueKey, [u64; 4]>, &'static str> {
         let (mut live, mut ended) = (BTreeMap::new(), 0);
         for (key, ticket) in self.tickets.iter() {
             ensure(ticket.id.index == key.index(), "the id of a ticket")?;
@@ -532,15 +586,17 @@ impl Queues {
                 ended += 1;
                 continue;
             }
-            let counts: &mut [u64; 3] = live.entry(ticket.queue).or_default();
+            let counts: &mut [u64; 4] = live.entry(ticket.queue).or_default();
             counts[0] += 1;
             counts[1] += u64::from(ticket.state == State::Proposed);
-            counts[2] += u64::from(ticket.state == State::Searching);
+            counts[2] += u64::from(ticket.place().is_some());
+            counts[3] += u64::from(self.is_held(key));
             let is_free = |own: &Option<PlayerKey>| own.is_none_or(|player| !has_ticket(player, key));
             ensure(!ticket.players.iter().any(|own| is_free(&own.player)), "a player of a ticket")?;
             let place = ticket.place();
-            ensure(place.is_some() == (ticket.state == State::Searching), "the place of a ticket")?;
-            ensure(self.waiting.searches(key, ticket.queue) == place.is_some(), "a ticket that waits")?;
+            ensure(place.is_none() || ticket.state == State::Searching, "the place of a ticket")?;
+            let searches = ticket.state == State::Searching;
+            ensure(self.waiting.searches(key, ticket.queue) == searches, "a ticket that waits")?;
             if let Some(place) = place {
                 let part = queue.pool.partitions.get(place.partition);
                 ensure(part.is_some_and(|part| part.order.get(place.key).is_some()), "a ticket in its pool")?;
@@ -548,7 +604,7 @@ impl Queues {
         }
         let counted: u64 = live.values().map(|counts| counts[0]).sum();
         ensure(self.live as u64 == counted, "the number of tickets")?;
-        let searching: u64 = live.values().map(|counts| counts[2]).sum();
+        let searching: u64 = live.values().map(|counts| counts[2] + counts[3]).sum();
         ensure(self.waiting.searching() == searching, "the tickets that wait")?;
         ensure(self.save_ended().len() == ended, "the tickets that have ended")?;
         Ok(live)

@@ -241,7 +241,7 @@ impl Queues {
         let tickets: SmallVec<[TicketKey; 16]> = filling.sides.iter().flatten().copied().collect();
         // As in the search: one load does not wait for another.
         let touch =
-            |all: u64, ticket: &TicketKey| all ^ self.tickets[*ticket].touch() ^ self.waiting.touch(*ticket);
+            |all: u64, ticket: &TicketKey| all ^ self.tickets[*ticket].touch() ^ self.waiting.due_at(*ticket);
         std::hint::black_box(tickets.iter().fold(0, touch));
         self.leave_pool_together(&tickets, compiled);
         tickets.len()
@@ -289,7 +289,7 @@ impl Queues {
     pub(crate) fn reports(&self, most: usize) -> Vec<QueueReport> {
         let report = |queue: &Queue| QueueReport {
             name: queue.name.clone(),
-            searching: queue.pool.size,
+            searching: queue.pool.size + queue.held,
             backfills: queue.backfills.len(),
             matches: queue.figures.matches,
             expansions: queue.figures.expansions.clone(),
@@ -300,7 +300,7 @@ impl Queues {
             failed: queue.figures.failed,
             scans: queue.figures.scans,
             proposed: queue.proposed,
-            placing: queue.live - queue.pool.size - queue.proposed,
+            placing: queue.live - queue.pool.size - queue.held - queue.proposed,
             qualities: queue.observed.qualities.clone(),
             waits: queue.observed.waits.clone(),
             ticks: queue.observed.ticks.clone(),

@@ -82,7 +82,17 @@ impl Matcher {
                 let rule = rules.set.rating.as_ref().ok_or_else(none)?;
                 Ok((found.id(), rule.pool.clone(), rule.system, rule.period_s * 1_000))
             }
-            Err(problem) if pool.is_empty() || room.is_empty() => Err(problem),
+            Err(problem) if room.is_empty() => Err(problem),
+            Err(problem) if pool.is_empty() => {
+                let room = &self.rooms[self.find_room(room)?];
+                // One that was imported is of a queue, and its match is not known.
+                let queue = self.queues.find(self.rooms.mode(room.mode()).name().as_bytes());
+                let rules =
+                    queue.filter(|_| room.matched().is_none()).map(|queue| self.queues[queue].rules());
+                let rules = rules.ok_or(problem)?;
+                let rule = rules.set.rating.as_ref().ok_or_else(none)?;
+                Ok((room.id(), rule.pool.clone(), rule.system, rule.period_s * 1_000))
+            }
             Err(_) => {
                 let about = self.rooms[self.find_room(room)?].id();
                 let name = String::from_utf8_lossy(pool).into_owned();

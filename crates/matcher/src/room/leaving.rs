@@ -133,6 +133,7 @@ impl Matcher {
         }
         self.scratch.event = event;
         self.scratch.room = encoded;
+        self.tell_allocator(turn, index);
         let Some(room) = self.rooms.remove(index) else { return };
         self.stats.rooms_destroyed += 1;
         self.room_of_match_ended(room.matched());

@@ -2,12 +2,12 @@
 //!
 //! Such a room waits for its world as long as it is sealed and its data name no place.
 
-use throng_wire::matcher::{Event, write_bytes};
+use throng_wire::matcher::{Event, write_bytes, write_nested};
 
 use crate::history::Change;
-use crate::info::{CONNECTION_KEY, DataMap};
+use crate::info::{CONNECTION_KEY, DataMap, WORLD_KEY};
 use crate::key::RoomKey;
-use crate::matcher::Matcher;
+use crate::matcher::{Matcher, write_about};
 use crate::placing::{connection_of, write_world};
 use crate::queue::ruleset::WORLD_TIMEOUT_S;
 use crate::timers::Timer;
@@ -49,6 +49,40 @@ impl Matcher {
         write_bytes(&mut place, 20, &room.id().text());
         self.event(Event::MATCH_READY, |out| out.extend_from_slice(&place));
         self.tell_room(turn, index, 0);
+    }
+
+    /// Name of the server that gives a room its world, if its mode or queue has one.
+    fn allocator_of(&self, index: RoomKey) -> String {
+        let mode = self.rooms.mode(self.rooms[index].mode());
+        match self.queues.find(mode.name().as_bytes()) {
+            Some(queue) => self.queues[queue].rules().set.allocator.clone(),
+            None => mode.rules().allocator.clone(),
+        }
+    }
+
+    /// Returns whether a server has given a room its world.
+    pub(crate) fn hosts_world_of(&self, srv: &str, index: RoomKey) -> bool {
+        let has_world = self.rooms[index].data().get(WORLD_KEY).is_some();
+        has_world && !srv.is_empty() && self.allocator_of(index) == srv
+    }
+
+    /// Tells the server that has given a room its world that the room is gone: its world ends.
+    pub(super) fn tell_allocator(&mut self, turn: &mut Turn<'_>, index: RoomKey) {
+        if self.rooms[index].data().get(WORLD_KEY).is_none() {
+            return;
+        }
+        let Some(server) = self.people.server(self.allocator_of(index).as_bytes()) else { return };
+        let mut event = std::mem::take(&mut self.scratch.event);
+        event.clear();
+        let room = &self.rooms[index];
+        write_nested(&mut event, Event::ROLE_LEAVE_ROOM, |out| {
+            write_nested(out, 1, |out| {
+                self.write_room(index, None, out);
+            });
+            write_about(out, room.id(), room.rev(), "room_deleted");
+        });
+        self.scratch.event = event;
+        turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// No world was opened in time: the match is off, and the room ends.

@@ -469,7 +469,7 @@ pub(crate) struct Ticket<'a> {
     pub(crate) facts: Facts<'a>,
     /// Expansion level.
     pub(crate) level: u8,
-    /// Place in the pool while it searches.
+    /// Place in the pool while it searches and is not held back.
     pub(crate) waits: Option<Waiting>,
     /// Time when one that has ended is forgotten.
     pub(crate) readable_until: u64,
@@ -481,6 +481,8 @@ pub(crate) struct Ticket<'a> {
     pub(crate) region: Option<u16>,
     /// Tickets ahead, as last counted.
     pub(crate) position: u64,
+    /// Number of its matches that the mode's policy refused.
+    pub(crate) refusals: u8,
 }
 
 /// A player of a ticket.

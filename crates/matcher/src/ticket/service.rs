@@ -91,6 +91,7 @@ impl Matcher {
             room: None,
             region: None,
             position: 0,
+            refusals: 0,
         })
     }
 

@@ -65,7 +65,15 @@ impl Matcher {
         self.begin_updates(queue);
     }
 
-    /// A ticket's waiting time has reached a level or its end.
+    /// A ticket searches on, under the rules as they are now.
+    pub(crate) fn go_on(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
+        self.recheck(turn, index);
+        if self.queues[index].state == State::Searching {
+            self.tell_ticket(turn, index);
+        }
+    }
+
+    /// A ticket's waiting time has reached a level or its end, or it was held back until now.
     pub(crate) fn ticket_is_due(
         &mut self,
         turn: &mut Turn<'_>,
@@ -73,6 +81,10 @@ impl Matcher {
         at: u64,
         compiled: &Compiled,
     ) {
+        if self.queues.held_until(index).is_some() && at < self.queues[index].expires {
+            self.queues.release(index);
+            return self.go_on(turn, index);
+        }
         if !self.queues.relax(index, at, compiled) {
             self.queues.count(self.queues[index].queue, |figures| &mut figures.timed_out);
             self.end_ticket(turn, index, State::TimedOut, "timeout");

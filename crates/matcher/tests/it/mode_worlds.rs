@@ -71,6 +71,71 @@ fn a_full_room_gets_a_world_from_the_allocator_and_its_members_are_notified() {
     assert_eq!((status, shown.str(14).unwrap(), shown.u64(12)), (Status::Ok, "arena", 2));
 }
 
+/// Worlds whose ends the allocator heard of.
+fn ended(world: &mut World) -> Vec<String> {
+    let heard = world.take_kind(Event::ROLE_LEAVE_ROOM);
+    let of_allocator = heard.iter().filter(|heard| heard.server == "gateway" && heard.roles.is_empty());
+    let ended = of_allocator.map(|heard| {
+        assert_eq!(heard.str(22), "room_deleted");
+        let room = Reader::new(&heard.body).unwrap().nested(1).unwrap();
+        let entries = room.all(8).map(|entry| Reader::new(entry).unwrap());
+        entries.filter(|entry| entry.str(1).unwrap() == "World").map(|entry| entry.str(2).unwrap().to_owned())
+    });
+    ended.flatten().collect()
+}
+
+#[test]
+fn the_allocator_hears_of_the_end_of_a_room_with_a_world_however_it_ends() {
+    let delete = |world: &mut World, srv: &str, room: &str| {
+        world.ask(srv, Method::DELETE_ROOM, Writer::new().str(1, room)).0
+    };
+    let leave = |world: &mut World, id: &str, room: &str| {
+        world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, id).str(2, room));
+    };
+    for way in ["left", "deleted", "lost", "by the allocator"] {
+        let mut world = duels();
+        let room = filled(&mut world);
+        assert_eq!(delete(&mut world, "gateway", &room), Status::Forbidden, "{way}: it has given no world");
+        assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+        world.take_heard();
+        match way {
+            "left" => ["ann", "bob"].into_iter().for_each(|id| leave(&mut world, id, &room)),
+            "deleted" => assert_eq!(delete(&mut world, "s", &room), Status::Ok),
+            "lost" => ["s", "t"].into_iter().for_each(|srv| {
+                world.session(srv, true);
+                world.session(srv, false);
+            }),
+            _ => assert_eq!(delete(&mut world, "gateway", &room), Status::Ok),
+        }
+        world.pass(700_000);
+        assert_eq!(ended(&mut world), ["\"arena-1\""], "{way}");
+    }
+    // One without a world ends without it.
+    let mut world = duels();
+    let room = filled(&mut world);
+    assert_eq!(delete(&mut world, "s", &room), Status::Ok);
+    world.pass(5_000);
+    assert_eq!(ended(&mut world), [""; 0]);
+}
+
+#[test]
+fn the_allocator_of_a_queue_hears_of_the_end_of_its_rooms() {
+    let rules = r#"{"name": "q", "tick_ms": 100, "assign": "external", "allocator": "gateway",
+        "world": {"class": "arena"}, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
+    let mut world = duels();
+    assert_eq!(world.put_queue(rules).0, Status::Ok);
+    let ticket = world.ticket("s", "q", vec![world::player("ann", &[])]);
+    world.ticket("s", "q", vec![world::player("bob", &[])]);
+    world.pass(100);
+    let room = world.get_ticket(&ticket).room;
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    world.take_heard();
+    // Nobody claims a seat.
+    world.pass(700_000);
+    assert_eq!(world.room(&room).0, Status::NotFound);
+    assert_eq!(ended(&mut world), ["\"arena-1\""]);
+}
+
 #[test]
 fn a_full_room_that_gets_no_world_within_ten_seconds_ends() {
     let mut world = duels();

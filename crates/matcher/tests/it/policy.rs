@@ -319,6 +319,8 @@ fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
     let heard = world.take_heard();
     let cancelled = heard.iter().find(|heard| heard.kind == Event::MATCH_CANCELLED).unwrap();
     assert_eq!(cancelled.str(2), "refused");
+    world.pass(900);
+    assert!(world.matcher.poll_question().is_none(), "not in every tick");
     world.pass(200);
     let asked = world.matcher.poll_question().expect("they are matched again");
     let server =
@@ -329,6 +331,81 @@ fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
     let ready: Vec<_> = heard.iter().filter(|heard| heard.kind == Event::MATCH_READY).collect();
     assert_eq!(ready.len(), 2, "one for each side");
     assert_eq!(ready[0].str(4), "h:7");
+}
+
+#[test]
+fn a_policy_that_refuses_a_match_is_asked_about_its_tickets_less_and_less_often() {
+    let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
+    world.session("s", true);
+    let wait = |world: &mut World, id: &str| {
+        let answer = world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+        Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned()
+    };
+    let tickets = ["a", "b"].map(|id| wait(&mut world, id));
+    let (begun, mut asked_at) = (world.now, Vec::new());
+    while world.now < begun + 100_000 {
+        world.pass(100);
+        if let Some(asked) = world.matcher.poll_question() {
+            asked_at.push(world.now - begun);
+            // Nonsense in its Data counts as much as a refusal, and no answer does.
+            let bad = vec![("Connection".repeat(100), "1".to_owned())];
+            let verdict = match asked_at.len() {
+                1 => Some(Verdict { data: bad, ..Verdict::default() }),
+                2 => None,
+                _ => Some(Verdict::refusal("no machines")),
+            };
+            world.verdict(asked.id, verdict.as_ref());
+        }
+    }
+    let waited: Vec<u64> = asked_at.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(1_000)).collect();
+    assert_eq!(waited, [1, 2, 4, 8, 16, 30, 30]);
+    let heard = world.take_kind(Event::MATCH_CANCELLED);
+    let reasons: Vec<String> = heard.iter().map(|heard| heard.str(2)).collect();
+    assert_eq!(heard.len(), asked_at.len(), "once for the server of both");
+    assert_eq!(reasons[..3], ["refused", "policy_unavailable", "refused"]);
+
+    // They search on, as far as anyone is told, and others are matched meanwhile.
+    let answer = world.ok("s", Method::GET_TICKET, Writer::new().str(1, &tickets[0]));
+    let ticket = Reader::new(&answer).unwrap().nested(1).unwrap();
+    assert_eq!((ticket.str(8).unwrap(), ticket.str(10).unwrap()), ("searching", "refused"));
+    let answer = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &tickets[0]));
+    let why = Reader::new(&answer).unwrap().str(2).unwrap().to_owned();
+    assert!(why.contains("policy") && why.contains("searches again in"), "{why}");
+    for id in ["c", "d"] {
+        wait(&mut world, id);
+    }
+    world.pass(100);
+    let asked = question(&mut world, HookPoint::OnCreate);
+    world.verdict(asked.id, Some(&Verdict::default()));
+    assert_eq!(world.take_kind(Event::MATCH_READY).len(), 2);
+
+    // A snapshot keeps how long they wait, and they can be cancelled.
+    let again = Matcher::restore(&world.matcher.snapshot()).unwrap();
+    again.check_invariants().unwrap();
+    assert_eq!(
+        (again.digest(), again.next_timeout()),
+        (world.matcher.digest(), world.matcher.next_timeout())
+    );
+    world.ok("s", Method::CANCEL_TICKET, Writer::new().str(1, &tickets[0]));
+    world.pass(31_000);
+    assert!(world.matcher.poll_question().is_none(), "one alone");
+}
+
+#[test]
+fn new_rules_let_tickets_search_again_whose_match_was_refused() {
+    let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
+    world.session("s", true);
+    for id in ["a", "b"] {
+        world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+    }
+    world.pass(100);
+    let asked = question(&mut world, HookPoint::OnCreate);
+    world.verdict(asked.id, Some(&Verdict::refusal("no machines")));
+    let rules = ONE_VS_ONE.replace(r#""assign": "policy""#, r#""assign": "none""#);
+    let put = Writer::new().str(1, &rules);
+    assert_eq!(world.ask_as("s", throng_matcher::Scope::Admin, Method::PUT_QUEUE, put).0, Status::Ok);
+    world.pass(100);
+    assert_eq!(world.take_kind(Event::MATCH_READY).len(), 2);
 }
 
 #[test]

@@ -106,6 +106,8 @@ fn a_stored_queue_is_paused_while_the_rules_file_has_a_mode_of_its_name() {
     let why = String::from_utf8_lossy(&refused.1).into_owned();
     assert!(why.contains("the queue is paused: `duel` is a match mode"), "{why}");
     assert_eq!(world.put_queue(DUEL).0, Status::RuleInvalid);
+    let explained = world.ok("s", Method::EXPLAIN_TICKET, Writer::new().str(1, &ann));
+    assert!(String::from_utf8_lossy(&explained).contains("the queue is paused: `duel` is a match mode"));
     world.matcher.reconfigure(Config::default());
     let ben = world.solo("s", "duel", "ben", 1.0);
     world.pass(1_000);

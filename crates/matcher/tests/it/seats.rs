@@ -136,6 +136,7 @@ fn a_seat_can_be_given_up() {
     let room = with_seat(&mut world);
     world.take_heard();
     let leave = |id: &str| Writer::new().str(1, id).str(2, &room);
+    assert_eq!(world.ask("t", Method::ROLE_LEAVE_ROOM, leave("b")).0, Status::Forbidden);
     let left = world.ok("s", Method::ROLE_LEAVE_ROOM, leave("b"));
     assert_eq!(Reader::new(&left).unwrap().nested(1).unwrap().all(11).count(), 0);
     let heard = world.take_kind(Event::SEAT_EXPIRED);

@@ -330,3 +330,25 @@ fn a_line_that_is_wrong_is_named() {
         assert!(error.line == line && error.why.contains(why), "{error}, not line {line}: {why}");
     }
 }
+
+#[test]
+fn the_result_of_an_imported_room_counts_in_the_pool_of_its_queue() {
+    let mut world = World::new(Config::default());
+    assert_eq!(world.put_queue(QUEUE).0, Status::Ok);
+    let ticket = world.ticket("s", "duel", vec![player("ann", &[])]);
+    world.ticket("s", "duel", vec![player("ben", &[])]);
+    world.pass(1_000);
+    let room = world.get_ticket(&ticket).room;
+    for role in ["ann", "ben"] {
+        world.ok("s", Method::ROLE_JOIN_ROOM, to_room(role, &room));
+    }
+    world.matcher = Matcher::import(&lines(&world.matcher), [3; 32]).unwrap();
+    let side = |role: &str, rank| Writer::new().str(1, role).u64(2, rank);
+    let result = Writer::new().str(2, &room).nested(3, side("ann", 1)).nested(3, side("ben", 2));
+    let rated = world.ask_as("", throng_matcher::Scope::Admin, Method::REPORT_RESULT, result);
+    assert_eq!(rated.0, Status::Ok);
+    let plain = world.create_room("s", "cid", "2v2");
+    let result = Writer::new().str(2, &plain).nested(3, side("cid", 1)).nested(3, side("dan", 2));
+    let rated = world.ask_as("", throng_matcher::Scope::Admin, Method::REPORT_RESULT, result);
+    assert_eq!(rated.0, Status::NotFound, "its mode is no queue");
+}

@@ -394,3 +394,32 @@ fn a_room_is_created_with_data_up_to_the_limit() {
         assert_eq!(world.ask("s", method, body).0, Status::Ok, "method {method}, {bytes} bytes");
     }
 }
+
+#[test]
+fn a_key_that_is_there_twice_in_a_map_of_a_role_is_refused() {
+    let mut world = plain();
+    let float = |value| Writer::new().str(1, "level").f64(2, value);
+    let text = |value| Writer::new().str(1, "name").str(2, value);
+    let mode = Writer::new().str(1, "m");
+    for role in [
+        role("a").nested(4, float(90.0)).nested(4, float(20.0)),
+        role("a").nested(5, text("x")).nested(5, text("x")),
+    ] {
+        let body = Writer::new().nested(1, role).nested(2, mode.clone());
+        assert_eq!(world.ask("s", Method::ROLE_CREATE_ROOM, body).0, Status::Invalid);
+    }
+    let role = role("a").nested(4, float(90.0)).nested(5, text("x"));
+    world.ok("s", Method::ROLE_CREATE_ROOM, Writer::new().nested(1, role).nested(2, mode));
+}
+
+#[test]
+fn a_request_that_lacked_a_right_is_executed_when_it_comes_again_with_it() {
+    let mut world = plain();
+    let put = |world: &mut World, scope| {
+        let rules = r#"{"name": "q", "sides": [{"name": "s", "count": 2, "min": 1, "max": 1}]}"#;
+        let body = Writer::new().str(1, rules).bytes(throng_wire::matcher::REQUEST_KEY_FIELD, &[7; 16]);
+        world.ask_as("s", scope, Method::PUT_QUEUE, body).0
+    };
+    assert_eq!(put(&mut world, Scope::Server), Status::Forbidden);
+    assert_eq!(put(&mut world, Scope::Admin), Status::Ok);
+}

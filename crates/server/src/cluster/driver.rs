@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
 use super::view::Changes;
-use super::{Command, End, EntryRequest, Hosted, Shared};
+use super::{Command, End, EntryRequest, HOME, Hosted, Shared, not_open};
 use crate::fence::Fence;
 use crate::mailbox::{Mailbox, Post};
 use crate::process::{ProcessFigures, memory_limit};
@@ -87,6 +87,13 @@ enum Reply {
     Open { class: Name, reply: oneshot::Sender<Result<Hosted, Problem>> },
 }
 
+/// A request to close a world that is not answered yet.
+struct Closing {
+    world: Name,
+    until: Instant,
+    reply: oneshot::Sender<Result<(), Problem>>,
+}
+
 /// A login that waits for the home of its world.
 struct Arrival {
     world: Name,
@@ -111,6 +118,10 @@ pub(super) struct Driver {
     freezes: mpsc::UnboundedSender<(Name, u64)>,
     arrivals: BTreeMap<u64, (Arrival, Reply)>,
     next_arrival: u64,
+    /// Arrivals that are to open a world, each with the time by which it is answered, and requests
+    /// to close one; the oldest first.
+    opens: VecDeque<(Instant, u64)>,
+    closings: Vec<Closing>,
     /// Keys with a value, and those that were read since the gap.
     known: BTreeSet<String>,
     read: BTreeSet<String>,
@@ -118,7 +129,7 @@ pub(super) struct Driver {
     wanted_since: BTreeMap<Name, Instant>,
     changes: Changes,
     /// Those who wait for the end of a world.
-    ends: BTreeMap<Name, Vec<watch::Sender<()>>>,
+    ends: BTreeMap<Name, Vec<watch::Sender<bool>>>,
     load: f64,
     load_at: Instant,
     cpu_seconds: f64,
@@ -138,6 +149,8 @@ impl Driver {
             freezes,
             arrivals: BTreeMap::new(),
             next_arrival: 0,
+            opens: VecDeque::new(),
+            closings: Vec::new(),
             known: BTreeSet::new(),
             read: BTreeSet::new(),
             wanted_since: BTreeMap::new(),
@@ -164,7 +177,10 @@ impl Driver {
             }
             self.publish();
             let now = self.parts.clock.now();
-            let next = self.parts.core.next_timeout().map_or(self.load_at, |at| at.min(self.load_at));
+            let open = self.opens.front().map(|(until, _)| *until);
+            let close = self.closings.first().map(|closing| closing.until);
+            let due = [self.parts.core.next_timeout(), open, close].into_iter().flatten();
+            let next = due.fold(self.load_at, Instant::min);
             tokio::select! {
                 Some((id, key, result, took)) = self.flights.next() => self.result(id, &key, result, took),
                 Some(news) = news.recv() => {
@@ -181,6 +197,7 @@ impl Driver {
                 () = tokio::time::sleep(next.since(now)) => {
                     let now = self.parts.clock.now();
                     self.parts.core.handle_timeout(now);
+                    self.give_up(now);
                     if now >= self.load_at {
                         self.measure(now);
                     }
@@ -205,8 +222,7 @@ impl Driver {
     fn class_for(&mut self, world: &Name, asked: Option<EntryRequest>) -> Result<Option<Name>, CloseReason> {
         let Some(EntryRequest { addr, now }) = asked else { return Ok(None) };
         let core = &self.parts.core;
-        let is_open =
-            |record: &&WorldRecord| matches!(record.state, WorldState::Assigned | WorldState::Serving);
+        let is_open = |record: &&WorldRecord| record.state.is_open();
         if let Some(record) = core.world(world).filter(is_open) {
             return if self.admits_all(record) { Ok(None) } else { Err(CloseReason::UnknownWorld) };
         }
@@ -241,6 +257,10 @@ impl Driver {
                 Err(reason) => drop(reply.send(Verdict::Refused(reason))),
             },
             Command::Open { world, class, is_match, reply } => {
+                if let Some(problem) = self.no_node_for(&world, &class) {
+                    // The caller may have given up.
+                    return drop(reply.send(Err(problem)));
+                }
                 if is_match {
                     self.open(now, world.clone(), class.clone(), true);
                 }
@@ -249,14 +269,16 @@ impl Driver {
                 let arrival = Arrival { world: name, kind, has_asked: false, by_listener: false };
                 let reply = Reply::Open { class: class.clone(), reply };
                 self.arrivals.insert(self.next_arrival, (arrival, reply));
+                self.opens.push_back((now + HOME, self.next_arrival));
                 self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
             }
             Command::Look(look) => look(&self.parts.core, &self.changes),
             Command::AwaitEnd(world, end) => {
                 let is_closed = |record: &WorldRecord| record.state == WorldState::Closed;
                 // One without a record may be on its way here.
-                if !self.parts.core.world(&world).is_some_and(is_closed) {
-                    self.ends.entry(world).or_default().push(end);
+                match self.parts.core.world(&world).is_some_and(is_closed) {
+                    true => drop(end.send_replace(true)),
+                    false => self.ends.entry(world).or_default().push(end),
                 }
             }
             Command::Reconfigure(settings) => {
@@ -264,7 +286,11 @@ impl Driver {
                 self.parts.worlds.reconfigure(&core, classes);
                 self.parts.core.handle_classes(now, hashes);
             }
-            Command::Close(world) => self.parts.core.handle_close(now, &world),
+            Command::Close(world, reply) => {
+                let closing = |reply| Closing { world: world.clone(), until: now + HOME, reply };
+                self.closings.extend(reply.map(closing));
+                self.parts.core.handle_close(now, &world);
+            }
             Command::Drain(wait, reply) => {
                 // Not from the status, which another node that has just come is not in yet.
                 let own = &self.parts.node;
@@ -280,6 +306,74 @@ impl Driver {
             }
             Command::Stop => self.parts.core.handle_stop(now),
         }
+    }
+
+    /// Answers requests to open or close a world whose time is over. An open is not wanted any
+    /// more; a close still is.
+    fn give_up(&mut self, now: Instant) {
+        while let Some((_, id)) = self.opens.pop_front_if(|(until, _)| *until <= now) {
+            if let Some((Arrival { world, .. }, Reply::Open { reply, .. })) = self.arrivals.remove(&id) {
+                self.wanted_since.remove(&world);
+                // The caller may have given up.
+                drop(reply.send(Err(self.no_home(&world))));
+                self.parts.core.handle_departure(now, ArrivalId(id));
+            }
+        }
+        let late: Vec<Closing> = self.closings.extract_if(.., |closing| closing.until <= now).collect();
+        for Closing { world, reply, .. } in late {
+            let why =
+                self.hindrance().unwrap_or_else(|| "`throng cluster status` shows the directory".to_owned());
+            let what = format!(
+                "the closing of the world `{world}` was not written within {} s: {why}; this node tries again until the \
+                 directory has answered it for 10 s",
+                HOME.as_secs()
+            );
+            // The caller may have given up.
+            drop(reply.send(Err(Problem::new(503, what))));
+        }
+    }
+
+    /// The reason why this node cannot write to the directory, if it knows one.
+    fn hindrance(&self) -> Option<String> {
+        if !self.parts.bus.is_connected() {
+            return Some("the node is not connected to NATS".to_owned());
+        }
+        let status = self.parts.shared.status();
+        match &status.problem {
+            Some(problem) => Some(format!("the latest request to the directory failed: {problem}")),
+            None if status.synced_since.is_none() => Some("the directory is being read again".to_owned()),
+            None => None,
+        }
+    }
+
+    /// The reason why a world that was to be opened has no home.
+    fn no_home(&self, world: &Name) -> Problem {
+        let record = self.parts.core.world(world);
+        let why = match (self.hindrance(), record.filter(|record| record.state == WorldState::Closing)) {
+            (Some(why), _) => why,
+            (None, Some(record)) => {
+                format!("it is closing, and its home, the node `{}`, has not ended it yet", record.home.node)
+            }
+            (None, None) => "`throng cluster status` shows the nodes".to_owned(),
+        };
+        Problem::new(503, format!("the world `{world}` has no home after {} s: {why}", HOME.as_secs()))
+    }
+
+    /// The reason why no node can open a world, if all that have its class drain or are gone.
+    fn no_node_for(&self, world: &Name, class: &Name) -> Option<Problem> {
+        let core = &self.parts.core;
+        let is_there = core.world(world).is_some_and(|record| record.state != WorldState::Closed);
+        let is_read = self.parts.shared.status().synced_since.is_some();
+        let mut nodes = core.nodes().filter(|(_, record)| record.classes.contains_key(class));
+        let takes = |(_, record): (&Name, &NodeRecord)| record.state == NodeState::Up;
+        if is_there || !is_read || core.incarnation().is_none() || nodes.any(takes) {
+            return None;
+        }
+        let what = format!(
+            "no node takes the world `{world}`: all that have its class `{class}` drain or have left; start another \
+             one, or `throng cluster undrain` one"
+        );
+        Some(Problem::new(503, what))
     }
 
     /// Takes news of the watch. Returns why the node cannot begin, if that is in it.
@@ -370,7 +464,9 @@ impl Driver {
         }
         let Some(Key::World(world)) = Key::parse(key) else { return };
         if self.parts.core.world(&world).is_none_or(|record| record.state == WorldState::Closed) {
-            self.ends.remove(&world);
+            for end in self.ends.remove(&world).into_iter().flatten() {
+                end.send_replace(true);
+            }
         }
     }
 
@@ -494,6 +590,13 @@ impl Driver {
                     self.each_worker(here, |mailbox| mailbox.post(Post::Evict(here.world)));
                 }
             }
+            Event::Closing { world, was_open } => {
+                for closing in self.closings.extract_if(.., |closing| closing.world == world) {
+                    let done = if was_open { Ok(()) } else { Err(not_open(world.as_str())) };
+                    // The caller may have given up.
+                    drop(closing.reply.send(done));
+                }
+            }
             Event::Arrived { arrival, answer } => {
                 let (arrival, reply) = self.arrivals.remove(&arrival.0)?;
                 let reply = match reply {
@@ -555,6 +658,7 @@ impl Driver {
                     Answer::Refused(Refusal::NoRoom) => Verdict::Refused(CloseReason::NoRoom),
                     Answer::Refused(Refusal::WorldsMax) => Verdict::Refused(CloseReason::WorldsMax),
                     Answer::Refused(Refusal::UnknownWorld) => Verdict::Refused(CloseReason::UnknownWorld),
+                    Answer::Refused(Refusal::Closed) => Verdict::Refused(CloseReason::WorldClosed),
                 };
                 if verdict == Verdict::Success
                     && let Some(here) = self.here.get_mut(&arrival.world)
@@ -576,11 +680,17 @@ impl Driver {
         match why {
             Refusal::WorldsMax => {
                 let max = self.parts.worlds.class(class.as_str()).map_or(0, |keys| keys.worlds_max);
+                let is_open =
+                    |record: &WorldRecord| record.class == *class && record.state != WorldState::Closed;
+                let open = self.parts.core.worlds().filter(|(_, record)| is_open(record)).count();
                 let what = format!(
-                    "the world `{world}` was not opened: {max} worlds of the class `{class}` are open in the cluster, \
-                     which is its limit (`worlds_max`); close one, or raise the limit on all nodes"
+                    "the world `{world}` was not opened: {open} worlds of the class `{class}` are open in the cluster, \
+                     and its limit is {max} (`worlds_max`); close one, or raise the limit on all nodes"
                 );
                 Problem::new(409, what)
+            }
+            Refusal::Closed => {
+                Problem::new(409, format!("the world `{world}` was closed while it was being opened"))
             }
             Refusal::NoRoom => {
                 let takes = |record: &&NodeRecord| {

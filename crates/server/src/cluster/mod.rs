@@ -25,7 +25,7 @@ mod view;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -57,7 +57,8 @@ const START: Duration = Duration::from_secs(40);
 const LEAVE: Duration = Duration::from_secs(3);
 /// Time without an answer of the directory after which a stop moves no more worlds.
 const SILENCE: Duration = Duration::from_secs(3);
-/// Time for the home of a match's world.
+/// Time for the home of a world that is to be opened, and for the record of one that is to be
+/// closed.
 const HOME: Duration = Duration::from_secs(10);
 /// Time for moving worlds away, beside `cluster.drain_wait_s`.
 const MOVE: Duration = Duration::from_secs(10);
@@ -77,12 +78,12 @@ enum Command {
     Open { world: Name, class: Name, is_match: bool, reply: oneshot::Sender<Result<Hosted, Problem>> },
     /// Read the state of the node.
     Look(Look),
-    /// Drop this when the world has ended.
-    AwaitEnd(Name, watch::Sender<()>),
+    /// Set this when the world has ended.
+    AwaitEnd(Name, watch::Sender<bool>),
     /// The settings have changed, for worlds that open from now on.
     Reconfigure(Box<Reconfigured>),
-    /// Close a world, on any node.
-    Close(Name),
+    /// Close a world, on any node. The answer comes when that is written, or after 10 s.
+    Close(Name, Option<oneshot::Sender<Result<(), Problem>>>),
     /// Move all worlds away, after this time those with players too. The answer is whether there is
     /// a node that could take them, and a bus to say so.
     Drain(Duration, oneshot::Sender<bool>),
@@ -140,7 +141,11 @@ impl Shared {
     }
 
     fn change(&self, change: impl FnOnce(&mut Status)) {
-        change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.status());
+    }
+
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn up(&self) {
@@ -307,7 +312,7 @@ impl Cluster {
             Ok(Ok(Some(End::Failed(why)))) => Err(why),
             Ok(Ok(Some(End::Left)) | Err(_)) => Err("the node has ended".to_owned()),
             Err(_) => {
-                let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+                let status = self.shared.status();
                 let problem = status.problem.as_deref().unwrap_or("the directory was not read");
                 Err(format!(
                     "the node did not get its name within {} s: {problem}; if NATS has no room left, raise \
@@ -354,16 +359,16 @@ impl Cluster {
     }
 
     /// The verdict about a resume token of a world: whichever node serves the world finds out
-    /// whether the token resumes something.
+    /// whether the token resumes something. A token of a world that is not open contradicts
+    /// nothing.
     pub(crate) async fn settle_token(&self, world: &str, asked: Option<WorldChoice>) -> Verdict {
-        if asked.as_ref().is_some_and(|asked| *asked.world != *world) {
-            return Verdict::Refused(CloseReason::WorldMismatch);
-        }
+        let is_other = asked.as_ref().is_some_and(|asked| *asked.world != *world);
         let Ok(world) = Name::new(world) else { return Verdict::NoWorld };
         let by_listener = asked.is_some_and(|asked| asked.by_listener);
         // Game servers have no resume tokens.
         match self.find(world, ConnKind::Client, None, by_listener).await {
             Verdict::Refused(CloseReason::UnknownWorld) => Verdict::NoWorld,
+            _ if is_other => Verdict::Refused(CloseReason::WorldMismatch),
             verdict => verdict,
         }
     }
@@ -425,26 +430,34 @@ impl Cluster {
         let world = Name::new(world).map_err(conflict)?;
         self.host(world.clone(), class, true).inspect_err(|_| {
             // It is not wanted any more, wherever it may open.
-            let _ = self.tell(Command::Close(world));
+            let _ = self.tell(Command::Close(world, None));
         })
     }
 
+    /// Addresses of the home of an open world of a match.
+    ///
+    /// # Errors
+    /// It is not open, or not of a match.
+    pub(crate) fn match_home(&self, world: &str) -> Result<Vec<Address>, Problem> {
+        let is_read = self.shared.status().synced_since.is_some();
+        let Ok(name) = Name::new(world) else { return Err(not_open(world)) };
+        let found = self.look(move |core, _| {
+            let is_open = |record: &&WorldRecord| record.state.is_open();
+            core.world(&name).filter(is_open).map(|record| (record.ephemeral, addresses(core, &name, record)))
+        })?;
+        match found {
+            Some((true, addresses)) => Ok(addresses),
+            Some((false, _)) => Err(no_match(world)),
+            None if is_read => Err(not_open(world)),
+            None => Err(Problem::new(503, "the directory is being read again; try again")),
+        }
+    }
+
     fn host(&self, world: Name, class: &str, is_match: bool) -> Result<Hosted, Problem> {
-        let unavailable = |why: String| Problem::new(503, why);
         let class = Name::new(class).map_err(unavailable)?;
         let (reply, answer) = oneshot::channel();
-        self.tell(Command::Open { world: world.clone(), class, is_match, reply }).map_err(unavailable)?;
-        let waiting = async { tokio::time::timeout(HOME, answer).await };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        match runtime.map_err(|error| unavailable(error.to_string()))?.block_on(waiting) {
-            Ok(Ok(found)) => found,
-            Ok(Err(_)) => Err(unavailable("the node has ended".to_owned())),
-            Err(_) => Err(unavailable(format!(
-                "the world `{world}` has no home after {} s; `throng cluster status` shows the nodes and the state of \
-                 the directory",
-                HOME.as_secs()
-            ))),
-        }
+        self.tell(Command::Open { world, class, is_match, reply }).map_err(unavailable)?;
+        answer.blocking_recv().unwrap_or_else(|_| Err(unavailable("the node has ended".to_owned())))
     }
 
     /// Reads the state of the node, on its thread.
@@ -472,7 +485,7 @@ impl Cluster {
             }
             (nodes, worlds, changes.number())
         })?;
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.shared.status();
         let (missing, wanted) = status.replicas;
         Ok(json!({
             "cluster": self.shared.cluster().name, "node": self.node, "default_world": self.default_world,
@@ -511,11 +524,7 @@ impl Cluster {
         let found = self.look(move |core, _| {
             let record = core.world(&world)?;
             let mut row = world_row(&world, record);
-            let home = core.node(&record.home.node).map(|(node, _)| node);
-            let home = home.filter(|node| node.incarnation == record.home.incarnation && node.is_live());
-            let leads_there = |address: &&Address| address.world.as_ref().is_none_or(|of| *of == world);
-            let addresses = home.map(|node| node.addresses.iter().filter(leads_there).collect::<Vec<_>>());
-            row["addresses"] = json!(addresses.unwrap_or_default());
+            row["addresses"] = json!(addresses(core, &world, record));
             Some(row)
         })?;
         found.ok_or(missing)
@@ -529,11 +538,11 @@ impl Cluster {
         self.look(move |_, changes| changes.after(after))
     }
 
-    /// The end of a world: a channel that is closed then.
-    pub(crate) fn end_of(&self, world: &str) -> watch::Receiver<()> {
-        let sender = watch::Sender::new(());
+    /// The end of a world: true then. The channel is closed if this node ends first.
+    pub(crate) fn end_of(&self, world: &str) -> watch::Receiver<bool> {
+        let sender = watch::Sender::new(false);
         let end = sender.subscribe();
-        // A node that has ended knows of no world, and the one who waits hears it at once.
+        // A node that has ended knows of no world.
         let _ = Name::new(world).map(|world| self.tell(Command::AwaitEnd(world, sender)));
         end
     }
@@ -546,16 +555,26 @@ impl Cluster {
         self.tell(Command::Reconfigure(Box::new(settings)))
     }
 
-    /// Has a world closed, on any node.
+    /// Has a world closed, on any node, and waits until its record says so.
     ///
     /// # Errors
-    /// No name; the default world; the node is busy.
-    pub(crate) fn close(&self, world: &str) -> Result<(), String> {
-        let world = Name::new(world)?;
-        match world == self.default_world {
-            true => Err(DEFAULT_STAYS.to_owned()),
-            false => self.tell(Command::Close(world)),
+    /// The default world; a world that is not open; nothing was written within 10 s.
+    pub(crate) fn close(&self, world: &str) -> Result<(), Problem> {
+        let Ok(name) = Name::new(world) else { return Err(not_open(world)) };
+        if name == self.default_world {
+            return Err(Problem::new(409, DEFAULT_STAYS));
         }
+        let (reply, answer) = oneshot::channel();
+        self.tell(Command::Close(name, Some(reply))).map_err(unavailable)?;
+        answer.blocking_recv().unwrap_or_else(|_| Err(unavailable("the node has ended".to_owned())))
+    }
+
+    /// Has the world of a match closed, without waiting for it.
+    ///
+    /// # Errors
+    /// No name; the node is busy.
+    pub(crate) fn close_match(&self, world: &str) -> Result<(), String> {
+        self.tell(Command::Close(Name::new(world)?, None))
     }
 
     /// Moves the worlds to other nodes as configured, and leaves. Waits for it.
@@ -581,7 +600,7 @@ impl Cluster {
 
     /// Returns whether the directory has answered a renewal in the last seconds.
     fn is_renewing(&self) -> bool {
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.shared.status();
         let left = status.lease_until.map(|until| until.since(self.shared.clock.now()));
         left.is_some_and(|left| left + SILENCE > throng_cluster::FREEZE)
     }
@@ -623,15 +642,35 @@ impl Cluster {
 
     /// Parts of `/health/ready`.
     pub(crate) fn health(&self) -> Vec<Part> {
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.shared.status();
         status.health(self.shared.clock.now(), self.patience)
     }
 
     /// Metrics of the node.
     pub(crate) fn families(&self) -> Vec<Family> {
-        let status = self.shared.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = self.shared.status();
         status.families(self.shared.clock.now())
     }
+}
+
+fn unavailable(why: String) -> Problem {
+    Problem::new(503, why)
+}
+
+pub(crate) fn not_open(world: &str) -> Problem {
+    Problem::new(404, format!("the world `{world}` is not open"))
+}
+
+pub(crate) fn no_match(world: &str) -> Problem {
+    Problem::new(409, format!("the world `{world}` is not that of a match, so there are no tickets for it"))
+}
+
+/// Addresses that lead to a world, of its home if that lives.
+fn addresses(core: &throng_cluster::Node, world: &Name, record: &WorldRecord) -> Vec<Address> {
+    let home = core.node(&record.home.node).map(|(node, _)| node);
+    let home = home.filter(|node| node.incarnation == record.home.incarnation && node.is_live());
+    let leads_there = |address: &&Address| address.world.as_ref().is_none_or(|of| of == world);
+    home.map(|node| node.addresses.iter().filter(leads_there).cloned().collect()).unwrap_or_default()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -177,8 +177,11 @@ pub fn drain(settings: &Settings, node: &str, wait: Option<Duration>) -> Result<
             return Err(no_node(&directory, &name).await);
         };
         let record = NodeRecord::parse(&value);
-        let incarnation =
-            record.map_err(|why| unreadable(settings, &Key::Node(name.clone()), &why))?.incarnation;
+        let record = record.map_err(|why| unreadable(settings, &Key::Node(name.clone()), &why))?;
+        if !record.is_live() {
+            return Err(format!("the node `{name}` is not in the cluster any more"));
+        }
+        let incarnation = record.incarnation;
         let by = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let record = DrainRecord { incarnation, by, at_ms: unix_ms(), rest: Default::default() };
         replace(&directory, &Key::Drain(name.clone()), |_| Ok(Some(record.to_bytes()))).await?;

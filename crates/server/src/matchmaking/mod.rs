@@ -180,6 +180,10 @@ enum Done {
     Entered { room: String, player: String, at: PlayerLocation },
     /// The world of a match has ended.
     WorldOver { room: String },
+    /// This link has opened a world for a match.
+    Hosted { room: String, world: String },
+    /// A world that this link has opened has ended.
+    HostedOver { room: String },
     /// A ticket turned out to be the player's.
     Ticket { player: String, ticket: String },
     /// Everything that concerns this server, after a gap.
@@ -198,6 +202,9 @@ struct Link<A> {
     matcher: A,
     players: BTreeMap<String, Player>,
     matches: Matches,
+    /// Worlds that this link has opened for rooms. Each lasts as long as its room, and the room as
+    /// long as its world.
+    hosted: BTreeMap<String, String>,
     done: mpsc::Sender<Done>,
     data_type: Arc<str>,
 }
@@ -243,10 +250,10 @@ async fn serve<A: Area>(
     tracing::info!("matchmaking is available to players");
     desk.open();
     let (done, results) = mpsc::channel(DONE_MAX);
-    let (players, matches) = (BTreeMap::new(), Matches::default());
+    let (players, matches, hosted) = (BTreeMap::new(), Matches::default(), BTreeMap::new());
     // The caller may have given up.
     let _ = up.send(());
-    let link = Link { gateway: client, process, matcher, players, matches, done, data_type };
+    let link = Link { gateway: client, process, matcher, players, matches, hosted, done, data_type };
     link.run(events, news, notices, results).await;
 }
 
@@ -416,6 +423,14 @@ impl<A: Area> Link<A> {
                 self.matches.join(&room, own, has_channel(&shown));
                 self.open(&room);
             }
+            // To the allocator of the room's world.
+            Kind::ROLE_LEAVE_ROOM if notice.roles.is_empty() => {
+                self.hosted.remove(&room);
+                let shown = notice.room().unwrap_or_default();
+                if let Some(world) = shown.data.get("World").and_then(|json| unquoted(json)) {
+                    self.close_world(world);
+                }
+            }
             Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => self.leave(&room, notice.text(2)),
             // The room is gone. A match with a channel continues, one with a world has ended.
             Kind::ROLE_LEAVE_ROOM => {
@@ -465,6 +480,7 @@ impl<A: Area> Link<A> {
     /// Opens a world for a match, and tells the matcher.
     fn host(&self, room: String, class: &str) {
         let (process, matcher, class) = (Arc::clone(&self.process), self.matcher.clone(), class.to_owned());
+        let done = self.done.clone();
         tokio::spawn(async move {
             let opening = {
                 let (process, room) = (Arc::clone(&process), room.clone());
@@ -485,9 +501,13 @@ impl<A: Area> Link<A> {
             let request = Writer::new().str(1, &room).str(2, connection);
             let request = request.nested(3, data("World", format!("\"{name}\"")));
             let request = request.nested(3, data("Addresses", addresses.to_string()));
-            if let Err(error) = matcher.call(Method::ASSIGN_MATCH, request).await {
-                tracing::warn!(room, %error, "a match did not get its world");
-                process.close_match_world(&name);
+            match matcher.call(Method::ASSIGN_MATCH, request).await {
+                // The loop ends only with the process.
+                Ok(_) => drop(done.send(Done::Hosted { room, world: name }).await),
+                Err(error) => {
+                    tracing::warn!(room, %error, "a match did not get its world");
+                    process.close_match_world(&name);
+                }
             }
         });
     }
@@ -517,6 +537,17 @@ impl<A: Area> Link<A> {
         }
     }
 
+    /// This link has opened a world, whose end ends the room, whoever its members are.
+    fn keep_hosted(&mut self, room: String, world: String) {
+        let (end, done) = (self.process.match_world_end(&world), self.done.clone());
+        self.hosted.insert(room.clone(), world);
+        tokio::spawn(async move {
+            end.await;
+            // The loop ends only with the process.
+            let _ = done.send(Done::HostedOver { room }).await;
+        });
+    }
+
     fn close_world(&self, world: String) {
         let process = Arc::clone(&self.process);
         tokio::task::spawn_blocking(move || process.close_match_world(&world));
@@ -524,7 +555,15 @@ impl<A: Area> Link<A> {
 
     fn refetch(&self) {
         let (matcher, done) = (self.matcher.clone(), self.done.clone());
+        let (process, hosted) = (Arc::clone(&self.process), self.hosted.clone());
         tokio::spawn(async move {
+            // The ends of rooms may be among what was missed.
+            for (room, world) in hosted {
+                let found = matcher.call(Method::GET_ROOM_INFO, Writer::new().str(1, &room)).await;
+                if let Err(CallError::Refused { status: Status::NotFound, .. }) = found {
+                    process.close_match_world(&world);
+                }
+            }
             if let Ok(mine) = matcher.mine().await {
                 // The loop ends only with the process.
                 let _ = done.send(Done::Mine(mine.rooms)).await;
@@ -565,6 +604,14 @@ impl<A: Area> Link<A> {
                         let _ = matcher.leave_room(&player, &room).await;
                     }
                 });
+            }
+            Done::Hosted { room, world } => self.keep_hosted(room, world),
+            Done::HostedOver { room } => {
+                if self.hosted.remove(&room).is_some() {
+                    let (matcher, delete) = (self.matcher.clone(), Writer::new().str(1, &room));
+                    // It may be gone: that is what is wanted.
+                    tokio::spawn(async move { matcher.call(Method::DELETE_ROOM, delete).await.map(drop) });
+                }
             }
             Done::Ticket { player, ticket } => match self.players.get_mut(&player) {
                 Some(player) => drop(player.tickets.insert(ticket)),

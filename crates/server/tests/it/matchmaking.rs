@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use throng_client::{
     CallError, ChannelId, Client, Endpoint, Event, Events, MatchWorld, Matcher, MatcherConfig,
-    MatchmakingEvent, MatchmakingRequest, RequestError, SessionConfig,
+    MatchmakingEvent, MatchmakingRequest, RequestError, Role, SessionConfig,
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service};
@@ -29,6 +29,11 @@ on_full = "seal"
 capacity = 2
 on_full = "seal"
 world = { class = "duel" }
+allocator = "gateway"
+[modes.brief]
+capacity = 2
+on_full = "seal"
+world = { class = "brief" }
 allocator = "gateway"
 "#;
 
@@ -425,6 +430,46 @@ fn players_who_fill_a_room_of_a_mode_get_a_world_and_no_channel() {
         assert_eq!(director.room(&room).await.unwrap().members, 2);
         director.delete_room(&room).await.unwrap();
         while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
+    });
+}
+
+#[test]
+fn players_of_a_game_server_have_a_world_as_long_as_their_room_and_the_room_as_long_as_its_world() {
+    let world = World::start_with(WORLDS);
+    let opened = |class: &str| {
+        let (metrics, series) =
+            (world.running.metrics(), format!("throng_class_worlds{{class=\"{class}\"}} "));
+        let count = metrics.lines().find_map(|line| line.strip_prefix(&series));
+        count.map_or(0, |count| count.parse::<u64>().unwrap())
+    };
+    world.run(async {
+        let director = world.matcher().await;
+        for (round, (mode, ends)) in
+            [("brief", "world"), ("arena", "players"), ("arena", "room")].into_iter().enumerate()
+        {
+            let class = if mode == "brief" { "brief" } else { "duel" };
+            let roles = [format!("a{round}"), format!("b{round}")];
+            let mut room = String::new();
+            for role in &roles {
+                room = director.join_random_room(&Role::new(role), mode).await.unwrap().id;
+            }
+            // The world without connections ends by itself.
+            if ends != "world" {
+                while !director.room(&room).await.unwrap().data.contains_key("World") {}
+                assert_eq!(opened(class), 1);
+            }
+            match ends {
+                "players" => {
+                    for role in &roles {
+                        director.leave_room(role, &room).await.unwrap();
+                    }
+                }
+                "room" => assert!(director.delete_room(&room).await.unwrap()),
+                _ => {}
+            }
+            while director.room(&room).await.is_ok_and(|room| !room.is_deleting) {}
+            while opened(class) > 0 {}
+        }
     });
 }
 

@@ -685,8 +685,61 @@ fn a_node_shows_its_cluster_and_says_why_it_opens_no_more_worlds() {
     while report(&n1, "/api/v1/cluster/nodes/n2")["state"] != "draining" {
         assert!(Instant::now() < until, "it drains");
     }
-    assert_eq!(post(&n1, "/api/v1/cluster/undrain", TOKEN, r#"{"node":"n2"}"#).0, "200");
-    assert_eq!(post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n9"}"#).0, "409");
+    // With all of them on their way out, nobody waits for a home.
+    assert_eq!(post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n1"}"#).0, "200");
+    while report(&n1, "/api/v1/cluster/nodes/n1")["state"] != "draining" {
+        assert!(Instant::now() < until, "it drains");
+    }
+    let (status, why) = open("x-12", "null");
+    assert!(status == "503" && why.to_string().contains("undrain"), "{status} {why}");
+    for node in ["n1", "n2"] {
+        let body = format!(r#"{{"node":"{node}"}}"#);
+        assert_eq!(post(&n1, "/api/v1/cluster/undrain", TOKEN, &body).0, "200");
+    }
+    assert_eq!(post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n9"}"#).0, "404");
+
+    let close = |name: &str| post(&n1, "/api/v1/worlds/close", TOKEN, &format!(r#"{{"name":"{name}"}}"#)).0;
+    assert_eq!(["x-1", "nowhere", "No name", "main"].map(close), ["200", "404", "404", "409"]);
+    // Tickets are for worlds of matches.
+    let sign = |world: &str| {
+        let body = format!(r#"{{"world":"{world}","players":["ann"]}}"#);
+        post(&n1, "/api/v1/matches", TOKEN, &body).0
+    };
+    assert_eq!(["nowhere", "hub", "cup-9"].map(sign), ["404", "409", "404"]);
+}
+
+#[test]
+fn without_the_bus_opens_and_closes_are_refused_in_time_and_an_open_is_not_made_later() {
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    std::fs::write(cluster.path("tokens"), format!("{TOKEN}\n")).expect("written");
+    let path = cluster.path("n1.toml");
+    let mut text = std::fs::read_to_string(&path).expect("it is there");
+    let tokens = cluster.path("tokens").display().to_string();
+    let _ = writeln!(text, "[http]\ntokens_file = {tokens:?}");
+    std::fs::write(&path, text).expect("written");
+    let n1 = cluster.start("n1");
+    cluster.homes();
+    signal(bus.id(), "-STOP");
+    let wants = [("/api/v1/worlds", "late"), ("/api/v1/worlds/close", "hub")];
+    let answers = std::thread::scope(|scope| {
+        let ask = |(path, name)| {
+            let node = &n1;
+            scope.spawn(move || post(node, path, TOKEN, &format!(r#"{{"name":"{name}"}}"#)))
+        };
+        wants.map(ask).map(|asked| asked.join().expect("it ends"))
+    });
+    signal(bus.id(), "-CONT");
+    for (status, why) in &answers {
+        let why = why["error"].to_string();
+        assert!(status == "503" && (why.contains("NATS") || why.contains("directory")), "{status} {why}");
+    }
+    let until = Instant::now() + PATIENCE;
+    while cluster.act("n1", &["where", "hub"]).is_ok() {
+        assert!(Instant::now() < until, "the node tries again to close it");
+    }
+    assert!(cluster.act("n1", &["where", "late"]).is_err(), "nobody waits for it");
 }
 
 #[test]
@@ -716,6 +769,14 @@ fn a_resume_token_leads_to_the_home_of_its_world_without_another_login() {
     // One of a world that is not open is an ordinary login.
     let void = [&[9; 24][..], b"gone"].concat();
     assert_eq!(farewell(log_in_with(&n2, &auth("secret", &void))), elsewhere);
+    // Nor does it contradict the world to which the client was sent.
+    let asked = [&auth("secret", &void)[..], &[0xAA, 6, 4], b"main"].concat();
+    let mut sent = log_in_with(&n1, &asked);
+    assert!(!resume_token(&mut sent).is_empty(), "it is an ordinary login");
+    // One of a world that is open does.
+    let other = [&[9; 24][..], b"hub"].concat();
+    let asked = [&auth("secret", &other)[..], &[0xAA, 6, 4], b"main"].concat();
+    assert_eq!(farewell(log_in_with(&n1, &asked)).0, 4011);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use throng_cluster::{Answer, Class, Failure, Key, Refusal, Setup, WorldState};
 
 use super::OPTIONS;
-use super::run::{CLASS, Fate, LIMITED, MS, Options, Run, S, name};
+use super::run::{CLASS, Fate, LIMIT, LIMITED, MS, Options, Run, S, name};
 
 fn start(nodes: usize, configure: fn(usize, &mut Setup)) -> Run {
     let mut run = Run::new(3, Options { nodes, ..OPTIONS });
@@ -165,6 +165,78 @@ fn nodes_that_open_worlds_at_the_same_time_open_no_more_than_the_class_may_have(
         run.run_until(run.now + S);
         assert!(run.server(&name("c9")).is_some() && run.open_limited() == 5, "seed {seed}");
     }
+}
+
+/// Gives all nodes another limit of the class.
+fn limit(run: &mut Run, most: u32) {
+    for node in 0..run.machines.len() {
+        let class = |worlds_max| Class { hash: "h".to_owned(), labels: BTreeMap::new(), worlds_max };
+        let classes = [(name(CLASS), class(None)), (name(LIMITED), class(Some(most)))];
+        run.handle(node, |core, now| core.handle_classes(now, classes.into()));
+    }
+    run.limit = most;
+}
+
+#[test]
+fn worlds_that_were_opened_under_a_greater_limit_count_after_it_was_lowered() {
+    for seed in 0..20 {
+        let mut run = Run::new(seed, Options { nodes: 3, ..OPTIONS });
+        (0..3).for_each(|node| run.start(node, 0));
+        run.run_until(S);
+        limit(&mut run, 5);
+        for world in 0..5 {
+            run.arrive_for(world % 3, &name(&format!("c{world}")), LIMITED);
+        }
+        run.run_until(run.now + 2 * S);
+        assert_eq!(run.open_limited(), 5, "seed {seed}");
+        limit(&mut run, 2);
+        let open_more = |run: &mut Run, worlds: [&str; 3]| {
+            for (node, world) in worlds.into_iter().enumerate() {
+                run.arrive_for(node, &name(world), LIMITED);
+            }
+            run.run_until(run.now + 3 * S);
+            run.open_limited()
+        };
+        // One after another closes, those with small permits too.
+        for (close, left) in [(None, 5), (Some("c0"), 4), (Some("c3"), 3), (Some("c1"), 2)] {
+            if let Some(world) = close {
+                run.handle(0, |core, now| core.handle_close(now, &name(world)));
+                run.run_until(run.now + S);
+            }
+            assert_eq!(
+                (open_more(&mut run, ["d0", "d1", "d2"]), &run.violation),
+                (left, &None),
+                "seed {seed}"
+            );
+        }
+        run.handle(0, |core, now| core.handle_close(now, &name("c2")));
+        run.run_until(run.now + S);
+        assert_eq!((open_more(&mut run, ["d3", "d4", "d5"]), &run.violation), (2, &None), "seed {seed}");
+    }
+}
+
+#[test]
+fn worlds_that_are_written_again_count_after_the_directory_lost_its_data() {
+    let mut run = start(3, |_, _| {});
+    for world in ["c0", "c1"] {
+        run.arrive_for(0, &name(world), LIMITED);
+        run.run_until(run.now + S);
+    }
+    assert_eq!(run.open_limited(), LIMIT);
+    run.lose(0);
+    run.run_until(run.now + 10 * S);
+    assert_eq!(run.open_limited(), LIMIT, "their homes have written them again");
+    for (node, world) in ["d0", "d1", "d2"].into_iter().enumerate() {
+        run.arrive_for(node, &name(world), LIMITED);
+    }
+    run.run_until(run.now + 3 * S);
+    assert_eq!(run.open_limited(), LIMIT);
+    // Their numbers can be used again.
+    run.handle(0, |core, now| core.handle_close(now, &name("c0")));
+    run.run_until(run.now + S);
+    run.arrive_for(0, &name("d3"), LIMITED);
+    run.run_until(run.now + 3 * S);
+    assert!(run.server(&name("d3")).is_some() && run.open_limited() == LIMIT);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use throng_cluster::{Answer, Defect, Failure, Key, Name, NodeState, Refusal, WorldState};
+use throng_cluster::{Answer, ArrivalId, Defect, Failure, Key, Name, NodeState, Refusal, WorldState};
 
 use super::OPTIONS;
 use super::run::{CLASS, Fate, MS, Options, Run, S, name};
@@ -312,6 +312,74 @@ fn a_world_that_is_closed_while_the_directory_is_away_does_not_come_back_with_it
 }
 
 #[test]
+fn a_close_is_answered_when_it_is_written_and_says_whether_the_world_was_open() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    let (other, nowhere) = (1 - home, name("nowhere"));
+    run.bus.leave(run.now, run.now + 20 * S);
+    for world in [world(), nowhere.clone()] {
+        run.handle(other, |core, now| core.handle_close(now, &world));
+    }
+    quietly(&mut run, 19 * S);
+    assert_eq!(run.machines[other].closings, [(nowhere.clone(), false)], "the other is not written");
+    quietly(&mut run, 5 * S);
+    assert_eq!(run.machines[other].closings, [(nowhere, false), (world(), true)]);
+    assert_eq!(run.world(&world()).map(|record| record.state), Some(WorldState::Closed));
+}
+
+#[test]
+fn a_close_that_another_write_comes_before_is_written_again() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    let other = 1 - home;
+    // The home restarts before the record of the closing arrives.
+    run.script.push((Key::World(world()), Fate::Lost));
+    run.machines[other].late_watch_until = run.now + 1_500 * MS;
+    run.handle(other, |core, now| core.handle_close(now, &world()));
+    quietly(&mut run, 10 * MS);
+    run.kill(home);
+    run.start(home, 100 * MS);
+    quietly(&mut run, S);
+    assert_eq!(run.server(&world()), Some(home));
+    quietly(&mut run, 5 * S);
+    assert_eq!(run.world(&world()).map(|record| record.state), Some(WorldState::Closed));
+    assert_eq!(run.machines[other].closings, [(world(), true)]);
+}
+
+#[test]
+fn an_open_that_waits_for_the_directory_is_refused_by_a_close_and_nothing_opens_later() {
+    let (mut run, home) = cluster(2, None);
+    quietly(&mut run, 5 * S);
+    run.bus.leave(run.now, run.now + 20 * S);
+    let world = name("w9");
+    let id = run.arrive(home, &world);
+    quietly(&mut run, 5 * S);
+    run.handle(home, |core, now| core.handle_close(now, &name("w9")));
+    assert_eq!(run.machines[home].answers.get(&id), Some(&Answer::Refused(Refusal::Closed)));
+    quietly(&mut run, 40 * S);
+    assert!(run.world(&world).is_none_or(|record| record.state == WorldState::Closed));
+    assert_eq!(run.machines[home].closings, [(world, true)]);
+}
+
+#[test]
+fn an_open_that_is_given_up_opens_nothing_later() {
+    for fate in [Fate::Lost, Fate::NoAnswer, Fate::LateWrite] {
+        let (mut run, home) = cluster(2, None);
+        quietly(&mut run, 5 * S);
+        let world = name("w9");
+        run.script.push((Key::World(world.clone()), fate));
+        run.machines[home].late_watch_until = run.now + 15 * S;
+        run.bus.leave(run.now + MS, run.now + 15 * S);
+        let id = run.arrive(home, &world);
+        quietly(&mut run, 10 * S);
+        run.handle(home, |core, now| core.handle_departure(now, ArrivalId(id)));
+        quietly(&mut run, 40 * S);
+        let state = run.world(&world).map(|record| record.state);
+        assert!(state.is_none_or(|state| state == WorldState::Closed), "{fate:?}: {state:?}");
+    }
+}
+
+#[test]
 fn the_record_of_a_match_is_deleted_when_it_closes() {
     let (mut run, _) = cluster(2, None);
     let world = name("duel-7");
@@ -355,7 +423,7 @@ fn arrivals_wait_for_a_home_and_are_refused_after_their_patience() {
     let id = run.arrive(home, &world());
     assert!(matches!(answer(&run, home, id), Some(Answer::Here { .. })));
     run.handle(other, |core, now| {
-        core.handle_arrival(now, throng_cluster::ArrivalId(900), name("nowhere"), None);
+        core.handle_arrival(now, ArrivalId(900), name("nowhere"), None);
     });
     assert_eq!(answer(&run, other, 900), Some(Answer::Refused(Refusal::UnknownWorld)));
     // No node can open a world while the directory is away.

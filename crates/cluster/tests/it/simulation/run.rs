@@ -131,6 +131,8 @@ pub(crate) struct Machine {
     /// The supervisor starts the process again when it ends.
     pub(crate) is_supervised: bool,
     pub(crate) answers: BTreeMap<u64, Answer>,
+    /// Worlds that it was requested to close and that are closing, and whether they were open.
+    pub(crate) closings: Vec<(Name, bool)>,
 }
 
 /// A world on a worker.
@@ -237,6 +239,7 @@ impl Run {
                 unreadable: Vec::new(),
                 is_supervised: true,
                 answers: BTreeMap::new(),
+                closings: Vec::new(),
             })
             .collect();
         Run {
@@ -347,6 +350,7 @@ impl Run {
         machine.core = Some(Node::new(setup, seed, clock).with_defect(defect));
         machine.workers.clear();
         machine.answers.clear();
+        machine.closings.clear();
         (machine.is_up, machine.failure, machine.tick_at) = (false, None, u64::MAX);
         (machine.has_gap, machine.position) = (false, 0);
         self.note(|| format!("start {node}"));
@@ -493,6 +497,9 @@ impl Run {
                 self.tally.arrived += 1;
                 self.tally.exhausted += u64::from(*answer == Answer::Refused(Refusal::WorldsMax));
                 self.machines[node].answers.insert(arrival.0, answer.clone());
+            }
+            Event::Closing { world, was_open } => {
+                self.machines[node].closings.push((world.clone(), *was_open));
             }
             Event::Unreadable { key, .. } => self.machines[node].unreadable.push(key.to_string()),
             Event::PatienceOver => {}
