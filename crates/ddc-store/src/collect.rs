@@ -27,6 +27,9 @@ use crate::store::Store;
 /// records at most. Uploads that arrive meanwhile wait for all of it: 64 KiB take a disk twice as
 /// long as a small upload.
 const MOVE_BYTES: u64 = 64 << 10;
+/// The same while uploads are refused for want of space: a disk that takes long for each sync must
+/// give space back all the same.
+const MOVE_BYTES_URGENT: u64 = 2 << 20;
 /// Keys that one record of losses names.
 pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 /// A segment is emptied when less than this part of it is in use.
@@ -431,6 +434,7 @@ impl Store {
 
     /// Writes the live records of segments again at the end of the log.
     fn move_live(&self, segments: &BTreeSet<u64>, done: &mut CollectReport) -> Result<(), StoreError> {
+        let move_bytes = if self.is_short_of_space() { MOVE_BYTES_URGENT } else { MOVE_BYTES };
         let mut queued_bytes = 0;
         self.walk_entries(b"", &mut |index_key, entry| {
             if !segments.contains(&entry.record.segment) {
@@ -455,7 +459,7 @@ impl Store {
             done.moved += 1;
             queued_bytes += payload.as_ref().map_or(0, |payload| payload.len() as u64);
             let change = Change::Move { key: index_key.to_vec(), record: entry.record, payload };
-            if self.queue_own(change) >= OWN_CHANGES_MAX || queued_bytes >= MOVE_BYTES {
+            if self.queue_own(change) >= OWN_CHANGES_MAX || queued_bytes >= move_bytes {
                 queued_bytes = 0;
                 self.commit_own()?;
             }

@@ -141,8 +141,7 @@ impl Store {
         let took = self.clock().elapsed().saturating_sub(started);
         let asked = self.asked.load(Ordering::Relaxed);
         let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
-        let is_urgent = self.is_full.load(Ordering::Relaxed) || self.is_over_limit();
-        if has_requests && !is_urgent {
+        if has_requests && !self.is_short_of_space() {
             self.clock().sleep(took.min(PAUSE_MAX));
         }
     }

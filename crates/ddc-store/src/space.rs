@@ -120,10 +120,10 @@ impl Store {
         bytes_max > 0 && (grows || self.wanted_bytes.load(Ordering::Relaxed) > 0)
     }
 
-    /// Reports whether the folder holds more than it may.
-    pub(crate) fn is_over_limit(&self) -> bool {
+    /// Reports whether the disk is full, or the folder holds more than it may.
+    pub(crate) fn is_short_of_space(&self) -> bool {
         let bytes_max = self.bytes_max.load(Ordering::Relaxed);
-        bytes_max > 0 && self.disk_bytes() > bytes_max
+        self.is_full.load(Ordering::Relaxed) || bytes_max > 0 && self.disk_bytes() > bytes_max
     }
 
     /// Reports whether the folder may take so many bytes more.
