@@ -11,8 +11,8 @@ const FRAME_ENTRIES_MAX: u64 = 1_024;
 /// Limits of what waits for a destination before it counts as lagging.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
 const QUEUE_ENTRIES_MAX: u64 = 100_000;
-/// Most bytes by which the memory of what waits grows at once, and that what was sent or replaced
-/// keeps of it when it would grow.
+/// Bytes up to which the memory of what waits is doubled, and that what was sent or replaced keeps
+/// of it when it would grow.
 const GROWTH_BYTES_MAX: usize = 1 << 20;
 /// Limits of what is kept for a resumption.
 const KEPT_BYTES_MAX: usize = 4 << 20;
@@ -185,15 +185,18 @@ impl Session {
         Queued::Added
     }
 
-    /// Makes room for an entry. Memory is doubled only while it is little: a reader that has
-    /// stopped would otherwise cost nearly twice what waits for it.
+    /// Makes room for an entry. Memory is doubled only while it is little. Then all that may ever
+    /// wait is reserved: the system gives memory when it is used, while each move to a larger place
+    /// would leave a smaller one behind, which the allocator keeps for a while.
     fn make_room(&mut self, len: usize) {
         let has_room = |pending: &Vec<u8>| pending.capacity() - pending.len() >= len;
         if !has_room(&self.pending) && self.head + self.replaced.1 >= GROWTH_BYTES_MAX {
             self.compact();
         }
         if !has_room(&self.pending) {
-            self.pending.reserve_exact(len.max(self.pending.len().min(GROWTH_BYTES_MAX)));
+            let doubled = 2 * self.pending.len();
+            let most = if doubled > GROWTH_BYTES_MAX { QUEUE_BYTES_MAX + GROWTH_BYTES_MAX } else { doubled };
+            self.pending.reserve_exact(len.max(most.saturating_sub(self.pending.len())));
         }
     }
 
@@ -527,6 +530,20 @@ mod tests {
                 "entries of {size} bytes: {gaps} gaps, {most} bytes"
             );
             assert!(most < MOST, "entries of {size} bytes: {most} bytes, over {MOST}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_fills_leaves_little_memory_behind() {
+        for size in [200, 60_000, 1 << 20] {
+            let mut session = Session::new("s".into(), ServerNumber::default(), 1);
+            let (entry, mut left, mut before) = (vec![7; size], 0, 0);
+            while session.push(&entry, 0) == Queued::Added {
+                let now = session.pending.capacity();
+                left += if now == before { 0 } else { before };
+                before = now;
+            }
+            assert!(left <= 3 * GROWTH_BYTES_MAX, "entries of {size} bytes: {left} bytes");
         }
     }
 
