@@ -215,6 +215,9 @@ fn serve_nats(
 /// # Errors
 /// Why not, for people.
 pub fn take_over_area(url: &str, bus_token: &str, area: &str) -> Result<String, String> {
+    if !crate::config::is_area(area) {
+        return Err(format!("`{area}` is no area: give letters, digits, `-` and `_`, as in `matcher.area`"));
+    }
     #[cfg(feature = "nats")]
     {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -339,6 +342,14 @@ fn read(file: &str) -> Result<String, String> {
 #[cfg(all(test, feature = "nats"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_no_area_cannot_be_taken_over() {
+        for name in ["", "a b", "a.b", "ä"] {
+            let why = take_over_area("nats://127.0.0.1:1", "", name).unwrap_err();
+            assert!(why.contains("is no area"), "{why}");
+        }
+    }
 
     #[test]
     fn a_copy_of_the_journals_folder_is_another_place() {

@@ -390,8 +390,7 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
     {
         problems.push(problem.note("named by `matcher.rules`; see `throng explain THR-0108`"));
     }
-    let in_subjects = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-    if !matcher.nats_url.is_empty() && (matcher.area.is_empty() || !matcher.area.chars().all(in_subjects)) {
+    if !matcher.nats_url.is_empty() && !is_area(&matcher.area) {
         let message = "`matcher.nats_url` needs `matcher.area`, of letters, digits, `-` and `_`: it is part of the subjects";
         problems.push(at(config, ProblemKind::Conflict, "matcher.nats_url", message));
     }
@@ -413,6 +412,11 @@ fn check_matcher(config: &Config, problems: &mut Vec<Problem>) {
             );
         }
     }
+}
+
+/// Returns whether an area may have this name, which is part of subjects.
+pub(crate) fn is_area(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
 fn check_cluster(config: &Config, problems: &mut Vec<Problem>) {

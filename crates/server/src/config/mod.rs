@@ -23,6 +23,7 @@ pub use load::Loader;
 pub use problem::{Origin, Problem, ProblemKind, Problems};
 pub use reference::{default_toml, markdown, schema};
 
+pub(crate) use check::is_area;
 pub(crate) use keys::Values;
 pub use value::{Kind, Value, nearest, resolve_addr, split_addr};
 
