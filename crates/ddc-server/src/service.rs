@@ -165,6 +165,14 @@ impl Default for Rules {
     }
 }
 
+impl Rules {
+    /// Quotas, and the namespaces that keep everything.
+    fn quotas_of_store(&self) -> Quotas {
+        let kept = self.namespaces.iter().filter(|(_, rules)| rules.keeps);
+        Quotas { kept: kept.map(|(namespace, _)| namespace.clone()).collect(), ..self.quotas.clone() }
+    }
+}
+
 /// Copies of blobs whose last use is known; with more, all is forgotten and gained again.
 pub(crate) const USES_MAX: usize = 1 << 20;
 
@@ -269,7 +277,7 @@ impl Service {
     /// from `origin`.
     #[must_use]
     pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
-        store.set_quotas(rules.quotas.clone());
+        store.set_quotas(rules.quotas_of_store());
         Arc::new(Service {
             clock: Arc::clone(store.clock()),
             store,
@@ -300,7 +308,7 @@ impl Service {
     /// Replaces what the service is configured to do, for requests from now on. What a node does by
     /// itself ([`Rules::maintenance`]) stays as it was at the start.
     pub fn set_rules(&self, rules: Rules) {
-        self.store.set_quotas(rules.quotas.clone());
+        self.store.set_quotas(rules.quotas_of_store());
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 

@@ -1,12 +1,13 @@
 //! What a node does by itself and by hand: notes of last uses, collections, exports.
 
 use std::io::Cursor;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
 use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value};
 use throng_ddc_server::{NamespaceRules, Node, Rules};
-use throng_ddc_store::{ChangeResult, Done, Options, PutRef, RefValue, StoreError};
+use throng_ddc_store::{ChangeResult, Clock, Done, Options, PutRef, RefValue, StoreError};
 
 fn open(folder: &std::path::Path) -> Node {
     Node::open(folder, Options::default(), Rules::default()).expect("the folder opens")
@@ -201,4 +202,45 @@ fn last_uses_survive_a_restart() {
     let collected = node.service().collect().expect("the disk works");
     assert_eq!((collected.refs, collected.blobs), (0, 0));
     assert_eq!(node.service().stats().collections, 1);
+}
+
+/// A clock that asks for a stop at the third sleep.
+#[derive(Debug, Default)]
+struct StopAtThird {
+    store: std::sync::OnceLock<std::sync::Weak<throng_ddc_store::Store>>,
+    sleeps: std::sync::Mutex<Vec<Duration>>,
+}
+
+impl Clock for StopAtThird {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_unix_ms(1_700_000_000_000)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.sleeps.lock().expect("no panic").iter().sum()
+    }
+
+    fn sleep(&self, time: Duration) {
+        let mut sleeps = self.sleeps.lock().expect("no panic");
+        sleeps.push(time);
+        if sleeps.len() == 3 {
+            self.store.get().and_then(std::sync::Weak::upgrade).expect("it is open").end_maintenance();
+        }
+    }
+}
+
+#[test]
+fn a_slow_scrub_of_a_large_blob_stops_within_a_moment() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let clock = Arc::new(StopAtThird::default());
+    let options = Options { clock: Arc::clone(&clock) as Arc<dyn Clock>, ..Options::default() };
+    let node = Node::open(folder.path(), options, Rules::default()).expect("the folder opens");
+    fill(&node);
+    clock.store.set(Arc::downgrade(node.service().store())).expect("it was empty");
+    // The 3 MiB would take a month.
+    let stopped = node.service().scrub(1).expect_err("it ends early");
+    assert!(stopped.to_string().contains("stops"), "{stopped}");
+    let sleeps = clock.sleeps.lock().expect("no panic").clone();
+    assert_eq!(sleeps.len(), 3);
+    assert!(sleeps.iter().all(|sleep| *sleep <= Duration::from_millis(100)), "{sleeps:?}");
 }
