@@ -204,6 +204,58 @@ fn last_uses_survive_a_restart() {
     assert_eq!(node.service().stats().collections, 1);
 }
 
+/// Puts an object of these values as the ref of [`key`].
+fn put_object(node: &Node, attachments: Vec<Value>, n: u64, put_ms: u64) {
+    let values = [("a", Value::Array(attachments)), ("n", Value::Integer(n))];
+    let object = Bytes::from(Value::object(values).encode(Style::Plain));
+    let value = RefValue {
+        object: IoHash::of(&object),
+        finalised: true,
+        put: Timestamp::from_unix_ms(put_ms),
+        inline: Some(object),
+        adopted: false,
+    };
+    let (bucket, relies_on) = ("default".parse().expect("a name"), Vec::new());
+    let put = PutRef { namespace: namespace(), bucket, key: key(), value, overwrite: true, relies_on };
+    assert_eq!(wait(|done| node.service().store().put_ref(put, done)), ChangeResult::Done);
+}
+
+fn exported(node: &Node) -> Cursor<Vec<u8>> {
+    let mut stream = Vec::new();
+    Node::export(node.service().store(), None, &mut stream).expect("memory");
+    Cursor::new(stream)
+}
+
+#[test]
+fn an_import_leaves_newer_refs_as_they_are_and_names_them() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = open(folder.path());
+    put_object(&node, Vec::new(), 1, 1_000);
+    let stream = exported(&node);
+    put_object(&node, Vec::new(), 2, 2_000);
+    let newer = exported(&node);
+    let done = node.import(&mut stream.clone()).expect("a valid stream");
+    let name = "ref game/default/00000000000000000000000000000000000000aa".to_owned();
+    assert_eq!((done.refs, done.newer, done.newer_names), (0, 1, vec![name]));
+    assert_eq!(exported(&node), newer);
+    // One that is older is replaced.
+    put_object(&node, Vec::new(), 3, 500);
+    let done = node.import(&mut newer.clone()).expect("a valid stream");
+    assert_eq!((done.refs, done.newer), (1, 0));
+    assert_eq!(exported(&node), newer);
+}
+
+#[test]
+fn a_ref_whose_blob_is_damaged_stays_a_miss_after_export_and_import() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let (from, to) = (open(folders[0].path()), open(folders[1].path()));
+    put_object(&from, vec![Value::BinaryAttachment(IoHash::of(b"gone"))], 1, 1_000);
+    to.import(&mut exported(&from)).expect("a valid stream");
+    let bucket = "default".parse().expect("a name");
+    let value = to.service().store().reference(&namespace(), &bucket, &key()).expect("the disk works");
+    assert!(value.expect("it is there").finalised, "an upload that never ended is another answer");
+}
+
 /// A clock that asks for a stop at the third sleep.
 #[derive(Debug, Default)]
 struct StopAtThird {
