@@ -28,6 +28,7 @@ use crate::preconditions::Preconditions;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
+use crate::upstream::{Loop, for_request};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait
 /// meanwhile.
@@ -328,7 +329,16 @@ impl Service {
         let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
-        let dispatched = self.dispatch(listener, question, &mut operation).await;
+        let came_through =
+            self.upstream().map_or(Ok(None), |upstream| upstream.came_through(&question.headers));
+        let dispatched = match came_through {
+            Ok(caches) => for_request(caches, self.dispatch(listener, question, &mut operation)).await,
+            Err(Loop) => {
+                let title =
+                    "the request came back to the cache that sent it (Via): its ddc.upstream.url leads here";
+                Err(Problem::new(StatusCode::LOOP_DETECTED, title))
+            }
+        };
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
             Ok(response) => response,
