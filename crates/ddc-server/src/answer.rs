@@ -101,9 +101,10 @@ impl From<Exhausted> for Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Problem {
         let status = match error {
-            StoreError::Full | StoreError::Kept { .. } | StoreError::OverLimit { .. } => {
-                StatusCode::INSUFFICIENT_STORAGE
-            }
+            StoreError::Full
+            | StoreError::Kept { .. }
+            | StoreError::OverLimit { .. }
+            | StoreError::AboveLimit { .. } => StatusCode::INSUFFICIENT_STORAGE,
             StoreError::Busy => {
                 return Problem::new(StatusCode::TOO_MANY_REQUESTS, error.to_string())
                     .with(header::RETRY_AFTER, "1");

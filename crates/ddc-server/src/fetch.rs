@@ -25,7 +25,7 @@ use crate::preconditions::Preconditions;
 use crate::service::Service;
 use crate::streaming::{Begun, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
-use crate::upstream::{Form, Lookup, Upstream};
+use crate::upstream::{Form, Lookup, Upstream, came_through, for_request};
 use crate::watchdog::Watchdog;
 
 /// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
@@ -53,7 +53,7 @@ impl Service {
         }
     }
 
-    fn upstream(&self) -> Option<&Upstream> {
+    pub(crate) fn upstream(&self) -> Option<&Upstream> {
         match &self.origin {
             Origin::Upstream(upstream) => Some(upstream),
             _ => None,
@@ -831,12 +831,12 @@ impl Service {
         if first {
             // It goes on if the client leaves: the next one will want it.
             let (service, streamed) = (Arc::clone(self), Arc::clone(&streamed));
-            tokio::spawn(async move {
+            tokio::spawn(for_request(came_through(), async move {
                 let (namespace, hash) = &wanted;
                 let brought = service.fetch_blob(namespace, hash, Some(&streamed)).await;
                 service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
                 streamed.end(brought.map_err(|problem| (problem.status, problem.title)));
-            });
+            }));
         }
         let begun = poll_fn(|context| streamed.poll_begun(context)).await;
         let begun =

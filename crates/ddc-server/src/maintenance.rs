@@ -16,11 +16,10 @@ const BYTES_MAX_PERCENT: u64 = 90;
 const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Interval of the check whether uploads fill it faster than that.
 const EVICT_LOOK: Duration = Duration::from_millis(250);
+/// Longest sleep of a scrub: a stop waits for it.
+const SLEEP_MAX: Duration = Duration::from_millis(50);
 /// How often old events of the replication log are forgotten.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
-
-/// Longest sleep of a scrub.
-const SLEEP_MAX: Duration = Duration::from_millis(250);
 
 impl Service {
     /// Removes what expired and what nobody reaches; requests go on meanwhile. Copies of what an
@@ -36,8 +35,9 @@ impl Service {
         let policy = |namespace: &Namespace| self.rules_of(namespace).refs;
         let last =
             |namespace: &Namespace, bucket: &Bucket, key: &Key| self.last_access(namespace, bucket, key);
-        // A full disk or quota leaves only uploads in progress their age.
-        let blob_age_min = match self.store.space().is_full || self.store.was_over_quota() {
+        // A full disk, folder or quota leaves only uploads in progress their age.
+        let is_full = self.store.space().is_full || self.store.is_nearly_full(self.bytes_max());
+        let blob_age_min = match is_full || self.store.was_over_quota() {
             true => throng_ddc::gc::UPLOAD_AGE_MIN,
             false => throng_ddc::gc::BLOB_AGE_MIN,
         };
@@ -207,7 +207,9 @@ impl Service {
         // Of exactly this age is old enough: times are whole milliseconds.
         let oldest = self.now().unix_ms().saturating_sub(age_ms).saturating_add(1);
         let before = Timestamp::from_unix_ms(oldest);
-        if let Err(error) = self.store.forget_events(before) {
+        if let Err(error) = self.store.forget_events(before)
+            && !error.is_stop()
+        {
             tracing::error!(%error, "old events could not be forgotten");
         }
     }
@@ -221,11 +223,7 @@ impl Service {
                 segments = done.segments,
                 "collection finished"
             ),
-            Err(_) if self.store.is_ending() => {}
-            Err(error) => {
-                self.counters.add_upkeep_failure();
-                tracing::error!(%error, "a collection ended early");
-            }
+            Err(error) => self.note_failure(&error, "a collection ended early"),
         }
     }
 
@@ -246,11 +244,7 @@ impl Service {
                 bytes = done.blob_bytes,
                 "removed what was unused longest"
             ),
-            Err(_) if self.store.is_ending() => {}
-            Err(error) => {
-                self.counters.add_upkeep_failure();
-                tracing::error!(%error, "an eviction ended early");
-            }
+            Err(error) => self.note_failure(&error, "an eviction ended early"),
         }
     }
 
@@ -263,11 +257,15 @@ impl Service {
                 lost = done.lost,
                 "scrubbed"
             ),
-            Err(_) if self.store.is_ending() => {}
-            Err(error) => {
-                self.counters.add_upkeep_failure();
-                tracing::error!(%error, "a scrub ended early");
-            }
+            Err(error) => self.note_failure(&error, "a scrub ended early"),
+        }
+    }
+
+    /// Counts and reports maintenance that ended early, unless it was to stop.
+    fn note_failure(&self, error: &StoreError, what: &str) {
+        if !error.is_stop() {
+            self.counters.add_upkeep_failure();
+            tracing::error!(%error, "{what}");
         }
     }
 }

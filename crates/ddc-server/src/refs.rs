@@ -317,8 +317,13 @@ impl Service {
             Media::Json => {
                 let bytes_max = JSON_FACTOR * bytes.len() as u64;
                 let mut held = self.memory.take(bytes_max, Instant::now() + MEMORY_WAIT).await?;
-                let document = Document::parse(&bytes).map_err(Problem::bad)?;
-                let json = document.to_json();
+                let convert = || Document::parse(&bytes).map(|document| document.to_json());
+                // A large object takes seconds, in which the other requests of this thread go on.
+                let json = match bytes.len() > SMALL_BYTES_MAX {
+                    true => blocking::in_place(convert),
+                    false => convert(),
+                };
+                let json = json.map_err(Problem::bad)?;
                 held.keep(json.len() as u64);
                 let mut response = reply(StatusCode::OK, media.name(), json);
                 response.body_mut().hold(held);

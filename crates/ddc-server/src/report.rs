@@ -90,7 +90,9 @@ impl Service {
     pub(crate) fn run_counts(&self, end: &Receiver<()>) {
         loop {
             let started = Instant::now();
-            if let Err(error) = self.count_sizes() {
+            if let Err(error) = self.count_sizes()
+                && !error.is_stop()
+            {
                 tracing::error!(%error, "the sizes of namespaces could not be counted");
             }
             let wait = COUNT_EVERY.max(started.elapsed() * COUNT_PART);

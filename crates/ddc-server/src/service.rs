@@ -29,6 +29,7 @@ use crate::preconditions::Preconditions;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
+use crate::upstream::{Loop, for_request};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait
 /// meanwhile.
@@ -164,6 +165,14 @@ impl Default for Rules {
     }
 }
 
+impl Rules {
+    /// Quotas, and the namespaces that keep everything.
+    fn quotas_of_store(&self) -> Quotas {
+        let kept = self.namespaces.iter().filter(|(_, rules)| rules.keeps);
+        Quotas { kept: kept.map(|(namespace, _)| namespace.clone()).collect(), ..self.quotas.clone() }
+    }
+}
+
 /// Copies of blobs whose last use is known; with more, all is forgotten and gained again.
 pub(crate) const USES_MAX: usize = 1 << 20;
 
@@ -268,7 +277,7 @@ impl Service {
     /// from `origin`.
     #[must_use]
     pub fn new(store: Arc<Store>, rules: Rules, origin: Origin) -> Arc<Service> {
-        store.set_quotas(rules.quotas.clone());
+        store.set_quotas(rules.quotas_of_store());
         Arc::new(Service {
             clock: Arc::clone(store.clock()),
             store,
@@ -299,7 +308,7 @@ impl Service {
     /// Replaces what the service is configured to do, for requests from now on. What a node does by
     /// itself ([`Rules::maintenance`]) stays as it was at the start.
     pub fn set_rules(&self, rules: Rules) {
-        self.store.set_quotas(rules.quotas.clone());
+        self.store.set_quotas(rules.quotas_of_store());
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
     }
 
@@ -319,7 +328,16 @@ impl Service {
         let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
-        let dispatched = self.dispatch(listener, question, &mut operation).await;
+        let came_through =
+            self.upstream().map_or(Ok(None), |upstream| upstream.came_through(&question.headers));
+        let dispatched = match came_through {
+            Ok(caches) => for_request(caches, self.dispatch(listener, question, &mut operation)).await,
+            Err(Loop) => {
+                let title =
+                    "the request came back to the cache that sent it (Via): its ddc.upstream.url leads here";
+                Err(Problem::new(StatusCode::LOOP_DETECTED, title))
+            }
+        };
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
             Ok(response) => response,

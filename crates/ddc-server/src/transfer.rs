@@ -29,8 +29,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const WAITING_MAX: usize = 256;
 /// Longest line of a stream.
 const LINE_BYTES_MAX: u64 = 4 << 10;
-/// Things that cannot be read and are named.
-const UNREADABLE_NAMES_MAX: usize = 1_000;
+/// Things of one kind that are named.
+const NAMES_MAX: usize = 1_000;
 /// Times that a blob of a bucket is received that is damaged or breaks off.
 const RECEPTIONS: usize = 3;
 
@@ -50,13 +50,24 @@ pub struct Transferred {
     pub unreadable: u64,
     /// The first thousand of them.
     pub unreadable_names: Vec<String>,
+    /// Refs that stayed as they were, because they are newer than those of the stream.
+    pub newer: u64,
+    /// The first thousand of them.
+    pub newer_names: Vec<String>,
 }
 
 impl Transferred {
     fn note_unreadable(&mut self, name: String) {
         self.unreadable += 1;
-        if self.unreadable_names.len() < UNREADABLE_NAMES_MAX {
+        if self.unreadable_names.len() < NAMES_MAX {
             self.unreadable_names.push(name);
+        }
+    }
+
+    fn note_newer(&mut self, name: String) {
+        self.newer += 1;
+        if self.newer_names.len() < NAMES_MAX {
+            self.newer_names.push(name);
         }
     }
 }
@@ -200,7 +211,8 @@ impl Node {
     }
 
     /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref
-    /// resolved again; what is there already stays.
+    /// resolved again. A ref that was put here later than in the exported cache stays; one that was
+    /// deleted here since comes back.
     ///
     /// # Errors
     /// As [`TransferError`] says. What was brought in by then stays.
@@ -251,8 +263,14 @@ impl Service {
                 import.settle(0)?;
                 let put = Timestamp::from_unix_ms(number(&entry, "put")?);
                 let bytes = read_bytes(input, number(&entry, "bytes")?)?;
-                import.reference(&namespace, parse(text("bucket"))?, parse(text("ref"))?, bytes, put)?;
-                done.refs += 1;
+                let name = RefName { namespace, bucket: parse(text("bucket"))?, key: parse(text("ref"))? };
+                // One that was whole once is a miss when something of it is gone, not an unfinished
+                // upload. Older exports do not say so.
+                let was_finalised = entry["finalised"].as_bool().unwrap_or(false);
+                match import.reference(&name, bytes, put, was_finalised)? {
+                    true => done.refs += 1,
+                    false => done.note_newer(ref_name(&name.namespace, &name.bucket, &name.key)),
+                }
             }
             import.settle(WAITING_MAX)?;
         }
@@ -370,7 +388,7 @@ fn export_ref(name: &RefName, value: &RefValue, object: &[u8], out: &mut dyn Wri
         out,
         &json!({
             "ref": name.key.as_str(), "bucket": name.bucket.as_str(), "put": value.put.unix_ms(),
-            "bytes": object.len(), "namespace": name.namespace.as_str(),
+            "bytes": object.len(), "namespace": name.namespace.as_str(), "finalised": value.finalised,
         }),
     )?;
     out.write_all(object)
@@ -467,30 +485,34 @@ impl Import<'_> {
         Ok(self.store.put_large(namespace, writer, now, sent)?)
     }
 
+    /// Puts a ref, unless a newer one is here; whether it did.
     fn reference(
         &mut self,
-        namespace: &Namespace,
-        bucket: Bucket,
-        key: Key,
+        name: &RefName,
         bytes: Bytes,
         put: Timestamp,
-    ) -> Result<(), TransferError> {
+        was_finalised: bool,
+    ) -> Result<bool, TransferError> {
+        let RefName { namespace, bucket, key } = name.clone();
+        let object = IoHash::of(&bytes);
+        let present = self.store.reference(&namespace, &bucket, &key)?;
+        if present.is_some_and(|present| present.object != object && present.put > put) {
+            return Ok(false);
+        }
         let document =
             Document::parse(&bytes).map_err(|defect| TransferError::Malformed(defect.to_string()))?;
-        let object = IoHash::of(&bytes);
-        let (closure, mut relies_on) = self.store.close(namespace, &document)?;
+        let (closure, mut relies_on) = self.store.close(&namespace, &document)?;
         let inline = bytes.len() <= self.store.inline_bytes_max();
         if !inline {
             // It came as a blob before.
             relies_on.push(object);
         }
-        let finalised = closure.missing().is_empty();
+        let finalised = was_finalised || closure.missing().is_empty();
         let inline = inline.then(|| bytes.clone());
         let value = RefValue { object, finalised, put, inline, adopted: false };
-        let namespace = namespace.clone();
         let sent = self.sent();
         self.store.put_ref(PutRef { namespace, bucket, key, value, overwrite: true, relies_on }, sent);
-        Ok(())
+        Ok(true)
     }
 }
 

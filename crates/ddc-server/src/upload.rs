@@ -319,7 +319,10 @@ impl<'c> Upload<'c> {
             if held >= STEP_BYTES || expected > SMALL_BYTES_MAX as u64 && held >= STEP_BYTES / 4 {
                 let file = match &mut writer {
                     Some(file) => file,
-                    none => none.insert(Box::new(store.begin_large()?)),
+                    none => {
+                        store.announce(expected)?;
+                        none.insert(Box::new(store.begin_large()?))
+                    }
                 };
                 match only.take() {
                     Some(bytes) => {

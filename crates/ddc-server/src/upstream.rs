@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{StreamExt as _, TryStreamExt as _};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Body as _;
-use hyper::header::{self, HeaderValue};
+use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use throng_ddc::api::{Media, RefName};
 use throng_ddc::{IoHash, Namespace};
@@ -53,6 +54,27 @@ pub struct UpstreamOptions {
     pub tls: Arc<rustls::ClientConfig>,
 }
 
+tokio::task_local! {
+    /// Caches that the request came through which this task answers.
+    static CAME_THROUGH: HeaderValue;
+}
+
+/// Does something for a request that came through these caches.
+pub(crate) async fn for_request<F: Future>(came_through: Option<HeaderValue>, work: F) -> F::Output {
+    match came_through {
+        Some(caches) => CAME_THROUGH.scope(caches, work).await,
+        None => work.await,
+    }
+}
+
+/// Caches that the request of this task came through, for a task that does a part of it.
+pub(crate) fn came_through() -> Option<HeaderValue> {
+    CAME_THROUGH.try_with(HeaderValue::clone).ok()
+}
+
+/// A request came back to the cache that sent it.
+pub(crate) struct Loop;
+
 /// Sends a request to another cache and gives its answer, whose body may still be on its way.
 pub type Transport =
     Box<dyn Fn(Request<Empty<Bytes>>) -> BoxFuture<'static, io::Result<Response<Incoming>>> + Send + Sync>;
@@ -65,6 +87,8 @@ pub struct Upstream {
     miss: Duration,
     transport: Transport,
     clock: Arc<dyn Clock>,
+    /// Name of this cache among those that a request came through.
+    own_name: String,
     /// Paths that were not there, and until when on the clock that is believed.
     misses: Remembered,
     /// Paths whose body failed, and until when on the clock they are left alone.
@@ -149,10 +173,35 @@ impl Upstream {
             miss,
             transport,
             clock,
+            own_name: format!("throng-{:016x}", RandomState::new().hash_one(0)),
             misses: Mutex::default(),
             failed_bodies: Mutex::default(),
             health: Mutex::default(),
             failures: AtomicU64::new(0),
+        }
+    }
+
+    /// Caches that a request came through. Fails if this one is among them: an upstream leads back
+    /// here, and would wait for what it is asked for.
+    pub(crate) fn came_through(&self, headers: &HeaderMap) -> Result<Option<HeaderValue>, Loop> {
+        let vias: Vec<&[u8]> = headers.get_all(header::VIA).iter().map(HeaderValue::as_bytes).collect();
+        if vias.is_empty() {
+            return Ok(None);
+        }
+        let vias = vias.join(&b", "[..]);
+        let own_name = self.own_name.as_bytes();
+        match vias.windows(own_name.len()).any(|window| window == own_name) {
+            true => Err(Loop),
+            false => Ok(HeaderValue::from_bytes(&vias).ok()),
+        }
+    }
+
+    /// The same for requests to the upstream.
+    fn goes_through(&self) -> Vec<u8> {
+        let own = format!("1.1 {}", self.own_name).into_bytes();
+        match came_through() {
+            Some(caches) => [caches.as_bytes(), b", ", &own].concat(),
+            None => own,
         }
     }
 
@@ -237,6 +286,7 @@ impl Upstream {
             return Err(Absence::Silent);
         }
         let mut request = Request::get(format!("{}{path}", self.url)).header(header::ACCEPT, accept);
+        request = request.header(header::VIA, self.goes_through());
         if let Some(authorization) = &self.authorization {
             request = request.header(header::AUTHORIZATION, authorization);
         }
@@ -249,7 +299,8 @@ impl Upstream {
             Err(error) => return Err(silent(&error, false)),
         };
         let status = response.status();
-        let is_answer = !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        let is_answer = status == StatusCode::LOOP_DETECTED
+            || !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
         if is_answer {
             self.health().row = 0;
         }
@@ -258,6 +309,11 @@ impl Upstream {
             // The ref is not finalised, or the cache knows no such thing.
             StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => {
                 remember(&self.misses, path, now + self.miss);
+                Err(Absence::Missing)
+            }
+            StatusCode::LOOP_DETECTED => {
+                let what = "the upstream cache leads back to this one; what is not here is a miss";
+                self.count_failure(&mut self.health(), now, what, &status);
                 Err(Absence::Missing)
             }
             status => Err(silent(&format!("status {status}"), is_answer)),

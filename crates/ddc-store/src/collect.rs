@@ -20,7 +20,7 @@ use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
 use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
-use crate::record::{self, KEY_BYTES_MAX, Kind, LogPosition, NAMED_BYTES};
+use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
 use crate::store::Store;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
@@ -36,11 +36,6 @@ pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
 const LIVE_PERCENT_MIN_FULL: u64 = 85;
-
-/// The open segment is left when this part of a whole one is garbage there ...
-const OPEN_GARBAGE_PART: u64 = 256;
-/// ... and this part of all segments.
-const OPEN_GARBAGE_OF_ALL_PART: u64 = 16;
 
 /// Inputs of a collection.
 pub struct CollectOptions<'a> {
@@ -333,12 +328,19 @@ impl Store {
         done: &mut CollectReport,
         live_percent_min: u64,
     ) -> Result<(), StoreError> {
-        self.leave_open_segment(live_percent_min)?;
         // Records before this position are in the index on disk; those behind it lie in segments
         // that stay.
-        let open = self.write_index()?.segment;
+        let mut open = self.write_index()?.segment;
+        let mut may_close = true;
         loop {
             let mut live = self.live_bytes()?;
+            let live_of_open = live.get(&open).copied().unwrap_or(0);
+            if std::mem::take(&mut may_close)
+                && self.close_if_sparse((open, live_of_open), live_percent_min)?
+            {
+                open = self.write_index()?.segment;
+                continue;
+            }
             let mut sparse: Vec<(u64, u64)> = Vec::new();
             for segment in self.segments.numbers().into_iter().filter(|segment| *segment < open) {
                 let bytes = live.get(&segment).copied().unwrap_or(0);
@@ -366,6 +368,7 @@ impl Store {
                 self.write_index()?;
                 self.note_removal(&ready)?;
                 for segment in &ready {
+                    self.index.check_stop()?;
                     self.segments.remove(*segment)?;
                     done.segments += 1;
                     // One at a time: uploads wait while the file system frees the space of all that
@@ -379,21 +382,23 @@ impl Store {
         }
     }
 
-    /// Begins a new segment if much of the open one is garbage, and much of all garbage is there: the
-    /// space of the open segment stays.
-    fn leave_open_segment(&self, live_percent_min: u64) -> Result<(), StoreError> {
-        let LogPosition { segment, offset: bytes, .. } = lock(&self.log).position();
-        let least = (self.options.segment_bytes_max / OPEN_GARBAGE_PART)
-            .max(self.segments.bytes() / OPEN_GARBAGE_OF_ALL_PART);
-        if bytes < least {
-            return Ok(());
+    /// Closes a segment that is still written, with `live` bytes in use, if it is sparse and closing
+    /// it gives back as much as a full one that is.
+    fn close_if_sparse(
+        &self,
+        (segment, live): (u64, u64),
+        live_percent_min: u64,
+    ) -> Result<bool, StoreError> {
+        let mut log = lock(&self.log);
+        let (position, full) = (log.position(), log.segment_bytes_max());
+        let bytes = position.offset;
+        let is_sparse = live * 100 < bytes * live_percent_min
+            && bytes.saturating_sub(live) * 100 >= full * (100 - live_percent_min);
+        if position.segment != segment || !is_sparse {
+            return Ok(false);
         }
-        let live = self.live_bytes()?.get(&segment).copied().unwrap_or(0);
-        if bytes.saturating_sub(live) >= least && live * 100 < bytes * live_percent_min {
-            let mut log = lock(&self.log);
-            self.with_reserve(0, || Ok(log.begin_segment()?))?;
-        }
-        Ok(())
+        self.with_reserve(0, || Ok(log.begin_segment()?))?;
+        Ok(true)
     }
 
     /// Makes durable which segments are there, without those that are to go: they are not taken for
@@ -521,6 +526,10 @@ struct Deletes<'s> {
 
 impl Reader for Deletes<'_> {
     fn record(&mut self, found: Found) -> io::Result<()> {
+        if let Err(stopped) = self.store.index.check_stop() {
+            self.failed = Some(stopped.into());
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         match found.kind {
             Kind::Delete => {
                 // A segment that is emptied with this one still exists: its removal may be lost.

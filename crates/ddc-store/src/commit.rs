@@ -216,11 +216,12 @@ impl Store {
         if queue.closed || is_full {
             return Err(StoreError::Busy);
         }
-        match change {
-            Change::Large { location, .. } => self.check_limit(location.len + bytes as u64),
-            _ if change.stored_key().is_some() => self.check_limit(bytes as u64),
-            _ => Ok(()),
-        }
+        let len = match change {
+            Change::Large { location, .. } => location.len,
+            _ if change.stored_key().is_some() => change.payload_len() as u64,
+            _ => return Ok(()),
+        };
+        self.take_room(len, queue.bytes as u64 + 256)
     }
 
     /// Queues without regard to limits: for what is bounded otherwise.

@@ -19,6 +19,9 @@ pub enum IndexError {
         /// Offset of the block in the run's file.
         offset: u64,
     },
+    /// The store is about to be closed, and maintenance ends.
+    #[error("the cache stops")]
+    Stopped,
     /// The system failed to read or write.
     #[error("the index: {0}")]
     Io(Arc<io::Error>),
@@ -48,7 +51,7 @@ pub enum StoreError {
     /// Nothing of the namespace may go, and it and its like hold more than the folder may. Reads
     /// and deletes go on.
     #[error(
-        "nothing is evicted from the namespace {namespace} (ddc.keep_namespaces), and the namespaces kept so hold more than ddc.bytes_max ({bytes_max} bytes); delete refs in them and collect, raise ddc.bytes_max, or shorten ddc.keep_namespaces"
+        "nothing is evicted from the namespace {namespace} (ddc.keep_namespaces), and the namespaces kept so hold more than ddc.bytes_max ({bytes_max} bytes); delete refs in them, raise ddc.bytes_max, or shorten ddc.keep_namespaces"
     )]
     Kept {
         /// Namespace of the upload.
@@ -56,12 +59,20 @@ pub enum StoreError {
         /// Bytes that the folder may hold.
         bytes_max: u64,
     },
-    /// The folder holds more than it may. Reads and deletes go on, and uploads too once an eviction
-    /// has made room.
+    /// The folder would hold more than it may. Reads and deletes go on, and uploads too once an
+    /// eviction has made room.
     #[error(
-        "the cache holds more than ddc.bytes_max ({bytes_max} bytes); an eviction makes room within seconds, for uploads of up to half of that and unless ddc.keep_namespaces spares too much: retry later, raise ddc.bytes_max, or delete refs"
+        "the upload would fill the cache beyond ddc.bytes_max ({bytes_max} bytes); an eviction makes room within seconds unless ddc.keep_namespaces spares too much: retry later, raise ddc.bytes_max, or delete refs"
     )]
     OverLimit {
+        /// Bytes that the folder may hold.
+        bytes_max: u64,
+    },
+    /// No eviction could make room for the blob.
+    #[error("the blob of {bytes} bytes exceeds ddc.bytes_max ({bytes_max} bytes); raise ddc.bytes_max")]
+    AboveLimit {
+        /// Size of the blob.
+        bytes: u64,
         /// Bytes that the folder may hold.
         bytes_max: u64,
     },
@@ -100,6 +111,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Reports whether maintenance ended because the store is about to be closed.
+    #[must_use]
+    pub fn is_stop(&self) -> bool {
+        matches!(self, StoreError::Index(IndexError::Stopped))
+    }
+
     /// Reports whether the disk has no space.
     pub(crate) fn is_full(&self) -> bool {
         match self {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
+use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp, gc};
 
 use crate::change::Change;
 use crate::collect::{CollectReport, cost};
@@ -19,6 +19,7 @@ use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::marks::Marks;
 use crate::run::fingerprint;
+use crate::space::EVICT_PART;
 use crate::store::{Kept, Store};
 
 /// Blobs are removed when the folder has reached this part of what it may hold ...
@@ -67,10 +68,58 @@ impl EvictOptions<'_> {
     }
 }
 
+/// Sizes that an eviction is to reach.
+struct Aim {
+    bytes_max: u64,
+    /// Bytes of the folder before it.
+    used: u64,
+    /// That is 95 % of `bytes_max`.
+    is_full: bool,
+    /// Bytes of the folder at which an upload fits that was refused.
+    room: Option<u64>,
+    /// The folder takes no uploads above `bytes_max`.
+    is_limited: bool,
+}
+
+/// Bytes of blobs and refs.
+#[derive(Clone, Copy)]
+struct Sizes {
+    all: u64,
+    /// Those of namespaces that keep everything.
+    kept: u64,
+}
+
+impl Aim {
+    /// What an upload needs. Nothing is done for it if namespaces that keep everything, with their
+    /// part of records and index, leave less.
+    fn room(&self, sizes: Sizes) -> Option<u64> {
+        let kept = share(self.used, sizes.kept, sizes.all);
+        self.room.filter(|room| kept <= *room)
+    }
+
+    /// Bytes of blobs and refs that may stay.
+    fn blobs(&self, sizes: Sizes) -> u64 {
+        let full = self.is_full.then_some(self.bytes_max / 100 * KEEP_PERCENT);
+        let room = self.room(sizes).map(|room| room / LIVE_PERCENT_MIN * KEEP_PERCENT);
+        full.into_iter().chain(room).min().unwrap_or(u64::MAX)
+    }
+
+    /// Bytes of the folder after it.
+    fn folder(&self, sizes: Sizes) -> u64 {
+        let full = Some(self.bytes_max).filter(|_| self.is_full && self.is_limited);
+        full.into_iter().chain(self.room(sizes)).min().unwrap_or(u64::MAX)
+    }
+}
+
+/// `bytes` by the ratio of `part` to `all`.
+fn share(bytes: u64, part: u64, all: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * u128::from(part) / u128::from(all.max(1))).unwrap_or(u64::MAX)
+}
+
 impl Store {
     /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
-    /// `bytes_max`, until it holds about 85 %, or less by the largest upload that was refused since
-    /// the last time. A blob goes only when no ref that stays reaches it.
+    /// `bytes_max`, until it holds about 85 %; or until an upload fits that was refused. A blob goes
+    /// only when no ref that stays reaches it.
     ///
     /// Of namespaces that are kept, only blobs that no ref reaches go; they take no uploads while the
     /// rest of them alone holds more than `bytes_max`.
@@ -78,19 +127,31 @@ impl Store {
     /// # Errors
     /// As the system says. What was removed by then stays removed.
     pub fn evict(&self, options: &EvictOptions<'_>) -> Result<CollectReport, StoreError> {
+        self.fit_segments(options.bytes_max);
+        let wanted = self.wanted.swap(0, Ordering::Relaxed);
+        let aim = Aim {
+            bytes_max: options.bytes_max,
+            used: self.disk_bytes(),
+            is_full: self.is_nearly_full(options.bytes_max),
+            room: self.room_for(wanted).filter(|_| wanted > 0 && self.lacks_room(wanted)),
+            is_limited: self.bytes_max.load(Ordering::Relaxed) > 0,
+        };
         let mut done = CollectReport::default();
-        let wanted = self.wanted_bytes.swap(0, Ordering::Relaxed);
-        if self.disk_bytes().saturating_add(wanted) < options.bytes_max / 100 * FULL_PERCENT {
+        self.unmet.store(u64::MAX, Ordering::Relaxed);
+        if !aim.is_full && aim.room.is_none() {
             self.set_kept(Kept::default());
             return Ok(done);
         }
         let _one = lock(&self.maintenance);
         self.note_reliance(true);
-        let result = self.evict_until_there_is_room(options, wanted, &mut done);
+        let result = self.evict_until_there_is_room(options, &aim, &mut done);
         self.forget_own(&result);
         self.note_reliance(false);
         let kept_bytes = result?;
         self.evicted_to.store(self.disk_bytes(), Ordering::Relaxed);
+        if self.lacks_room(wanted) {
+            self.unmet.store(wanted, Ordering::Relaxed);
+        }
         let mut kept = Kept { namespaces: BTreeSet::new(), bytes_max: options.bytes_max };
         if kept_bytes > options.bytes_max {
             let namespaces = self.namespaces()?.into_iter();
@@ -111,47 +172,50 @@ impl Store {
         *now = kept;
     }
 
-    /// Evicts, and once more if records and index take so much beside the blobs that the folder,
-    /// with `wanted` bytes more, would be as full as before. Returns the bytes that are kept of namespaces.
+    /// Evicts, and again if records and index take so much beside the blobs that the folder still
+    /// holds too much, as long as that gives something back. Returns the bytes of namespaces that
+    /// keep everything.
     fn evict_until_there_is_room(
         &self,
         options: &EvictOptions<'_>,
-        wanted: u64,
+        aim: &Aim,
         done: &mut CollectReport,
     ) -> Result<u64, StoreError> {
-        let mut keep = (options.bytes_max / 100 * KEEP_PERCENT).saturating_sub(wanted);
-        let mut before = u64::MAX;
+        if !options.copies {
+            for namespace in self.namespaces()?.iter().filter(|namespace| (options.keeps)(namespace)) {
+                self.collect_replaced(namespace)?;
+            }
+        }
+        let (mut lowered, mut before) = (None, u64::MAX);
         loop {
-            let kept_bytes = self.evict_unused(options, keep, done)?;
+            let keep = |sizes: Sizes| lowered.unwrap_or(aim.blobs(sizes)).min(sizes.all);
+            let sizes = self.evict_unused(options, &keep, done)?;
             self.give_back(done, LIVE_PERCENT_MIN)?;
-            let limit = self.bytes_max.load(Ordering::Relaxed);
-            let full = limit / 100 * FULL_PERCENT;
-            let used = || self.disk_bytes().saturating_add(wanted);
-            if limit > 0
-                && used() > full
+            let folder = aim.folder(sizes);
+            // Deletes make the index longer until they are merged with what they delete.
+            if self.disk_bytes() > folder
                 && let Err(error) = self.merge()
             {
                 tracing::debug!(%error, "no space to merge the runs of the index before an eviction goes on");
             }
-            let used = used();
-            // What gives nothing back is not worth more refs.
-            if limit == 0 || used <= full || used >= before {
-                return Ok(kept_bytes);
+            let used = self.disk_bytes();
+            // Blobs on which refs came to rely meanwhile stay, and so does what is kept.
+            if used <= folder || used.saturating_add(folder / EVICT_PART) >= before {
+                return Ok(sizes.kept);
             }
             before = used;
-            keep = (u128::from(keep) * u128::from(limit) * u128::from(AGAIN_PERCENT) / 100 / u128::from(used))
-                as u64;
+            lowered = Some(share(keep(sizes), folder / 100 * AGAIN_PERCENT, used));
         }
     }
 
-    /// Evicts until blobs and refs have at most `keep` bytes. Returns the bytes that are kept of
-    /// namespaces.
+    /// Evicts until blobs and refs have at most the bytes that `keep` gives for what they have.
+    /// Returns what they had.
     fn evict_unused(
         &self,
         options: &EvictOptions<'_>,
-        keep: u64,
+        keep: &dyn Fn(Sizes) -> u64,
         done: &mut CollectReport,
-    ) -> Result<u64, StoreError> {
+    ) -> Result<Sizes, StoreError> {
         let namespaces = self.namespaces()?;
         let mut marks = Marks::new(self.index.entries(), true);
         if !options.copies {
@@ -165,6 +229,11 @@ impl Store {
                 0 => options.step((options.last_use)(hash).unwrap_or_default().max(location.put), index_key),
                 used => used,
             }
+        };
+        // What no ref reaches is not kept, unless its ref may still come. Refs to copies are not here.
+        let is_kept = |marks: &Marks, hash: &IoHash, location: &Location| {
+            options.copies
+                || !gc::blob_expired(marks.is_reached(hash), location.put, options.now, gc::UPLOAD_AGE_MIN)
         };
         // Bytes of blobs and refs by last use, and of the records that delete them.
         let mut bytes: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
@@ -184,11 +253,9 @@ impl Store {
             self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
                 if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
                 {
-                    let used = match keeps && options.copies {
-                        true => NEVER,
-                        false => used_at(&marks, index_key, &hash, &location),
-                    };
-                    kept += if used == NEVER { location.len } else { 0 };
+                    let keeps = keeps && is_kept(&marks, &hash, &location);
+                    kept += if keeps { location.len } else { 0 };
+                    let used = if keeps { NEVER } else { used_at(&marks, index_key, &hash, &location) };
                     add(used, location.len, index_key);
                 }
                 Ok(())
@@ -206,7 +273,8 @@ impl Store {
                 Ok(())
             })?;
         }
-        let surplus = live.saturating_sub(keep);
+        let sizes = Sizes { all: live, kept };
+        let surplus = live.saturating_sub(keep(sizes));
         // A delete takes space until its segment is empty: on a disk that is nearly full, the
         // oldest go for which there is space, and the next eviction goes on with what they gave
         // back.
@@ -218,12 +286,9 @@ impl Store {
             spent += cost;
             goes
         });
-        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(kept) };
+        let Some(limit) = newest_to_go.last().map(|(used, _)| *used) else { return Ok(sizes) };
         for namespace in &namespaces {
             let keeps = (options.keeps)(namespace);
-            if keeps && options.copies {
-                continue;
-            }
             let mut is_out = false;
             marks.begin_namespace(namespace);
             // Before the blobs: no ref may stay without what it reaches.
@@ -234,7 +299,7 @@ impl Store {
                     return Ok(());
                 };
                 let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
-                if options.step(used, index_key) > limit {
+                if keeps || options.step(used, index_key) > limit {
                     // It may have been used since it was marked, and stays with what it reaches.
                     // Noted uses are whole seconds.
                     if used.unix_ms() + 1_000 > options.now.unix_ms() {
@@ -260,7 +325,8 @@ impl Store {
                 else {
                     return Ok(());
                 };
-                if room > 0 && used_at(&marks, index_key, &hash, &location) <= limit {
+                let keeps = keeps && is_kept(&marks, &hash, &location);
+                if room > 0 && !keeps && used_at(&marks, index_key, &hash, &location) <= limit {
                     room = room.saturating_sub(cost(index_key));
                     done.blobs += 1;
                     done.blob_bytes += location.len;
@@ -272,7 +338,7 @@ impl Store {
             self.drop_unused_accesses(namespace)?;
             self.drop_unused_forms(namespace)?;
         }
-        Ok(kept)
+        Ok(sizes)
     }
 
     /// Marks what every ref of a namespace reaches with the ref's last use.

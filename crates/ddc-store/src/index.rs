@@ -147,6 +147,8 @@ pub(crate) struct Index {
     merge: Mutex<()>,
     next_run: AtomicU64,
     damaged: AtomicBool,
+    /// Walks and merges are to end.
+    stopped: AtomicBool,
     /// A manifest or run was missing or damaged when it was opened, and an older one serves.
     fell_back: bool,
 }
@@ -169,6 +171,7 @@ impl Index {
             merge: Mutex::default(),
             next_run: AtomicU64::new(1),
             damaged: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             fell_back: false,
         }
     }
@@ -274,6 +277,20 @@ impl Index {
         self.fell_back
     }
 
+    /// Ends walks and merges, of which none begins any more.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Fails once walks and merges are to end.
+    pub(crate) fn check_stop(&self) -> Result<(), IndexError> {
+        if self.stopped.load(Ordering::Relaxed) { Err(IndexError::Stopped) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_stopped(&self) -> &AtomicBool {
+        &self.stopped
+    }
+
     fn runs(&self) -> Arc<Vec<Arc<Run>>> {
         Arc::clone(&self.layers.read().unwrap_or_else(PoisonError::into_inner).runs)
     }
@@ -282,7 +299,9 @@ impl Index {
     pub(crate) fn check(&self) -> Result<(), IndexError> {
         for run in self.runs().iter() {
             let mut entries = run.iter(b"", false)?;
-            while entries.next().map_err(|error| self.note_damage(error))?.is_some() {}
+            while entries.next().map_err(|error| self.note_damage(error))?.is_some() {
+                self.check_stop()?;
+            }
         }
         Ok(())
     }
@@ -572,6 +591,7 @@ impl Index {
         while let Some(next) =
             cursors.iter().filter_map(|cursor| cursor.head.as_ref().map(|(key, _)| key)).min().cloned()
         {
+            self.check_stop()?;
             let mut newest: Option<Option<Box<[u8]>>> = None;
             for cursor in &mut cursors {
                 if cursor.head.as_ref().is_some_and(|(key, _)| *key == next)

@@ -789,7 +789,18 @@ impl Log {
         if self.end < self.room.segment_bytes_max { Ok(()) } else { self.begin_segment() }
     }
 
-    /// Closes the segment and begins a new one.
+    /// Length at which segments are closed.
+    pub(crate) fn segment_bytes_max(&self) -> u64 {
+        self.room.segment_bytes_max
+    }
+
+    /// Sets it for the present segment and later ones.
+    pub(crate) fn set_segment_bytes_max(&mut self, bytes: u64) {
+        self.room.segment_bytes_max = bytes;
+        self.room.reserve_bytes = self.room.reserve_bytes.min(bytes);
+    }
+
+    /// Closes this segment and begins a new one.
     pub(crate) fn begin_segment(&mut self) -> io::Result<()> {
         self.close_segment()?;
         let (file, nonce) = self.segments.create(self.segment + 1)?;

@@ -113,7 +113,9 @@ impl Store {
             done.blobs += 1;
             done.bytes += location.len;
             let blob = self.open_blob(&location)?;
-            let sound = blob.as_ref().is_some_and(|blob| blob.is_sound(&hash));
+            let is_stopped = self.index.is_stopped();
+            let sound = blob.as_ref().is_some_and(|blob| blob.is_sound_unless(&hash, is_stopped));
+            self.index.check_stop()?;
             if !sound && self.location(index_key)? == Some(location) {
                 match blob {
                     Some(blob) => {
@@ -252,27 +254,29 @@ impl Store {
         }
     }
 
-    /// Ends collections, evictions and scrubs with [`StoreError::Busy`]: the store is to stop.
+    /// Ends collections, evictions, scrubs, merges and counts at their next step, with an error of
+    /// which [`StoreError::is_stop`] is true: the store is to stop. Requests go on.
     pub fn end_maintenance(&self) {
-        self.is_ending.store(true, Ordering::Relaxed);
+        self.index.stop();
     }
 
     /// Reports whether the store is to stop.
     #[must_use]
     pub fn is_ending(&self) -> bool {
-        self.is_ending.load(Ordering::Relaxed)
+        self.index.is_stopped().load(Ordering::Relaxed)
     }
 
     /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between
     /// steps.
+    ///
+    /// # Errors
+    /// Those of `visit`, those of the index, and once maintenance is to end.
     pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
-            if self.is_ending() {
-                return Err(StoreError::Busy);
-            }
             let step = self.index.scan(prefix, after.as_deref(), STEP)?;
             for (key, value) in &step {
+                self.index.check_stop()?;
                 visit(key, value)?;
             }
             match step.into_iter().last() {
@@ -286,11 +290,9 @@ impl Store {
     pub(crate) fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
-            if self.is_ending() {
-                return Err(StoreError::Busy);
-            }
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;
             for (key, entry) in &step {
+                self.index.check_stop()?;
                 visit(key, entry)?;
             }
             match step.into_iter().last() {

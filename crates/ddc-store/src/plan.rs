@@ -254,10 +254,10 @@ impl<'s> Plan<'s> {
         lock(&self.store.sizes).release(&namespace, len, count)
     }
 
-    /// Remembers a ref that goes: what only it reached need not count in a quota.
+    /// Remembers a ref that goes: what only it reached need not count in a quota, nor be kept.
     fn note_replaced(&self, key: &[u8], value: &[u8]) {
         let namespace = key::split_namespace(key).map(|(namespace, _)| namespace);
-        let namespace = namespace.filter(|namespace| self.quotas.of(namespace).is_some());
+        let namespace = namespace.filter(|namespace| self.quotas.counts_replaced(namespace));
         if let (Some(namespace), Some(value)) = (namespace, RefValue::read(value)) {
             lock(&self.store.replaced).insert(namespace, value);
         }

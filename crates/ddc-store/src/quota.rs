@@ -1,7 +1,7 @@
 //! Quotas of namespaces.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use throng_ddc::Namespace;
@@ -13,18 +13,26 @@ use crate::key::RefValue;
 /// counts until the next collection.
 const REPLACED_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes of blobs and refs that namespaces may hold.
+/// Bytes of blobs and refs that namespaces may hold, and namespaces from which nothing is evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas {
     /// Namespaces that differ from `default`.
     pub namespaces: BTreeMap<Namespace, u64>,
     /// All others; `None` for no limit.
     pub default: Option<u64>,
+    /// Namespaces of which only what no ref reaches any more is evicted.
+    pub kept: BTreeSet<Namespace>,
 }
 
 impl Quotas {
     pub(crate) fn of(&self, namespace: &Namespace) -> Option<u64> {
         self.namespaces.get(namespace).copied().or(self.default)
+    }
+
+    /// Reports whether blobs that only replaced refs of the namespace reached are to be removed
+    /// before others.
+    pub(crate) fn counts_replaced(&self, namespace: &Namespace) -> bool {
+        self.of(namespace).is_some() || self.kept.contains(namespace)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -105,7 +113,7 @@ impl Sizes {
     }
 }
 
-/// Refs that were replaced or deleted in namespaces with a quota.
+/// Refs that were replaced or deleted in namespaces with a quota, and in those that are kept.
 #[derive(Default)]
 pub(crate) struct Replaced {
     values: BTreeMap<Namespace, Vec<RefValue>>,

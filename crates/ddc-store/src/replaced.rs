@@ -1,8 +1,9 @@
-//! Space under a quota that only replaced refs take.
+//! Space under a quota, or in a namespace that is kept, that only replaced refs take.
 //!
 //! A blob counts until it is collected. A namespace that replaces its refs all the time would
 //! reach its quota with blobs that nothing reaches: those that only replaced refs reached are
-//! collected as soon as an upload needs their space.
+//! collected as soon as an upload needs their space. An eviction collects those of namespaces from
+//! which it takes nothing else.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -49,7 +50,8 @@ impl Store {
 
     /// Removes what only those refs of a namespace reached that were replaced or deleted since the
     /// last time, regardless of its age: it is no upload that waits for its ref. Only what happened
-    /// while the namespace had a quota is known. The disk gets the space with the next collection.
+    /// while the namespace had a quota or was kept is known. The disk gets the space with the next
+    /// collection.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::StoreError;
 use crate::evict::FULL_PERCENT;
+use crate::locks::lock;
 use crate::store::{Options, Store};
 
 /// File that is as large as the reserve.
@@ -23,11 +24,10 @@ const VOLUME_BYTES_MIN: u64 = SEGMENT_BYTES_MIN * SEGMENT_PART;
 const ALLOWANCE_PART: u64 = 16;
 /// ... and by this many bytes at most.
 const ALLOWANCE_BYTES_MAX: u64 = 64 << 20;
-/// Evictions make room for an upload of this part of the limit at most: they would take too much
-/// for a larger one.
-const WANTED_PART: u64 = 2;
 /// Growth since the last eviction, as a part of the limit, after which another one is due at once.
-const EVICT_PART: u64 = 64;
+pub(crate) const EVICT_PART: u64 = 64;
+/// Bytes for the keys of an upload in log and index, at least.
+const UPLOAD_KEYS_BYTES: u64 = 4 << 10;
 
 /// Space that the store uses and has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,6 +104,13 @@ impl Store {
         }
     }
 
+    /// Closes segments from now on when they are a part of what the folder may hold: so much of it
+    /// may be deleted and not yet given back.
+    pub(crate) fn fit_segments(&self, bytes_max: u64) {
+        let bytes = (bytes_max / SEGMENT_PART).max(SEGMENT_BYTES_MIN);
+        lock(&self.log).set_segment_bytes_max(self.options.segment_bytes_max.min(bytes));
+    }
+
     /// Sets how much the folder may hold, 0 for no limit. Uploads that would exceed it by more than
     /// a 16th of it, or 64 MiB, are refused.
     pub fn set_bytes_max(&self, bytes_max: u64) {
@@ -111,32 +118,72 @@ impl Store {
     }
 
     /// Reports whether an eviction is due that cannot wait: the folder is nearly full and grows, or
-    /// an upload was refused.
+    /// an upload was refused for which an eviction may make room.
     #[must_use]
     pub fn is_eviction_urgent(&self) -> bool {
         let (bytes_max, used) = (self.bytes_max.load(Ordering::Relaxed), self.disk_bytes());
-        let grows = used >= bytes_max / 100 * FULL_PERCENT
+        let grows = self.is_nearly_full(bytes_max)
             && used >= self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART;
-        bytes_max > 0 && (grows || self.wanted_bytes.load(Ordering::Relaxed) > 0)
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        let is_asked = wanted < self.unmet.load(Ordering::Relaxed) && self.lacks_room(wanted);
+        bytes_max > 0 && (grows || is_asked)
+    }
+
+    /// Reports whether the folder is as full as evictions let it become, if it may hold so many
+    /// bytes.
+    #[must_use]
+    pub fn is_nearly_full(&self, bytes_max: u64) -> bool {
+        self.disk_bytes() >= bytes_max / 100 * FULL_PERCENT
+    }
+
+    /// Bytes that the folder may hold before an upload of `more` bytes; `None` without a limit.
+    pub(crate) fn room_for(&self, more: u64) -> Option<u64> {
+        let bytes_max = Some(self.bytes_max.load(Ordering::Relaxed)).filter(|bytes_max| *bytes_max > 0)?;
+        let most = bytes_max.saturating_add((bytes_max / ALLOWANCE_PART).min(ALLOWANCE_BYTES_MAX));
+        Some(most.saturating_sub(more))
+    }
+
+    /// Reports whether an upload of `more` bytes would fill the folder beyond its limit.
+    pub(crate) fn lacks_room(&self, more: u64) -> bool {
+        self.room_for(more).is_some_and(|bytes| self.disk_bytes() > bytes)
+    }
+
+    /// Reports whether the folder may take an upload of `len` bytes after `queued` bytes that are
+    /// not stored yet. If not, an eviction is to make room.
+    pub(crate) fn take_room(&self, len: u64, queued: u64) -> Result<(), StoreError> {
+        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
+        if bytes_max > 0 && len > bytes_max {
+            return Err(StoreError::AboveLimit { bytes: len, bytes_max });
+        }
+        self.check_limit(len + queued).inspect_err(|_| {
+            // Beside its payload, an upload writes keys.
+            self.wanted.fetch_max(len + UPLOAD_KEYS_BYTES, Ordering::Relaxed);
+        })
+    }
+
+    /// Announces an upload of `len` bytes, so that an eviction can make room while it arrives.
+    ///
+    /// # Errors
+    /// If the folder may not hold so much.
+    pub fn announce(&self, len: u64) -> Result<(), StoreError> {
+        match self.take_room(len, 0) {
+            Err(StoreError::OverLimit { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Reports whether the folder may take so many bytes more.
+    pub(crate) fn check_limit(&self, more: u64) -> Result<(), StoreError> {
+        match self.lacks_room(more) {
+            true => Err(StoreError::OverLimit { bytes_max: self.bytes_max.load(Ordering::Relaxed) }),
+            false => Ok(()),
+        }
     }
 
     /// Reports whether the disk is full, or the folder holds more than it may.
     pub(crate) fn is_short_of_space(&self) -> bool {
         let bytes_max = self.bytes_max.load(Ordering::Relaxed);
         self.is_full.load(Ordering::Relaxed) || bytes_max > 0 && self.disk_bytes() > bytes_max
-    }
-
-    /// Reports whether the folder may take so many bytes more.
-    pub(crate) fn check_limit(&self, more: u64) -> Result<(), StoreError> {
-        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
-        let most = bytes_max.saturating_add((bytes_max / ALLOWANCE_PART).min(ALLOWANCE_BYTES_MAX));
-        if bytes_max == 0 || self.disk_bytes().saturating_add(more) <= most {
-            return Ok(());
-        }
-        if more <= bytes_max / WANTED_PART {
-            self.wanted_bytes.fetch_max(more, Ordering::Relaxed);
-        }
-        Err(StoreError::OverLimit { bytes_max })
     }
 
     /// Looks at what the disk has left: uploads are refused from now on, or permitted again. Makes

@@ -165,19 +165,19 @@ pub struct Store {
     pub(crate) checkpointed_bytes: AtomicU64,
     pub(crate) broken: Mutex<Option<Arc<io::Error>>>,
     pub(crate) is_broken: AtomicBool,
-    /// Maintenance ends early.
-    pub(crate) is_ending: AtomicBool,
     /// The disk has less space than uploads need.
     pub(crate) is_full: AtomicBool,
     /// Namespaces that take no uploads because nothing of them may go.
     pub(crate) kept: RwLock<Kept>,
     /// Bytes that the folder may hold, 0 for no limit.
     pub(crate) bytes_max: AtomicU64,
-    /// Largest upload that was refused because the folder holds as much as it may: the next
-    /// eviction makes room for it.
-    pub(crate) wanted_bytes: AtomicU64,
     /// Bytes that the last eviction left.
     pub(crate) evicted_to: AtomicU64,
+    /// Size of the largest upload that was refused for want of room since the last eviction.
+    pub(crate) wanted: AtomicU64,
+    /// Size of the upload that the last eviction made no room for. The next one for it is not
+    /// urgent.
+    pub(crate) unmet: AtomicU64,
     /// Changes of requests that were queued so far, and at the last commit of maintenance.
     pub(crate) asked: AtomicU64,
     pub(crate) asked_before: AtomicU64,
@@ -190,7 +190,7 @@ pub struct Store {
     /// Files of large blobs that the index does not name any more. After a crash, the next
     /// collection removes them.
     pub(crate) freed_files: Mutex<Vec<u64>>,
-    /// Refs that were replaced or deleted in namespaces with a quota.
+    /// Refs that were replaced or deleted in namespaces with a quota, and in those that are kept.
     pub(crate) replaced: Mutex<Replaced>,
     /// Held while blobs of such refs are collected: one namespace at a time.
     pub(crate) replaced_turn: Mutex<()>,
@@ -455,7 +455,7 @@ impl Store {
     /// As an upload of it is refused.
     pub fn check_room(&self, namespace: &Namespace, bytes: u64) -> Result<(), StoreError> {
         self.check_uploads_to(&key::in_namespace(b'b', namespace))?;
-        self.check_limit(bytes)
+        self.take_room(bytes, 0)
     }
 
     /// Damage that it had when it was opened.

@@ -325,7 +325,12 @@ fn work_on(node: &Node, work: &Work) -> Result<(Value, bool), String> {
             let mut input = BufReader::new(File::open(file).map_err(|error| name(file, error))?);
             let done = node.import(&mut input);
             let done = done.map_err(|error| format!("`{}`: {error}", file.display()))?;
-            (transferred(&done), true)
+            let mut counts = transferred(&done);
+            counts["newer"] = done.newer.into();
+            if done.newer > 0 {
+                counts["newer_names"] = done.newer_names.into();
+            }
+            (counts, true)
         }
         _ => return look(service.store(), work),
     })

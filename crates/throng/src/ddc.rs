@@ -90,7 +90,7 @@ enum WorkArgs {
     #[cfg(feature = "oodle")]
     #[command(hide = true)]
     DecodeOodle,
-    /// Import an exported file, replacing refs of the folder; every blob is hashed first
+    /// Import an exported file but for refs that are newer here; every blob is hashed first
     Import {
         /// The file
         file: PathBuf,

@@ -417,3 +417,39 @@ async fn a_full_edge_misses_what_it_has_no_room_for_instead_of_breaking_off() {
     assert_eq!(client.get(&path(&large), "*/*").await.status, StatusCode::NOT_FOUND);
     assert_eq!(client.get(&path(&small), "*/*").await.body[..], small[..]);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_that_leads_back_to_the_node_is_a_miss_at_once() {
+    let way = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let way_addr = way.local_addr().expect("it is bound");
+    let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+        url: format!("http://{way_addr}"),
+        authorization: None,
+        timeout: Duration::from_secs(36_000),
+        miss: Duration::ZERO,
+        tls: s3::tls(),
+    })));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let edge = Server::start_in(folder, Options::default(), Rules::default(), Listener::Public, origin).await;
+    let addr = edge.addr;
+    tokio::spawn(async move {
+        while let Ok((mut from, _)) = way.accept().await {
+            let mut to = TcpStream::connect(addr).await.expect("it listens");
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+        }
+    });
+    let client = edge.client().await;
+    let hash = IoHash::of(b"nowhere");
+    for path in [
+        format!("/api/v1/blobs/game/{hash}"),
+        format!("/api/v1/compressed-blobs/game/{hash}"),
+        format!("/api/v1/refs/game/default/{hash}"),
+    ] {
+        // A request that waits for itself would take ten hours.
+        let missing = tokio::time::timeout(Duration::from_secs(300), client.get(&path, "*/*")).await;
+        let missing = missing.expect("the loop is found");
+        assert_eq!(missing.status, StatusCode::NOT_FOUND, "{path}: {}", missing.text());
+        let looped = client.send("GET", &path, &["Via: 1.1 other, 1.1 throng-0"], "").await;
+        assert_eq!(looped.status, StatusCode::NOT_FOUND, "another cache is not this one");
+    }
+}

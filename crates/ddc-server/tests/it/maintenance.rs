@@ -1,12 +1,13 @@
 //! What a node does by itself and by hand: notes of last uses, collections, exports.
 
 use std::io::Cursor;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
 use throng_ddc::{Document, IoHash, Key, Namespace, Style, Timestamp, Value};
 use throng_ddc_server::{NamespaceRules, Node, Rules};
-use throng_ddc_store::{ChangeResult, Done, Options, PutRef, RefValue, StoreError};
+use throng_ddc_store::{ChangeResult, Clock, Done, Options, PutRef, RefValue, StoreError};
 
 fn open(folder: &std::path::Path) -> Node {
     Node::open(folder, Options::default(), Rules::default()).expect("the folder opens")
@@ -201,4 +202,97 @@ fn last_uses_survive_a_restart() {
     let collected = node.service().collect().expect("the disk works");
     assert_eq!((collected.refs, collected.blobs), (0, 0));
     assert_eq!(node.service().stats().collections, 1);
+}
+
+/// Puts an object of these values as the ref of [`key`].
+fn put_object(node: &Node, attachments: Vec<Value>, n: u64, put_ms: u64) {
+    let values = [("a", Value::Array(attachments)), ("n", Value::Integer(n))];
+    let object = Bytes::from(Value::object(values).encode(Style::Plain));
+    let value = RefValue {
+        object: IoHash::of(&object),
+        finalised: true,
+        put: Timestamp::from_unix_ms(put_ms),
+        inline: Some(object),
+        adopted: false,
+    };
+    let (bucket, relies_on) = ("default".parse().expect("a name"), Vec::new());
+    let put = PutRef { namespace: namespace(), bucket, key: key(), value, overwrite: true, relies_on };
+    assert_eq!(wait(|done| node.service().store().put_ref(put, done)), ChangeResult::Done);
+}
+
+fn exported(node: &Node) -> Cursor<Vec<u8>> {
+    let mut stream = Vec::new();
+    Node::export(node.service().store(), None, &mut stream).expect("memory");
+    Cursor::new(stream)
+}
+
+#[test]
+fn an_import_leaves_newer_refs_as_they_are_and_names_them() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let node = open(folder.path());
+    put_object(&node, Vec::new(), 1, 1_000);
+    let stream = exported(&node);
+    put_object(&node, Vec::new(), 2, 2_000);
+    let newer = exported(&node);
+    let done = node.import(&mut stream.clone()).expect("a valid stream");
+    let name = "ref game/default/00000000000000000000000000000000000000aa".to_owned();
+    assert_eq!((done.refs, done.newer, done.newer_names), (0, 1, vec![name]));
+    assert_eq!(exported(&node), newer);
+    // One that is older is replaced.
+    put_object(&node, Vec::new(), 3, 500);
+    let done = node.import(&mut newer.clone()).expect("a valid stream");
+    assert_eq!((done.refs, done.newer), (1, 0));
+    assert_eq!(exported(&node), newer);
+}
+
+#[test]
+fn a_ref_whose_blob_is_damaged_stays_a_miss_after_export_and_import() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let (from, to) = (open(folders[0].path()), open(folders[1].path()));
+    put_object(&from, vec![Value::BinaryAttachment(IoHash::of(b"gone"))], 1, 1_000);
+    to.import(&mut exported(&from)).expect("a valid stream");
+    let bucket = "default".parse().expect("a name");
+    let value = to.service().store().reference(&namespace(), &bucket, &key()).expect("the disk works");
+    assert!(value.expect("it is there").finalised, "an upload that never ended is another answer");
+}
+
+/// A clock that asks for a stop at the third sleep.
+#[derive(Debug, Default)]
+struct StopAtThird {
+    store: std::sync::OnceLock<std::sync::Weak<throng_ddc_store::Store>>,
+    sleeps: std::sync::Mutex<Vec<Duration>>,
+}
+
+impl Clock for StopAtThird {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_unix_ms(1_700_000_000_000)
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.sleeps.lock().expect("no panic").iter().sum()
+    }
+
+    fn sleep(&self, time: Duration) {
+        let mut sleeps = self.sleeps.lock().expect("no panic");
+        sleeps.push(time);
+        if sleeps.len() == 3 {
+            self.store.get().and_then(std::sync::Weak::upgrade).expect("it is open").end_maintenance();
+        }
+    }
+}
+
+#[test]
+fn a_slow_scrub_of_a_large_blob_stops_within_a_moment() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let clock = Arc::new(StopAtThird::default());
+    let options = Options { clock: Arc::clone(&clock) as Arc<dyn Clock>, ..Options::default() };
+    let node = Node::open(folder.path(), options, Rules::default()).expect("the folder opens");
+    fill(&node);
+    clock.store.set(Arc::downgrade(node.service().store())).expect("it was empty");
+    // The 3 MiB would take a month.
+    let stopped = node.service().scrub(1).expect_err("it ends early");
+    assert!(stopped.to_string().contains("stops"), "{stopped}");
+    let sleeps = clock.sleeps.lock().expect("no panic").clone();
+    assert_eq!(sleeps.len(), 3);
+    assert!(sleeps.iter().all(|sleep| *sleep <= Duration::from_millis(100)), "{sleeps:?}");
 }

@@ -164,8 +164,11 @@ async fn the_log_is_for_internal_listeners_of_nodes_that_keep_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_namespace_holds_what_it_may_and_no_more() {
-    let quotas =
-        Quotas { namespaces: [("game".parse().expect("a name"), 3_000_000)].into(), default: Some(100) };
+    let quotas = Quotas {
+        namespaces: [("game".parse().expect("a name"), 3_000_000)].into(),
+        default: Some(100),
+        ..Quotas::default()
+    };
     let server = node(Rules { quotas, ..Rules::default() }, Listener::Internal).await;
     let client = server.client().await;
     let send = async |namespace: &str, body: Vec<u8>| {

@@ -892,6 +892,225 @@ fn a_volume_that_is_too_small_is_refused_with_the_size_that_is_needed() {
 }
 
 #[test]
+fn an_eviction_that_can_make_no_room_ends() {
+    const BYTES_MAX: u64 = 100_000;
+    let store = open(disk());
+    store.set_bytes_max(BYTES_MAX);
+    // A ref of the other namespace comes to rely on its blob while the eviction runs.
+    let (kept, other): (Namespace, Namespace) = (namespace(), "other".parse().expect("a name"));
+    let bytes = Bytes::from(vec![7; 500]);
+    let blob = IoHash::of(&bytes);
+    done(&store, |done| store.put_blob(&other, blob, bytes, at(0), done));
+    store.set_bytes_max(0);
+    put_burst(&store, 150);
+    store.set_bytes_max(BYTES_MAX);
+    let looks = std::cell::Cell::new(0);
+    let last_access = |_: &Namespace, _: &throng_ddc::Bucket, _: &throng_ddc::Key| {
+        looks.set(looks.get() + 1);
+        assert!(looks.get() < 5_000, "the eviction does not end");
+        if looks.get() == 1 {
+            let put = reference(1, vec![Value::BinaryAttachment(blob)], 0, vec![blob]);
+            store.put_ref(throng_ddc_store::PutRef { namespace: other.clone(), ..put }, Box::new(|_| {}));
+            store.set_bytes_max(0);
+            store.commit();
+            store.set_bytes_max(BYTES_MAX);
+        }
+        None
+    };
+    let options = EvictOptions {
+        bytes_max: BYTES_MAX,
+        copies: false,
+        now: at(600),
+        keeps: &|namespace| *namespace == kept,
+        last_use: &|_| None,
+        last_access: &last_access,
+    };
+    store.evict(&options).expect("the disk works");
+    assert!(store.disk_bytes() > BYTES_MAX, "the namespace that is kept has more");
+    assert!(!store.is_eviction_urgent(), "another one would make no room either");
+}
+
+#[test]
+fn maintenance_ends_when_it_is_to_stop() {
+    let store = open(disk());
+    put_burst(&store, 1_000);
+    let looks = std::cell::Cell::new(0);
+    let last_access = |_: &Namespace, _: &throng_ddc::Bucket, _: &throng_ddc::Key| {
+        looks.set(looks.get() + 1);
+        store.end_maintenance();
+        None
+    };
+    let options = EvictOptions {
+        bytes_max: 10_000,
+        copies: false,
+        now: at(10),
+        keeps: &|_| false,
+        last_use: &|_| None,
+        last_access: &last_access,
+    };
+    let stopped = store.evict(&options).expect_err("it ends early");
+    assert!(stopped.is_stop(), "{stopped}");
+    assert_eq!(looks.get(), 1);
+    assert!(collect(&store, 600).expect_err("none begins").is_stop());
+    assert!(store.scrub(&mut |_| panic!("a blob is read")).expect_err("none begins").is_stop());
+    put_blob(&store, b"requests go on");
+}
+
+#[test]
+fn a_scrub_that_stops_in_a_blob_does_not_take_it_for_damaged() {
+    let disk = disk();
+    let store = open(disk.clone());
+    let hash = put_large(&store, &vec![7; 2 << 20]);
+    let before = store.scrub(&mut |_| store.end_maintenance()).expect("one blob");
+    assert_eq!((before.blobs, before.damaged), (1, 0));
+    assert!(store.scrub(&mut |_| {}).expect_err("it ends").is_stop());
+    assert!(store.has_blob(&namespace(), &hash).expect("readable"));
+    assert!(disk.list("quarantine").expect("listed").is_empty());
+}
+
+/// Fills a cache of 1,000,000 bytes to 90 % with blobs that have a ref each; gives their number.
+fn fill_to_90_percent(store: &Store) -> u64 {
+    store.set_bytes_max(1_000_000);
+    let mut n = 0;
+    while store.disk_bytes() < 900_000 {
+        put_ref(store, n, &[put_blob(store, &n.to_le_bytes().repeat(113))], n);
+        n += 1;
+    }
+    n
+}
+
+fn try_large(store: &Store, len: usize) -> Result<ChangeResult, StoreError> {
+    let mut writer = store.begin_large().expect("the disk works");
+    writer.write(&vec![9; len]).expect("the disk works");
+    result(store, |done| store.put_large(&namespace(), writer, at(900), done).expect("the disk works"))
+}
+
+#[test]
+fn a_large_blob_that_is_refused_for_room_finds_it_after_an_eviction() {
+    for len in [180_000, 500_000, 900_000] {
+        let store = open(disk());
+        let all = fill_to_90_percent(&store);
+        assert!(!store.is_eviction_urgent());
+        assert!(matches!(try_large(&store, len), Err(StoreError::OverLimit { .. })));
+        assert!(store.is_eviction_urgent(), "room for {len} bytes");
+        evict(&store, 1_000_000, 1_000, None);
+        assert!(!store.is_eviction_urgent(), "there is room for {len} bytes");
+        let (left, _) = counts(&store);
+        assert!(left * 1_500 + len as u64 > 800_000, "{left} of {all} refs are left beside {len} bytes");
+        assert_eq!(try_large(&store, len).expect("there is room"), ChangeResult::Done);
+        store.merge().expect("the disk works");
+        assert!(store.disk_bytes() <= 1_070_000, "{}", store.disk_bytes());
+    }
+}
+
+#[test]
+fn an_announced_upload_finds_room_when_it_has_arrived() {
+    let store = open(disk());
+    fill_to_90_percent(&store);
+    store.announce(180_000).expect("an eviction can make room");
+    assert!(store.is_eviction_urgent());
+    evict(&store, 1_000_000, 1_000, None);
+    assert_eq!(try_large(&store, 180_000).expect("there is room"), ChangeResult::Done);
+}
+
+#[test]
+fn a_blob_that_no_eviction_makes_room_for_evicts_nothing() {
+    let store = open(disk());
+    let all = fill_to_90_percent(&store);
+    let refused = store.announce(1_000_001).expect_err("it exceeds the limit").to_string();
+    assert!(refused.contains("1000001") && refused.contains("1000000"), "{refused}");
+    assert!(matches!(try_large(&store, 1_000_001), Err(StoreError::AboveLimit { .. })));
+    assert!(!store.is_eviction_urgent());
+    // All of it is kept.
+    assert!(try_large(&store, 500_000).is_err());
+    assert!(store.is_eviction_urgent());
+    evict(&store, 1_000_000, 1_000, Some(&namespace()));
+    assert_eq!(counts(&store).0, all);
+    assert!(try_large(&store, 500_000).is_err());
+    assert!(!store.is_eviction_urgent(), "another eviction would make no room either");
+}
+
+#[test]
+fn a_kept_namespace_costs_others_nothing_for_an_upload_that_cannot_fit() {
+    let store = open(disk());
+    let all = fill_to_90_percent(&store);
+    let other: Namespace = "other".parse().expect("a name");
+    let small = Bytes::from_static(b"of the other namespace");
+    let hash = IoHash::of(&small);
+    done(&store, |done| store.put_blob(&other, hash, small, at(0), done));
+    assert!(try_large(&store, 500_000).is_err());
+    evict(&store, 1_000_000, 1_000, Some(&namespace()));
+    assert_eq!(counts(&store).0, all);
+    assert!(store.has_blob(&other, &hash).expect("readable"));
+}
+
+#[test]
+fn a_limit_that_is_lowered_below_the_open_segment_evicts_only_down_to_it() {
+    let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 256 << 20, ..options() });
+    let store = store.expect("the store opens");
+    for n in 0..60_u64 {
+        put_ref(&store, n, &[put_blob(&store, &n.to_le_bytes().repeat(12_500))], n);
+    }
+    store.set_bytes_max(3_000_000);
+    evict(&store, 3_000_000, 600, None);
+    let (left, _) = counts(&store);
+    assert!((18..=24).contains(&left), "{left} refs of 100,000 bytes are left of 3,000,000");
+    assert!(store.disk_bytes() < 3_000_000, "{} bytes", store.disk_bytes());
+    put_blob(&store, b"uploads go on");
+    // Below the size of a segment, its space comes back as well.
+    store.set_bytes_max(1_000_000);
+    evict(&store, 1_000_000, 600, None);
+    let (left, _) = counts(&store);
+    assert!((5..=8).contains(&left), "{left} refs of 100,000 bytes are left of 1,000,000");
+    assert!(store.disk_bytes() < 1_000_000, "{} bytes", store.disk_bytes());
+}
+
+#[test]
+fn overwritten_values_of_a_kept_namespace_make_room() {
+    const BYTES_MAX: u64 = 1_000_000;
+    let store = open(disk());
+    store.set_bytes_max(BYTES_MAX);
+    let kept = namespace();
+    store.set_quotas(Quotas { kept: [kept.clone()].into(), ..Quotas::default() });
+    let mut refused = 0;
+    for n in 0..2_000_u64 {
+        // Five refs, all within one minute.
+        let bytes = Bytes::from(n.to_le_bytes().repeat(1_000));
+        let hash = IoHash::of(&bytes);
+        let put = |done| store.put_blob(&kept, hash, bytes.clone(), at(0), done);
+        if let Err(error) = result(&store, put) {
+            assert!(matches!(error, StoreError::OverLimit { .. }), "{error}");
+            refused += 1;
+            evict(&store, BYTES_MAX, 0, Some(&kept));
+            store.merge().expect("the disk works");
+            result(&store, put).expect("there is room");
+        }
+        put_ref(&store, n % 5, &[hash], 0);
+    }
+    assert!(refused > 5, "{refused}");
+    let found = store.verify().expect("readable");
+    assert_eq!((found.refs, found.incomplete), (5, 0));
+    // Deletes make room at once as well.
+    for n in 0..5 {
+        done(&store, |done| store.delete_ref(&kept, &bucket(), &key(n), done));
+    }
+    evict(&store, 1, 0, Some(&kept));
+    assert_eq!(counts(&store), (0, 0));
+}
+
+#[test]
+fn unreferenced_blobs_of_a_kept_namespace_make_room_five_minutes_after_their_upload() {
+    let store = open(disk());
+    let (old, young) = (put_blob(&store, &[1; 50_000]), put_blob(&store, &[2; 50_000]));
+    put_ref(&store, 1, &[young], 0);
+    for (minutes, is_there) in [(5, true), (6, false)] {
+        evict(&store, 10_000, minutes, Some(&namespace()));
+        assert_eq!(store.has_blob(&namespace(), &old).expect("readable"), is_there, "{minutes} minutes");
+    }
+    assert!(store.has_blob(&namespace(), &young).expect("readable"));
+}
+
+#[test]
 fn an_eviction_leaves_the_open_segment_instead_of_evicting_everything() {
     let store = Store::open(Arc::new(disk()), Options { segment_bytes_max: 16 << 20, ..options() });
     let store = store.expect("the store opens");
