@@ -382,8 +382,8 @@ impl Store {
         }
     }
 
-    /// Closes a segment that is still written, with `live` bytes in use, if it is sparse and closing
-    /// it gives back as much as a full one that is.
+    /// Closes a segment that is still written, with `live` bytes in use, if it is sparse and gives
+    /// back as much as a full one that is.
     fn close_if_sparse(
         &self,
         (segment, live): (u64, u64),

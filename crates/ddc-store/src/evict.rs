@@ -90,8 +90,8 @@ struct Sizes {
 }
 
 impl Aim {
-    /// What an upload needs. Nothing is done for it if namespaces that keep everything, with their
-    /// part of records and index, leave less.
+    /// Bytes of the folder at which the upload fits; none if namespaces that keep everything, with
+    /// their part of records and index, leave less.
     fn room(&self, sizes: Sizes) -> Option<u64> {
         let kept = share(self.used, sizes.kept, sizes.all);
         self.room.filter(|room| kept <= *room)
@@ -118,8 +118,8 @@ fn share(bytes: u64, part: u64, all: u64) -> u64 {
 
 impl Store {
     /// Removes the refs and blobs that were unused longest, if the folder holds more than 95 % of
-    /// `bytes_max`, until it holds about 85 %; or until an upload fits that was refused. A blob goes
-    /// only when no ref that stays reaches it.
+    /// `bytes_max`, until it holds about 85 %; or until an upload fits that was refused. A blob
+    /// goes only when no ref that stays reaches it.
     ///
     /// Of namespaces that are kept, only blobs that no ref reaches go; they take no uploads while the
     /// rest of them alone holds more than `bytes_max`.
@@ -230,7 +230,8 @@ impl Store {
                 used => used,
             }
         };
-        // What no ref reaches is not kept, unless its ref may still come. Refs to copies are not here.
+        // A blob that no ref reaches is not kept, unless its ref may still come. Refs to copies are
+        // not here.
         let is_kept = |marks: &Marks, hash: &IoHash, location: &Location| {
             options.copies
                 || !gc::blob_expired(marks.is_reached(hash), location.put, options.now, gc::UPLOAD_AGE_MIN)
