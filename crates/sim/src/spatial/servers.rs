@@ -116,7 +116,11 @@ impl Simulation {
                         "server {index} hears of {id:#x} from {from:#x} to {to:#x}: {place:?}"
                     ));
                     let server = &mut self.servers[index];
-                    if let Some(place) = place {
+                    // Its own word counts for what it owns: a stalled server reads late what it said
+                    // before.
+                    if let Some(place) = place
+                        && server.owned.get(&id).is_none_or(|own| own.count < place.count)
+                    {
                         server.known.insert(id, place);
                         if let Some(own) = server.owned.get_mut(&id) {
                             *own = place;
