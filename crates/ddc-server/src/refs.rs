@@ -370,9 +370,9 @@ impl Service {
         Ok(with_type(body, Media::Octets))
     }
 
-    /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before, unless it
-    /// is very large, and so is the raw data of one that was not verified when it was stored; the
-    /// rest is verified on its way.
+    /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before,
+    /// unless it is very large, and so is the raw data of one that was not verified when it was
+    /// stored; the rest is verified on its way.
     ///
     /// # Errors
     /// 503 if other requests hold the memory; what is wrong with the buffer, as far as it shows by

@@ -20,7 +20,7 @@ use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
 use crate::maintenance::OWN_CHANGES_MAX;
 use crate::marks::Marks;
 use crate::reads::is_damage;
-use crate::record::{self, KEY_BYTES_MAX, Kind, NAMED_BYTES};
+use crate::record::{self, KEY_BYTES_MAX, Kind, LOSS_KEYS_MAX, NAMED_BYTES};
 use crate::store::Store;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
@@ -30,8 +30,6 @@ const MOVE_BYTES: u64 = 64 << 10;
 /// The same while uploads are refused for want of space: a disk that takes long for each sync must
 /// give space back all the same.
 const MOVE_BYTES_URGENT: u64 = 2 << 20;
-/// Keys that one record of losses names.
-pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 /// A segment is emptied when less than this part of it is in use.
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.

@@ -22,16 +22,14 @@ use crate::run::fingerprint;
 use crate::space::EVICT_PART;
 use crate::store::{Kept, Store};
 
-/// Blobs are removed when the folder has reached this part of what it may hold ...
-pub const FULL_PERCENT: u64 = 95;
-/// ... until the blobs are this part of it. Segments then hold a little more than the blobs in
-/// them.
+/// Blobs are removed until they are this part of what the folder may hold. Segments then hold a
+/// little more than the blobs in them.
 const KEEP_PERCENT: u64 = 72;
 /// Segments are emptied when less than this part of them is in use: 72 % of blobs in segments that
 /// are 85 % full make 85 %.
 const LIVE_PERCENT_MIN: u64 = 85;
-/// What a second pass keeps of what would fit: less than [`LIVE_PERCENT_MIN`], so that segments
-/// which the first one emptied are emptied again.
+/// Percentage of what would fit that a second pass keeps: less than [`LIVE_PERCENT_MIN`], so that
+/// segments which the first one emptied are emptied again.
 const AGAIN_PERCENT: u64 = 75;
 /// Precision of ages in bits: exact to the millisecond up to four seconds, then to one part in
 /// 4096. All refs of the last step that goes are removed together.
@@ -121,8 +119,8 @@ impl Store {
     /// `bytes_max`, until it holds about 85 %; or until an upload fits that was refused. A blob
     /// goes only when no ref that stays reaches it.
     ///
-    /// Of namespaces that are kept, only blobs that no ref reaches go; they take no uploads while the
-    /// rest of them alone holds more than `bytes_max`.
+    /// Of namespaces that are kept, only blobs that no ref reaches go; they take no uploads while
+    /// the rest of them alone holds more than `bytes_max`.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
@@ -196,7 +194,7 @@ impl Store {
             if self.disk_bytes() > folder
                 && let Err(error) = self.merge()
             {
-                tracing::debug!(%error, "no space to merge the runs of the index before an eviction goes on");
+                tracing::debug!(%error, "no space to merge the runs of the index before an eviction continues");
             }
             let used = self.disk_bytes();
             // Blobs on which refs came to rely meanwhile stay, and so does what is kept.

@@ -177,8 +177,8 @@ impl Index {
     }
 
     /// Opens the index, and gives the position up to which it contains the log. `None` if there is
-    /// none, or it is damaged; `usable` says whether the log has all from a position on, without which
-    /// an older index is of no use.
+    /// none, or it is damaged; `usable` says whether the log has all from a position on, without
+    /// which an older index is of no use.
     pub(crate) fn open(
         fs: &Arc<dyn Fs>,
         cache_bytes: usize,

@@ -218,8 +218,8 @@ impl Segments {
         missing.filter(|missing| missing.len > 0).collect()
     }
 
-    /// Parts of segments that the last list of the log names and that are not there. Reads more than
-    /// the beginning of the last segment only if something is missing.
+    /// Parts of segments that the last list of the log names and that are not there. Reads more
+    /// than the beginning of the last segment only if something is missing.
     pub(crate) fn missing(&self) -> io::Result<Vec<Missing>> {
         let number = self.last_used();
         let (Some(file), Some(nonce)) = (self.open(number)?, self.nonce(number)) else {
@@ -646,7 +646,7 @@ pub(crate) struct Log {
     file: Arc<dyn File>,
     segment: u64,
     nonce: u64,
-    /// Where the next record goes.
+    /// Offset of the next record.
     end: u64,
     /// Up to where the segment is synced.
     synced: u64,
@@ -934,7 +934,7 @@ impl Log {
         Ok(())
     }
 
-    /// Where the next record will be.
+    /// Position of the next record.
     pub(crate) fn position(&self) -> LogPosition {
         LogPosition { segment: self.segment, offset: self.end, sequence: self.sequence }
     }

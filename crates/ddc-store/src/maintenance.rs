@@ -21,7 +21,7 @@ pub(crate) const OWN_CHANGES_MAX: usize = 64;
 /// Entries that one step of a walk over the index reads, so that no step holds up writers for long.
 const STEP: usize = 512;
 
-/// What a scrub found.
+/// Findings of a scrub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
     /// Blobs that were read.
@@ -34,7 +34,7 @@ pub struct ScrubReport {
     pub lost: u64,
 }
 
-/// What a namespace holds.
+/// Contents of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Refs, finalised or not.
@@ -321,8 +321,8 @@ impl Store {
         changes.len()
     }
 
-    /// Forgets changes that maintenance which failed did not commit: later, refs may rely on what they
-    /// remove.
+    /// Forgets changes that maintenance which failed did not commit: later, refs may rely on what
+    /// they remove.
     pub(crate) fn forget_own<T>(&self, result: &Result<T, StoreError>) {
         if result.is_err() {
             lock(&self.own_changes).clear();

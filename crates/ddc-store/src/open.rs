@@ -9,7 +9,6 @@ use throng_platform::Fs;
 
 use crate::blob;
 use crate::change::Change;
-use crate::collect::LOSS_KEYS_MAX;
 use crate::commit::index_value;
 use crate::convert;
 use crate::error::{IndexError, StoreError};
@@ -19,7 +18,7 @@ use crate::index::{self, Index, IndexEntry, Totals};
 use crate::key::Location;
 use crate::locks::lock;
 use crate::log::{self, Closed, Found, Known, Log, Missing, Reader, Room, Segments, losses, read_pair};
-use crate::record::{Kind, LogPosition, RecordPosition};
+use crate::record::{Kind, LOSS_KEYS_MAX, LogPosition, RecordPosition};
 use crate::run::fingerprint;
 use crate::store::{Opening, Options, Store};
 
@@ -226,8 +225,8 @@ impl Store {
 
 impl Store {
     /// Writes to the log again what the index has and the log has lost, up to segment `last`, and
-    /// names the keys that only the log still has: the lost part had their deletes. Small blobs that
-    /// were in the lost part are misses from now on. Reads the whole log.
+    /// names the keys that only the log still has: the lost part had their deletes. Small blobs
+    /// that were in the lost part are misses from now on. Reads the whole log.
     fn restore(&self, last: u64, gaps: &BTreeMap<Gap, u64>) -> Result<(), StoreError> {
         tracing::error!("the log is shorter than it was; what the index still has of it is written again");
         self.walk_entries(b"", &mut |key, entry| {
@@ -263,8 +262,8 @@ impl Store {
             // Each alone: a commit names the keys of all its records.
             self.commit_own()?;
         }
-        // A list without what is missing: later starts need not do all this again. They begin behind
-        // the lost part.
+        // A list without what is missing: later starts need not do all this again. They begin
+        // behind the lost part.
         self.note_removal(&[])?;
         self.checkpoint()
     }

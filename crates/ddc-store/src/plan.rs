@@ -31,7 +31,7 @@ pub(crate) struct Plan<'s> {
     pub(crate) freed_files: Vec<u64>,
     /// Bytes of large blobs that come, less those that go.
     pub(crate) large_bytes: i64,
-    /// Where the first entry goes.
+    /// Position of the first entry.
     position: LogPosition,
     quotas: Arc<Quotas>,
 }

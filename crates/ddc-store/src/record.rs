@@ -42,6 +42,8 @@
 pub(crate) const HEADER_BYTES: usize = 40;
 /// Longest key: a ref's.
 pub(crate) const KEY_BYTES_MAX: usize = 4 + 64 + 64 + 40;
+/// Keys that one record of losses names.
+pub(crate) const LOSS_KEYS_MAX: usize = 4096;
 /// Longest value: a ref with its object inline.
 pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a record's key in its commit, in later commits and in the directory of its segment, for

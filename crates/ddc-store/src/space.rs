@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::StoreError;
-use crate::evict::FULL_PERCENT;
 use crate::locks::lock;
 use crate::store::{Options, Store};
 
@@ -24,6 +23,8 @@ const VOLUME_BYTES_MIN: u64 = SEGMENT_BYTES_MIN * SEGMENT_PART;
 const ALLOWANCE_PART: u64 = 16;
 /// ... and by this many bytes at most.
 const ALLOWANCE_BYTES_MAX: u64 = 64 << 20;
+/// Blobs are removed when the folder has reached this part, in percent, of what it may hold.
+pub const FULL_PERCENT: u64 = 95;
 /// Growth since the last eviction, as a part of the limit, after which another one is due at once.
 pub(crate) const EVICT_PART: u64 = 64;
 /// Bytes for the keys of an upload in log and index, at least.

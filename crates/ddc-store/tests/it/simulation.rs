@@ -5,11 +5,11 @@
 //! failure, an index that is built again, writes and syncs that fail, a full disk, a part of the
 //! open segment that reads as zeros after the process was killed, an end of the log or another part
 //! that is missing after a clean stop, or bits that flip and sectors that are written to the wrong
-//! place while the store is closed. After each phase everything is compared: an acknowledged change is there; a key that damage may have hit is as
-//! acknowledged or missing, never wrong, never an older version. Damage that takes a record
-//! together with its commit and the directory of its segment leaves nothing that names the key:
-//! then, as in lives that end with a disk that lied about syncs, a key has some value that it was
-//! given, or is missing.
+//! place while the store is closed. After each phase everything is compared: an acknowledged change
+//! is there; a key that damage may have hit is as acknowledged or missing, never wrong, never an
+//! older version. Damage that takes a record together with its commit and the directory of its
+//! segment leaves nothing that names the key: then, as in lives that end with a disk that lied
+//! about syncs, a key has some value that it was given, or is missing.
 //!
 //! `THRONG_SEED=N` runs one seed, `THRONG_SEEDS=N` so many.
 

@@ -98,9 +98,9 @@ impl Matcher {
         there.any(|is_there| Some(is_there) != first)
     }
 
-    /// Returns whether newcomers share a value with members, seats or each other that must be unique,
-    /// their infos are more than the room's has space for, or, where they may be in several rooms,
-    /// only some of them are members.
+    /// Returns whether newcomers share a value with members, seats or each other that must be
+    /// unique, their infos are more than the room's has space for, or, where they may be in several
+    /// rooms, only some of them are members.
     pub(crate) fn check_fits(&self, room: RoomKey, newcomers: &[Newcomer]) -> Outcome {
         let size = self.rooms[room].size();
         check_growth(size, size + size_of_all(newcomers))?;

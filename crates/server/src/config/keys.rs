@@ -722,8 +722,8 @@ section! {
         /// for it within seconds. The space that is reserved for deletes on a full disk (64 MiB,
         /// or a 16th of a small volume) comes on top.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
-        /// Namespaces whose refs stay, with all that they reach, when `bytes_max` is reached; uploads
-        /// to them are answered with 507 while that alone is more.
+        /// Namespaces whose refs stay, with all that they reach, when `bytes_max` is reached;
+        /// uploads to them are answered with 507 while that alone is more.
         keep_namespaces: Vec<String> = [], Kind::List; reload;
         /// Age of the last check at which a blob of more than 16 KiB is hashed again before it is
         /// served. Smaller blobs are checked at every read.

@@ -116,8 +116,8 @@ impl Simulation {
                         "server {index} hears of {id:#x} from {from:#x} to {to:#x}: {place:?}"
                     ));
                     let server = &mut self.servers[index];
-                    // Its own word counts for what it owns: a stalled server reads late what it said
-                    // before.
+                    // Its own word counts for what it owns: a stalled server reads late what it
+                    // said before.
                     if let Some(place) = place
                         && server.owned.get(&id).is_none_or(|own| own.count < place.count)
                     {

@@ -16,8 +16,8 @@ pub(super) struct Faults {
     rng: Arc<Mutex<Rng>>,
     /// Requests fail now, and bodies arrive damaged.
     fails: Arc<AtomicBool>,
-    /// Bytes that arrived damaged: no two in a row change alike, since a blob that arrives twice with
-    /// the same wrong bytes is taken for damaged where it is stored.
+    /// Bytes that arrived damaged: no two in a row change alike, since a blob that arrives twice
+    /// with the same wrong bytes is taken for damaged where it is stored.
     damaged: Arc<AtomicU64>,
 }
 
