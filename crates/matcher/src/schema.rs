@@ -344,7 +344,10 @@ impl Matcher {
             let is_here = |ticket: &TicketKey| {
                 self.queues.get_ticket(*ticket).is_some_and(|own| own.matched == Some(found.id()))
             };
-            ensure(found.sides().iter().flatten().all(is_here), "a ticket of a match")
+            ensure(found.sides().iter().flatten().all(is_here), "a ticket of a match")?;
+            let mut tickets: Vec<TicketKey> = found.sides().iter().flatten().copied().collect();
+            tickets.sort_unstable();
+            ensure(tickets.windows(2).all(|pair| pair[0] != pair[1]), "a ticket twice in a match")
         })
     }
 }
@@ -506,7 +509,7 @@ mod tests {
                     for at in [1, 1_000, 60_000].map(|ms| matcher.now.saturating_add(ms)) {
                         matcher.handle_timeout(WallMs(at), &mut notices);
                     }
-                    matcher.check_invariants().unwrap();
+                    matcher.check_invariants().unwrap_or_else(|error| panic!("byte {at}: {error}"));
                     taken += 1;
                 }
                 Err(_) => refused += 1,

@@ -1159,25 +1159,6 @@ fn overwritten_refs_do_not_lock_a_kept_namespace() {
     put_blob(&store, b"is taken");
 }
 
-#[test]
-fn maintenance_ends_when_the_store_is_to_stop() {
-    let store = open(disk());
-    put_burst(&store, 100);
-    store.end_maintenance();
-    let nothing_goes = EvictOptions {
-        bytes_max: 1,
-        copies: false,
-        now: at(600),
-        keeps: &|_| false,
-        last_use: &|_| None,
-        last_access: &|_, _, _| None,
-    };
-    assert!(matches!(store.evict(&nothing_goes), Err(StoreError::Busy)));
-    assert!(matches!(collect(&store, 600), Err(StoreError::Busy)));
-    assert!(matches!(store.scrub(&mut |_| {}), Err(StoreError::Busy)));
-    assert!(store.reference(&namespace(), &bucket(), &key(0)).expect("readable").is_some());
-}
-
 /// Damage of a new key brings no older value back, so later commits need not name it.
 #[test]
 fn puts_of_new_keys_take_no_space_for_the_names_of_others() {
