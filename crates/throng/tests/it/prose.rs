@@ -18,7 +18,7 @@ const OPENERS_PERCENT_MAX: usize = 4;
 const OPENERS_BY_CRATE: &[(&str, usize)] = &[
     ("ddc", 29),
     ("ddc-server", 61),
-    ("ddc-store", 22),
+    ("ddc-store", 17),
     ("fuzz-targets", 15),
     ("gateway", 222),
     ("matcher", 30),
