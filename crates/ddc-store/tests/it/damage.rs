@@ -779,7 +779,7 @@ fn a_segment_before_the_last_that_ends_with_an_earlier_record_is_reported_and_re
         let store = open(copy.clone());
         assert_eq!(store.opening().log_gaps, 1, "{case}: it is forgotten");
         drop(store);
-        // What the index had is in the log again.
+        // The log has the entries of the index again.
         let store = Store::reindex(Arc::new(copy), options()).expect("it opens");
         assert_eq!(missing(&store, &blobs), lost, "{case}");
     }

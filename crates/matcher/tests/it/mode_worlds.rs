@@ -130,7 +130,7 @@ fn the_allocator_of_a_queue_hears_of_the_end_of_its_rooms() {
     let room = world.get_ticket(&ticket).room;
     assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
     world.take_heard();
-    // Nobody claims a seat.
+    // All seats expire.
     world.pass(700_000);
     assert_eq!(world.room(&room).0, Status::NotFound);
     assert_eq!(ended(&mut world), ["\"arena-1\""]);

@@ -364,7 +364,7 @@ fn a_policy_that_refuses_a_match_is_asked_about_its_tickets_less_and_less_often(
     assert_eq!(heard.len(), asked_at.len(), "once for the server of both");
     assert_eq!(reasons[..3], ["refused", "policy_unavailable", "refused"]);
 
-    // They search on, as far as anyone is told, and others are matched meanwhile.
+    // Held tickets show as searching, and others are matched meanwhile.
     let answer = world.ok("s", Method::GET_TICKET, Writer::new().str(1, &tickets[0]));
     let ticket = Reader::new(&answer).unwrap().nested(1).unwrap();
     assert_eq!((ticket.str(8).unwrap(), ticket.str(10).unwrap()), ("searching", "refused"));

@@ -91,7 +91,7 @@ impl Connection {
     }
 
     /// Begins the transfer again in shorter parts if packets have become too short for its own.
-    /// What has arrived is discarded by the receiver; the whole may be applied twice.
+    /// The receiver discards the parts that arrived; the whole may be applied twice.
     fn shorten_parts(&mut self) {
         let (chunk, whole) = self.chunk();
         let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.chunk > whole) else { return };

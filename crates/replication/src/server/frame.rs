@@ -216,7 +216,7 @@ pub(super) fn absorb(
     {
         let live = &store.live(slot)[store.class.props[property].live..][..3];
         let position = [0, 1, 2].map(|axis| f32::from_bits(live[axis]));
-        // What is not a number keeps the last place; it was counted when it was quantised.
+        // A position with a NaN leaves the last place; it was counted when it was quantised.
         if position.iter().all(|part| !part.is_nan()) {
             [objects.x[at], objects.y[at], objects.z[at]] = position;
             if filters[at] == Filter::Grid {

@@ -537,7 +537,7 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// This link has opened a world, whose end ends the room, whoever its members are.
+    /// Notes a world that this link opened: its end ends the room, also when no member is here.
     fn keep_hosted(&mut self, room: String, world: String) {
         let (end, done) = (self.process.match_world_end(&world), self.done.clone());
         self.hosted.insert(room.clone(), world);
