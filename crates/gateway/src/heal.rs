@@ -45,6 +45,10 @@ impl Shard {
                 "a subscription without a place",
             );
             findings.expect(channel.owner.is_none_or(has_place), "an owner without a place");
+            let lost = channel.lost.iter().map(|lost| lost.conn);
+            findings.expect(lost.clone().all(has_place), "a lost connection without a place");
+            let is_subscribed = |conn: ConnId| channel.subscription(conn).is_some();
+            findings.expect(!lost.clone().any(is_subscribed), "a lost connection that is subscribed");
             let is_live = |owner| self.board.peers.contains_key(&owner);
             findings.expect(channel.owner.is_none_or(is_live), "a channel of a connection that is gone");
         }
@@ -231,6 +235,11 @@ impl Channel {
             board.send(sub.address.conn, Head::new(self.id, MessageType::SubToChannel as u32), &result);
         }
         self.restart_fan_out(board);
+        // Without its place it would not be given back what it had, and keep it beside what it has
+        // then.
+        for lost in &self.lost {
+            board.add_place(lost.conn, self.id);
+        }
         let held = board.places.iter().filter(|(_, places)| places.contains(&self.id));
         let stale: Vec<ConnId> = held.map(|(conn, _)| *conn).filter(|conn| !self.involves(*conn)).collect();
         for conn in stale {

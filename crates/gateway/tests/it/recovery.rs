@@ -2,16 +2,18 @@
 
 use crate::common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use common::{Id, Received, Send, World};
 use throng_gateway::{
-    CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine,
+    CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine, failpoint,
 };
 use throng_wire::channeldpb::{
     AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
     ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
-    MessageType, SubscribedToChannelMessage, UnsubscribedFromChannelResultMessage,
+    MessageType, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
+    UnsubscribedFromChannelResultMessage,
 };
 
 const TEST: &str = "type.googleapis.com/testpb.TestMergeMessage";
@@ -489,6 +491,68 @@ fn what_a_busy_shard_sent_to_a_lost_client_does_not_reach_it_after_its_return() 
         world.run_ms(1_000);
         assert_eq!(types(&world.take(last)), [8, 21]);
     }
+}
+
+#[test]
+fn a_panic_while_a_client_is_lost_leaves_it_no_second_subscription() {
+    let on_first_shard = |world: &mut World| loop {
+        let id = world.connect(ConnKind::Client);
+        if world.shard_of(id) == 0 {
+            return id;
+        }
+    };
+    let mut healed = 0;
+    for place in 1..200 {
+        let mut world = World::sharded(config(), 2);
+        let owner = world.join(ConnKind::Server, "s");
+        let channel = loop {
+            let channel = create(&mut world, owner, 3, Some(&entry("a")));
+            if world.shards[1].channel_data(throng_gateway::ChannelId(channel)).is_some() {
+                break channel;
+            }
+        };
+        let first = on_first_shard(&mut world);
+        let result = auth_with(&mut world, first, b"").0;
+        let (conn_id, mut token) = (result.conn_id, result.resume_token);
+        let subscribe = |world: &mut World, from: Id| {
+            let request = SubscribedToChannelMessage { conn_id, sub_options: None };
+            world.send(from, [Send::new(MessageType::SubToChannel, &request).to(channel)]);
+        };
+        subscribe(&mut world, first);
+        world.run_ms(200);
+        world.slow_shard = Some(0);
+        world.close(first);
+        assert!(failpoint::arm(place), "built with debug assertions");
+        let struck = catch_unwind(AssertUnwindSafe(|| while world.deliver_held() {})).is_err();
+        failpoint::disarm();
+        world.slow_shard = None;
+        if !struck {
+            assert!(healed > 1, "{healed} of {place} panics were healed");
+            return;
+        }
+        if !world.shards[1].heal().is_empty() {
+            continue;
+        }
+        healed += 1;
+        while world.deliver_held() {}
+        for _ in 0..2 {
+            let back = on_first_shard(&mut world);
+            token = auth_with(&mut world, back, &token).0.resume_token;
+            subscribe(&mut world, back);
+            world.run_ms(200);
+            world.close(back);
+        }
+        let last = on_first_shard(&mut world);
+        auth_with(&mut world, last, &token);
+        let body = UnsubscribedFromChannelMessage { conn_id };
+        world.send(last, [Send::new(MessageType::UnsubFromChannel, &body).to(channel)]);
+        world.run_ms(1_000);
+        world.take(last);
+        update(&mut world, owner, channel, "b");
+        world.run_ms(200);
+        assert_eq!(world.take(last), [], "place {place}: it unsubscribed");
+    }
+    unreachable!("a letter passes fewer places");
 }
 
 #[test]
