@@ -71,8 +71,8 @@ catalogue! {
         MessageRate = "message_rate", "More messages per second than allowed.";
         ByteRate = "byte_rate", "More bytes per second than allowed.";
         IdleTimeout = "idle_timeout", "Nothing was received for the idle timeout.";
-        SlowReader = "slow_reader", "More output waited for the peer than the hard bound allows.";
-        OutputMemory = "output_memory", "The output of all clients together took more memory than the bound allows, and most of it was waiting for this connection.";
+        SlowReader = "slow_reader", "More output waited for the peer than the hard limit allows.";
+        OutputMemory = "output_memory", "The output of all clients together took more memory than the limit allows, and most of it was waiting for this connection.";
         Stalled = "stalled", "Output waited and the transport took none of it for the stall timeout.";
         Superseded = "superseded", "The player resumed its session on a newer connection.";
         Shutdown = "shutdown", "The gateway is shutting down.";

@@ -26,7 +26,7 @@ use crate::probe::{self, Probe};
 use crate::report::{Report, Run};
 use crate::socket;
 
-/// A test that can be run by name.
+/// A case that can be run by name.
 #[derive(Debug)]
 pub struct Test {
     /// Two words: suite and test.
@@ -149,7 +149,7 @@ pub const TESTS: &[Test] = &[
     },
 ];
 
-/// The test of this name.
+/// The case of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Test> {
     TESTS.iter().find(|test| test.name == name)
@@ -266,7 +266,7 @@ impl Progress for Silent {
     fn sample(&mut self, _sample: &Sample) {}
 }
 
-/// Why a test gave no figure.
+/// Why a case gave no figure.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BenchError {
@@ -292,7 +292,7 @@ pub enum BenchError {
     /// The options do not fit, or the server does not support them.
     #[error("{0}")]
     Unfit(String),
-    /// The test measures something that only a server of our own has.
+    /// The case measures something that only a server of our own has.
     #[error("`{0}` measures its own server; omit --addr")]
     NeedsOwnServer(&'static str),
     /// The generator has no sockets or threads.
@@ -332,7 +332,7 @@ fn probe_of(target: &Target) -> Result<Probe, BenchError> {
 }
 
 impl Context<'_> {
-    /// The report, with the settings that every test has.
+    /// The report, with the settings that every case has.
     fn report(&self, canonical: bool) -> Report {
         let options = self.options;
         let mut report = Report::new(self.name);
@@ -396,7 +396,7 @@ impl Context<'_> {
         Ok(Server { own: Some(own), _cluster: None, probe: probe_of(&target)?, target })
     }
 
-    /// The published scenario with the options of this run; tests adapt it.
+    /// The published scenario with the options of this run; cases adapt it.
     fn plan(&self, server: &Server, players: usize) -> Plan {
         let options = self.options;
         let (warmup, duration) = options.effort.pick((3_000, 10_000), (1_500, 4_000), (300, 1_000));
@@ -621,7 +621,7 @@ mod tests {
     use crate::report::{Judgement, Row};
     use serde_json::Value;
 
-    /// Runs a test small against a fake of its own.
+    /// Runs a case small against a fake of its own.
     fn try_out(name: &str, change: impl FnOnce(&mut Options)) -> Report {
         let fake = Fake::start(None);
         let pid = Some(std::process::id());
@@ -717,7 +717,7 @@ mod tests {
         assert!(row(&report, "CPU per gigabyte").measured > 0.0);
     }
 
-    /// Runs a test with a world small against a fake that has cells.
+    /// Runs a case with a world small against a fake that has cells.
     fn try_out_world(name: &str, grid: Option<crate::spatial::Grid>) -> Report {
         let fake = crate::spatial::fake::Fake::start(grid);
         try_out(name, |options| {

@@ -32,9 +32,9 @@ const SUITES: [&str; 4] = ["ddc", "enet", "matcher", "replication"];
 #[derive(Debug, Args)]
 #[command(after_long_help = AFTER_HELP)]
 pub(crate) struct BenchArgs {
-    /// `list`, `all`, or a test: suite and test name. Without it: 100 players on one channel, two
+    /// `list`, `all`, or a case: suite and case name. Without it: 100 players on one channel, two
     /// lines of output
-    #[arg(value_name = "SUITE TEST", num_args = 0..=2)]
+    #[arg(value_name = "SUITE CASE", num_args = 0..=2)]
     name: Vec<String>,
     /// Players (connections, channels, clients) to run with; several values make a sweep
     #[arg(long, value_delimiter = ',', value_name = "N", value_parser = count, allow_negative_numbers = true)]
@@ -359,7 +359,7 @@ pub(crate) fn bounded(
     interrupt::bounded(args.limit(), case).unwrap_or_else(|why| Err(why.into()))
 }
 
-/// The tests of a gateway, each of which has a name of two words.
+/// The cases of a gateway, each of which has a name of two words.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     TESTS.iter().map(|test| test.name).chain([balance::NAME])
 }
@@ -368,7 +368,7 @@ fn unknown(name: &str) -> String {
     let known: Vec<&str> = names().collect();
     let near = nearest(name, known.iter().copied().chain(SUITES).chain(["list", "all"]));
     let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-    format!("there is no test `{name}`{hint}\n  tests: {}\n  suites: {}", known.join(", "), SUITES.join(", "))
+    format!("there is no case `{name}`{hint}\n  cases: {}\n  suites: {}", known.join(", "), SUITES.join(", "))
 }
 
 /// The ENet host beside the C library and a bare echo; all groups when none is named.

@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn the_usage_of_a_wrong_flag_is_that_of_its_command() {
         check("throng up --port 3", "Usage: throng up [OPTIONS]\n");
-        check("throng bench channel --onyl 3", "Usage: throng bench [OPTIONS] [SUITE TEST]...\n");
+        check("throng bench channel --onyl 3", "Usage: throng bench [OPTIONS] [SUITE CASE]...\n");
     }
 
     #[test]

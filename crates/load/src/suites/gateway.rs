@@ -1,4 +1,4 @@
-//! Tests of the gateway at rest, of forwarding, and of readers that stall.
+//! Cases of the gateway at rest, of forwarding, and of readers that stall.
 
 use std::time::Duration;
 

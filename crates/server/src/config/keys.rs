@@ -191,7 +191,7 @@ section! {
         /// cost.
         round_interval_us: u64 = 10_000, int(0, 20_000), "us";
         /// Bytes waiting for a shard before the other shards stop reading sockets, which slows
-        /// their peers; they continue when the shard has caught up. Nothing is dropped. The bound
+        /// their peers; they continue when the shard has caught up. Nothing is dropped. The limit
         /// can be exceeded by one read of each other shard.
         mailbox_bytes_max: usize = 67_108_864, int(65_536, 64 * GIB), "bytes";
         /// A shard without progress for this long is reported as not ready.
@@ -294,7 +294,7 @@ section! {
         /// entries of a map.
         merge_rules: BTreeMap<String, String> = (), Kind::Map;
         /// Channel data of types that no schema describes. `allow` keeps it as opaque bytes within
-        /// a bound, `refuse` drops the update.
+        /// a limit, `refuse` drops the update.
         unknown_types: String = "allow", Kind::Choice(&["allow", "refuse"]);
         /// Permissions of peers. With `safe`, clients may act only on what they own; `channeld`
         /// permits everything that channeld permits.
