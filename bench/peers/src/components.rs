@@ -5,7 +5,7 @@
 
 use bevy::prelude::*;
 use serde::{Deserialize, Serialize};
-use throng_replication_bench::workload::Thing;
+use throng_replication_bench::workload::BenchObject;
 
 #[derive(Component, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Position([f32; 3]);
@@ -31,7 +31,7 @@ pub struct Load {
 }
 
 impl Load {
-    fn of(thing: &Thing) -> Self {
+    fn of(thing: &BenchObject) -> Self {
         Self {
             health: thing.health,
             armor: thing.armor,
@@ -48,13 +48,13 @@ impl Load {
 }
 
 /// All components of an object.
-pub fn bundle(thing: &Thing) -> (Position, Rotation, Velocity, Load) {
+pub fn bundle(thing: &BenchObject) -> (Position, Rotation, Velocity, Load) {
     let rotation = Rotation(thing.rotation());
     (Position(thing.position), rotation, Velocity(thing.velocity), Load::of(thing))
 }
 
 /// Sets the components of what the world's step has marked.
-pub fn apply(world: &mut World, entities: &[Entity], things: &[Thing]) {
+pub fn apply(world: &mut World, entities: &[Entity], things: &[BenchObject]) {
     for (thing, entity) in things.iter().zip(entities) {
         if thing.marked == 0 {
             continue;
@@ -71,7 +71,7 @@ pub fn apply(world: &mut World, entities: &[Entity], things: &[Thing]) {
 }
 
 /// An entity has the values of an object. Those of a chest's place are those of its creation.
-pub fn equal(world: &World, entity: Entity, thing: &Thing) -> bool {
+pub fn equal(world: &World, entity: Entity, thing: &BenchObject) -> bool {
     let (position, rotation, velocity, load) = bundle(thing);
     world.get::<Position>(entity) == Some(&position)
         && world.get::<Rotation>(entity) == Some(&rotation)

@@ -18,7 +18,7 @@ use bevy::time::TimeUpdateStrategy;
 use bevy_replicon::shared::server_entity_map::ServerEntityMap;
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use throng_replication_bench::workload::Thing;
+use throng_replication_bench::workload::BenchObject;
 
 use crate::components::{Load, Position, Rotation, Velocity, apply, bundle, count, equal};
 use crate::{ACK_FRAMES, Peer, Sent};
@@ -105,7 +105,7 @@ impl Peer for Lightyear {
     const NAME: &'static str = "lightyear 0.30.1";
     const SEEN_AT_FIRST: bool = true;
 
-    fn new(things: &[Thing], connections: usize) -> Self {
+    fn new(things: &[BenchObject], connections: usize) -> Self {
         let mut server = app(ServerPlugins { tick_duration: TICK });
         let listener = server.world_mut().spawn(RawServer).id();
         server.world_mut().entity_mut(listener).insert(Linked);
@@ -123,7 +123,7 @@ impl Peer for Lightyear {
         peer
     }
 
-    fn apply(&mut self, things: &[Thing]) {
+    fn apply(&mut self, things: &[BenchObject]) {
         apply(self.server.world_mut(), &self.entities, things);
     }
 
@@ -158,7 +158,7 @@ impl Peer for Lightyear {
         count(self.seats[connection].client.world_mut())
     }
 
-    fn holds(&mut self, connection: usize, object: usize, thing: &Thing) -> bool {
+    fn holds(&mut self, connection: usize, object: usize, thing: &BenchObject) -> bool {
         let world = self.seats[connection].client.world();
         let map = world.resource::<ServerEntityMap>().to_client();
         map.get(&self.entities[object]).is_some_and(|entity| equal(world, *entity, thing))

@@ -21,7 +21,9 @@ mod replicon;
 
 use throng_replication_bench::case::{self, Case, Mode, Spread};
 use throng_replication_bench::clock::thread_cpu_ns;
-use throng_replication_bench::workload::{CULL_DISTANCE, Chests, Group, SEED_BASE, Thing, World as Workload};
+use throng_replication_bench::workload::{
+    BenchObject, CULL_DISTANCE, Chests, Group, SEED_BASE, World as Workload,
+};
 
 const WARM_UP: u32 = 60;
 const FRAMES: u32 = 300;
@@ -44,9 +46,9 @@ trait Peer: Sized {
     const SEEN_AT_FIRST: bool;
 
     /// A server with the objects, and its clients, connected.
-    fn new(things: &[Thing], connections: usize) -> Self;
+    fn new(things: &[BenchObject], connections: usize) -> Self;
     /// Sets what the world's step has marked.
-    fn apply(&mut self, things: &[Thing]);
+    fn apply(&mut self, things: &[BenchObject]);
     /// Shows an object to a connection, or hides it.
     fn show(&mut self, connection: usize, object: usize, sees: bool);
     /// Hands the server what clients sent three frames ago, outside of the clock.
@@ -58,11 +60,11 @@ trait Peer: Sized {
     /// Objects that a client has.
     fn held(&mut self, connection: usize) -> usize;
     /// A client has an object, with these values.
-    fn holds(&mut self, connection: usize, object: usize, thing: &Thing) -> bool;
+    fn holds(&mut self, connection: usize, object: usize, thing: &BenchObject) -> bool;
 }
 
 /// Tells the peer what has come into a connection's range or left it.
-fn look<P: Peer>(peer: &mut P, things: &[Thing], visible: &mut [Vec<bool>]) {
+fn look<P: Peer>(peer: &mut P, things: &[BenchObject], visible: &mut [Vec<bool>]) {
     for (connection, visible) in visible.iter_mut().enumerate() {
         let view = things[connection].position;
         for (object, thing) in things.iter().enumerate() {

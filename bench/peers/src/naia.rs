@@ -22,7 +22,7 @@ use naia_shared::{
     ReplicaMutWrapper, ReplicaRefTrait, ReplicaRefWrapper, Replicate, ReplicatedComponent, SerdeErr,
     TestClock, UnsignedInteger, WorldMutType, WorldRefType,
 };
-use throng_replication_bench::workload::Thing;
+use throng_replication_bench::workload::BenchObject;
 
 use crate::{ACK_FRAMES, Peer, Sent};
 
@@ -50,7 +50,7 @@ struct Object {
 }
 
 impl Object {
-    fn of(number: u32, thing: &Thing) -> Self {
+    fn of(number: u32, thing: &BenchObject) -> Self {
         Self::new_complete(
             number,
             thing.position,
@@ -70,7 +70,7 @@ impl Object {
     }
 
     /// Sets the properties that are marked, by their numbers in the workload.
-    fn set(&mut self, thing: &Thing) {
+    fn set(&mut self, thing: &BenchObject) {
         let marked = |property: u32| thing.marked >> property & 1 != 0;
         if marked(0) {
             *self.position = thing.position;
@@ -113,7 +113,7 @@ impl Object {
         }
     }
 
-    fn equals(&self, thing: &Thing) -> bool {
+    fn equals(&self, thing: &BenchObject) -> bool {
         *self.position == thing.position
             && *self.rotation == thing.rotation()
             && *self.velocity == thing.velocity
@@ -532,7 +532,7 @@ impl Peer for Naia {
     const NAME: &'static str = "naia 0.25.0";
     const SEEN_AT_FIRST: bool = false;
 
-    fn new(things: &[Thing], connections: usize) -> Self {
+    fn new(things: &[BenchObject], connections: usize) -> Self {
         TestClock::init(0);
         let wires = Wires { to_clients: vec![VecDeque::new(); connections], ..Wires::default() };
         let wire = Wire { all: Arc::new(Mutex::new(wires)), at: 0, last: Vec::new() };
@@ -571,7 +571,7 @@ impl Peer for Naia {
         peer
     }
 
-    fn apply(&mut self, things: &[Thing]) {
+    fn apply(&mut self, things: &[BenchObject]) {
         for (entity, thing) in things.iter().enumerate().filter(|(_, thing)| thing.marked != 0) {
             let component = self.store.get_mut(entity as u32).expect("spawned");
             component.to_any_mut().downcast_mut::<Object>().expect("the only kind").set(thing);
@@ -635,7 +635,7 @@ impl Peer for Naia {
         seat.places.len()
     }
 
-    fn holds(&mut self, connection: usize, object: usize, thing: &Thing) -> bool {
+    fn holds(&mut self, connection: usize, object: usize, thing: &BenchObject) -> bool {
         let seat = &self.seats[connection];
         let place = seat.places.get(&(object as u32));
         place.and_then(|place| seat.store.typed::<Object>(*place)).is_some_and(|object| object.equals(thing))

@@ -14,7 +14,7 @@ use bevy_replicon::server::visibility::registry::FilterRegistry;
 use bevy_replicon::shared::replication::registry::ReplicationRegistry;
 use bevy_replicon::shared::server_entity_map::ServerEntityMap;
 use bevy_replicon::test_app::{ServerTestAppExt, TestClientEntity};
-use throng_replication_bench::workload::Thing;
+use throng_replication_bench::workload::BenchObject;
 
 use crate::components::{Load, Position, Rotation, Velocity, apply, bundle, count, equal};
 use crate::{ACK_FRAMES, Peer, Sent};
@@ -63,7 +63,7 @@ impl Peer for Replicon {
     const NAME: &'static str = "bevy_replicon 0.44.3";
     const SEEN_AT_FIRST: bool = true;
 
-    fn new(things: &[Thing], connections: usize) -> Self {
+    fn new(things: &[BenchObject], connections: usize) -> Self {
         let mut server = app();
         let mut clients: Vec<App> = (0..connections).map(|_| app()).collect();
         for client in &mut clients {
@@ -76,7 +76,7 @@ impl Peer for Replicon {
         Self { server, clients, seats, entities, in_range, answers: VecDeque::new() }
     }
 
-    fn apply(&mut self, things: &[Thing]) {
+    fn apply(&mut self, things: &[BenchObject]) {
         apply(self.server.world_mut(), &self.entities, things);
     }
 
@@ -123,7 +123,7 @@ impl Peer for Replicon {
         count(self.clients[connection].world_mut())
     }
 
-    fn holds(&mut self, connection: usize, object: usize, thing: &Thing) -> bool {
+    fn holds(&mut self, connection: usize, object: usize, thing: &BenchObject) -> bool {
         let world = self.clients[connection].world();
         let map = world.resource::<ServerEntityMap>().to_client();
         map.get(&self.entities[object]).is_some_and(|entity| equal(world, *entity, thing))
