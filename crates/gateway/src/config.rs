@@ -200,6 +200,8 @@ pub struct Limits {
 #[derive(Debug, Clone)]
 pub struct OutboxBounds {
     /// Above this many queued bytes, state updates are dropped and replaced by a full state later.
+    /// Output since the latest write, which took everything, may be four times as long: its
+    /// reader is not known to be slow.
     pub soft_bytes: usize,
     /// Below this many queued bytes, dropped channels are resumed.
     pub low_water_bytes: usize,
@@ -210,6 +212,21 @@ pub struct OutboxBounds {
     /// Where state updates may get lost ([`Framing::Packets`](crate::Framing::Packets)): the
     /// longest time from one that did to the full state that makes it good.
     pub repair_interval: Duration,
+}
+
+/// Soft limits that a burst may take: with the default, as much as the kernel takes of a TCP
+/// connection ahead of the network.
+const BURST: usize = 4;
+
+impl OutboxBounds {
+    /// Queued bytes above which state updates are dropped.
+    #[inline]
+    pub(crate) fn state_bytes_max(&self, kind: ConnKind, is_behind: bool) -> usize {
+        if is_behind {
+            return self.soft_bytes;
+        }
+        self.soft_bytes.saturating_mul(BURST).min(self.hard_bytes[kind.index()])
+    }
 }
 
 impl Default for Config {

@@ -47,6 +47,8 @@ pub(crate) struct Connection {
     pub(crate) received: Instant,
     /// When the outbox last became non-empty or the transport last took something.
     pub(crate) progressed: Instant,
+    /// The transport did not take all output at the latest write.
+    pub(crate) is_behind: bool,
     /// The one timer of the connection, for whatever deadline comes first.
     pub(crate) timer: Option<(Instant, TimerKey)>,
     /// Channels that a client is subscribed to, on whatever shard, or has asked for.

@@ -480,7 +480,8 @@ impl Shard {
             }
         }
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
-        if conn.outbox.is_empty() {
+        conn.is_behind = !conn.outbox.is_empty();
+        if !conn.is_behind {
             conn.writable = false;
         } else {
             // A gather may stop before the end, so a transport that took all of it is to be asked

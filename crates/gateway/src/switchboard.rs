@@ -336,7 +336,7 @@ impl Switchboard {
         let queued = conn.outbox.queued_bytes();
         if let Some(state) = state {
             let lag = if conn.lagging.is_empty() { None } else { conn.lagging.get_mut(&state.channel) };
-            if queued > self.config.outbox.soft_bytes {
+            if queued > self.config.outbox.state_bytes_max(conn.kind, conn.is_behind) {
                 // Superseded state is dropped; a full state follows when there is room.
                 self.stats.state_dropped += 1;
                 conn.dropped = (conn.dropped.0 + 1, self.now);

@@ -96,6 +96,7 @@ impl Shard {
                 login: None,
                 received: board.now,
                 progressed: board.now,
+                is_behind: false,
                 timer: None,
                 held: Default::default(),
                 lagging: IdMap::with_hasher(board.hasher),

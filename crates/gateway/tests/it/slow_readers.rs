@@ -105,6 +105,43 @@ fn a2_a_stalled_reader_is_conflated_and_nobody_else_notices() {
     }
 }
 
+/// The worlds of games with large entities: what many channels have for a reader in one round
+/// exceeds the soft limit, and the reader takes it at once.
+#[test]
+fn a2_a_burst_of_many_channels_is_not_conflated_for_a_reader_that_keeps_up() {
+    for shards in [1, 2] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channels: Vec<u32> = (0..60).map(|_| channel(&mut world, owner)).collect();
+        let (reader, stalled) = (world.join(ConnKind::Client, "fine"), world.join(ConnKind::Client, "slow"));
+        for &channel in &channels {
+            subscribe(&mut world, reader, channel);
+            subscribe(&mut world, stalled, channel);
+        }
+        world.take(reader);
+        world.set_reading(stalled, false);
+        let filler = "x".repeat(100);
+        let before = world.stats().state_dropped;
+        for step in 0..20 {
+            for &channel in &channels {
+                world.send(owner, [update(channel, &format!("{step} {filler}"))]);
+            }
+            world.run_ms(20);
+            let expected = format!("{step} {filler}");
+            let got = texts(&world.take(reader)).iter().filter(|&text| *text == expected).count();
+            assert_eq!(got, channels.len(), "updates of step {step}");
+            assert!(world.queued(stalled) <= 4 * 4_000 + 300, "{} bytes queued", world.queued(stalled));
+        }
+        // All were dropped for the other one, but for the first burst.
+        assert!(world.stats().state_dropped - before > 18 * 60);
+        world.set_reading(stalled, true);
+        world.run_ms(100);
+        let got = texts(&world.take(stalled));
+        let last = got.iter().filter(|text| text.starts_with("19 ")).count();
+        assert_eq!(last, channels.len(), "the latest state of each channel");
+    }
+}
+
 #[test]
 fn a2_messages_that_are_not_state_are_never_dropped_but_end_the_connection() {
     for shards in [1, 2] {

@@ -574,7 +574,8 @@ section! {
         client_messages_per_s_max: u32 = 5_000, int(0, 100_000_000), "messages/s"; reload;
         /// Bytes per second from one client, with a burst of twice that; 0 = no limit.
         client_bytes_per_s_max: u32 = 4_194_304, int(0, 4_294_967_295), "bytes/s"; reload;
-        /// Bytes waiting for a slow reader before its channel updates are conflated.
+        /// Bytes waiting for a slow reader before its channel updates are conflated. A reader that
+        /// took all output so far may be sent four times as much at once.
         outbox_soft_bytes: usize = 65_536, int(4_096, GIB), "bytes"; reload;
         /// Bytes waiting for a slow client before it is disconnected.
         outbox_hard_bytes: usize = 4_194_304, int(65_536, GIB), "bytes"; reload;

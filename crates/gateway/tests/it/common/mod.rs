@@ -344,6 +344,8 @@ impl World {
                     busy = true;
                     if self.peers[id.0].reads {
                         self.write(id, usize::MAX);
+                    } else {
+                        self.shards[shard].handle_written(self.now, conn, 0);
                     }
                 }
             }
