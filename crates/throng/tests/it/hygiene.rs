@@ -472,6 +472,38 @@ fn use_paths(prefix: &str, tree: &str) -> Vec<String> {
     paths
 }
 
+/// `bench/peers` is a workspace of its own, too large to be compiled by the tests, so a rename in
+/// this one would break it unnoticed.
+#[test]
+fn names_that_the_bench_of_the_peers_imports_exist() {
+    let sources: Vec<_> = rust_sources().collect();
+    let mut missing = Vec::new();
+    let mut found = 0;
+    for (path, text) in sources.iter().filter(|(path, _)| path.starts_with(root().join("bench/peers"))) {
+        for statement in text.split("\nuse throng_").skip(1) {
+            for name in use_paths("", statement.split(';').next().unwrap_or_default()) {
+                let (package, name) = name.split_once("::").expect("an item of a crate");
+                let folder = root().join("crates").join(package.replace('_', "-")).join("src");
+                let item = name.rsplit("::").find(|part| *part != "self").expect("an item has a name");
+                let forms = ["struct", "enum", "fn", "const", "mod", "trait", "type"]
+                    .map(|kind| format!("pub {kind} {item}"));
+                let is_there = |(path, text): &&(PathBuf, String)| {
+                    let after = |form: &String| {
+                        text.split(form.as_str()).skip(1).any(|rest| !rest.starts_with(char::is_alphanumeric))
+                    };
+                    path.starts_with(&folder) && forms.iter().any(after)
+                };
+                found += 1;
+                if !sources.iter().any(|source| is_there(&source)) {
+                    missing.push(format!("{}: throng_{package}::{name}", relative(path)));
+                }
+            }
+        }
+    }
+    assert!(found > 5, "{found} imports");
+    expect_none(&missing);
+}
+
 /// Sets of modules that all import each other, directly or not.
 fn cycles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
     let reached = |from: &String| {
