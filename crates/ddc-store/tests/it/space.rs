@@ -1175,3 +1175,20 @@ fn puts_of_new_keys_take_no_space_for_the_names_of_others() {
     put_ref(&store, 1, &[IoHash::of(&[0; 100])], 1);
     assert!(put(50) > first, "the ref that was replaced is named again");
 }
+
+#[test]
+fn what_an_upload_holds_is_not_evicted_until_it_has_ended() {
+    let store = open(disk());
+    let held = put_blob(&store, &[1; 1_000]);
+    let other = put_blob(&store, &[2; 1_000]);
+    let has = |hash| store.has_blob(&namespace(), &hash).expect("readable");
+    let (first, second) = (store.hold(&namespace(), &[held]), store.hold(&namespace(), &[held]));
+    evict(&store, 1, 0, None);
+    assert_eq!((has(held), has(other)), (true, false));
+    drop(first);
+    evict(&store, 1, 0, None);
+    assert!(has(held), "another upload still holds it");
+    drop(second);
+    evict(&store, 1, 0, None);
+    assert!(!has(held));
+}

@@ -42,6 +42,13 @@ fn a_cache_keeps_what_it_acknowledged() {
     }
 }
 
+/// Its eviction takes the object of an upload, which is a blob that no ref reaches yet, before the
+/// ref is put.
+#[test]
+fn a_ref_whose_object_is_evicted_while_it_is_put_is_stored() {
+    world::live(3943, false);
+}
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
