@@ -22,6 +22,7 @@ use crate::marks::Marks;
 use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, LOSS_KEYS_MAX, NAMED_BYTES};
 use crate::store::Store;
+use throng_platform::File;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
 /// records at most. Uploads that arrive meanwhile wait for all of it: 64 KiB take a disk twice as
@@ -30,6 +31,8 @@ const MOVE_BYTES: u64 = 64 << 10;
 /// The same while uploads are refused for want of space: a disk that takes long for each sync must
 /// give space back all the same.
 const MOVE_BYTES_URGENT: u64 = 2 << 20;
+/// Bytes of a removed segment that are freed at a time.
+const FREE_BYTES: u64 = 1 << 20;
 /// A segment is emptied when less than this part of it is in use.
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
@@ -367,16 +370,32 @@ impl Store {
                 self.note_removal(&ready)?;
                 for segment in &ready {
                     self.index.check_stop()?;
-                    self.segments.remove(*segment)?;
+                    let file = self.segments.remove(*segment)?;
                     done.segments += 1;
-                    // One at a time: uploads wait while the file system frees the space of all that
-                    // it has not written down yet.
                     self.fs.sync_dir(log::FOLDER)?;
+                    // After a power failure it is gone, or whole.
+                    if let Some(file) = file {
+                        self.free_space_of(&*file);
+                    }
                 }
             }
             if ready.len() == sparse.len() || ready.is_empty() {
                 return self.remove_unfinished_uploads();
             }
+        }
+    }
+
+    /// Makes a file that has no name empty, a part at a time: while a file system frees space, the
+    /// log's syncs wait for it, which for a whole segment takes 60 ms.
+    fn free_space_of(&self, file: &dyn File) {
+        let mut left = file.len().unwrap_or(0);
+        while left > 0 && !self.is_ending() {
+            let started = self.clock().elapsed();
+            left = left.saturating_sub(FREE_BYTES);
+            if file.set_len(left).is_err() {
+                return;
+            }
+            self.pause_for(self.clock().elapsed().saturating_sub(started));
         }
     }
 

@@ -791,6 +791,107 @@ fn files_of_blobs_that_are_gone_are_not_removed_by_the_thread_that_commits() {
     }
 }
 
+/// A disk that notes the lengths to which segments without a name are cut.
+#[derive(Debug)]
+struct NotedCuts {
+    disk: SimulatedDisk,
+    cuts: Arc<Mutex<Vec<u64>>>,
+}
+
+#[derive(Debug)]
+struct NotedFile {
+    file: Arc<dyn File>,
+    disk: SimulatedDisk,
+    path: String,
+    cuts: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Fs for NotedCuts {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        let file = self.disk.open(path, create)?;
+        let (disk, cuts) = (self.disk.clone(), Arc::clone(&self.cuts));
+        Ok(Arc::new(NotedFile { file, disk, path: path.to_owned(), cuts }))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        self.disk.list(folder)
+    }
+
+    fn create_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.create_dir(folder)
+    }
+
+    fn sync_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.sync_dir(folder)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        self.disk.free_bytes()
+    }
+}
+
+impl File for NotedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[io::IoSlice<'_>], offset: u64) -> io::Result<()> {
+        self.file.write_at(parts, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if self.path.starts_with("segments/") && self.disk.open(&self.path, false).is_err() {
+            self.cuts.lock().expect("no panic").push(len);
+        }
+        self.file.set_len(len)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) {
+        self.file.reserve(offset, len);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+}
+
+/// A file system that frees the space of a whole segment holds up the syncs of the log meanwhile.
+#[test]
+fn a_removed_segment_gives_its_space_back_a_part_at_a_time_once_nobody_reads_it() {
+    for is_read in [false, true] {
+        let cuts = Arc::default();
+        let fs = NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) };
+        let options = Options { segment_bytes_max: 3 << 20, ..options() };
+        let store = Store::open(Arc::new(fs), options).expect("the store opens");
+        let bytes = vec![7; 3 << 20];
+        let hash = put_blob(&store, &bytes);
+        // The next segment begins with it.
+        put_blob(&store, b"another");
+        let reader = is_read.then(|| store.blob(&namespace(), &hash).expect("readable").expect("stored"));
+        let report = collect(&store, 600).expect("the disk works");
+        assert!(report.segments > 0, "{report:?}");
+        let cuts = cuts.lock().expect("no panic").clone();
+        match reader {
+            Some(reader) => {
+                assert_eq!(reader.read(0, bytes.len()).expect("it is still there"), bytes);
+                assert!(!cuts.contains(&(2 << 20)), "{cuts:?}");
+            }
+            None => {
+                let lens: Vec<u64> = cuts.iter().map(|len| len >> 20).collect();
+                assert!(lens.starts_with(&[2, 1, 0]), "{cuts:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn uploads_that_outrun_evictions_are_refused_beyond_the_limit() {
     const BYTES_MAX: u64 = 1_000_000;
