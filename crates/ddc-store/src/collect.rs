@@ -14,6 +14,7 @@ use throng_ddc::{Bucket, Key, Namespace, Timestamp};
 
 use crate::change::Change;
 use crate::error::StoreError;
+use crate::free::free_in_parts;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
@@ -31,8 +32,6 @@ const MOVE_BYTES: u64 = 64 << 10;
 /// The same while uploads are refused for want of space: a disk that takes long for each sync must
 /// give space back all the same.
 const MOVE_BYTES_URGENT: u64 = 2 << 20;
-/// Bytes of a removed segment that are freed at a time.
-const FREE_BYTES: u64 = 1 << 20;
 /// A segment is emptied when less than this part of it is in use.
 const LIVE_PERCENT_MIN: u64 = 50;
 /// The same on a disk that is nearly full.
@@ -385,18 +384,13 @@ impl Store {
         }
     }
 
-    /// Makes a file that has no name empty, a part at a time: while a file system frees space, the
-    /// log's syncs wait for it, which for a whole segment takes 60 ms.
+    /// Frees the space of a removed segment, and leaves the disk to requests meanwhile.
     fn free_space_of(&self, file: &dyn File) {
-        let mut left = file.len().unwrap_or(0);
-        while left > 0 && !self.is_ending() {
-            let started = self.clock().elapsed();
-            left = left.saturating_sub(FREE_BYTES);
-            if file.set_len(left).is_err() {
-                return;
-            }
-            self.pause_for(self.clock().elapsed().saturating_sub(started));
-        }
+        let mut since = self.clock().elapsed();
+        free_in_parts(file, self.index.is_stopped(), &mut || {
+            self.pause_for(self.clock().elapsed().saturating_sub(since));
+            since = self.clock().elapsed();
+        });
     }
 
     /// Closes a segment that is still written, with `live` bytes in use, if it is sparse and gives

@@ -16,11 +16,12 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use throng_platform::Fs;
 
 use crate::error::IndexError;
+use crate::free::free_in_parts;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::record::{self, LogPosition, RecordPosition};
@@ -184,6 +185,8 @@ pub(crate) struct Index {
     manifest: Mutex<Manifest>,
     /// Held by a merge: one at a time.
     merge: Mutex<()>,
+    /// Runs that merges replaced, until their files are removed. Walks may still read them.
+    replaced: Mutex<Vec<(u64, Weak<Run>)>>,
     next_run: AtomicU64,
     damaged: AtomicBool,
     /// Walks and merges are to end.
@@ -208,6 +211,7 @@ impl Index {
             layers: RwLock::new(layers),
             manifest: Mutex::default(),
             merge: Mutex::default(),
+            replaced: Mutex::default(),
             next_run: AtomicU64::new(1),
             damaged: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -363,7 +367,7 @@ impl Index {
         self.read(key, |record, value| IndexEntry::new(record, value))
     }
 
-    /// What `read` makes of the entry of a key.
+    /// Result of `read` for the entry of a key, `None` if there is none.
     pub(crate) fn read<T>(
         &self,
         key: &[u8],
@@ -603,10 +607,27 @@ impl Index {
         *manifest = next;
         for number in unnamed {
             if !manifest.names(number) {
-                let _ = self.fs.remove(&run::name(number));
+                self.remove_run(number);
             }
         }
         Ok(())
+    }
+
+    /// Removes the file of a run that no manifest names.
+    fn remove_run(&self, number: u64) {
+        let mut replaced = lock(&self.replaced);
+        let place = replaced.iter().position(|(replaced, _)| *replaced == number);
+        let run = place.map(|place| replaced.swap_remove(place).1);
+        drop(replaced);
+        let name = run::name(number);
+        // The last walk that reads it frees its space otherwise.
+        let is_unread = run.is_some_and(|run| run.strong_count() == 0);
+        let file = self.fs.open(&name, false).ok().filter(|_| is_unread);
+        if self.fs.remove(&name).is_ok()
+            && let Some(file) = file
+        {
+            free_in_parts(&*file, &self.stopped, &mut || {});
+        }
     }
 
     /// Merges runs, if the sizes of some have come close to each other. Whether it did.
@@ -624,6 +645,7 @@ impl Index {
         let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
         let contained = (manifest.position, manifest.totals);
         self.write_manifest(&mut manifest, contained, &replaced)?;
+        lock(&self.replaced).extend(merged.iter().map(|run| (run.info.number, Arc::downgrade(run))));
         self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
         Ok(true)
     }

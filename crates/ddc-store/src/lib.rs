@@ -41,6 +41,7 @@ mod convert;
 mod error;
 mod events;
 mod evict;
+mod free;
 mod gaps;
 mod hold;
 mod index;

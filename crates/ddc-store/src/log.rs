@@ -143,7 +143,7 @@ struct Segment {
 struct OpenFiles {
     young: BTreeMap<u64, Arc<dyn File>>,
     old: BTreeMap<u64, Arc<dyn File>>,
-    /// Those that somebody may still read from, so that no segment is opened twice.
+    /// Every file that is still referenced, so that no segment is opened twice.
     all: BTreeMap<u64, Weak<dyn File>>,
 }
 
@@ -280,7 +280,7 @@ impl Segments {
         }
     }
 
-    /// Removes a segment. Gives its file if nobody reads from it, and then nobody will.
+    /// Removes a segment. Returns its file if no reader holds it; none can open it any more.
     pub(crate) fn remove(&self, number: u64) -> io::Result<Option<Arc<dyn File>>> {
         let file = self.open(number)?;
         let segment = {

@@ -791,11 +791,14 @@ fn files_of_blobs_that_are_gone_are_not_removed_by_the_thread_that_commits() {
     }
 }
 
-/// A disk that notes the lengths to which segments without a name are cut.
+/// Files that were cut after they had lost their names, and the lengths to which they were.
+type Cuts = Arc<Mutex<Vec<(String, u64)>>>;
+
+/// A disk that notes them.
 #[derive(Debug)]
 struct NotedCuts {
     disk: SimulatedDisk,
-    cuts: Arc<Mutex<Vec<u64>>>,
+    cuts: Cuts,
 }
 
 #[derive(Debug)]
@@ -803,7 +806,7 @@ struct NotedFile {
     file: Arc<dyn File>,
     disk: SimulatedDisk,
     path: String,
-    cuts: Arc<Mutex<Vec<u64>>>,
+    cuts: Cuts,
 }
 
 impl Fs for NotedCuts {
@@ -848,8 +851,8 @@ impl File for NotedFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        if self.path.starts_with("segments/") && self.disk.open(&self.path, false).is_err() {
-            self.cuts.lock().expect("no panic").push(len);
+        if self.disk.open(&self.path, false).is_err() {
+            self.cuts.lock().expect("no panic").push((self.path.clone(), len));
         }
         self.file.set_len(len)
     }
@@ -865,9 +868,9 @@ impl File for NotedFile {
 
 /// A file system that frees the space of a whole segment holds up the syncs of the log meanwhile.
 #[test]
-fn a_removed_segment_gives_its_space_back_a_part_at_a_time_once_nobody_reads_it() {
+fn a_removed_segment_gives_its_space_back_in_parts_unless_it_is_read() {
     for is_read in [false, true] {
-        let cuts = Arc::default();
+        let cuts = Cuts::default();
         let fs = NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) };
         let options = Options { segment_bytes_max: 3 << 20, ..options() };
         let store = Store::open(Arc::new(fs), options).expect("the store opens");
@@ -879,17 +882,29 @@ fn a_removed_segment_gives_its_space_back_a_part_at_a_time_once_nobody_reads_it(
         let report = collect(&store, 600).expect("the disk works");
         assert!(report.segments > 0, "{report:?}");
         let cuts = cuts.lock().expect("no panic").clone();
+        let of_segments = cuts.iter().filter(|(path, _)| path.starts_with("segments/"));
+        let lens: Vec<u64> = of_segments.map(|(_, len)| len >> 20).collect();
         match reader {
             Some(reader) => {
                 assert_eq!(reader.read(0, bytes.len()).expect("it is still there"), bytes);
-                assert!(!cuts.contains(&(2 << 20)), "{cuts:?}");
+                assert!(!lens.contains(&2), "{cuts:?}");
             }
-            None => {
-                let lens: Vec<u64> = cuts.iter().map(|len| len >> 20).collect();
-                assert!(lens.starts_with(&[2, 1, 0]), "{cuts:?}");
-            }
+            None => assert!(lens.starts_with(&[2, 1, 0]), "{cuts:?}"),
         }
     }
+}
+
+#[test]
+fn a_merged_run_of_the_index_gives_its_space_back_in_parts() {
+    let cuts = Cuts::default();
+    let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
+    for round in 0..4 {
+        (0..50).for_each(|n| put_ref(&store, 100 * round + n, &[], 0));
+        store.checkpoint().expect("the disk works");
+        store.merge().expect("the disk works");
+    }
+    let cuts = cuts.lock().expect("no panic").clone();
+    assert!(cuts.iter().any(|(path, len)| path.ends_with(".run") && *len == 0), "{cuts:?}");
 }
 
 #[test]
