@@ -609,7 +609,8 @@ impl Service {
         // be damaged or deleted, which only a read of all of it would show: it is written again.
         if let Some(copy) = self.store.blob(namespace, &hash)? {
             return match (self.tier(), &received) {
-                (None, _) => Ok(()),
+                // If the end of the log is unknown, a delete that failed may be found there.
+                (None, _) => Ok(self.store.check_writable()?),
                 (Some(tier), Received::Known(..)) => self.share_copy(tier, namespace, &hash, &copy).await,
                 (Some(_), _) => self.share(namespace, &received).await,
             };

@@ -29,7 +29,7 @@ use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
 use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 
-/// A ref whose blobs are collected while it is put is resolved again; what loses this often has
+/// A ref that changes while it is finalised is looked at again; one that changes this often has
 /// something else wrong.
 const ATTEMPTS: usize = 4;
 /// Forms in which a ref is given, the preferred one first.
@@ -113,15 +113,22 @@ impl Service {
         // Checked before anything is stored.
         Document::parse(&bytes).map_err(Problem::bad)?;
         let inline = bytes.len() <= self.store.inline_bytes_max();
-        if !inline {
-            self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
-        }
         let mut has_made_room = false;
-        for _ in 0..ATTEMPTS {
+        // An eviction may take what was stored a moment ago. What one attempt relied on is held in
+        // the next ones, so that only deletes by clients can make more of them necessary.
+        let mut holds = Vec::new();
+        let mut was_lost = false;
+        loop {
+            if !inline {
+                self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
+            }
             let closed = self.close(&name.namespace, &bytes, Reach::Own).await?;
             let (needs, mut relies_on) = (closed.missing, closed.blobs);
             if !inline {
                 relies_on.push(hash);
+            }
+            if was_lost {
+                holds.push(self.store.hold(&name.namespace, &relies_on));
             }
             let put = PutRef {
                 namespace: name.namespace.clone(),
@@ -139,7 +146,7 @@ impl Service {
                 relies_on,
             };
             match self.put_reference(put, when).await? {
-                ChangeResult::Lost => {}
+                ChangeResult::Lost => was_lost = true,
                 ChangeResult::Conflict(existing) => {
                     let object = self.object_of(&name.namespace, &existing).await?;
                     return Ok(Err(object.unwrap_or_default()));
@@ -152,7 +159,6 @@ impl Service {
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
             }
         }
-        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "what the object refers to keeps being removed"))
     }
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
@@ -230,6 +236,7 @@ impl Service {
         hash: IoHash,
         suffix: Option<Media>,
     ) -> Answer {
+        let mut holds = Vec::new();
         for _ in 0..ATTEMPTS {
             let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
             if value.object != hash {
@@ -246,8 +253,10 @@ impl Service {
                 relies_on.push(hash);
             }
             // A ref that changed meanwhile is looked at again.
-            if self.finalise_reference(name, hash, &relies_on).await? == ChangeResult::Done {
-                return Ok(needs_answer(Vec::new(), request.answer_media(suffix)));
+            match self.finalise_reference(name, hash, &relies_on).await? {
+                ChangeResult::Done => return Ok(needs_answer(Vec::new(), request.answer_media(suffix))),
+                ChangeResult::Lost => holds.push(self.store.hold(&name.namespace, &relies_on)),
+                _ => {}
             }
         }
         Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the ref keeps changing"))

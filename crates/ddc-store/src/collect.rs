@@ -14,6 +14,7 @@ use throng_ddc::{Bucket, Key, Namespace, Timestamp};
 
 use crate::change::Change;
 use crate::error::StoreError;
+use crate::free::free_in_parts;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::log::{self, AppendError, Found, Reader, losses, read_pair};
@@ -22,6 +23,7 @@ use crate::marks::Marks;
 use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, LOSS_KEYS_MAX, NAMED_BYTES};
 use crate::store::Store;
+use throng_platform::File;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
 /// records at most. Uploads that arrive meanwhile wait for all of it: 64 KiB take a disk twice as
@@ -367,17 +369,28 @@ impl Store {
                 self.note_removal(&ready)?;
                 for segment in &ready {
                     self.index.check_stop()?;
-                    self.segments.remove(*segment)?;
+                    let file = self.segments.remove(*segment)?;
                     done.segments += 1;
-                    // One at a time: uploads wait while the file system frees the space of all that
-                    // it has not written down yet.
                     self.fs.sync_dir(log::FOLDER)?;
+                    // After a power failure it is gone, or whole.
+                    if let Some(file) = file {
+                        self.free_space_of(&*file);
+                    }
                 }
             }
             if ready.len() == sparse.len() || ready.is_empty() {
                 return self.remove_unfinished_uploads();
             }
         }
+    }
+
+    /// Frees the space of a removed segment, and leaves the disk to requests meanwhile.
+    fn free_space_of(&self, file: &dyn File) {
+        let mut since = self.clock().elapsed();
+        free_in_parts(file, self.index.is_stopped(), &mut || {
+            self.pause_for(self.clock().elapsed().saturating_sub(since));
+            since = self.clock().elapsed();
+        });
     }
 
     /// Closes a segment that is still written, with `live` bytes in use, if it is sparse and gives

@@ -138,7 +138,12 @@ impl Store {
             }
         }
         self.await_commits();
-        let took = self.clock().elapsed().saturating_sub(started);
+        self.pause_for(self.clock().elapsed().saturating_sub(started));
+    }
+
+    /// Leaves the disk to requests for as long as maintenance had it, if there were any since the
+    /// last time; not while uploads are refused for want of space.
+    pub(crate) fn pause_for(&self, took: Duration) {
         let asked = self.asked.load(Ordering::Relaxed);
         let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
         if has_requests && !self.is_short_of_space() {

@@ -16,15 +16,16 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Bound::{Excluded, Included, Unbounded};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use throng_platform::Fs;
 
 use crate::error::IndexError;
+use crate::free::free_in_parts;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::record::{self, LogPosition, RecordPosition};
-use crate::run::{self, BlockCache, Run, RunEntry, RunInfo, RunIter, RunWriter, random};
+use crate::run::{self, BlockCache, Filter, Run, RunEntry, RunInfo, RunIter, RunWriter, random};
 
 pub(crate) const FOLDER: &str = "index";
 /// Made when a block of the index does not check: the next start builds the index again.
@@ -35,12 +36,15 @@ const MANIFEST_MAGIC: &[u8; 8] = b"TDCIDX01";
 /// An index up to this size is read as a whole when it is opened, so that its damage is found
 /// before it is served.
 const CHECKED_BYTES_MAX: u64 = 64 << 20;
-/// Blocks that a scan of at most so many entries reads stay in memory; those of longer walks are
-/// not read again soon.
+/// Scans of at most so many entries use the blocks in memory; longer walks read each block once,
+/// and would only keep others waiting for the list of blocks.
 const KEEP_LIMIT_MAX: usize = 64;
 
-/// Entries that become visible at a time; all look-ups wait meanwhile.
+/// Entries that become visible at a time, or that a scan copies; all look-ups wait meanwhile for
+/// the first, and commits for the second, also while a scan of low priority has no processor.
 const APPLY_STEP: usize = 64;
+/// Entries in memory for which the filter is made; with more, it spares fewer look-ups.
+const LAYER_ENTRIES: u64 = 1 << 16;
 
 /// An entry of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +81,13 @@ impl IndexEntry {
         out.extend_from_slice(&self.value);
     }
 
-    fn read(mut bytes: &[u8]) -> Option<IndexEntry> {
+    fn read(bytes: &[u8]) -> Option<IndexEntry> {
+        let (record, value) = Self::parts(bytes)?;
+        Some(IndexEntry::new(record, value))
+    }
+
+    /// Record and value of a written entry.
+    fn parts(mut bytes: &[u8]) -> Option<(RecordPosition, &[u8])> {
         let mut number = || {
             let mut number = 0_u64;
             for shift in (0..64).step_by(7) {
@@ -92,7 +102,7 @@ impl IndexEntry {
         };
         let (segment, behind, offset) = (number()?, number()?, number()?);
         let first = segment.checked_sub(behind)?;
-        Some(IndexEntry::new(RecordPosition { first, segment, offset }, bytes))
+        Some((RecordPosition { first, segment, offset }, bytes))
     }
 }
 
@@ -108,7 +118,37 @@ pub(crate) type Pair = (Box<[u8]>, Box<[u8]>);
 /// A key and its entry; `None` for a deleted key.
 pub(crate) type IndexChange = (Box<[u8]>, Option<IndexEntry>);
 
-type Layer = BTreeMap<Box<[u8]>, Option<IndexEntry>>;
+/// Entries in memory.
+#[derive(Clone)]
+struct Layer {
+    entries: BTreeMap<Box<[u8]>, Option<IndexEntry>>,
+    /// The ends of their keys. A look-up in the map reads keys from all over the memory, and that
+    /// of a new key would be for nothing.
+    filter: Filter,
+}
+
+impl Default for Layer {
+    fn default() -> Layer {
+        Layer { entries: BTreeMap::new(), filter: Filter::new(LAYER_ENTRIES) }
+    }
+}
+
+impl Layer {
+    fn get(&self, key: &[u8]) -> Option<&Option<IndexEntry>> {
+        if self.filter.has(end_of(key)) { self.entries.get(key) } else { None }
+    }
+
+    fn insert(&mut self, key: Box<[u8]>, entry: Option<IndexEntry>) {
+        self.filter.insert(end_of(&key));
+        self.entries.insert(key, entry);
+    }
+}
+
+/// The last bytes of a key, most of which are those of a hash, spread over a number.
+fn end_of(key: &[u8]) -> u64 {
+    let end = key.last_chunk().map_or(key.len() as u64, |end| u64::from_le_bytes(*end));
+    end.wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
 
 struct Layers {
     /// Entries since the last checkpoint began.
@@ -145,6 +185,8 @@ pub(crate) struct Index {
     manifest: Mutex<Manifest>,
     /// Held by a merge: one at a time.
     merge: Mutex<()>,
+    /// Runs that merges replaced, until their files are removed. Walks may still read them.
+    replaced: Mutex<Vec<(u64, Weak<Run>)>>,
     next_run: AtomicU64,
     damaged: AtomicBool,
     /// Walks and merges are to end.
@@ -162,13 +204,14 @@ impl fmt::Debug for Index {
 impl Index {
     fn empty(fs: Arc<dyn Fs>, cache_bytes: usize) -> Index {
         let layers =
-            Layers { fresh: Layer::new(), fresh_bytes: 0, frozen: Arc::default(), runs: Arc::default() };
+            Layers { fresh: Layer::default(), fresh_bytes: 0, frozen: Arc::default(), runs: Arc::default() };
         Index {
             fs,
             cache: Arc::new(BlockCache::new(cache_bytes)),
             layers: RwLock::new(layers),
             manifest: Mutex::default(),
             merge: Mutex::default(),
+            replaced: Mutex::default(),
             next_run: AtomicU64::new(1),
             damaged: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -258,7 +301,7 @@ impl Index {
     /// Entries of all runs, replaced ones included: an upper bound for how many keys there are.
     pub(crate) fn entries(&self) -> u64 {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-        let memory = layers.fresh.len() + layers.frozen.len();
+        let memory = layers.fresh.entries.len() + layers.frozen.entries.len();
         layers.runs.iter().map(|run| run.info.entries).sum::<u64>() + memory as u64
     }
 
@@ -317,24 +360,37 @@ impl Index {
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Box<[u8]>>, IndexError> {
-        Ok(self.entry(key)?.map(|entry| entry.value))
+        self.read(key, |_, value| value.into())
     }
 
     pub(crate) fn entry(&self, key: &[u8]) -> Result<Option<IndexEntry>, IndexError> {
+        self.read(key, |record, value| IndexEntry::new(record, value))
+    }
+
+    /// Result of `read` for the entry of a key, `None` if there is none.
+    pub(crate) fn read<T>(
+        &self,
+        key: &[u8],
+        read: impl Fn(RecordPosition, &[u8]) -> T,
+    ) -> Result<Option<T>, IndexError> {
         let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = layers.fresh.get(key).or_else(|| layers.frozen.get(key)) {
-            return Ok(entry.clone());
+            return Ok(entry.as_ref().map(|entry| read(entry.record, &entry.value)));
         }
         let runs = Arc::clone(&layers.runs);
         drop(layers);
         let fingerprint = run::fingerprint(key);
         for run in runs.iter() {
-            match run.get(key, fingerprint).map_err(|error| self.note_damage(error))? {
+            // Outer to inner: the run has the key, it is not deleted, its entry is sound.
+            let found = run.get(key, fingerprint, |bytes| {
+                bytes.map(|bytes| IndexEntry::parts(bytes).map(|(record, value)| read(record, value)))
+            });
+            match found.map_err(|error| self.note_damage(error))? {
                 None => {}
                 Some(None) => return Ok(None),
-                Some(Some(bytes)) => {
+                Some(Some(found)) => {
                     let damaged = || self.note_damage(IndexError::damaged(run.info.number, 0));
-                    return IndexEntry::read(&bytes).ok_or_else(damaged).map(Some);
+                    return found.ok_or_else(damaged).map(Some);
                 }
             }
         }
@@ -359,15 +415,13 @@ impl Index {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Vec<FoundEntry>, IndexError> {
-        let mut after: Option<Box<[u8]>> = after.map(Box::from);
-        loop {
-            let (found, end) = self.scan_step(prefix, after.as_deref(), limit)?;
-            match end {
-                // Everything up to here was deleted.
-                Some(end) if found.is_empty() => after = Some(end),
-                _ => return Ok(found),
-            }
+        let (mut found, mut end) = self.scan_step(prefix, after, limit)?;
+        while let Some(after) = end.filter(|_| found.len() < limit) {
+            let (more, next) = self.scan_step(prefix, Some(&after), limit - found.len())?;
+            found.extend(more);
+            end = next;
         }
+        Ok(found)
     }
 
     /// One step of a scan, and the key up to which it looked if that is not the end.
@@ -378,11 +432,11 @@ impl Index {
         };
         let mut end: Option<Box<[u8]>> = None;
         let mut memory = Vec::new();
-        let mut add = |layer: &Layer| {
-            let part = layer.range::<[u8], _>((start, Unbounded));
-            let part = part.take_while(|(key, _)| key.starts_with(prefix)).take(limit);
+        let mut add = |layer: &Layer, step: usize| {
+            let part = layer.entries.range::<[u8], _>((start, Unbounded));
+            let part = part.take_while(|(key, _)| key.starts_with(prefix)).take(step);
             let part: Vec<IndexChange> = part.map(|(key, entry)| (key.clone(), entry.clone())).collect();
-            if part.len() == limit {
+            if part.len() == step {
                 let last = part.last().map(|(key, _)| key.clone());
                 end = end.take().into_iter().chain(last).min();
             }
@@ -390,10 +444,10 @@ impl Index {
         };
         let (frozen, runs) = {
             let layers = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-            add(&layers.fresh);
+            add(&layers.fresh, limit.min(APPLY_STEP));
             (Arc::clone(&layers.frozen), Arc::clone(&layers.runs))
         };
-        add(&frozen);
+        add(&frozen, limit);
         let from = match start {
             Included(key) | Excluded(key) => key,
             Unbounded => b"",
@@ -467,23 +521,24 @@ impl Index {
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         layers.fresh_bytes = 0;
         let fresh = std::mem::take(&mut layers.fresh);
-        if layers.frozen.is_empty() {
+        if layers.frozen.entries.is_empty() {
             // Every look-up waits for this.
             layers.frozen = Arc::new(fresh);
             return;
         }
         // Entries that an earlier checkpoint could not write are still there, and older.
-        Arc::make_mut(&mut layers.frozen).extend(fresh);
+        let frozen = Arc::make_mut(&mut layers.frozen);
+        fresh.entries.into_iter().for_each(|(key, entry)| frozen.insert(key, entry));
     }
 
     /// Writes what was set aside as a run, and a manifest that contains the log up to `position`.
     pub(crate) fn finish_checkpoint(&self, position: LogPosition, totals: Totals) -> Result<(), IndexError> {
         let frozen = Arc::clone(&self.layers.read().unwrap_or_else(PoisonError::into_inner).frozen);
         let mut runs = Vec::new();
-        if !frozen.is_empty() {
+        if !frozen.entries.is_empty() {
             let mut bytes = Vec::new();
-            runs.extend(self.write_run(frozen.len() as u64, |writer| {
-                for (key, entry) in frozen.iter() {
+            runs.extend(self.write_run(frozen.entries.len() as u64, |writer| {
+                for (key, entry) in &frozen.entries {
                     bytes.clear();
                     if let Some(entry) = entry {
                         entry.write(&mut bytes);
@@ -552,10 +607,27 @@ impl Index {
         *manifest = next;
         for number in unnamed {
             if !manifest.names(number) {
-                let _ = self.fs.remove(&run::name(number));
+                self.remove_run(number);
             }
         }
         Ok(())
+    }
+
+    /// Removes the file of a run that no manifest names.
+    fn remove_run(&self, number: u64) {
+        let mut replaced = lock(&self.replaced);
+        let place = replaced.iter().position(|(replaced, _)| *replaced == number);
+        let run = place.map(|place| replaced.swap_remove(place).1);
+        drop(replaced);
+        let name = run::name(number);
+        // The last walk that reads it frees its space otherwise.
+        let is_unread = run.is_some_and(|run| run.strong_count() == 0);
+        let file = self.fs.open(&name, false).ok().filter(|_| is_unread);
+        if self.fs.remove(&name).is_ok()
+            && let Some(file) = file
+        {
+            free_in_parts(&*file, &self.stopped, &mut || {});
+        }
     }
 
     /// Merges runs, if the sizes of some have come close to each other. Whether it did.
@@ -573,6 +645,7 @@ impl Index {
         let replaced: Vec<Arc<Run>> = fresh.chain(written).chain(rest.iter().cloned()).collect();
         let contained = (manifest.position, manifest.totals);
         self.write_manifest(&mut manifest, contained, &replaced)?;
+        lock(&self.replaced).extend(merged.iter().map(|run| (run.info.number, Arc::downgrade(run))));
         self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
         Ok(true)
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use bytes::Bytes;
 
@@ -143,6 +143,8 @@ struct Segment {
 struct OpenFiles {
     young: BTreeMap<u64, Arc<dyn File>>,
     old: BTreeMap<u64, Arc<dyn File>>,
+    /// Every file that is still referenced, so that no segment is opened twice.
+    all: BTreeMap<u64, Weak<dyn File>>,
 }
 
 impl Segments {
@@ -263,20 +265,14 @@ impl Segments {
 
     /// A segment for reading; `None` if it is gone.
     pub(crate) fn open(&self, number: u64) -> io::Result<Option<Arc<dyn File>>> {
-        {
-            let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(file) = open.young.get(&number) {
-                return Ok(Some(Arc::clone(file)));
-            }
-            if let Some(file) = open.old.remove(&number) {
-                open.insert(number, &file);
-                return Ok(Some(file));
-            }
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(number) {
+            return Ok(Some(file));
         }
         let Some(name) = self.name(number) else { return Ok(None) };
         match self.fs.open(&name, false) {
             Ok(file) => {
-                self.open.lock().unwrap_or_else(PoisonError::into_inner).insert(number, &file);
+                open.insert(number, &file);
                 Ok(Some(file))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -284,19 +280,21 @@ impl Segments {
         }
     }
 
-    pub(crate) fn remove(&self, number: u64) -> io::Result<()> {
-        if let Some(name) = self.name(number) {
-            self.fs.remove(&name)?;
-        }
-        let removed = self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
-        self.bytes.fetch_sub(removed.map_or(0, |segment| segment.bytes), Ordering::Relaxed);
-        let closed = {
+    /// Removes a segment. Returns its file if no reader holds it; none can open it any more.
+    pub(crate) fn remove(&self, number: u64) -> io::Result<Option<Arc<dyn File>>> {
+        let file = self.open(number)?;
+        let segment = {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-            (open.young.remove(&number), open.old.remove(&number))
+            open.forget(number);
+            self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&number)
         };
-        // To close the last descriptor of a removed file is to free its space, which takes a while.
-        drop(closed);
-        Ok(())
+        let Some(segment) = segment else { return Ok(None) };
+        if let Err(error) = self.fs.remove(&name(number, segment.nonce)) {
+            self.known.write().unwrap_or_else(PoisonError::into_inner).insert(number, segment);
+            return Err(error);
+        }
+        self.bytes.fetch_sub(segment.bytes, Ordering::Relaxed);
+        Ok(file.filter(|file| Arc::strong_count(file) == 1))
     }
 
     fn name(&self, number: u64) -> Option<String> {
@@ -464,11 +462,27 @@ impl Segments {
 }
 
 impl OpenFiles {
+    fn get(&mut self, number: u64) -> Option<Arc<dyn File>> {
+        if let Some(file) = self.young.get(&number) {
+            return Some(Arc::clone(file));
+        }
+        let file = self.old.remove(&number).or_else(|| self.all.get(&number)?.upgrade())?;
+        self.insert(number, &file);
+        Some(file)
+    }
+
     fn insert(&mut self, number: u64, file: &Arc<dyn File>) {
         if self.young.len() >= OPEN_MAX / 2 {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(number, Arc::clone(file));
+        self.all.insert(number, Arc::downgrade(file));
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.young.remove(&number);
+        self.old.remove(&number);
+        self.all.remove(&number);
     }
 }
 

@@ -174,7 +174,7 @@ impl<'s> Plan<'s> {
                 self.delete(key, &old)?;
             }
             Change::Collect { key, value } => {
-                let wanted = lock(&self.store.relied_on).blobs.contains(&key);
+                let wanted = lock(&self.store.relied_on).has(&key);
                 if self.has_blob_of_form(&key)? {
                     return Ok(ChangeResult::Unchanged);
                 }

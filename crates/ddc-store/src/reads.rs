@@ -46,7 +46,7 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn has_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<bool, StoreError> {
-        Ok(self.index.get(&key::blob(namespace, hash))?.is_some())
+        Ok(self.index.read(&key::blob(namespace, hash), |_, _| ())?.is_some())
     }
 
     /// The blob that holds the best stored form of a content id: the lightest verified one, else
@@ -102,8 +102,8 @@ impl Store {
         weight: u64,
         blob: &IoHash,
     ) -> Result<bool, StoreError> {
-        let form = self.index.get(&key::content_form(namespace, id, weight, blob))?;
-        Ok(form.as_deref() == Some(&[1][..]))
+        let form = key::content_form(namespace, id, weight, blob);
+        Ok(self.index.read(&form, |_, value| value == [1])? == Some(true))
     }
 
     /// A ref, finalised or not.
@@ -116,8 +116,8 @@ impl Store {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<Option<RefValue>, StoreError> {
-        let found = self.index.get(&key::reference(namespace, bucket, key))?;
-        Ok(found.and_then(|value| RefValue::read(&value)))
+        let name = key::reference(namespace, bucket, key);
+        Ok(self.index.read(&name, |_, value| RefValue::read(value))?.flatten())
     }
 
     /// The bytes of a ref's object. `None` if it is a blob that is gone.
@@ -271,7 +271,7 @@ impl Store {
     }
 
     pub(crate) fn location(&self, key: &[u8]) -> Result<Option<Location>, StoreError> {
-        Ok(self.index.get(key)?.and_then(|value| Location::read(&value)))
+        Ok(self.index.read(key, |_, value| Location::read(value))?.flatten())
     }
 
     pub(crate) fn open_blob(&self, location: &Location) -> Result<Option<Blob>, StoreError> {

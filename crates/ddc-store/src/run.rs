@@ -16,6 +16,7 @@
 //! in the wrong block and reports a key as absent.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -113,7 +114,26 @@ pub(crate) struct BlockCache {
     generations: Mutex<Generations>,
 }
 
-type BlockMap = HashMap<(u64, u64), Arc<[u8]>>;
+type BlockMap = HashMap<(u64, u64), Arc<[u8]>, BuildHasherDefault<PlaceHasher>>;
+
+/// Hash of a run's number and an offset in it, neither of which anyone outside chooses.
+#[derive(Default)]
+struct PlaceHasher(u64);
+
+impl Hasher for PlaceHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let hash = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.0 = hash ^ (hash >> 32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.wrapping_mul(0xFF51_AFD7_ED55_8CCD)
+    }
+}
 
 #[derive(Default)]
 struct Generations {
@@ -157,7 +177,7 @@ impl BlockCache {
             let young = std::mem::take(&mut generations.young);
             return std::mem::replace(&mut generations.old, young);
         }
-        BlockMap::new()
+        BlockMap::default()
     }
 }
 
@@ -282,18 +302,24 @@ impl Run {
         Ok(run)
     }
 
-    /// Looks a key up: `None` if the run says nothing of it, `Some(None)` if it says that the key
-    /// was deleted.
-    pub(crate) fn get(&self, key: &[u8], fingerprint: u64) -> Result<Option<Option<Box<[u8]>>>, IndexError> {
+    /// Looks a key up: `None` if the run says nothing of it, else what `read` makes of its value,
+    /// which is `None` if the run says that the key was deleted.
+    pub(crate) fn get<T>(
+        &self,
+        key: &[u8],
+        fingerprint: u64,
+        read: impl FnOnce(Option<&[u8]>) -> T,
+    ) -> Result<Option<T>, IndexError> {
         if !self.filter.has(fingerprint) {
             return Ok(None);
         }
         let mut handle = self.root;
-        let mut expected: Option<Box<[u8]>> = None;
+        // The block above, and the entry by which this one is reached.
+        let mut parent: Option<(Block, usize)> = None;
         for height in (0..=self.height).rev() {
             let block = self.block(handle, true)?;
             let damaged = || IndexError::damaged(self.info.number, handle.offset);
-            if expected.as_deref().is_some_and(|expected| block.key(0) != Some(expected)) {
+            if parent.as_ref().is_some_and(|(parent, child)| block.key(0) != parent.key(*child)) {
                 return Err(damaged());
             }
             let at = block.lower_bound(key).ok_or_else(damaged)?;
@@ -303,17 +329,17 @@ impl Run {
                     return Ok(None);
                 }
                 let (_, value) = block.entry(at).ok_or_else(damaged)?;
-                return Ok(Some(value.map(|value| Box::from(&block.0[value]))));
+                return Ok(Some(read(value.map(|value| &block.0[value]))));
             }
             // The child that may hold the key is the last one that does not begin behind it.
             let Some(child) = (if here { Some(at) } else { at.checked_sub(1) }) else { return Ok(None) };
-            expected = block.key(child).map(Box::from);
             handle = child_handle(&block, child).ok_or_else(damaged)?;
+            parent = Some((block, child));
         }
         Ok(None)
     }
 
-    /// Every entry from `from` on, in order. `keep` puts the blocks that are read into the cache.
+    /// Every entry from `from` on, in order. `keep` uses the cache of blocks.
     pub(crate) fn iter(self: &Arc<Run>, from: &[u8], keep: bool) -> Result<RunIter, IndexError> {
         let mut iter = RunIter { run: Arc::clone(self), stack: Vec::new(), keep };
         let mut handle = self.root;
@@ -340,14 +366,15 @@ impl Run {
     }
 
     fn block(&self, handle: Handle, keep: bool) -> Result<Block, IndexError> {
+        if !keep {
+            return Ok(Block(self.read_frame(handle)?.into()));
+        }
         let id = (self.info.number, handle.offset);
         if let Some(block) = self.cache.get(id) {
             return Ok(Block(block));
         }
         let block: Arc<[u8]> = self.read_frame(handle)?.into();
-        if keep {
-            self.cache.put(id, &block);
-        }
+        self.cache.put(id, &block);
         Ok(Block(block))
     }
 
@@ -600,7 +627,7 @@ mod tests {
 
     fn get(run: &Run, n: u64) -> Result<Option<Option<Box<[u8]>>>, IndexError> {
         let key = format!("key{n:08}");
-        run.get(key.as_bytes(), fingerprint(key.as_bytes()))
+        run.get(key.as_bytes(), fingerprint(key.as_bytes()), |value| value.map(Box::from))
     }
 
     #[test]

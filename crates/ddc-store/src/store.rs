@@ -1,6 +1,6 @@
 //! The store: its parts, its opening, and its changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -126,11 +126,20 @@ pub(crate) struct Kept {
     pub(crate) bytes_max: u64,
 }
 
-/// Blobs that refs came to rely on since the first of the running collections began.
+/// Blobs that no collection or eviction removes.
 #[derive(Default)]
 pub(crate) struct Reliance {
     pub(crate) collections: u32,
+    /// Those that refs came to rely on since the first of the running collections began.
     pub(crate) blobs: BTreeSet<Vec<u8>>,
+    /// Those that uploads hold, and the number of uploads.
+    pub(crate) held: BTreeMap<Vec<u8>, u32>,
+}
+
+impl Reliance {
+    pub(crate) fn has(&self, blob: &[u8]) -> bool {
+        self.blobs.contains(blob) || self.held.contains_key(blob)
+    }
 }
 
 /// A cache on disk. Shared by threads; see the crate's documentation.
@@ -185,7 +194,8 @@ pub struct Store {
     pub(crate) own_changes: Mutex<Vec<Change>>,
     /// The last failure of a change of the store's own, for the maintenance that made it.
     pub(crate) own_failure: Arc<Mutex<Option<StoreError>>>,
-    /// Blobs that refs came to rely on while collections run. Only used while `log` is held.
+    /// Blobs that are not removed. Those that refs came to rely on are only used while `log` is
+    /// held.
     pub(crate) relied_on: Mutex<Reliance>,
     /// Files of large blobs that the index does not name any more. After a crash, the next
     /// collection removes them.

@@ -791,6 +791,122 @@ fn files_of_blobs_that_are_gone_are_not_removed_by_the_thread_that_commits() {
     }
 }
 
+/// Files that were cut after they had lost their names, and the lengths to which they were.
+type Cuts = Arc<Mutex<Vec<(String, u64)>>>;
+
+/// A disk that notes them.
+#[derive(Debug)]
+struct NotedCuts {
+    disk: SimulatedDisk,
+    cuts: Cuts,
+}
+
+#[derive(Debug)]
+struct NotedFile {
+    file: Arc<dyn File>,
+    disk: SimulatedDisk,
+    path: String,
+    cuts: Cuts,
+}
+
+impl Fs for NotedCuts {
+    fn open(&self, path: &str, create: bool) -> io::Result<Arc<dyn File>> {
+        let file = self.disk.open(path, create)?;
+        let (disk, cuts) = (self.disk.clone(), Arc::clone(&self.cuts));
+        Ok(Arc::new(NotedFile { file, disk, path: path.to_owned(), cuts }))
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+
+    fn list(&self, folder: &str) -> io::Result<Vec<String>> {
+        self.disk.list(folder)
+    }
+
+    fn create_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.create_dir(folder)
+    }
+
+    fn sync_dir(&self, folder: &str) -> io::Result<()> {
+        self.disk.sync_dir(folder)
+    }
+
+    fn free_bytes(&self) -> io::Result<Option<u64>> {
+        self.disk.free_bytes()
+    }
+}
+
+impl File for NotedFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buf, offset)
+    }
+
+    fn write_at(&self, parts: &[io::IoSlice<'_>], offset: u64) -> io::Result<()> {
+        self.file.write_at(parts, offset)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        if self.disk.open(&self.path, false).is_err() {
+            self.cuts.lock().expect("no panic").push((self.path.clone(), len));
+        }
+        self.file.set_len(len)
+    }
+
+    fn reserve(&self, offset: u64, len: u64) {
+        self.file.reserve(offset, len);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+}
+
+/// A file system that frees the space of a whole segment holds up the syncs of the log meanwhile.
+#[test]
+fn a_removed_segment_gives_its_space_back_in_parts_unless_it_is_read() {
+    for is_read in [false, true] {
+        let cuts = Cuts::default();
+        let fs = NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) };
+        let options = Options { segment_bytes_max: 3 << 20, ..options() };
+        let store = Store::open(Arc::new(fs), options).expect("the store opens");
+        let bytes = vec![7; 3 << 20];
+        let hash = put_blob(&store, &bytes);
+        // The next segment begins with it.
+        put_blob(&store, b"another");
+        let reader = is_read.then(|| store.blob(&namespace(), &hash).expect("readable").expect("stored"));
+        let report = collect(&store, 600).expect("the disk works");
+        assert!(report.segments > 0, "{report:?}");
+        let cuts = cuts.lock().expect("no panic").clone();
+        let of_segments = cuts.iter().filter(|(path, _)| path.starts_with("segments/"));
+        let lens: Vec<u64> = of_segments.map(|(_, len)| len >> 20).collect();
+        match reader {
+            Some(reader) => {
+                assert_eq!(reader.read(0, bytes.len()).expect("it is still there"), bytes);
+                assert!(!lens.contains(&2), "{cuts:?}");
+            }
+            None => assert!(lens.starts_with(&[2, 1, 0]), "{cuts:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_merged_run_of_the_index_gives_its_space_back_in_parts() {
+    let cuts = Cuts::default();
+    let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
+    for round in 0..4 {
+        (0..50).for_each(|n| put_ref(&store, 100 * round + n, &[], 0));
+        store.checkpoint().expect("the disk works");
+        store.merge().expect("the disk works");
+    }
+    let cuts = cuts.lock().expect("no panic").clone();
+    assert!(cuts.iter().any(|(path, len)| path.ends_with(".run") && *len == 0), "{cuts:?}");
+}
+
 #[test]
 fn uploads_that_outrun_evictions_are_refused_beyond_the_limit() {
     const BYTES_MAX: u64 = 1_000_000;
@@ -1174,4 +1290,21 @@ fn puts_of_new_keys_take_no_space_for_the_names_of_others() {
     put_ref(&store, 1, &[], 0);
     put_ref(&store, 1, &[IoHash::of(&[0; 100])], 1);
     assert!(put(50) > first, "the ref that was replaced is named again");
+}
+
+#[test]
+fn what_an_upload_holds_is_not_evicted_until_it_has_ended() {
+    let store = open(disk());
+    let held = put_blob(&store, &[1; 1_000]);
+    let other = put_blob(&store, &[2; 1_000]);
+    let has = |hash| store.has_blob(&namespace(), &hash).expect("readable");
+    let (first, second) = (store.hold(&namespace(), &[held]), store.hold(&namespace(), &[held]));
+    evict(&store, 1, 0, None);
+    assert_eq!((has(held), has(other)), (true, false));
+    drop(first);
+    evict(&store, 1, 0, None);
+    assert!(has(held), "another upload still holds it");
+    drop(second);
+    evict(&store, 1, 0, None);
+    assert!(!has(held));
 }

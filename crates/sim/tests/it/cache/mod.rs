@@ -42,6 +42,25 @@ fn a_cache_keeps_what_it_acknowledged() {
     }
 }
 
+/// Its eviction takes the object of an upload, which is a blob that no ref reaches yet, before the
+/// ref is put.
+#[test]
+fn a_ref_whose_object_is_evicted_while_it_is_put_is_stored() {
+    world::live(3943, false);
+}
+
+/// Its disk fails to sync a delete, which the next start finds all the same.
+#[test]
+fn a_blob_that_is_stored_is_not_acknowledged_again_once_the_log_is_broken() {
+    world::live(22349, false);
+}
+
+/// Its collection takes what a ref names that is put without it afterwards.
+#[test]
+fn a_ref_without_what_it_reaches_keeps_nothing() {
+    world::live(21439, false);
+}
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }

@@ -99,8 +99,21 @@ impl Model {
 
     /// Attachments of refs that are surely there, finalised or not.
     pub(super) fn attached(&self) -> BTreeSet<IoHash> {
-        let values = self.refs.values().filter(|possible| possible.len() == 1).flatten().flatten();
-        let objects = values.filter_map(|value| self.bytes.get(&value.object));
+        self.attached_to(&|_, _| true)
+    }
+
+    /// The same for refs that were so `before` or are finalised: what another ref reaches may have
+    /// been missing when it was put.
+    pub(super) fn still_attached(&self, before: &Model) -> BTreeSet<IoHash> {
+        self.attached_to(&|key, value| value.finalised || before.refs.get(key) == self.refs.get(key))
+    }
+
+    fn attached_to(&self, counts: &dyn Fn(&Key, &Value) -> bool) -> BTreeSet<IoHash> {
+        let refs = self.refs.iter().filter(|(_, possible)| possible.len() == 1);
+        let values =
+            refs.flat_map(|(key, possible)| possible.iter().flatten().map(move |value| (key, value)));
+        let values = values.filter(|(key, value)| counts(key, value));
+        let objects = values.filter_map(|(_, value)| self.bytes.get(&value.object));
         let mut attached = BTreeSet::new();
         for object in objects {
             let document = Document::parse(object).expect("it was put whole");

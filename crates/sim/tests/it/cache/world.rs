@@ -408,7 +408,7 @@ impl World {
             return;
         }
         // A ref that the round replaced reaches nothing any more.
-        let still: BTreeSet<IoHash> = self.model.attached();
+        let still = self.model.still_attached(before);
         for id in attached.intersection(&still) {
             let held = self.model.holds(id)
                 || store.content(&namespace, id).expect("readable").is_some()
@@ -592,6 +592,7 @@ impl World {
         let len = (1 + self.rng.below(LOST_BYTES_MAX)).min(end - from);
         let file = disk.open(&name, false).expect("it is listed");
         file.write_at(&[IoSlice::new(&vec![0; len as usize])], from).expect("writable");
+        file.sync().expect("a later power failure does not undo the damage");
         self.lose_records(disk, LOST_RECORDS_MAX);
     }
 
@@ -609,10 +610,14 @@ impl World {
             let name = &names[self.rng.below(names.len() as u64) as usize];
             let file = disk.open(name, false).expect("it is listed");
             match self.rng.chance(0.5) {
-                true => disk.remove(name).expect("it is listed"),
+                true => {
+                    disk.remove(name).expect("it is listed");
+                    disk.sync_dir("segments").expect("a later power failure does not bring it back");
+                }
                 false => {
                     let len = file.len().expect("known");
                     file.set_len(self.rng.below(len.max(1))).expect("writable");
+                    file.sync().expect("a later power failure does not undo this");
                 }
             }
         }
@@ -632,6 +637,7 @@ impl World {
         if self.rng.chance(0.5) {
             file.set_len(len).expect("writable");
         }
+        file.sync().expect("a later power failure does not undo this");
         self.lose_records(disk, LOST_RECORDS_MAX);
     }
 
