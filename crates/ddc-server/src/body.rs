@@ -9,6 +9,7 @@ use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
+use crate::json::JsonBody;
 use crate::memory::Held;
 use crate::raw::RawBlob;
 use crate::streaming::StreamedBlob;
@@ -17,8 +18,8 @@ use crate::streaming::StreamedBlob;
 /// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
 
-/// The body of an answer: bytes in memory, parts of blobs and raw data of compressed ones, one
-/// after the other.
+/// The body of an answer: bytes in memory, parts of blobs, raw data of compressed ones and objects as
+/// JSON, one after the other.
 #[derive(Default)]
 pub(crate) struct Body {
     parts: VecDeque<Part>,
@@ -32,6 +33,7 @@ enum Part {
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
     Streamed { streamed: Arc<StreamedBlob>, at: u64, end: u64 },
     Raw(Box<RawBlob>),
+    Json(Box<JsonBody>),
 }
 
 /// A part of a blob that may be sent as it is.
@@ -140,6 +142,12 @@ impl Body {
         }
     }
 
+    /// An object as JSON.
+    pub(crate) fn push_json(&mut self, json: JsonBody) {
+        self.left += json.left();
+        self.parts.push_back(Part::Json(Box::new(json)));
+    }
+
     /// Reports whether what comes next may not be here yet.
     pub(crate) fn must_wait(&self) -> bool {
         matches!(self.parts.front(), Some(Part::Streamed { .. }))
@@ -189,7 +197,7 @@ impl Body {
         self.parts.pop_front_if(|part| match part {
             Part::Bytes(bytes) => bytes.is_empty(),
             Part::Blob { at, end, .. } | Part::Streamed { at, end, .. } => at == end,
-            Part::Raw(_) => false,
+            Part::Raw(_) | Part::Json(_) => false,
         });
         Ok(Some(byte))
     }
@@ -219,6 +227,13 @@ impl Body {
                     Err(error) => return Some(Err(error)),
                 };
                 if raw.left() == 0 {
+                    self.parts.pop_front();
+                }
+                bytes
+            }
+            Part::Json(json) => {
+                let bytes = json.next(at_most);
+                if json.left() == 0 {
                     self.parts.pop_front();
                 }
                 bytes

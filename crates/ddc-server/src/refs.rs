@@ -39,8 +39,6 @@ const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
 /// Attachments of a package for which memory is taken at a time, and the memory of each.
 const ENTRIES: usize = 1_024;
 const ENTRY_BYTES: u64 = 512;
-/// Bytes of JSON that a byte of an object becomes at most, as far as objects of any use go.
-const JSON_FACTOR: u64 = 10;
 
 impl Service {
     // --- Put
@@ -314,21 +312,7 @@ impl Service {
         is_head: bool,
     ) -> Answer {
         let mut response = match media {
-            Media::Json => {
-                let bytes_max = JSON_FACTOR * bytes.len() as u64;
-                let mut held = self.memory.take(bytes_max, Instant::now() + MEMORY_WAIT).await?;
-                let convert = || Document::parse(&bytes).map(|document| document.to_json());
-                // A large object takes seconds, in which the other requests of this thread go on.
-                let json = match bytes.len() > SMALL_BYTES_MAX {
-                    true => blocking::in_place(convert),
-                    false => convert(),
-                };
-                let json = json.map_err(Problem::bad)?;
-                held.keep(json.len() as u64);
-                let mut response = reply(StatusCode::OK, media.name(), json);
-                response.body_mut().hold(held);
-                response
-            }
+            Media::Json => with_type(self.json_body(bytes).await?, media),
             Media::Octets => self.get_raw(namespace, bytes, is_head).await?,
             Media::Inline => self.get_inline(namespace, bytes).await?,
             Media::Package => self.get_package(namespace, object, bytes).await?,
