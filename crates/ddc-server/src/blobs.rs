@@ -22,7 +22,6 @@ use crate::memory::{Held, MEMORY_WAIT};
 use crate::origin::{Located, Reach};
 use crate::preconditions::{tag_of, tag_value};
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
-use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
 /// Blobs that were read and found sound; when there are more, all that is forgotten and gained
@@ -35,9 +34,9 @@ const READ_BYTES_MAX: u64 = 16 << 10;
 pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes and the memory that is held for them.
-struct HeldBytes {
-    bytes: Bytes,
-    _held: Held,
+pub(crate) struct HeldBytes {
+    pub(crate) bytes: Bytes,
+    pub(crate) _held: Held,
 }
 
 impl AsRef<[u8]> for HeldBytes {
@@ -165,7 +164,7 @@ impl Service {
         }
         match found.ok_or_else(missing)? {
             Found::Here(blob) => self.blob_answer(request, namespace, hash, blob, media).await,
-            Found::Streamed(streamed, len) => Ok(streamed_answer(streamed, len, hash, media)),
+            Found::Coming(body) => Ok(coming_answer(body, hash, media)),
         }
     }
 
@@ -199,7 +198,7 @@ impl Service {
                     self.note_form(namespace, id, found, blob.len()).await?;
                     self.blob_answer(request, namespace, &hash, blob, media).await?
                 }
-                Found::Streamed(streamed, len) => streamed_answer(streamed, len, &hash, media),
+                Found::Coming(body) => coming_answer(body, &hash, media),
             }
         };
         if response.status() == StatusCode::OK {
@@ -669,11 +668,9 @@ impl Service {
     }
 }
 
-/// A large blob that is not here yet, from its first byte on.
-fn streamed_answer(streamed: Arc<StreamedBlob>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
-    let mut body = Body::default();
-    body.push_streamed(streamed, len);
-    head_answer(hash, len, media).map(|_| body)
+/// A large blob that is on its way, from its first byte on.
+fn coming_answer(body: Body, hash: &IoHash, media: Media) -> Response<Body> {
+    head_answer(hash, body.len(), media).map(|_| body)
 }
 
 /// What a HEAD tells of a blob.

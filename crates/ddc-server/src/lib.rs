@@ -21,6 +21,7 @@
 //! | the root of a package | its raw bytes |
 //! | `.raw` of a compressed buffer | its block table, one block compressed and twice raw |
 //! | `.json` of an object above 8 KiB | 64 KiB |
+//! | a blob of an upstream that cannot be kept | 512 KiB, or its bytes for anything but a whole one |
 //! | a package that is sent | 512 bytes per attachment; the first MiB of its small blobs |
 #![forbid(unsafe_code)]
 
@@ -46,6 +47,7 @@ mod memory;
 mod node;
 mod oodle;
 mod origin;
+mod passed;
 mod preconditions;
 mod raw;
 mod refresh;

@@ -21,6 +21,7 @@ use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blobs::HASH_FIRST_BYTES_MAX;
 use crate::blocking;
 use crate::body::Body;
+use crate::fetch::Found;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
@@ -339,19 +340,34 @@ impl Service {
             true => Located::raw(&hash),
             false => self.locate_form(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
         };
+        if form.blob == hash {
+            return Ok(with_type(self.whole_body(namespace, &hash).await?.ok_or_else(gone)?, Media::Octets));
+        }
         let blob = self.find_blob(namespace, &form.blob).await?.ok_or_else(gone)?;
-        if form.blob != hash && is_head {
+        if is_head {
             let mut response = with_type(Body::default(), Media::Octets);
             let length = HeaderValue::from(header_of(&blob)?.raw_size);
             response.headers_mut().insert(header::CONTENT_LENGTH, length);
             return Ok(response);
         }
-        if form.blob != hash {
-            return Ok(with_type(self.raw_body(namespace, &hash, form, blob).await?, Media::Octets));
-        }
-        let mut body = Body::default();
-        self.push_whole(&mut body, namespace, &hash, blob).await?;
-        Ok(with_type(body, Media::Octets))
+        Ok(with_type(self.raw_body(namespace, &hash, form, blob).await?, Media::Octets))
+    }
+
+    /// A whole blob as a body; a large one that is elsewhere is sent as it arrives.
+    async fn whole_body(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Body>, Problem> {
+        Ok(match self.find_or_begin(namespace, hash).await? {
+            Some(Found::Here(blob)) => {
+                let mut body = Body::default();
+                self.push_whole(&mut body, namespace, hash, blob).await?;
+                Some(body)
+            }
+            Some(Found::Coming(body)) => Some(body),
+            None => None,
+        })
     }
 
     /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before,
@@ -407,10 +423,7 @@ impl Service {
             [attachment] if !attachment.is_object() => {
                 let gone = || Problem::missing("what the ref refers to is gone");
                 let hash = self.locate(namespace, &attachment.hash, Reach::All).await?.ok_or_else(gone)?;
-                let blob = self.find_blob(namespace, &hash).await?.ok_or_else(gone)?;
-                let mut body = Body::default();
-                self.push_whole(&mut body, namespace, &hash, blob).await?;
-                (hash, body)
+                (hash, self.whole_body(namespace, &hash).await?.ok_or_else(gone)?)
             }
             _ => return Err(Problem::bad("only a ref with one attachment or none has an inline form")),
         };

@@ -29,7 +29,7 @@ use crate::preconditions::Preconditions;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
-use crate::upstream::{Loop, for_request};
+use crate::upstream::{Way, came_back, for_request};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait
 /// meanwhile.
@@ -185,7 +185,7 @@ pub struct Service {
     pub(crate) store: Arc<Store>,
     rules: RwLock<Arc<Rules>>,
     pub(crate) memory: Memory,
-    pub(crate) origin: Origin,
+    origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
     /// Changes of refs, by a hash of their names: one that depends on the present state of its ref
@@ -300,6 +300,13 @@ impl Service {
         })
     }
 
+    /// Origin of the data, for the request of this task: there is none for one that came back to
+    /// the cache that sent it.
+    pub(crate) fn origin(&self) -> &Origin {
+        const ALONE: &Origin = &Origin::Alone;
+        if came_back() { ALONE } else { &self.origin }
+    }
+
     /// What the service is configured to do.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
@@ -328,16 +335,14 @@ impl Service {
         let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
-        let came_through =
-            self.upstream().map_or(Ok(None), |upstream| upstream.came_through(&question.headers));
-        let dispatched = match came_through {
-            Ok(caches) => for_request(caches, self.dispatch(listener, question, &mut operation)).await,
-            Err(Loop) => {
-                let title =
-                    "the request came back to the cache that sent it (Via): its ddc.upstream.url leads here";
-                Err(Problem::new(StatusCode::LOOP_DETECTED, title))
-            }
-        };
+        let way = self.upstream().and_then(|upstream| upstream.way_of(&question.headers));
+        if matches!(way, Some(Way::Back)) && self.origin_counters.loop_log.is_due(self.clock.elapsed()) {
+            tracing::warn!(
+                path = question.path,
+                "a request came back through ddc.upstream.url (Via); it is answered from the folder alone"
+            );
+        }
+        let dispatched = for_request(way, self.dispatch(listener, question, &mut operation)).await;
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
             Ok(response) => response,
