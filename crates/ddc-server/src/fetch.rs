@@ -135,13 +135,10 @@ impl Service {
         let found = self.store.blob(namespace, hash)?;
         let hit = found.is_some();
         let found = match found {
-            Some(blob) => Some(blob),
-            None => match (self.fetch_blob(namespace, hash, None).await, self.upstream()) {
-                (Err(problem), Some(upstream)) => {
-                    self.bring_into_memory(upstream, namespace, hash, &problem.title).await?
-                }
-                (fetched, _) => fetched?,
-            },
+            None if !matches!(self.origin(), Origin::Alone) => {
+                Box::pin(self.find_elsewhere(namespace, hash)).await?
+            }
+            found => found,
         };
         let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
         counter.fetch_add(1, Ordering::Relaxed);
@@ -149,6 +146,16 @@ impl Service {
             self.note_use(hash);
         }
         Ok(found)
+    }
+
+    /// A blob that is not here, brought here or into memory.
+    async fn find_elsewhere(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, Problem> {
+        match (self.fetch_blob(namespace, hash, None).await, self.upstream()) {
+            (Err(problem), Some(upstream)) => {
+                self.bring_into_memory(upstream, namespace, hash, &problem.title).await
+            }
+            (fetched, _) => fetched,
+        }
     }
 
     /// Size of a blob, wherever it is.
@@ -213,6 +220,20 @@ impl Service {
             Some((blob, verified)) => Some(Located { blob, verified }),
             None => self.store.has_blob(namespace, id)?.then(|| Located::raw(id)),
         };
+        match self.origin() {
+            Origin::Alone => Ok(here),
+            _ => Box::pin(self.locate_elsewhere(namespace, id, reach, here)).await,
+        }
+    }
+
+    /// The same, with the origin, of what may be here.
+    async fn locate_elsewhere(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        reach: Reach,
+        here: Option<Located>,
+    ) -> Result<Option<Located>, Problem> {
         // The folder may have a copy of an unverified form only. It is served without the storage.
         if let (Some(Located { verified: false, .. }), Some(tier)) = (here, self.tier())
             && let Ok(Some(shared)) = self.shared_form(tier, namespace, id, true).await
@@ -309,8 +330,18 @@ impl Service {
             let (closure, blobs) = self.store.close(namespace, &document)?;
             return Ok(Closed { missing: closure.missing().to_vec(), blobs });
         }
-        let mut closure = Closure::new(&document);
-        let mut located = self.locate_all(namespace, &document, reach).await?;
+        Box::pin(self.close_elsewhere(namespace, &document, reach)).await
+    }
+
+    /// The same, with the origin.
+    async fn close_elsewhere(
+        &self,
+        namespace: &Namespace,
+        document: &Document<'_>,
+        reach: Reach,
+    ) -> Result<Closed, Problem> {
+        let mut closure = Closure::new(document);
+        let mut located = self.locate_all(namespace, document, reach).await?;
         while let Some(attachment) = closure.next() {
             let hash = attachment.hash;
             if !attachment.is_object() {
@@ -613,20 +644,7 @@ impl Service {
     pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
         let RefName { namespace, bucket, key } = name;
         match self.origin() {
-            Origin::Tier(tier) => match tier.reference(namespace, bucket, key).await {
-                // It is missing until it is put again.
-                Err(TierError::Damaged(path)) => {
-                    self.counters.add_damaged();
-                    tracing::error!(path, "a ref in the object storage is damaged");
-                    Ok(None)
-                }
-                found => {
-                    if found.is_err() {
-                        self.note_read(Read::Ref(name.clone()), false);
-                    }
-                    self.heard(found)
-                }
-            },
+            Origin::Tier(tier) => Box::pin(self.shared_reference(tier, name)).await,
             Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
             Origin::Upstream(upstream) => {
                 let found = self.store.reference(namespace, bucket, key)?;
@@ -634,33 +652,63 @@ impl Service {
                 if found.as_ref().is_some_and(|value| value.finalised && !is_stale(value)) {
                     return Ok(found);
                 }
-                let limit = self.rules().object_bytes_max;
-                let brought = match upstream.reference(name, limit).await {
-                    Lookup::Found(brought) => brought,
-                    Lookup::Missing => match found {
-                        Some(value) if value.adopted => {
-                            let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
-                            self.commit(outcome).await?;
-                            return Ok(None);
-                        }
-                        found => return Ok(found),
-                    },
-                    Lookup::Unknown => {
-                        if found.as_ref().is_some_and(|value| value.finalised) {
-                            self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
-                        }
-                        return Ok(found);
-                    }
-                };
-                self.set_fresh(name);
-                let (object, bytes) = brought;
-                match found {
-                    Some(value) if value.finalised && value.object == object => Ok(Some(value)),
-                    _ => {
-                        let inline = Some(bytes);
-                        Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
-                    }
+                Box::pin(self.reference_at(upstream, name, found)).await
+            }
+        }
+    }
+
+    /// A ref of the object storage.
+    async fn shared_reference(&self, tier: &Tier, name: &RefName) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match tier.reference(namespace, bucket, key).await {
+            // It is missing until it is put again.
+            Err(TierError::Damaged(path)) => {
+                self.counters.add_damaged();
+                tracing::error!(path, "a ref in the object storage is damaged");
+                Ok(None)
+            }
+            found => {
+                if found.is_err() {
+                    self.note_read(Read::Ref(name.clone()), false);
                 }
+                self.heard(found)
+            }
+        }
+    }
+
+    /// A ref of the upstream, or the one that was found here if that is the newer one.
+    async fn reference_at(
+        &self,
+        upstream: &Upstream,
+        name: &RefName,
+        found: Option<RefValue>,
+    ) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        let limit = self.rules().object_bytes_max;
+        let brought = match upstream.reference(name, limit).await {
+            Lookup::Found(brought) => brought,
+            Lookup::Missing => match found {
+                Some(value) if value.adopted => {
+                    let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
+                    self.commit(outcome).await?;
+                    return Ok(None);
+                }
+                found => return Ok(found),
+            },
+            Lookup::Unknown => {
+                if found.as_ref().is_some_and(|value| value.finalised) {
+                    self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
+                }
+                return Ok(found);
+            }
+        };
+        self.set_fresh(name);
+        let (object, bytes) = brought;
+        match found {
+            Some(value) if value.finalised && value.object == object => Ok(Some(value)),
+            _ => {
+                let inline = Some(bytes);
+                Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
             }
         }
     }
@@ -684,6 +732,10 @@ impl Service {
     /// Keeps a ref that came from the upstream, once everything that it reaches is here.
     pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
         let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
+        Box::pin(self.adopt_object(name, value, object)).await
+    }
+
+    async fn adopt_object(&self, name: &RefName, value: &RefValue, object: &Bytes) -> Result<(), Problem> {
         let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
         // A ref that was put here is never replaced by one of the upstream.
         let replaces = here.as_ref().is_none_or(|here| here.adopted && here.object != value.object);
@@ -719,6 +771,12 @@ impl Service {
             return Ok(Turn { _shared: Some(lock.read().await), _alone: None });
         }
         let alone = lock.write().await;
+        Box::pin(self.check_change(name, when)).await?;
+        Ok(Turn { _shared: None, _alone: Some(alone) })
+    }
+
+    /// Decides about a change of a ref as it is now.
+    async fn check_change(&self, name: &RefName, when: &Preconditions) -> Result<(), Problem> {
         let found = self.reference(name).await?.filter(|value| value.finalised);
         let hash = match &found {
             Some(value) if when.names_blob => {
@@ -727,8 +785,7 @@ impl Service {
             }
             found => found.as_ref().map(|value| value.object),
         };
-        when.permit_change(hash.as_ref())?;
-        Ok(Turn { _shared: None, _alone: Some(alone) })
+        when.permit_change(hash.as_ref())
     }
 
     pub(crate) async fn put_reference(
@@ -833,6 +890,15 @@ impl Service {
             return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         }
         self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
+        Box::pin(self.begin_or_pass_on(namespace, hash)).await
+    }
+
+    /// The same for a blob that is elsewhere.
+    async fn begin_or_pass_on(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Found>, Problem> {
         let found = match (self.begin(namespace, hash).await, self.upstream()) {
             (Ok((streamed, Begun::Large(len))), _) => {
                 let mut body = Body::default();

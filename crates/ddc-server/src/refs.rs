@@ -69,7 +69,7 @@ impl Service {
                 bytes
             }
             Media::Package => {
-                let bytes = self.receive_package(request, &name.namespace).await?;
+                let bytes = Box::pin(self.receive_package(request, &name.namespace)).await?;
                 if claimed.is_some_and(|claimed| claimed != IoHash::of(&bytes)) {
                     return Err(Problem::hash_mismatch("the root object does not hash to X-Jupiter-IoHash"));
                 }
@@ -316,7 +316,7 @@ impl Service {
             Media::Json => with_type(self.json_body(bytes).await?, media),
             Media::Octets => self.get_raw(namespace, bytes, is_head).await?,
             Media::Inline => self.get_inline(namespace, bytes).await?,
-            Media::Package => self.get_package(namespace, object, bytes).await?,
+            Media::Package => Box::pin(self.get_package(namespace, object, bytes)).await?,
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
             }
@@ -350,7 +350,8 @@ impl Service {
             response.headers_mut().insert(header::CONTENT_LENGTH, length);
             return Ok(response);
         }
-        Ok(with_type(self.raw_body(namespace, &hash, form, blob).await?, Media::Octets))
+        let body = Box::pin(self.raw_body(namespace, &hash, form, blob)).await?;
+        Ok(with_type(body, Media::Octets))
     }
 
     /// A whole blob as a body; a large one that is elsewhere is sent as it arrives.

@@ -166,6 +166,11 @@ impl Default for Rules {
 }
 
 impl Rules {
+    /// Rules of one namespace.
+    fn of(&self, namespace: &Namespace) -> &NamespaceRules {
+        self.namespaces.get(namespace).unwrap_or(&self.default)
+    }
+
     /// Quotas, and the namespaces that keep everything.
     fn quotas_of_store(&self) -> Quotas {
         let kept = self.namespaces.iter().filter(|(_, rules)| rules.keeps);
@@ -342,7 +347,12 @@ impl Service {
                 "a request came back through ddc.upstream.url (Via); it is answered from the folder alone"
             );
         }
-        let dispatched = for_request(way, self.dispatch(listener, question, &mut operation)).await;
+        // A function that takes a future holds it twice, and every move copies all of it: the usual
+        // request is awaited in its place.
+        let dispatched = match way {
+            None => self.dispatch(listener, question, &mut operation).await,
+            Some(_) => Box::pin(for_request(way, self.dispatch(listener, question, &mut operation))).await,
+        };
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
             Ok(response) => response,
@@ -516,7 +526,9 @@ impl Service {
                 }
                 self.permit_change(&request, Family::Compressed, &name.namespace, &hash).await?;
                 match request.content_type(&[Media::Compressed, Media::Octets])? {
-                    Media::Compressed => self.put_compressed(&mut request, &name.namespace, Some(hash)).await,
+                    Media::Compressed => {
+                        Box::pin(self.put_compressed(&mut request, &name.namespace, Some(hash))).await
+                    }
                     _ => self.put_blob(&mut request, &name.namespace, Some(hash), false).await,
                 }
             }
@@ -531,7 +543,7 @@ impl Service {
                 match family {
                     Family::Compressed => {
                         request.content_type(&[Media::Compressed])?;
-                        self.put_compressed(&mut request, &namespace, None).await
+                        Box::pin(self.put_compressed(&mut request, &namespace, None)).await
                     }
                     _ => {
                         request.content_type(&[Media::Octets])?;
@@ -595,10 +607,11 @@ impl Service {
         bucket: Option<&Bucket>,
     ) -> Result<(), Problem> {
         let forbidden = |why: String| Err(Problem::new(StatusCode::FORBIDDEN, why));
-        if request.listener == Listener::Public && !self.rules_of(namespace).public {
+        let rules = self.rules();
+        if request.listener == Listener::Public && !rules.of(namespace).public {
             return forbidden(format!("the namespace {namespace} is not served on public listeners"));
         }
-        if self.rules().access.permit(&request.caller, action, namespace, bucket) {
+        if rules.access.permit(&request.caller, action, namespace, bucket) {
             Ok(())
         } else {
             forbidden(format!("{} is not permitted in namespace {namespace}", action.name()))
@@ -606,8 +619,7 @@ impl Service {
     }
 
     pub(crate) fn rules_of(&self, namespace: &Namespace) -> NamespaceRules {
-        let rules = self.rules();
-        rules.namespaces.get(namespace).unwrap_or(&rules.default).clone()
+        self.rules().of(namespace).clone()
     }
 
     /// Something to verify a compressed buffer with.
