@@ -684,6 +684,10 @@ impl Service {
         found: Option<RefValue>,
     ) -> Result<Option<RefValue>, Problem> {
         let RefName { namespace, bucket, key } = name;
+        // The upstream may have an older value than the one that was lost.
+        if found.is_none() && self.store.is_lost(namespace, bucket, key)? {
+            return Ok(None);
+        }
         let limit = self.rules().object_bytes_max;
         let brought = match upstream.reference(name, limit).await {
             Lookup::Found(brought) => brought,

@@ -512,6 +512,64 @@ async fn what_is_passed_on_and_is_something_else_breaks_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_does_not_bring_an_older_ref_back_from_the_upstream() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let path = "/api/v1/refs/game/default/00000000000000000000000000000000000000aa";
+    let put = async |client: &Client, text: &str| {
+        let object = Value::object([("text", Value::string(text))]).encode(Style::Plain);
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+        let headers = ["Content-Type: application/x-ue-cb", hash.as_str()];
+        assert_eq!(client.send("PUT", path, &headers, object.clone()).await.text(), r#"{"needs":[]}"#);
+    };
+    put(&core.client().await, "older-value").await;
+    let origin = || {
+        Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+            url: format!("http://{}", core.addr),
+            authorization: None,
+            timeout: Duration::from_secs(20),
+            miss: Duration::ZERO,
+            tls: s3::tls(),
+        })))
+    };
+    let start = async |folder| {
+        let options = Options { reserve_bytes: 0, zero_bytes: 0, ..Options::default() };
+        Server::start_in(folder, options, Rules::default(), Listener::Public, origin()).await
+    };
+    let edge = start(tempfile::tempdir().expect("a temporary folder")).await;
+    put(&edge.client().await, "newer-value").await;
+    let folder = edge.stop();
+    // The record of the ref is damaged, and with it what the index has of it.
+    for entry in ["segments", "index"].map(|name| folder.path().join(name)) {
+        for file in std::fs::read_dir(entry).expect("a folder") {
+            let file = file.expect("readable").path();
+            let mut bytes = std::fs::read(&file).expect("readable");
+            while let Some(at) = bytes.windows(11).position(|window| window == b"newer-value") {
+                bytes[at] ^= 1;
+            }
+            std::fs::write(&file, bytes).expect("writable");
+        }
+    }
+    let mut folder = Some(folder);
+    for start_number in 0..3 {
+        let edge = start(folder.take().expect("stopped")).await;
+        let client = edge.client().await;
+        let got = client.get(path, "application/x-ue-cb").await;
+        assert_eq!(got.status, StatusCode::NOT_FOUND, "start {start_number}: {:?}", got.body);
+        assert_eq!(client.send("HEAD", path, &[], "").await.status, StatusCode::NOT_FOUND);
+        folder = Some(edge.stop());
+    }
+    let edge = start(folder.take().expect("stopped")).await;
+    let client = edge.client().await;
+    put(&client, "newest-value").await;
+    let got = client.get(path, "application/x-ue-cb").await;
+    assert!(got.body.windows(12).any(|window| window == b"newest-value"));
+    // Once it was put again, its deletion is one like any other.
+    assert_eq!(client.send("DELETE", path, &[], "").await.status, StatusCode::OK);
+    let got = client.get(path, "application/x-ue-cb").await;
+    assert!(got.body.windows(11).any(|window| window == b"older-value"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_upstream_that_leads_back_to_the_node_is_a_miss_at_once() {
     let way = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let way_addr = way.local_addr().expect("it is bound");
