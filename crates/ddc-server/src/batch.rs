@@ -23,7 +23,7 @@ const CHAINS_ELSEWHERE_MAX: usize = 128;
 impl Service {
     /// Keys of a batch that are worked on at a time.
     pub(crate) fn chains_max(&self) -> usize {
-        match self.origin {
+        match self.origin() {
             Origin::Alone => CHAINS_MAX,
             Origin::Tier(_) | Origin::Upstream(_) => CHAINS_ELSEWHERE_MAX,
         }

@@ -20,9 +20,8 @@ use crate::fetch::Found;
 use crate::headers::IO_HASH;
 use crate::memory::{Held, MEMORY_WAIT};
 use crate::origin::{Located, Reach};
-use crate::preconditions::{tag_of, tag_value};
+use crate::preconditions::{Preconditions, tag_of, tag_value};
 use crate::service::{ApiRequest, Service, check_hash, hash_value};
-use crate::streaming::StreamedBlob;
 use crate::upload::{Received, SMALL_BYTES_MAX, verified};
 
 /// Blobs that were read and found sound; when there are more, all that is forgotten and gained
@@ -35,9 +34,9 @@ const READ_BYTES_MAX: u64 = 16 << 10;
 pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes and the memory that is held for them.
-struct HeldBytes {
-    bytes: Bytes,
-    _held: Held,
+pub(crate) struct HeldBytes {
+    pub(crate) bytes: Bytes,
+    pub(crate) _held: Held,
 }
 
 impl AsRef<[u8]> for HeldBytes {
@@ -70,7 +69,7 @@ impl Service {
         match (request.method, family) {
             (Method::Put, Family::Compressed) => {
                 request.content_type(&[Media::Compressed])?;
-                self.put_compressed(request, namespace, Some(hash)).await
+                Box::pin(self.put_compressed(request, namespace, Some(hash))).await
             }
             (Method::Put, Family::Objects) => {
                 request.content_type(&[Media::CompactBinary])?;
@@ -128,6 +127,16 @@ impl Service {
         if preconditions.is_empty() {
             return Ok(());
         }
+        Box::pin(self.check_change_of_blob(&preconditions, family, namespace, hash)).await
+    }
+
+    async fn check_change_of_blob(
+        &self,
+        preconditions: &Preconditions,
+        family: Family,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<(), Problem> {
         let found = match family {
             Family::Compressed => self.locate(namespace, hash, Reach::Own).await?,
             _ => self.blob_len(namespace, hash).await?.map(|_| *hash),
@@ -165,7 +174,7 @@ impl Service {
         }
         match found.ok_or_else(missing)? {
             Found::Here(blob) => self.blob_answer(request, namespace, hash, blob, media).await,
-            Found::Streamed(streamed, len) => Ok(streamed_answer(streamed, len, hash, media)),
+            Found::Coming(body) => Ok(coming_answer(body, hash, media)),
         }
     }
 
@@ -199,7 +208,7 @@ impl Service {
                     self.note_form(namespace, id, found, blob.len()).await?;
                     self.blob_answer(request, namespace, &hash, blob, media).await?
                 }
-                Found::Streamed(streamed, len) => streamed_answer(streamed, len, &hash, media),
+                Found::Coming(body) => coming_answer(body, &hash, media),
             }
         };
         if response.status() == StatusCode::OK {
@@ -305,7 +314,7 @@ impl Service {
             // Version 1 of the store wrote large blobs without sums.
             self.hash_now(namespace, hash, &blob).await?
         };
-        let blob = if sound { blob } else { self.replacement(namespace, hash).await? };
+        let blob = if sound { blob } else { Box::pin(self.replacement(namespace, hash)).await? };
         if end <= blob.len() {
             body.push_blob(blob, start, end, None);
         }
@@ -327,7 +336,7 @@ impl Service {
                 Ok(bytes) => body.push_bytes(bytes),
                 Err(error) if is_damage(&error) => {
                     self.store.discard_damaged(namespace, hash, &blob);
-                    let blob = self.replacement(namespace, hash).await?;
+                    let blob = Box::pin(self.replacement(namespace, hash)).await?;
                     body.push_bytes(blob.read_checked()?);
                 }
                 Err(error) => return Err(error.into()),
@@ -385,7 +394,7 @@ impl Service {
             }
             sound
         };
-        if sound { Ok(blob) } else { self.replacement(namespace, hash).await }
+        if sound { Ok(blob) } else { Box::pin(self.replacement(namespace, hash)).await }
     }
 
     /// Reports whether [`push_whole`](Service::push_whole) reads a blob into memory.
@@ -442,7 +451,7 @@ impl Service {
         let bytes = match read(blob) {
             Err(error) if is_damage(&error) => {
                 self.store.discard_damaged(namespace, hash, blob);
-                match self.replacement(namespace, hash).await {
+                match Box::pin(self.replacement(namespace, hash)).await {
                     Ok(blob) => read(&blob)?,
                     Err(problem) if problem.status == StatusCode::NOT_FOUND => return Ok(None),
                     Err(problem) => return Err(problem),
@@ -518,7 +527,9 @@ impl Service {
         match wanted.filter(|_| is_large) {
             // The usual repeated upload. It is verified like any other, but need not be written
             // again.
-            Some(wanted) if self.store.blob(namespace, &wanted)?.is_some() => request.upload.hash().await,
+            Some(wanted) if self.store.blob(namespace, &wanted)?.is_some() => {
+                Box::pin(request.upload.hash()).await
+            }
             _ => request.upload.receive(&self.store, None, None).await,
         }
     }
@@ -670,11 +681,9 @@ impl Service {
     }
 }
 
-/// A large blob that is not here yet, from its first byte on.
-fn streamed_answer(streamed: Arc<StreamedBlob>, len: u64, hash: &IoHash, media: Media) -> Response<Body> {
-    let mut body = Body::default();
-    body.push_streamed(streamed, len);
-    head_answer(hash, len, media).map(|_| body)
+/// A large blob that is on its way, from its first byte on.
+fn coming_answer(body: Body, hash: &IoHash, media: Media) -> Response<Body> {
+    head_answer(hash, body.len(), media).map(|_| body)
 }
 
 /// What a HEAD tells of a blob.

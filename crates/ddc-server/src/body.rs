@@ -9,7 +9,9 @@ use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Namespace};
 use throng_ddc_store::{Blob, is_damage};
 
+use crate::json::JsonBody;
 use crate::memory::Held;
+use crate::passed::Relay;
 use crate::raw::RawBlob;
 use crate::streaming::StreamedBlob;
 
@@ -17,8 +19,8 @@ use crate::streaming::StreamedBlob;
 /// out of the second-level cache before it is sent.
 const PIECE_BYTES: u64 = 512 << 10;
 
-/// The body of an answer: bytes in memory, parts of blobs and raw data of compressed ones, one
-/// after the other.
+/// The body of an answer: bytes in memory, parts of blobs, raw data of compressed ones, objects as
+/// JSON and blobs that are passed on, one after the other.
 #[derive(Default)]
 pub(crate) struct Body {
     parts: VecDeque<Part>,
@@ -32,6 +34,8 @@ enum Part {
     Blob { blob: Blob, at: u64, end: u64, check: Option<Box<Check>> },
     Streamed { streamed: Arc<StreamedBlob>, at: u64, end: u64 },
     Raw(Box<RawBlob>),
+    Json(Box<JsonBody>),
+    Relay(Box<Relay>),
 }
 
 /// A part of a blob that may be sent as it is.
@@ -140,16 +144,34 @@ impl Body {
         }
     }
 
+    /// An object as JSON.
+    pub(crate) fn push_json(&mut self, json: JsonBody) {
+        self.left += json.left();
+        self.parts.push_back(Part::Json(Box::new(json)));
+    }
+
+    /// A whole blob that is passed on as it arrives.
+    pub(crate) fn push_relay(&mut self, relay: Relay) {
+        self.left += relay.left();
+        self.parts.push_back(Part::Relay(Box::new(relay)));
+    }
+
     /// Reports whether what comes next may not be here yet.
     pub(crate) fn must_wait(&self) -> bool {
-        matches!(self.parts.front(), Some(Part::Streamed { .. }))
+        match self.parts.front() {
+            Some(Part::Streamed { .. }) => true,
+            Some(Part::Relay(relay)) => relay.sendable() == 0,
+            _ => false,
+        }
     }
 
     /// Waits until [`take_file`](Body::take_file) or [`step`](Body::step) give something, if there
     /// is anything more.
-    pub(crate) fn poll_ready(&mut self, context: &Context<'_>) -> Poll<io::Result<()>> {
-        let Some(Part::Streamed { streamed, at, end }) = self.parts.front_mut() else {
-            return Poll::Ready(Ok(()));
+    pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (streamed, at, end) = match self.parts.front_mut() {
+            Some(Part::Streamed { streamed, at, end }) => (streamed, at, end),
+            Some(Part::Relay(relay)) => return relay.poll_ready(context),
+            _ => return Poll::Ready(Ok(())),
         };
         let (blob, until) = ready!(streamed.poll_part(context, *at))?;
         let part = Part::Blob { blob, at: *at, end: until.min(*end), check: None };
@@ -189,7 +211,7 @@ impl Body {
         self.parts.pop_front_if(|part| match part {
             Part::Bytes(bytes) => bytes.is_empty(),
             Part::Blob { at, end, .. } | Part::Streamed { at, end, .. } => at == end,
-            Part::Raw(_) => false,
+            Part::Raw(_) | Part::Json(_) | Part::Relay(_) => false,
         });
         Ok(Some(byte))
     }
@@ -219,6 +241,20 @@ impl Body {
                     Err(error) => return Some(Err(error)),
                 };
                 if raw.left() == 0 {
+                    self.parts.pop_front();
+                }
+                bytes
+            }
+            Part::Json(json) => {
+                let bytes = json.next(at_most);
+                if json.left() == 0 {
+                    self.parts.pop_front();
+                }
+                bytes
+            }
+            Part::Relay(relay) => {
+                let bytes = relay.next(at_most);
+                if relay.left() == 0 {
                     self.parts.pop_front();
                 }
                 bytes

@@ -41,7 +41,7 @@ impl Service {
         if self.permit(request, Action::ReadObject, &from, None).is_err() {
             return Ok(None);
         }
-        self.carry(&from, namespace, id, is_content).await
+        Box::pin(self.carry(&from, namespace, id, is_content)).await
     }
 
     /// Copies what was uploaded to where others take it from, if the namespace does that and the
@@ -58,7 +58,7 @@ impl Service {
             return Ok(());
         };
         if self.permit(request, Action::WriteObject, &to, None).is_ok() {
-            self.carry(namespace, &to, id, is_content).await?;
+            Box::pin(self.carry(namespace, &to, id, is_content)).await?;
         }
         Ok(())
     }

@@ -16,16 +16,17 @@ use throng_ddc::api::RefName;
 use throng_ddc::compressed::Decoder;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
-use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::answer::{Problem, unverifiable};
 use crate::blocking;
-use crate::origin::{Closed, Located, Origin, Reach, Read};
+use crate::body::Body;
+use crate::origin::{Closed, Flight, Located, Origin, Reach, Read};
 use crate::preconditions::Preconditions;
 use crate::service::Service;
 use crate::streaming::{Begun, StreamedBlob};
 use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
-use crate::upstream::{Form, Lookup, Upstream, came_through, for_request};
+use crate::upstream::{Form, Lookup, Upstream, for_request, way};
 use crate::watchdog::Watchdog;
 
 /// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
@@ -39,22 +40,20 @@ const FRESH_MAX: usize = 1 << 18;
 const LOOKUPS_MAX: usize = 32;
 
 /// Failure of a body that arrived.
-const OTHER_CONTENT: &str = "it came with other content than its name says";
+pub(crate) const OTHER_CONTENT: &str = "it came with other content than its name says";
 /// Bytes of an object that are read to see whether the object storage works.
 const BEGIN_BYTES: u64 = 1 << 20;
-/// Times that a blob is fetched which is evicted each time before it is opened.
-const FETCHES: usize = 4;
 
 impl Service {
     pub(crate) fn tier(&self) -> Option<&Tier> {
-        match &self.origin {
+        match self.origin() {
             Origin::Tier(tier) => Some(tier),
             _ => None,
         }
     }
 
     pub(crate) fn upstream(&self) -> Option<&Upstream> {
-        match &self.origin {
+        match self.origin() {
             Origin::Upstream(upstream) => Some(upstream),
             _ => None,
         }
@@ -133,21 +132,30 @@ impl Service {
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Blob>, Problem> {
-        let mut found = self.store.blob(namespace, hash)?;
+        let found = self.store.blob(namespace, hash)?;
         let hit = found.is_some();
-        // An eviction may remove what was fetched before it is opened.
-        for _ in 0..FETCHES {
-            if found.is_some() || !self.fetch_blob(namespace, hash, None).await? {
-                break;
+        let found = match found {
+            None if !matches!(self.origin(), Origin::Alone) => {
+                Box::pin(self.find_elsewhere(namespace, hash)).await?
             }
-            found = self.store.blob(namespace, hash)?;
-        }
+            found => found,
+        };
         let counter = if hit { &self.counters.blob_hits } else { &self.counters.blob_misses };
         counter.fetch_add(1, Ordering::Relaxed);
         if found.is_some() {
             self.note_use(hash);
         }
         Ok(found)
+    }
+
+    /// A blob that is not here, brought here or into memory.
+    async fn find_elsewhere(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, Problem> {
+        match (self.fetch_blob(namespace, hash, None).await, self.upstream()) {
+            (Err(problem), Some(upstream)) => {
+                self.bring_into_memory(upstream, namespace, hash, &problem.title).await
+            }
+            (fetched, _) => fetched,
+        }
     }
 
     /// Size of a blob, wherever it is.
@@ -159,9 +167,13 @@ impl Service {
         if let Some(blob) = self.store.blob(namespace, hash)? {
             return Ok(Some(blob.len()));
         }
-        match self.tier() {
-            Some(tier) => self.heard(tier.blob_len(namespace, hash).await),
-            None => Ok(self.find_blob(namespace, hash).await?.map(|blob| blob.len())),
+        match self.origin() {
+            Origin::Tier(tier) => self.heard(tier.blob_len(namespace, hash).await),
+            // The head of the answer says it. A body that cannot be kept need not be received.
+            Origin::Upstream(upstream) if self.keeps_nothing(namespace) => {
+                Ok(upstream.blob(namespace, hash).await.map(|incoming| incoming.len))
+            }
+            _ => Ok(self.find_blob(namespace, hash).await?.map(|blob| blob.len())),
         }
     }
 
@@ -208,6 +220,20 @@ impl Service {
             Some((blob, verified)) => Some(Located { blob, verified }),
             None => self.store.has_blob(namespace, id)?.then(|| Located::raw(id)),
         };
+        match self.origin() {
+            Origin::Alone => Ok(here),
+            _ => Box::pin(self.locate_elsewhere(namespace, id, reach, here)).await,
+        }
+    }
+
+    /// The same, with the origin, of what may be here.
+    async fn locate_elsewhere(
+        &self,
+        namespace: &Namespace,
+        id: &IoHash,
+        reach: Reach,
+        here: Option<Located>,
+    ) -> Result<Option<Located>, Problem> {
         // The folder may have a copy of an unverified form only. It is served without the storage.
         if let (Some(Located { verified: false, .. }), Some(tier)) = (here, self.tier())
             && let Ok(Some(shared)) = self.shared_form(tier, namespace, id, true).await
@@ -220,7 +246,7 @@ impl Service {
         if here.is_some() {
             return Ok(here);
         }
-        match &self.origin {
+        match self.origin() {
             Origin::Alone => Ok(None),
             Origin::Tier(tier) => match self.shared_form(tier, namespace, id, false).await? {
                 None => Ok(self.heard(tier.blob_len(namespace, id).await)?.map(|_| Located::raw(id))),
@@ -304,8 +330,18 @@ impl Service {
             let (closure, blobs) = self.store.close(namespace, &document)?;
             return Ok(Closed { missing: closure.missing().to_vec(), blobs });
         }
-        let mut closure = Closure::new(&document);
-        let mut located = self.locate_all(namespace, &document, reach).await?;
+        Box::pin(self.close_elsewhere(namespace, &document, reach)).await
+    }
+
+    /// The same, with the origin.
+    async fn close_elsewhere(
+        &self,
+        namespace: &Namespace,
+        document: &Document<'_>,
+        reach: Reach,
+    ) -> Result<Closed, Problem> {
+        let mut closure = Closure::new(document);
+        let mut located = self.locate_all(namespace, document, reach).await?;
         while let Some(attachment) = closure.next() {
             let hash = attachment.hash;
             if !attachment.is_object() {
@@ -343,25 +379,42 @@ impl Service {
             .await
     }
 
-    /// Brings a blob here. Whether it is here now. `streamed` learns of its progress if it is
-    /// large.
+    /// Brings a blob here, from which it can be read even if it cannot be kept. `streamed` learns
+    /// of its progress if it is large.
+    ///
+    /// # Errors
+    /// If the folder takes nothing, or not as much. It may be at an upstream then.
     pub(crate) async fn fetch_blob(
         &self,
         namespace: &Namespace,
         hash: &IoHash,
         streamed: Option<&StreamedBlob>,
-    ) -> Result<bool, Problem> {
-        if matches!(self.origin, Origin::Alone) {
-            return Ok(false);
+    ) -> Result<Option<Blob>, Problem> {
+        if matches!(self.origin(), Origin::Alone) {
+            return Ok(None);
         }
-        let flight = self.flights.join(namespace, hash);
-        let _turn = flight.turn().await;
-        if self.store.blob(namespace, hash)?.is_some() {
-            return Ok(true);
+        let flight = self.join(namespace, hash);
+        let _turn = turn_of(&flight).await;
+        if let Some(blob) = self.store.blob(namespace, hash)? {
+            return Ok(Some(blob));
         }
-        let Some(received) = self.bring(namespace, hash, streamed).await? else { return Ok(false) };
-        self.keep_here(namespace, received).await?;
-        Ok(true)
+        let Some(received) = self.bring(namespace, hash, streamed).await? else { return Ok(None) };
+        let brought = received.blob();
+        if let Err(problem) = self.keep_here(namespace, received).await {
+            if self.upstream().is_none() || brought.is_none() {
+                return Err(problem);
+            }
+            self.count_passed(namespace, &problem.title);
+            return Ok(brought);
+        }
+        // An eviction may have removed it again.
+        Ok(self.store.blob(namespace, hash)?.or(brought))
+    }
+
+    /// The flight to bring something here, unless the request came through another cache: the
+    /// answer that others wait for may depend on this one.
+    fn join(&self, namespace: &Namespace, hash: &IoHash) -> Option<Flight<'_>> {
+        way().is_none().then(|| self.flights.join(namespace, hash))
     }
 
     /// Receives a blob from elsewhere, and keeps it nowhere.
@@ -371,13 +424,16 @@ impl Service {
         hash: &IoHash,
         streamed: Option<&StreamedBlob>,
     ) -> Result<Option<Received>, Problem> {
-        let incoming = match &self.origin {
+        let incoming = match self.origin() {
             Origin::Alone => None,
             Origin::Tier(tier) => self.heard(tier.blob(namespace, hash).await)?,
             Origin::Upstream(upstream) => {
+                self.store.check_room(namespace, 0)?;
                 let incoming = upstream.blob(namespace, hash).await;
-                // A folder without room for it must not break the answer off at its end.
-                let incoming = incoming.filter(|incoming| self.has_room(namespace, incoming));
+                if let Some(incoming) = &incoming {
+                    // A folder without room for it must not break the answer off at its end.
+                    self.store.check_room(namespace, incoming.len)?;
+                }
                 incoming.map(|incoming| (incoming, ObjectVersion::default()))
             }
         };
@@ -422,17 +478,22 @@ impl Service {
         namespace: &Namespace,
         id: &IoHash,
     ) -> Result<Option<Located>, Problem> {
-        let flight = self.flights.join(namespace, id);
-        let _turn = flight.turn().await;
+        let flight = self.join(namespace, id);
+        let _turn = turn_of(&flight).await;
         if let Some((blob, verified)) = self.store.best_form(namespace, id)? {
             return Ok(Some(Located { blob, verified }));
         }
         let incoming = match upstream.form(namespace, id).await {
             None => return Ok(None),
-            Some(Form::Raw(incoming) | Form::Compressed(incoming))
-                if !self.has_room(namespace, &incoming) =>
+            // It is asked for again by its hash, if a client wants it.
+            Some(Form::Raw(incoming)) if self.store.check_room(namespace, incoming.len).is_err() => {
+                return Ok(Some(Located::raw(id)));
+            }
+            Some(Form::Compressed(incoming, hash))
+                if self.store.check_room(namespace, incoming.len).is_err() =>
             {
-                return Ok(None);
+                let hash = hash.filter(|_| self.rules_of(namespace).unverified);
+                return Ok(hash.map(|blob| Located { blob, verified: false }));
             }
             Some(Form::Raw(incoming)) => {
                 let received = match self.receive_from(incoming, None, None).await {
@@ -452,10 +513,12 @@ impl Service {
                     }
                 };
                 self.count_fetched(&received);
-                self.keep_here(namespace, received).await?;
+                if let Err(problem) = self.keep_here(namespace, received).await {
+                    self.count_passed(namespace, &problem.title);
+                }
                 return Ok(Some(Located::raw(id)));
             }
-            Some(Form::Compressed(incoming)) => incoming,
+            Some(Form::Compressed(incoming, _)) => incoming,
         };
         let mut decoder = self.decoder();
         let received = self.receive_from(incoming, None, Some(&mut decoder)).await;
@@ -479,21 +542,18 @@ impl Service {
         };
         let (hash, len) = (received.hash(), received.len());
         self.count_fetched(&received);
-        self.keep_here(namespace, received).await?;
         let form = (len, hash, found.hash_checked);
-        self.commit(|done| self.store.put_content(namespace, *id, form, done)).await?;
-        Ok(Some(Located { blob: hash, verified: found.hash_checked }))
-    }
-
-    /// Reports whether the folder takes what an upstream has. What it does not take is a miss.
-    fn has_room(&self, namespace: &Namespace, incoming: &Incoming) -> bool {
-        match self.store.check_room(namespace, incoming.len) {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::debug!(%namespace, len = incoming.len, %error, "no room for a blob of the upstream");
-                false
+        let kept = match self.keep_here(namespace, received).await {
+            Ok(()) => self.commit(|done| self.store.put_content(namespace, *id, form, done)).await,
+            Err(problem) => {
+                self.count_passed(namespace, &problem.title);
+                return Ok(Some(Located { blob: hash, verified: found.hash_checked }));
             }
+        };
+        if let Err(error) = kept {
+            self.count_passed(namespace, &error.to_string());
         }
+        Ok(Some(Located { blob: hash, verified: found.hash_checked }))
     }
 
     async fn receive_from(
@@ -513,7 +573,7 @@ impl Service {
 
     /// Outcome of a transfer from elsewhere. One that an upstream broke off, or that is too large
     /// for this cache, is a miss.
-    fn arrived(
+    pub(crate) fn arrived(
         &self,
         namespace: &Namespace,
         hash: &IoHash,
@@ -583,21 +643,8 @@ impl Service {
     /// A ref, finalised or not, as it is now.
     pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
         let RefName { namespace, bucket, key } = name;
-        match &self.origin {
-            Origin::Tier(tier) => match tier.reference(namespace, bucket, key).await {
-                // It is missing until it is put again.
-                Err(TierError::Damaged(path)) => {
-                    self.counters.add_damaged();
-                    tracing::error!(path, "a ref in the object storage is damaged");
-                    Ok(None)
-                }
-                found => {
-                    if found.is_err() {
-                        self.note_read(Read::Ref(name.clone()), false);
-                    }
-                    self.heard(found)
-                }
-            },
+        match self.origin() {
+            Origin::Tier(tier) => Box::pin(self.shared_reference(tier, name)).await,
             Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
             Origin::Upstream(upstream) => {
                 let found = self.store.reference(namespace, bucket, key)?;
@@ -605,33 +652,67 @@ impl Service {
                 if found.as_ref().is_some_and(|value| value.finalised && !is_stale(value)) {
                     return Ok(found);
                 }
-                let limit = self.rules().object_bytes_max;
-                let brought = match upstream.reference(name, limit).await {
-                    Lookup::Found(brought) => brought,
-                    Lookup::Missing => match found {
-                        Some(value) if value.adopted => {
-                            let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
-                            self.commit(outcome).await?;
-                            return Ok(None);
-                        }
-                        found => return Ok(found),
-                    },
-                    Lookup::Unknown => {
-                        if found.as_ref().is_some_and(|value| value.finalised) {
-                            self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
-                        }
-                        return Ok(found);
-                    }
-                };
-                self.set_fresh(name);
-                let (object, bytes) = brought;
-                match found {
-                    Some(value) if value.finalised && value.object == object => Ok(Some(value)),
-                    _ => {
-                        let inline = Some(bytes);
-                        Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
-                    }
+                Box::pin(self.reference_at(upstream, name, found)).await
+            }
+        }
+    }
+
+    /// A ref of the object storage.
+    async fn shared_reference(&self, tier: &Tier, name: &RefName) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        match tier.reference(namespace, bucket, key).await {
+            // It is missing until it is put again.
+            Err(TierError::Damaged(path)) => {
+                self.counters.add_damaged();
+                tracing::error!(path, "a ref in the object storage is damaged");
+                Ok(None)
+            }
+            found => {
+                if found.is_err() {
+                    self.note_read(Read::Ref(name.clone()), false);
                 }
+                self.heard(found)
+            }
+        }
+    }
+
+    /// A ref of the upstream, or the one that was found here if that is the newer one.
+    async fn reference_at(
+        &self,
+        upstream: &Upstream,
+        name: &RefName,
+        found: Option<RefValue>,
+    ) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        // The upstream may have an older value than the one that was lost.
+        if found.is_none() && self.store.is_lost(namespace, bucket, key)? {
+            return Ok(None);
+        }
+        let limit = self.rules().object_bytes_max;
+        let brought = match upstream.reference(name, limit).await {
+            Lookup::Found(brought) => brought,
+            Lookup::Missing => match found {
+                Some(value) if value.adopted => {
+                    let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
+                    self.commit(outcome).await?;
+                    return Ok(None);
+                }
+                found => return Ok(found),
+            },
+            Lookup::Unknown => {
+                if found.as_ref().is_some_and(|value| value.finalised) {
+                    self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
+                }
+                return Ok(found);
+            }
+        };
+        self.set_fresh(name);
+        let (object, bytes) = brought;
+        match found {
+            Some(value) if value.finalised && value.object == object => Ok(Some(value)),
+            _ => {
+                let inline = Some(bytes);
+                Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
             }
         }
     }
@@ -655,6 +736,10 @@ impl Service {
     /// Keeps a ref that came from the upstream, once everything that it reaches is here.
     pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
         let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
+        Box::pin(self.adopt_object(name, value, object)).await
+    }
+
+    async fn adopt_object(&self, name: &RefName, value: &RefValue, object: &Bytes) -> Result<(), Problem> {
         let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
         // A ref that was put here is never replaced by one of the upstream.
         let replaces = here.as_ref().is_none_or(|here| here.adopted && here.object != value.object);
@@ -671,7 +756,10 @@ impl Service {
                 overwrite: here.is_some(),
                 relies_on: closed.blobs,
             };
-            self.commit(|done| self.store.put_ref(put, done)).await?;
+            // The answer needs no copy.
+            if let Err(error) = self.commit(|done| self.store.put_ref(put, done)).await {
+                self.count_passed(&name.namespace, &error.to_string());
+            }
         }
         Ok(())
     }
@@ -687,6 +775,12 @@ impl Service {
             return Ok(Turn { _shared: Some(lock.read().await), _alone: None });
         }
         let alone = lock.write().await;
+        Box::pin(self.check_change(name, when)).await?;
+        Ok(Turn { _shared: None, _alone: Some(alone) })
+    }
+
+    /// Decides about a change of a ref as it is now.
+    async fn check_change(&self, name: &RefName, when: &Preconditions) -> Result<(), Problem> {
         let found = self.reference(name).await?.filter(|value| value.finalised);
         let hash = match &found {
             Some(value) if when.names_blob => {
@@ -695,8 +789,7 @@ impl Service {
             }
             found => found.as_ref().map(|value| value.object),
         };
-        when.permit_change(hash.as_ref())?;
-        Ok(Turn { _shared: None, _alone: Some(alone) })
+        when.permit_change(hash.as_ref())
     }
 
     pub(crate) async fn put_reference(
@@ -783,10 +876,10 @@ struct Turn<'s> {
 
 /// A blob that can be answered with.
 pub(crate) enum Found {
-    /// It is here.
+    /// It is here, or in memory.
     Here(Blob),
-    /// It is on its way here, and so large.
-    Streamed(Arc<StreamedBlob>, u64),
+    /// It is on its way, and large: a body with all of it.
+    Coming(Body),
 }
 
 impl Service {
@@ -797,33 +890,48 @@ impl Service {
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<Option<Found>, Problem> {
-        if matches!(self.origin, Origin::Alone) || self.store.has_blob(namespace, hash)? {
+        if matches!(self.origin(), Origin::Alone) || self.store.has_blob(namespace, hash)? {
             return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         }
         self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
-        for _ in 0..FETCHES {
-            let found = match self.begin(namespace, hash).await? {
-                (streamed, Begun::Large(len)) => Some(Found::Streamed(streamed, len)),
-                (_, Begun::Over { was_brought: true }) => self.store.blob(namespace, hash)?.map(Found::Here),
-                (_, Begun::Over { was_brought: false }) => break,
-            };
-            if found.is_some() {
-                self.note_use(hash);
-                return Ok(found);
-            }
-        }
-        Ok(None)
+        Box::pin(self.begin_or_pass_on(namespace, hash)).await
     }
 
-    /// Begins to bring a blob, unless that began already. Waits until it is known to be large, or
-    /// over.
+    /// The same for a blob that is elsewhere.
+    async fn begin_or_pass_on(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Found>, Problem> {
+        let found = match (self.begin(namespace, hash).await, self.upstream()) {
+            (Ok((streamed, Begun::Large(len))), _) => {
+                let mut body = Body::default();
+                body.push_streamed(streamed, len);
+                Some(Found::Coming(body))
+            }
+            (Ok((_, Begun::Over(brought))), _) => brought.map(Found::Here),
+            (Err(problem), Some(upstream)) => self.pass_on(upstream, namespace, hash, &problem.title).await?,
+            (Err(problem), None) => return Err(problem),
+        };
+        if found.is_some() {
+            self.note_use(hash);
+        }
+        Ok(found)
+    }
+
+    /// Begins to bring a blob, unless that began already for a request that this one may wait for.
+    /// Waits until it is known to be large, or over.
     async fn begin(
         self: &Arc<Service>,
         namespace: &Namespace,
         hash: &IoHash,
     ) -> Result<(Arc<StreamedBlob>, Begun), Problem> {
         let wanted = (namespace.clone(), *hash);
-        let (streamed, first) = {
+        let way = way();
+        let is_shared = way.is_none();
+        let (streamed, first) = if !is_shared {
+            (Arc::default(), true)
+        } else {
             let mut all = self.streamed.lock().unwrap_or_else(PoisonError::into_inner);
             let first = !all.contains_key(&wanted);
             (Arc::clone(all.entry(wanted.clone()).or_default()), first)
@@ -831,10 +939,12 @@ impl Service {
         if first {
             // It goes on if the client leaves: the next one will want it.
             let (service, streamed) = (Arc::clone(self), Arc::clone(&streamed));
-            tokio::spawn(for_request(came_through(), async move {
+            tokio::spawn(for_request(way, async move {
                 let (namespace, hash) = &wanted;
                 let brought = service.fetch_blob(namespace, hash, Some(&streamed)).await;
-                service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
+                if is_shared {
+                    service.streamed.lock().unwrap_or_else(PoisonError::into_inner).remove(&wanted);
+                }
                 streamed.end(brought.map_err(|problem| (problem.status, problem.title)));
             }));
         }
@@ -842,6 +952,14 @@ impl Service {
         let begun =
             begun.map_err(|(status, title)| Problem::new(status, title).with(header::RETRY_AFTER, "1"))?;
         Ok((streamed, begun))
+    }
+}
+
+/// The turn of a flight.
+async fn turn_of<'f>(flight: &'f Option<Flight<'_>>) -> Option<MutexGuard<'f, ()>> {
+    match flight {
+        Some(flight) => Some(flight.turn().await),
+        None => None,
     }
 }
 
@@ -860,14 +978,19 @@ async fn begins(incoming: Incoming) -> bool {
 }
 
 /// A blob on its way here, as the body of an upload.
-struct FetchedBody {
+pub(crate) struct FetchedBody {
     incoming: Mutex<Incoming>,
     watchdog: Watchdog,
 }
 
 impl FetchedBody {
-    fn new(incoming: Incoming) -> FetchedBody {
+    pub(crate) fn new(incoming: Incoming) -> FetchedBody {
         FetchedBody { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
+    }
+
+    /// The time for the next bytes begins now.
+    pub(crate) fn begin_wait(&mut self) {
+        self.watchdog.within(STALL);
     }
 }
 

@@ -20,7 +20,8 @@
 //! | a compressed buffer that is received, above 1 MiB | its block table, one block compressed and raw |
 //! | the root of a package | its raw bytes |
 //! | `.raw` of a compressed buffer | its block table, one block compressed and twice raw |
-//! | `.json` | ten times the object while it is converted, then its own size |
+//! | `.json` of an object above 8 KiB | 64 KiB |
+//! | a blob of an upstream that cannot be kept | 512 KiB, or its bytes for anything but a whole one |
 //! | a package that is sent | 512 bytes per attachment; the first MiB of its small blobs |
 #![forbid(unsafe_code)]
 
@@ -38,6 +39,7 @@ mod fallback;
 mod fetch;
 mod headers;
 mod http1;
+mod json;
 mod listener;
 mod listing;
 mod maintenance;
@@ -45,6 +47,7 @@ mod memory;
 mod node;
 mod oodle;
 mod origin;
+mod passed;
 mod preconditions;
 mod raw;
 mod refresh;

@@ -7,11 +7,13 @@
 //! | upstream | in the folder, or brought from the upstream | the same | it is in the folder |
 //!
 //! What comes from elsewhere is hashed before it is kept. Requests for the same absent blob wait
-//! for the first of them.
+//! for the first of them, except those that came through another cache: what the first waits for
+//! may be the one that asks.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use throng_ddc::api::RefName;
 use throng_ddc::{IoHash, Namespace};
@@ -39,11 +41,32 @@ pub(crate) struct OriginCounters {
     pub(crate) failures: AtomicU64,
     /// Refs that were served although the upstream did not say whether they are as they were.
     pub(crate) stale: AtomicU64,
+    /// Blobs and refs of an upstream that were served and could not be kept.
+    pub(crate) passed: AtomicU64,
+    pub(crate) passed_log: OnceAMinute,
+    pub(crate) loop_log: OnceAMinute,
     /// True if the last look failed, so that a change is logged and nothing else.
     pub(crate) failing: AtomicBool,
     /// The last read from the object storage that ended too early. Heads of objects may arrive
     /// while bodies do not, so that only reading it again shows that the storage works.
     pub(crate) broken_off: Mutex<Option<Read>>,
+}
+
+/// Limit of a line of the log: one in a minute.
+#[derive(Debug, Default)]
+pub(crate) struct OnceAMinute {
+    /// Milliseconds on the clock from which on the next line may come.
+    next_ms: AtomicU64,
+}
+
+impl OnceAMinute {
+    /// Reports whether the line may come, which it does then.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
+        let now = now.as_millis() as u64;
+        let next = self.next_ms.load(Ordering::Relaxed);
+        let (ordering, later) = (Ordering::Relaxed, now + 60_000);
+        now >= next && self.next_ms.compare_exchange(next, later, ordering, ordering).is_ok()
+    }
 }
 
 /// Something that is read from an object storage.

@@ -21,6 +21,7 @@ use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blobs::HASH_FIRST_BYTES_MAX;
 use crate::blocking;
 use crate::body::Body;
+use crate::fetch::Found;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
@@ -39,8 +40,6 @@ const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
 /// Attachments of a package for which memory is taken at a time, and the memory of each.
 const ENTRIES: usize = 1_024;
 const ENTRY_BYTES: u64 = 512;
-/// Bytes of JSON that a byte of an object becomes at most, as far as objects of any use go.
-const JSON_FACTOR: u64 = 10;
 
 impl Service {
     // --- Put
@@ -70,7 +69,7 @@ impl Service {
                 bytes
             }
             Media::Package => {
-                let bytes = self.receive_package(request, &name.namespace).await?;
+                let bytes = Box::pin(self.receive_package(request, &name.namespace)).await?;
                 if claimed.is_some_and(|claimed| claimed != IoHash::of(&bytes)) {
                     return Err(Problem::hash_mismatch("the root object does not hash to X-Jupiter-IoHash"));
                 }
@@ -323,24 +322,10 @@ impl Service {
         is_head: bool,
     ) -> Answer {
         let mut response = match media {
-            Media::Json => {
-                let bytes_max = JSON_FACTOR * bytes.len() as u64;
-                let mut held = self.memory.take(bytes_max, Instant::now() + MEMORY_WAIT).await?;
-                let convert = || Document::parse(&bytes).map(|document| document.to_json());
-                // A large object takes seconds, in which the other requests of this thread go on.
-                let json = match bytes.len() > SMALL_BYTES_MAX {
-                    true => blocking::in_place(convert),
-                    false => convert(),
-                };
-                let json = json.map_err(Problem::bad)?;
-                held.keep(json.len() as u64);
-                let mut response = reply(StatusCode::OK, media.name(), json);
-                response.body_mut().hold(held);
-                response
-            }
+            Media::Json => with_type(self.json_body(bytes).await?, media),
             Media::Octets => self.get_raw(namespace, bytes, is_head).await?,
             Media::Inline => self.get_inline(namespace, bytes).await?,
-            Media::Package => self.get_package(namespace, object, bytes).await?,
+            Media::Package => Box::pin(self.get_package(namespace, object, bytes)).await?,
             Media::CompactBinary | Media::Compressed => {
                 reply(StatusCode::OK, Media::CompactBinary.name(), bytes)
             }
@@ -364,19 +349,35 @@ impl Service {
             true => Located::raw(&hash),
             false => self.locate_form(namespace, &hash, Reach::All).await?.ok_or_else(gone)?,
         };
+        if form.blob == hash {
+            return Ok(with_type(self.whole_body(namespace, &hash).await?.ok_or_else(gone)?, Media::Octets));
+        }
         let blob = self.find_blob(namespace, &form.blob).await?.ok_or_else(gone)?;
-        if form.blob != hash && is_head {
+        if is_head {
             let mut response = with_type(Body::default(), Media::Octets);
             let length = HeaderValue::from(header_of(&blob)?.raw_size);
             response.headers_mut().insert(header::CONTENT_LENGTH, length);
             return Ok(response);
         }
-        if form.blob != hash {
-            return Ok(with_type(self.raw_body(namespace, &hash, form, blob).await?, Media::Octets));
-        }
-        let mut body = Body::default();
-        self.push_whole(&mut body, namespace, &hash, blob).await?;
+        let body = Box::pin(self.raw_body(namespace, &hash, form, blob)).await?;
         Ok(with_type(body, Media::Octets))
+    }
+
+    /// A whole blob as a body; a large one that is elsewhere is sent as it arrives.
+    async fn whole_body(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+    ) -> Result<Option<Body>, Problem> {
+        Ok(match self.find_or_begin(namespace, hash).await? {
+            Some(Found::Here(blob)) => {
+                let mut body = Body::default();
+                self.push_whole(&mut body, namespace, hash, blob).await?;
+                Some(body)
+            }
+            Some(Found::Coming(body)) => Some(body),
+            None => None,
+        })
     }
 
     /// The raw data `id` of a stored compressed buffer as a body. The buffer is hashed before,
@@ -432,10 +433,7 @@ impl Service {
             [attachment] if !attachment.is_object() => {
                 let gone = || Problem::missing("what the ref refers to is gone");
                 let hash = self.locate(namespace, &attachment.hash, Reach::All).await?.ok_or_else(gone)?;
-                let blob = self.find_blob(namespace, &hash).await?.ok_or_else(gone)?;
-                let mut body = Body::default();
-                self.push_whole(&mut body, namespace, &hash, blob).await?;
-                (hash, body)
+                (hash, self.whole_body(namespace, &hash).await?.ok_or_else(gone)?)
             }
             _ => return Err(Problem::bad("only a ref with one attachment or none has an inline form")),
         };

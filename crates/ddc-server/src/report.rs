@@ -50,6 +50,7 @@ impl Service {
             damaged: read(&counters.damaged) + store.damaged,
             fetched: read(&self.origin_counters.fetched),
             fetched_bytes: read(&self.origin_counters.fetched_bytes),
+            passed: read(&self.origin_counters.passed),
             origin_failures: read(&self.origin_counters.failures) + self.upstream_failures(),
             store,
             space: self.store.space(),
@@ -151,6 +152,7 @@ impl Service {
             "elsewhere": {
                 "fetched_blobs": stats.fetched,
                 "fetched_bytes": stats.fetched_bytes,
+                "passed_on": stats.passed,
                 "failures": stats.origin_failures,
                 "unconfirmed_refs": self.origin_counters.stale.load(Ordering::Relaxed),
             },

@@ -29,7 +29,7 @@ use crate::preconditions::Preconditions;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
 use crate::upload::{Source, Upload};
-use crate::upstream::{Loop, for_request};
+use crate::upstream::{Way, came_back, for_request};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait
 /// meanwhile.
@@ -166,6 +166,11 @@ impl Default for Rules {
 }
 
 impl Rules {
+    /// Rules of one namespace.
+    fn of(&self, namespace: &Namespace) -> &NamespaceRules {
+        self.namespaces.get(namespace).unwrap_or(&self.default)
+    }
+
     /// Quotas, and the namespaces that keep everything.
     fn quotas_of_store(&self) -> Quotas {
         let kept = self.namespaces.iter().filter(|(_, rules)| rules.keeps);
@@ -185,7 +190,7 @@ pub struct Service {
     pub(crate) store: Arc<Store>,
     rules: RwLock<Arc<Rules>>,
     pub(crate) memory: Memory,
-    pub(crate) origin: Origin,
+    origin: Origin,
     pub(crate) origin_counters: OriginCounters,
     pub(crate) flights: Flights,
     /// Changes of refs, by a hash of their names: one that depends on the present state of its ref
@@ -300,6 +305,13 @@ impl Service {
         })
     }
 
+    /// Origin of the data, for the request of this task: there is none for one that came back to
+    /// the cache that sent it.
+    pub(crate) fn origin(&self) -> &Origin {
+        const ALONE: &Origin = &Origin::Alone;
+        if came_back() { ALONE } else { &self.origin }
+    }
+
     /// What the service is configured to do.
     pub(crate) fn rules(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
@@ -328,15 +340,18 @@ impl Service {
         let accept = question.headers.get(header::ACCEPT).cloned();
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let (started, mut operation) = (Instant::now(), Operation::Other);
-        let came_through =
-            self.upstream().map_or(Ok(None), |upstream| upstream.came_through(&question.headers));
-        let dispatched = match came_through {
-            Ok(caches) => for_request(caches, self.dispatch(listener, question, &mut operation)).await,
-            Err(Loop) => {
-                let title =
-                    "the request came back to the cache that sent it (Via): its ddc.upstream.url leads here";
-                Err(Problem::new(StatusCode::LOOP_DETECTED, title))
-            }
+        let way = self.upstream().and_then(|upstream| upstream.way_of(&question.headers));
+        if matches!(way, Some(Way::Back)) && self.origin_counters.loop_log.is_due(self.clock.elapsed()) {
+            tracing::warn!(
+                path = question.path,
+                "a request came back through ddc.upstream.url (Via); it is answered from the folder alone"
+            );
+        }
+        // A function that takes a future holds it twice, and every move copies all of it: the usual
+        // request is awaited in its place.
+        let dispatched = match way {
+            None => self.dispatch(listener, question, &mut operation).await,
+            Some(_) => Box::pin(for_request(way, self.dispatch(listener, question, &mut operation))).await,
         };
         self.counters.observe(operation, started.elapsed());
         let mut response = match dispatched {
@@ -511,7 +526,9 @@ impl Service {
                 }
                 self.permit_change(&request, Family::Compressed, &name.namespace, &hash).await?;
                 match request.content_type(&[Media::Compressed, Media::Octets])? {
-                    Media::Compressed => self.put_compressed(&mut request, &name.namespace, Some(hash)).await,
+                    Media::Compressed => {
+                        Box::pin(self.put_compressed(&mut request, &name.namespace, Some(hash))).await
+                    }
                     _ => self.put_blob(&mut request, &name.namespace, Some(hash), false).await,
                 }
             }
@@ -526,7 +543,7 @@ impl Service {
                 match family {
                     Family::Compressed => {
                         request.content_type(&[Media::Compressed])?;
-                        self.put_compressed(&mut request, &namespace, None).await
+                        Box::pin(self.put_compressed(&mut request, &namespace, None)).await
                     }
                     _ => {
                         request.content_type(&[Media::Octets])?;
@@ -590,10 +607,11 @@ impl Service {
         bucket: Option<&Bucket>,
     ) -> Result<(), Problem> {
         let forbidden = |why: String| Err(Problem::new(StatusCode::FORBIDDEN, why));
-        if request.listener == Listener::Public && !self.rules_of(namespace).public {
+        let rules = self.rules();
+        if request.listener == Listener::Public && !rules.of(namespace).public {
             return forbidden(format!("the namespace {namespace} is not served on public listeners"));
         }
-        if self.rules().access.permit(&request.caller, action, namespace, bucket) {
+        if rules.access.permit(&request.caller, action, namespace, bucket) {
             Ok(())
         } else {
             forbidden(format!("{} is not permitted in namespace {namespace}", action.name()))
@@ -601,8 +619,7 @@ impl Service {
     }
 
     pub(crate) fn rules_of(&self, namespace: &Namespace) -> NamespaceRules {
-        let rules = self.rules();
-        rules.namespaces.get(namespace).unwrap_or(&rules.default).clone()
+        self.rules().of(namespace).clone()
     }
 
     /// Something to verify a compressed buffer with.

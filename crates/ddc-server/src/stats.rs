@@ -159,6 +159,8 @@ pub struct CacheStats {
     pub fetched: u64,
     /// Their bytes.
     pub fetched_bytes: u64,
+    /// Blobs and refs of an upstream that were passed on and not kept.
+    pub passed: u64,
     /// Looks elsewhere that failed.
     pub origin_failures: u64,
     /// Counters of the store.

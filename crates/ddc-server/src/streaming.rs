@@ -12,7 +12,7 @@ use hyper::StatusCode;
 use throng_ddc_store::Blob;
 
 /// Bytes at the end that are not sent before everything is verified.
-const HELD_BYTES: u64 = 64 << 10;
+pub(crate) const HELD_BYTES: u64 = 64 << 10;
 
 /// A blob on its way here, and those who wait for it.
 #[derive(Default)]
@@ -22,12 +22,12 @@ pub(crate) struct StreamedBlob(Mutex<State>);
 pub(crate) type Failure = (StatusCode, String);
 
 /// State of a transfer that a reader has waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Begun {
     /// Its first bytes are here, of this size in all.
     Large(u64),
-    /// It is over. An eviction may have removed again what it brought.
-    Over { was_brought: bool },
+    /// It is over, and brought this.
+    Over(Option<Blob>),
 }
 
 #[derive(Default)]
@@ -36,8 +36,8 @@ struct State {
     total: Option<u64>,
     /// What is here of it.
     part: Option<Blob>,
-    /// True if it came, and was what it should be.
-    end: Option<bool>,
+    /// The blob that it brought, at its end; `None` if it did not come, or was something else.
+    end: Option<Option<Blob>>,
     /// Why nobody could say.
     failure: Option<Failure>,
     waiting: Vec<Waker>,
@@ -54,12 +54,12 @@ impl StreamedBlob {
         self.change(|state| state.part = Some(part));
     }
 
-    /// It came and was sound, or why not. Does nothing after [`break_off`](Self::break_off).
-    pub(crate) fn end(&self, brought: Result<bool, Failure>) {
+    /// Ends it with what it brought, or with a failure. Does nothing after [`break_off`](Self::break_off).
+    pub(crate) fn end(&self, brought: Result<Option<Blob>, Failure>) {
         self.change(|state| match brought {
             _ if state.end.is_some() => {}
-            Ok(sound) => state.end = Some(sound),
-            Err(failure) => (state.end, state.failure) = (Some(false), Some(failure)),
+            Ok(brought) => state.end = Some(brought),
+            Err(failure) => (state.end, state.failure) = (Some(None), Some(failure)),
         });
     }
 
@@ -68,7 +68,7 @@ impl StreamedBlob {
         self.change(|state| {
             if state.total.is_some() {
                 let why = "the blob was damaged on its way here; try again".to_owned();
-                (state.end, state.failure) = (Some(false), Some((StatusCode::SERVICE_UNAVAILABLE, why)));
+                (state.end, state.failure) = (Some(None), Some((StatusCode::SERVICE_UNAVAILABLE, why)));
             }
         });
     }
@@ -90,9 +90,7 @@ impl StreamedBlob {
         let mut state = self.state();
         match &*state {
             State { failure: Some(failure), .. } => Poll::Ready(Err(failure.clone())),
-            State { end: Some(was_brought), .. } => {
-                Poll::Ready(Ok(Begun::Over { was_brought: *was_brought }))
-            }
+            State { end: Some(brought), .. } => Poll::Ready(Ok(Begun::Over(brought.clone()))),
             State { total: Some(total), part: Some(_), .. } => Poll::Ready(Ok(Begun::Large(*total))),
             _ => {
                 state.waiting.push(context.waker().clone());
@@ -104,16 +102,17 @@ impl StreamedBlob {
     /// Something to read bytes from `at` on, and up to where they may be sent.
     pub(crate) fn poll_part(&self, context: &Context<'_>, at: u64) -> Poll<io::Result<(Blob, u64)>> {
         let mut state = self.state();
-        if state.end == Some(false) {
+        let is_over = state.end.is_some();
+        if matches!(state.end, Some(None)) {
             return Poll::Ready(Err(io::Error::other("a blob from elsewhere did not come, or not as named")));
         }
         let held = state.total.unwrap_or(0).saturating_sub(HELD_BYTES);
         if let Some(part) = &state.part {
-            let until = if state.end == Some(true) { part.len() } else { part.len().min(held) };
+            let until = if is_over { part.len() } else { part.len().min(held) };
             if until > at {
                 return Poll::Ready(Ok((part.clone(), until)));
             }
-            if state.end == Some(true) {
+            if is_over {
                 return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
             }
         }
@@ -129,10 +128,11 @@ mod tests {
     #[test]
     fn bytes_that_were_damaged_on_the_way_are_not_completed_by_a_second_transfer() {
         let context = Context::from_waker(Waker::noop());
+        let brought = || Ok(Some(Blob::in_memory("sound".into())));
         let streamed = StreamedBlob::default();
         streamed.begin(1 << 20);
         streamed.break_off();
-        streamed.end(Ok(true));
+        streamed.end(brought());
         assert!(matches!(streamed.poll_part(&context, 0), Poll::Ready(Err(_))));
         assert!(matches!(
             streamed.poll_begun(&context),
@@ -141,7 +141,7 @@ mod tests {
         // Nobody has seen anything of a small one.
         let small = StreamedBlob::default();
         small.break_off();
-        small.end(Ok(true));
-        assert_eq!(small.poll_begun(&context), Poll::Ready(Ok(Begun::Over { was_brought: true })));
+        small.end(brought());
+        assert!(matches!(small.poll_begun(&context), Poll::Ready(Ok(Begun::Over(Some(_))))));
     }
 }

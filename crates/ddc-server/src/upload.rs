@@ -10,7 +10,7 @@ use http_body::Body as _;
 use hyper::StatusCode;
 use throng_ddc::compressed::{CompressedError, Decoder, Verified};
 use throng_ddc::{Hasher, IoHash};
-use throng_ddc_store::{LargeWriter, Store};
+use throng_ddc_store::{Blob, LargeWriter, Store};
 use tokio::time::Instant;
 
 use crate::answer::Problem;
@@ -91,6 +91,15 @@ impl Received {
             Received::Small(_, hash) => *hash,
             Received::Large(writer) => writer.hash(),
             Received::Known(hash, _) => *hash,
+        }
+    }
+
+    /// The bytes as a blob, even if they are not kept.
+    pub(crate) fn blob(&self) -> Option<Blob> {
+        match self {
+            Received::Small(bytes, _) => Some(Blob::in_memory(bytes.clone())),
+            Received::Large(writer) => Some(writer.blob()),
+            Received::Known(..) => None,
         }
     }
 

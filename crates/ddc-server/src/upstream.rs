@@ -55,25 +55,36 @@ pub struct UpstreamOptions {
 }
 
 tokio::task_local! {
-    /// Caches that the request came through which this task answers.
-    static CAME_THROUGH: HeaderValue;
+    /// Way of the request that this task answers.
+    static WAY: Way;
 }
 
-/// Does something for a request that came through these caches.
-pub(crate) async fn for_request<F: Future>(came_through: Option<HeaderValue>, work: F) -> F::Output {
-    match came_through {
-        Some(caches) => CAME_THROUGH.scope(caches, work).await,
+/// Way of a request that came through other caches.
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    /// Through these, none of which is this one.
+    Through(HeaderValue),
+    /// Through this one: it waits for the answer itself.
+    Back,
+}
+
+/// Does something for a request that came this way.
+pub(crate) async fn for_request<F: Future>(way: Option<Way>, work: F) -> F::Output {
+    match way {
+        Some(way) => WAY.scope(way, work).await,
         None => work.await,
     }
 }
 
-/// Caches that the request of this task came through, for a task that does a part of it.
-pub(crate) fn came_through() -> Option<HeaderValue> {
-    CAME_THROUGH.try_with(HeaderValue::clone).ok()
+/// Way of the request of this task, if it came through other caches.
+pub(crate) fn way() -> Option<Way> {
+    WAY.try_with(Way::clone).ok()
 }
 
-/// A request came back to the cache that sent it.
-pub(crate) struct Loop;
+/// Reports whether the request of this task came back to the cache that sent it.
+pub(crate) fn came_back() -> bool {
+    WAY.try_with(|way| matches!(way, Way::Back)).unwrap_or(false)
+}
 
 /// Sends a request to another cache and gives its answer, whose body may still be on its way.
 pub type Transport =
@@ -116,8 +127,8 @@ impl fmt::Debug for Upstream {
 
 /// A blob that another cache holds for a content id.
 pub(crate) enum Form {
-    /// A compressed buffer.
-    Compressed(Incoming),
+    /// A compressed buffer, and its hash as the answer's head says it.
+    Compressed(Incoming, Option<IoHash>),
     /// The bytes themselves.
     Raw(Incoming),
 }
@@ -181,27 +192,26 @@ impl Upstream {
         }
     }
 
-    /// Caches that a request came through. Fails if this one is among them: an upstream leads back
-    /// here, and would wait for what it is asked for.
-    pub(crate) fn came_through(&self, headers: &HeaderMap) -> Result<Option<HeaderValue>, Loop> {
-        let vias: Vec<&[u8]> = headers.get_all(header::VIA).iter().map(HeaderValue::as_bytes).collect();
-        if vias.is_empty() {
-            return Ok(None);
+    /// Way of a request, if it came through other caches.
+    pub(crate) fn way_of(&self, headers: &HeaderMap) -> Option<Way> {
+        if !headers.contains_key(header::VIA) {
+            return None;
         }
+        let vias: Vec<&[u8]> = headers.get_all(header::VIA).iter().map(HeaderValue::as_bytes).collect();
         let vias = vias.join(&b", "[..]);
         let own_name = self.own_name.as_bytes();
         match vias.windows(own_name.len()).any(|window| window == own_name) {
-            true => Err(Loop),
-            false => Ok(HeaderValue::from_bytes(&vias).ok()),
+            true => Some(Way::Back),
+            false => HeaderValue::from_bytes(&vias).ok().map(Way::Through),
         }
     }
 
     /// The same for requests to the upstream.
     fn goes_through(&self) -> Vec<u8> {
         let own = format!("1.1 {}", self.own_name).into_bytes();
-        match came_through() {
-            Some(caches) => [caches.as_bytes(), b", ", &own].concat(),
-            None => own,
+        match way() {
+            Some(Way::Through(caches)) => [caches.as_bytes(), b", ", &own].concat(),
+            Some(Way::Back) | None => own,
         }
     }
 
@@ -223,7 +233,10 @@ impl Upstream {
     pub(crate) async fn form(&self, namespace: &Namespace, id: &IoHash) -> Option<Form> {
         let response = self.get(form_path(namespace, id), "*/*").await.ok()?;
         match media_of(&response) {
-            Some(Media::Compressed) => Some(Form::Compressed(response.into_body())),
+            Some(Media::Compressed) => {
+                let hash = hash_of(&response);
+                Some(Form::Compressed(response.into_body(), hash))
+            }
             Some(Media::Octets) => Some(Form::Raw(response.into_body())),
             _ => None,
         }
@@ -248,8 +261,7 @@ impl Upstream {
 
     /// The object of an answer, or what is wrong with it.
     async fn object(&self, response: Response<Incoming>, bytes_max: u64) -> Result<(IoHash, Bytes), String> {
-        let claimed = response.headers().get(IO_HASH).and_then(|hash| hash.to_str().ok()?.parse().ok());
-        let claimed: IoHash = claimed.ok_or("a ref without the hash of its object")?;
+        let claimed = hash_of(&response).ok_or("a ref without the hash of its object")?;
         if media_of(&response) != Some(Media::CompactBinary) {
             return Err("a ref in another form than was asked for".to_owned());
         }
@@ -299,8 +311,7 @@ impl Upstream {
             Err(error) => return Err(silent(&error, false)),
         };
         let status = response.status();
-        let is_answer = status == StatusCode::LOOP_DETECTED
-            || !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        let is_answer = !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
         if is_answer {
             self.health().row = 0;
         }
@@ -309,11 +320,6 @@ impl Upstream {
             // The ref is not finalised, or the cache knows no such thing.
             StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST => {
                 remember(&self.misses, path, now + self.miss);
-                Err(Absence::Missing)
-            }
-            StatusCode::LOOP_DETECTED => {
-                let what = "the upstream cache leads back to this one; what is not here is a miss";
-                self.count_failure(&mut self.health(), now, what, &status);
                 Err(Absence::Missing)
             }
             status => Err(silent(&format!("status {status}"), is_answer)),
@@ -394,6 +400,11 @@ fn blob_path(namespace: &Namespace, hash: &IoHash) -> String {
 
 fn form_path(namespace: &Namespace, id: &IoHash) -> String {
     format!("/api/v1/compressed-blobs/{namespace}/{id}")
+}
+
+/// Hash that an answer's head says.
+fn hash_of(response: &Response<Incoming>) -> Option<IoHash> {
+    response.headers().get(IO_HASH)?.to_str().ok()?.parse().ok()
 }
 
 fn media_of(response: &Response<Incoming>) -> Option<Media> {

@@ -39,6 +39,16 @@ impl Blob {
         Blob { file, location: *location }
     }
 
+    /// Bytes that are stored nowhere and read like a blob. Their hash is known to the caller.
+    #[must_use]
+    pub fn in_memory(bytes: Bytes) -> Blob {
+        let (len, crc) = (bytes.len() as u64, crc32c::crc32c(&bytes));
+        let put = Timestamp::from_unix_ms(0);
+        // No segment has this number.
+        let location = Location { kind: FileKind::Segment, file: u64::MAX, offset: 0, len, put, crc };
+        Blob { file: Arc::new(MemoryFile(bytes)), location }
+    }
+
     /// Size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -191,6 +201,37 @@ impl Blob {
             done += piece as u64;
         }
         Ok(hasher.finish())
+    }
+}
+
+/// Bytes of a blob that has no file.
+#[derive(Debug)]
+struct MemoryFile(Bytes);
+
+impl File for MemoryFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        let part = self.0.get(start..).and_then(|rest| rest.get(..buf.len()));
+        buf.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&self, _: &[IoSlice<'_>], _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.len() as u64)
+    }
+
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn reserve(&self, _: u64, _: u64) {}
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 

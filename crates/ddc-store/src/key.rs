@@ -6,6 +6,7 @@
 //! | `c` namespace content-id weight(8, big-endian) blob | 1 if the form was decoded and its hash was right, else nothing |
 //! | `r` namespace bucket key | the ref: [`RefValue`] |
 //! | `a` namespace bucket key | when the ref was last used: seconds since 1970(4), little-endian; in the index only |
+//! | `l` fingerprint(8, big-endian) | nothing: the newest record of a key was damaged, and it was not put again; in the index only |
 //!
 //! Those of the replication log are in `events.rs`. Namespace and bucket are preceded by their
 //! length in one byte, so that prefixes select exactly one.
@@ -87,7 +88,15 @@ pub(crate) fn access(reference: &[u8]) -> Vec<u8> {
     key
 }
 
-/// Namespace of an index key of any kind, and what follows it.
+/// Prefix of the marks of lost keys.
+pub(crate) const LOST: &[u8] = b"l";
+
+/// Mark of a key whose newest record was damaged, by the fingerprint of the key.
+pub(crate) fn lost(fingerprint: u64) -> Vec<u8> {
+    [LOST, &fingerprint.to_be_bytes()].concat()
+}
+
+/// Namespace of an index key of most kinds, and what follows it.
 pub(crate) fn split_namespace(bytes: &[u8]) -> Option<(Namespace, &[u8])> {
     let (namespace, rest) = read_sized(bytes.get(1..)?)?;
     Some((namespace.parse().ok()?, rest))

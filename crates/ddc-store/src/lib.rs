@@ -8,6 +8,7 @@
 //! | `large/*` | one file for each large blob, followed by a checksum of each MiB |
 //! | `index/*` | the index, which follows the log and is rebuilt from it if damaged |
 //! | `lock` | held by the process that uses the folder |
+//! | `own-refs` | there if refs were put here, rather than brought from an upstream only |
 //! | `quarantine/*` | blobs that were found damaged |
 //! | `reserve` | space for deletes and collections on a full disk |
 //! | `copies` | empty: the folder holds copies of what an object storage has |

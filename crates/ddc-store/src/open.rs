@@ -15,11 +15,12 @@ use crate::error::{IndexError, StoreError};
 use crate::events;
 use crate::gaps::{Gap, Gaps};
 use crate::index::{self, Index, IndexEntry, Totals};
-use crate::key::Location;
+use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{self, Closed, Found, Known, Log, Missing, Reader, Room, Segments, losses, read_pair};
 use crate::record::{Kind, LOSS_KEYS_MAX, LogPosition, RecordPosition};
 use crate::run::fingerprint;
+use crate::space::OWN_REFS;
 use crate::store::{Opening, Options, Store};
 
 /// Version of the format. The name of an empty file says it: names are not what decays.
@@ -149,6 +150,8 @@ impl Store {
                 "the log is damaged; the keys that the damage held are missing until they are put again"
             );
         }
+        let has_lost = !index.scan(key::LOST, None, 1)?.is_empty();
+        let has_own_refs = AtomicBool::new(fs.open(OWN_REFS, false).is_ok());
         let newest_bucket = index.get(events::NEWEST)?;
         let newest_bucket = newest_bucket
             .and_then(|value| value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes)))
@@ -194,6 +197,8 @@ impl Store {
             sizes: Mutex::default(),
             newest_bucket: AtomicU32::new(newest_bucket),
             opening: Opening { index_damaged, log_gaps },
+            has_lost,
+            has_own_refs,
             gaps: Mutex::new(gaps),
             counters: Default::default(),
         });
@@ -415,25 +420,34 @@ impl Replay<'_> {
         *bound = (*bound).max((segment, offset));
     }
 
-    /// Takes keys out of the index whose newest record was lost. Gives how many records were lost.
+    /// Takes keys out of the index whose newest record was lost, and marks them as lost. Gives how
+    /// many records were lost.
     fn forget_lost(&mut self) -> Result<usize, IndexError> {
         if self.lost.is_empty() {
             return Ok(0);
         }
+        let mut missing: BTreeSet<u64> = self.lost.keys().copied().collect();
         let mut after: Option<Box<[u8]>> = None;
         loop {
             let step = self.index.scan_entries(b"", after.as_deref(), 512)?;
-            let Some((last, _)) = step.last() else { return Ok(self.lost.len()) };
+            let Some((last, _)) = step.last() else { break };
             after = Some(last.clone());
             for (key, entry) in step {
                 let RecordPosition { segment, offset, .. } = entry.record;
-                let bound = self.lost.get(&fingerprint(&key)).copied().unwrap_or_default();
-                if segment > 0 && (segment, offset) < bound {
+                let fingerprint = fingerprint(&key);
+                let Some(bound) = self.lost.get(&fingerprint) else { continue };
+                if segment > 0 && (segment, offset) < *bound {
                     self.count(&key, Some(&entry), false);
                     self.index.apply([(key, None)]);
+                } else {
+                    missing.remove(&fingerprint);
                 }
             }
         }
+        let mark = IndexEntry::new(RecordPosition::default(), []);
+        let marks = missing.into_iter().map(|key| (key::lost(key).into(), Some(mark.clone())));
+        self.index.apply(marks);
+        Ok(self.lost.len())
     }
 }
 

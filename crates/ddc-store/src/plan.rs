@@ -16,6 +16,7 @@ use crate::locks::lock;
 use crate::log::{Entry, write_pair};
 use crate::quota::Quotas;
 use crate::record::{Kind, LogPosition, RecordPosition};
+use crate::run::fingerprint;
 use crate::store::Store;
 
 /// Turns changes of one batch into entries of the log, one after the other: each sees those before
@@ -128,6 +129,12 @@ impl<'s> Plan<'s> {
                 }
                 if !self.rely_on(&relies_on)? {
                     return Ok(ChangeResult::Lost);
+                }
+                if old.is_none() && self.store.has_lost {
+                    let mark = key::lost(fingerprint(&key));
+                    if self.store.index.get(&mark)?.is_some() {
+                        self.index_only.push((mark.into(), None));
+                    }
                 }
                 let bytes = value.write();
                 let old_len = old.as_ref().map_or(0, |old| old.value.len() as u64);

@@ -11,6 +11,7 @@ use crate::blob::{self, Blob};
 use crate::change::Change;
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
+use crate::run::fingerprint;
 use crate::store::Store;
 
 /// Forms of a content id that one look-up reads; there are rarely more than two.
@@ -118,6 +119,18 @@ impl Store {
     ) -> Result<Option<RefValue>, StoreError> {
         let name = key::reference(namespace, bucket, key);
         Ok(self.index.read(&name, |_, value| RefValue::read(value))?.flatten())
+    }
+
+    /// Reports whether a ref that is missing may have been put here: a start found its newest record
+    /// damaged, and it was not put again since. In a folder that has only refs of an upstream, none
+    /// was.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn is_lost(&self, namespace: &Namespace, bucket: &Bucket, key: &Key) -> Result<bool, StoreError> {
+        let mark = || key::lost(fingerprint(&key::reference(namespace, bucket, key)));
+        let may_be_own = self.has_lost && self.has_own_refs.load(Ordering::Relaxed);
+        Ok(may_be_own && self.index.get(&mark())?.is_some())
     }
 
     /// The bytes of a ref's object. `None` if it is a blob that is gone.

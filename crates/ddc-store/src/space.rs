@@ -62,7 +62,18 @@ impl Options {
 /// Mark of a folder that holds copies only.
 const COPIES: &str = "copies";
 
+/// Mark of a folder that holds refs which were put here.
+pub(crate) const OWN_REFS: &str = "own-refs";
+
 impl Store {
+    /// Notes, before the first of them, that refs were put here.
+    pub(crate) fn note_own_refs(&self) -> Result<(), StoreError> {
+        self.fs.open(OWN_REFS, true)?;
+        self.fs.sync_dir("")?;
+        self.has_own_refs.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Notes whether the folder holds copies of what an object storage has, rather than everything.
     ///
     /// # Errors

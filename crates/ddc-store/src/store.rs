@@ -212,6 +212,10 @@ pub struct Store {
     /// The newest bucket of time that any event has. Only used by whoever holds `log`.
     pub(crate) newest_bucket: AtomicU32,
     pub(crate) opening: Opening,
+    /// There were marks of lost keys when it was opened. None are made later.
+    pub(crate) has_lost: bool,
+    /// Refs were put here, rather than brought from an upstream.
+    pub(crate) has_own_refs: AtomicBool,
     pub(crate) gaps: Mutex<Gaps>,
     pub(crate) counters: Counters,
 }
@@ -306,6 +310,13 @@ impl Store {
 
     /// Puts a ref.
     pub fn put_ref(&self, put: PutRef, done: Done) {
+        if !put.value.adopted
+            && !self.has_own_refs.load(Ordering::Relaxed)
+            && let Err(error) = self.note_own_refs()
+        {
+            done(Err(error));
+            return;
+        }
         let key = key::reference(&put.namespace, &put.bucket, &put.key);
         let relies_on = put.relies_on.iter().map(|hash| key::blob(&put.namespace, hash)).collect();
         self.submit(Change::Ref { key, value: put.value, overwrite: put.overwrite, relies_on }, done);

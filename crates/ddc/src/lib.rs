@@ -35,8 +35,8 @@ mod time;
 mod varuint;
 
 pub use cb::{
-    Attachment, AttachmentKind, DEPTH_MAX, Defect, Defects, Document, Field, Fields, Kind, Style, Value,
-    check,
+    Attachment, AttachmentKind, DEPTH_MAX, Defect, Defects, Document, Field, Fields, JsonWriter, Kind, Style,
+    Value, check,
 };
 pub use closure::{Closure, Resolution};
 pub use hash::{Hasher, IoHash, ParseHashError};

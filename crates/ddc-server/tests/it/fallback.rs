@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::Server;
+use common::{Client, Server};
 use hyper::StatusCode;
 use s3::S3;
 use throng_ddc::compressed::{OodleDecoder, OodleOutcome, compress_lz4, wrap_oodle};
@@ -290,6 +290,10 @@ async fn edge(upstream: SocketAddr) -> Server {
 }
 
 async fn edge_with(upstream: SocketAddr, rules: Rules) -> Server {
+    edge_in(tempfile::tempdir().expect("a temporary folder"), upstream, rules).await
+}
+
+async fn edge_in(folder: tempfile::TempDir, upstream: SocketAddr, rules: Rules) -> Server {
     let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
         url: format!("http://{upstream}"),
         authorization: None,
@@ -297,7 +301,6 @@ async fn edge_with(upstream: SocketAddr, rules: Rules) -> Server {
         miss: Duration::ZERO,
         tls: s3::tls(),
     })));
-    let folder = tempfile::tempdir().expect("a temporary folder");
     Server::start_in(folder, Options::default(), rules, Listener::Public, origin).await
 }
 
@@ -404,8 +407,81 @@ async fn a_blob_that_breaks_off_at_the_upstream_leaves_the_others_alone() {
     }
 }
 
+/// An edge whose folder takes nothing: what it keeps exceeds its limit.
+async fn full_edge(upstream: SocketAddr) -> Server {
+    let server = Server::start(Rules::default(), Listener::Public).await;
+    let path = format!("/api/v1/blobs/kept/{}", IoHash::of(&[1; 100_000]));
+    let reply = server.client().await.send("PUT", &path, &[OCTETS], vec![1; 100_000]).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    let mut rules = Rules::default();
+    let kept = NamespaceRules { keeps: true, ..NamespaceRules::default() };
+    rules.namespaces.insert("kept".parse().expect("a name"), kept);
+    rules.maintenance.bytes_max = Some(1);
+    let server = edge_in(server.stop(), upstream, rules).await;
+    // As the maintenance thread does when it has begun.
+    server.service().store().set_bytes_max(1);
+    server
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_edge_misses_what_it_has_no_room_for_instead_of_breaking_off() {
+async fn a_full_edge_passes_on_what_it_cannot_keep() {
+    let [large, medium, small] = [(3, 4 << 20), (5, 600_000), (4, 2_000)].map(|(byte, len)| vec![byte; len]);
+    let raw: Vec<u8> = (0..3_u32 << 20).map(|at| ((at * 7) >> 3) as u8).collect();
+    let compressed = compress_lz4(&raw, 18);
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let far = core.client().await;
+    for bytes in [&large, &medium, &small] {
+        let path = format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+        let reply = far.send("PUT", &path, &[OCTETS], bytes.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    }
+    let value = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    assert_eq!(far.send("PUT", &value, &[COMP], compressed.clone()).await.status, StatusCode::OK);
+    let refs = [&large, &raw].map(|bytes| {
+        let object = Value::object([
+            ("RawHash", Value::BinaryAttachment(IoHash::of(bytes))),
+            ("RawSize", Value::Integer(bytes.len() as u64)),
+        ]);
+        let object = object.encode(Style::Plain);
+        (format!("/api/v1/refs/game/default/{}", IoHash::of(&object)), object)
+    });
+    for (path, object) in &refs {
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(object));
+        let headers = ["Content-Type: application/x-ue-cb", hash.as_str()];
+        assert_eq!(far.send("PUT", path, &headers, object.clone()).await.text(), r#"{"needs":[]}"#);
+    }
+
+    let server = full_edge(core.addr).await;
+    let client = server.client().await;
+    for bytes in [&large, &medium, &small] {
+        let path = format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+        for _ in 0..2 {
+            let got = client.get(&path, "*/*").await;
+            assert_eq!((got.status, got.body == **bytes), (StatusCode::OK, true), "{} bytes", bytes.len());
+        }
+        let head = client.send("HEAD", &path, &[], "").await;
+        assert_eq!(head.header("Content-Length"), bytes.len().to_string());
+        let part = client.send("GET", &path, &["Range: bytes=10-19"], "").await;
+        assert_eq!((part.status, &part.body[..]), (StatusCode::PARTIAL_CONTENT, &bytes[10..20]));
+    }
+    let got = client.get(&value, "*/*").await;
+    assert_eq!((got.status, got.body == compressed), (StatusCode::OK, true));
+    for ((path, object), bytes) in refs.iter().zip([&large, &raw]) {
+        assert_eq!(client.get(path, "application/x-ue-cb").await.body[..], object[..]);
+        assert_eq!(client.send("HEAD", path, &[], "").await.status, StatusCode::OK);
+        assert!(client.get(&format!("{path}.raw"), "*/*").await.body == *bytes, "{path}");
+        assert_eq!(client.get(&format!("{path}.uecbpkg"), "*/*").await.status, StatusCode::OK);
+    }
+    let stats = server.service().stats();
+    assert!(stats.passed > 10 && stats.failures == 0 && stats.origin_failures == 0, "{stats:?}");
+    let usage = server.service().store().usage(&"game".parse().expect("a name")).expect("the disk works");
+    assert_eq!(usage, throng_ddc_store::Usage::default(), "nothing was kept");
+    let absent = format!("/api/v1/blobs/game/{}", IoHash::of(b"absent"));
+    assert_eq!(client.get(&absent, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_edge_with_little_room_passes_on_what_is_too_large_for_it() {
     let (large, small) = (vec![3; 4 << 20], vec![4; 2_000]);
     let mut rules = Rules::default();
     rules.maintenance.bytes_max = Some(1 << 20);
@@ -413,9 +489,84 @@ async fn a_full_edge_misses_what_it_has_no_room_for_instead_of_breaking_off() {
     // As the maintenance thread does when it has begun.
     server.service().store().set_bytes_max(1 << 20);
     let client = server.client().await;
-    let path = |bytes: &[u8]| format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
-    assert_eq!(client.get(&path(&large), "*/*").await.status, StatusCode::NOT_FOUND);
-    assert_eq!(client.get(&path(&small), "*/*").await.body[..], small[..]);
+    for bytes in [&large, &small] {
+        let path = format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+        assert!(client.get(&path, "*/*").await.body == *bytes, "{} bytes", bytes.len());
+    }
+    assert_eq!(server.service().stats().passed, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_passed_on_and_is_something_else_breaks_off() {
+    let mut bytes: Vec<u8> = (0..4_u32 << 20).map(|at| ((at * 5) >> 4) as u8).collect();
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&bytes));
+    bytes[100] ^= 1;
+    let go_on = Arc::new(Notify::new());
+    let server = full_edge(slow_upstream(bytes.clone(), Arc::clone(&go_on)).await).await;
+    let (mut stream, _) = ask(server.addr, &path).await;
+    go_on.notify_one();
+    let mut got = Vec::new();
+    let _ = stream.read_to_end(&mut got).await;
+    assert!(got.len() <= bytes.len() - (64 << 10), "{} of {} bytes", got.len(), bytes.len());
+    assert_eq!(server.service().stats().damaged, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_does_not_bring_an_older_ref_back_from_the_upstream() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let path = "/api/v1/refs/game/default/00000000000000000000000000000000000000aa";
+    let put = async |client: &Client, text: &str| {
+        let object = Value::object([("text", Value::string(text))]).encode(Style::Plain);
+        let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+        let headers = ["Content-Type: application/x-ue-cb", hash.as_str()];
+        assert_eq!(client.send("PUT", path, &headers, object.clone()).await.text(), r#"{"needs":[]}"#);
+    };
+    put(&core.client().await, "older-value").await;
+    let origin = || {
+        Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+            url: format!("http://{}", core.addr),
+            authorization: None,
+            timeout: Duration::from_secs(20),
+            miss: Duration::ZERO,
+            tls: s3::tls(),
+        })))
+    };
+    let start = async |folder| {
+        let options = Options { reserve_bytes: 0, zero_bytes: 0, ..Options::default() };
+        Server::start_in(folder, options, Rules::default(), Listener::Public, origin()).await
+    };
+    let edge = start(tempfile::tempdir().expect("a temporary folder")).await;
+    put(&edge.client().await, "newer-value").await;
+    let folder = edge.stop();
+    // The record of the ref is damaged, and with it what the index has of it.
+    for entry in ["segments", "index"].map(|name| folder.path().join(name)) {
+        for file in std::fs::read_dir(entry).expect("a folder") {
+            let file = file.expect("readable").path();
+            let mut bytes = std::fs::read(&file).expect("readable");
+            while let Some(at) = bytes.windows(11).position(|window| window == b"newer-value") {
+                bytes[at] ^= 1;
+            }
+            std::fs::write(&file, bytes).expect("writable");
+        }
+    }
+    let mut folder = Some(folder);
+    for start_number in 0..3 {
+        let edge = start(folder.take().expect("stopped")).await;
+        let client = edge.client().await;
+        let got = client.get(path, "application/x-ue-cb").await;
+        assert_eq!(got.status, StatusCode::NOT_FOUND, "start {start_number}: {:?}", got.body);
+        assert_eq!(client.send("HEAD", path, &[], "").await.status, StatusCode::NOT_FOUND);
+        folder = Some(edge.stop());
+    }
+    let edge = start(folder.take().expect("stopped")).await;
+    let client = edge.client().await;
+    put(&client, "newest-value").await;
+    let got = client.get(path, "application/x-ue-cb").await;
+    assert!(got.body.windows(12).any(|window| window == b"newest-value"));
+    // Once it was put again, its deletion is one like any other.
+    assert_eq!(client.send("DELETE", path, &[], "").await.status, StatusCode::OK);
+    let got = client.get(path, "application/x-ue-cb").await;
+    assert!(got.body.windows(11).any(|window| window == b"older-value"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -452,4 +603,80 @@ async fn an_upstream_that_leads_back_to_the_node_is_a_miss_at_once() {
         let looped = client.send("GET", &path, &["Via: 1.1 other, 1.1 throng-0"], "").await;
         assert_eq!(looped.status, StatusCode::NOT_FOUND, "another cache is not this one");
     }
+    assert_eq!(edge.service().stats().origin_failures, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_nodes_that_ask_each_other_for_the_same_blob_at_once_both_miss_it() {
+    // Requests pass the ways between the nodes when both nodes have sent one.
+    let ways = [0, 1].map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("loopback"));
+    let addrs = [0, 1].map(|way: usize| ways[way].local_addr().expect("it is bound"));
+    let mut nodes = Vec::new();
+    for way in [1, 0] {
+        let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+            url: format!("http://{}", addrs[way]),
+            authorization: None,
+            timeout: Duration::from_secs(36_000),
+            miss: Duration::ZERO,
+            tls: s3::tls(),
+        })));
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (options, rules) = (Options::default(), Rules::default());
+        nodes.push(Server::start_in(folder, options, rules, Listener::Public, origin).await);
+    }
+    let both_asked = Arc::new(tokio::sync::Barrier::new(2));
+    for (way, node) in ways.into_iter().zip(&nodes) {
+        way.set_nonblocking(true).expect("an option");
+        let way = TcpListener::from_std(way).expect("a listener");
+        let (addr, both_asked) = (node.addr, Arc::clone(&both_asked));
+        tokio::spawn(async move {
+            let mut is_first = true;
+            while let Ok((mut from, _)) = way.accept().await {
+                if std::mem::take(&mut is_first) {
+                    both_asked.wait().await;
+                }
+                let mut to = TcpStream::connect(addr).await.expect("it listens");
+                tokio::spawn(async move { tokio::io::copy_bidirectional(&mut from, &mut to).await });
+            }
+        });
+    }
+    let hash = IoHash::of(b"nowhere");
+    for path in [
+        format!("/api/v1/blobs/game/{hash}"),
+        format!("/api/v1/compressed-blobs/game/{hash}"),
+        format!("/api/v1/refs/game/default/{hash}"),
+    ] {
+        let [one, two] = [nodes[0].client().await, nodes[1].client().await];
+        let both = async { tokio::join!(one.get(&path, "*/*"), two.get(&path, "*/*")) };
+        let (first, second) = tokio::time::timeout(Duration::from_secs(300), both).await.expect("both end");
+        assert_eq!([first.status, second.status], [StatusCode::NOT_FOUND; 2], "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_came_back_is_answered_from_the_folder() {
+    let way = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let way_addr = way.local_addr().expect("it is bound");
+    let edge = edge(way_addr).await;
+    let client = edge.client().await;
+    let asked = tokio::spawn(async move {
+        let (mut stream, _) = way.accept().await.expect("the node asks");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("a request"));
+        }
+        stream.write_all(b"HTTP/1.1 404 -\r\nContent-Length: 0\r\n\r\n").await.expect("it takes it");
+        let head = String::from_utf8(head).expect("text");
+        let via = head.lines().find_map(|line| line.strip_prefix("via: ").map(str::to_owned));
+        (via.expect("its name"), stream)
+    });
+    let path = |bytes: &[u8]| format!("/api/v1/blobs/game/{}", IoHash::of(bytes));
+    assert_eq!(client.get(&path(b"absent"), "*/*").await.status, StatusCode::NOT_FOUND);
+    let (via, _stream) = asked.await.expect("no panic");
+    assert_eq!(client.send("PUT", &path(b"here"), &[OCTETS], "here").await.status, StatusCode::OK);
+    let via = format!("Via: {via}, 1.1 other");
+    assert_eq!(client.send("GET", &path(b"here"), &[&via], "").await.text(), "here");
+    // The upstream, which no longer accepts anybody, is not asked.
+    assert_eq!(client.send("GET", &path(b"gone"), &[&via], "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(edge.service().stats().origin_failures, 0);
 }

@@ -328,6 +328,23 @@ async fn what_is_made_of_an_object_is_taken_from_the_memory_of_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_json_of_a_large_object_takes_little_more_memory_than_the_object() {
+    // The object fits once, and its JSON is six times as long.
+    let server = server(10 << 20).await;
+    let client = server.client().await;
+    let text = "\u{1}".repeat(8 * MIB);
+    let object = Value::object([("text", Value::string(&text))]).encode(Style::Plain);
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(&object));
+    let path = format!("/api/v1/refs/n/b/{}", key());
+    assert_eq!(client.send("PUT", &path, &[CB, &hash], object).await.text(), r#"{"needs":[]}"#);
+    let got = client.get(&format!("{path}.json"), "*/*").await;
+    assert_eq!(got.status, StatusCode::OK);
+    assert!(got.body == format!("{{\"text\":\"{}\"}}", "\\u0001".repeat(8 * MIB)));
+    let head = client.send("HEAD", &format!("{path}.json"), &[], "").await;
+    assert_eq!(head.header("Content-Length"), got.body.len().to_string());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_package_of_many_small_blobs_is_read_as_it_is_sent() {
     use throng_ddc::package::{HEAD_BYTES, Table};
     let server = server(1 << 20).await;

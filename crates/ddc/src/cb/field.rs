@@ -167,6 +167,11 @@ impl<'a> Field<'a> {
         Some((Field { name, kind, payload: &rest[..len] }, name_end + len))
     }
 
+    /// A field without a name, of a payload that was read before.
+    pub(super) fn of(kind: Kind, payload: &'a [u8]) -> Field<'a> {
+        Field { name: None, kind, payload }
+    }
+
     /// The name, if the field has one. UTF-8 by convention; not checked.
     #[must_use]
     pub fn name(&self) -> Option<&'a [u8]> {
@@ -335,11 +340,11 @@ impl<'a> Field<'a> {
 /// Fields of an object or items of an array, in stored order. Ends early if the bytes do.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
-    rest: &'a [u8],
+    pub(super) rest: &'a [u8],
     /// The type of all of them, in uniform containers.
-    uniform: Option<u8>,
+    pub(super) uniform: Option<u8>,
     /// How many items an array still has.
-    left: u64,
+    pub(super) left: u64,
 }
 
 impl<'a> Iterator for Fields<'a> {

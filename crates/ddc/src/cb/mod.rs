@@ -15,6 +15,7 @@ mod value;
 pub use check::{Defect, Defects, check};
 pub(crate) use field::HAS_NAME;
 pub use field::{Field, Fields, Kind};
+pub use json::JsonWriter;
 pub use value::{Style, Value};
 
 use crate::IoHash;
@@ -102,17 +103,13 @@ impl<'a> Document<'a> {
     /// JSON without blanks; hashes are 40 lower-case digits.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut out = String::with_capacity(2 * self.bytes.len());
-        json::write(&mut out, &self.root, false);
-        out
+        json::text(self, false)
     }
 
     /// As [`to_json`](Document::to_json), with hashes that are no attachments in upper case: how
     /// answers of the service list them.
     #[must_use]
     pub fn to_answer_json(&self) -> String {
-        let mut out = String::with_capacity(2 * self.bytes.len());
-        json::write(&mut out, &self.root, true);
-        out
+        json::text(self, true)
     }
 }

@@ -93,6 +93,11 @@ pub(super) fn cache_families(cache: &throng_ddc_server::CacheStats) -> Vec<Famil
             cache.fetched_bytes,
         ),
         count(
+            "throng_ddc_passed_on",
+            "Blobs and refs of an upstream that were served without a copy, because the folder took none.",
+            cache.passed,
+        ),
+        count(
             "throng_ddc_origin_failures",
             "Failed requests to object storage or an upstream.",
             cache.origin_failures,

@@ -1,0 +1,226 @@
+//! Blobs of an upstream that the folder cannot keep: they are passed on to clients all the same.
+//!
+//! A client that wants one whole gets it as it arrives. A blob that is needed for something else (a
+//! part of it, a package, its decompressed data) is received into memory, if it is not too large
+//! for that. Neither is shared by requests.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use throng_ddc::{Hasher, IoHash, Namespace};
+use throng_ddc_store::Blob;
+use tokio::time::Instant;
+
+use crate::answer::Problem;
+use crate::blobs::HeldBytes;
+use crate::blocking;
+use crate::body::Body;
+use crate::fetch::{FetchedBody, Found, OTHER_CONTENT};
+use crate::memory::{Held, MEMORY_WAIT};
+use crate::service::Service;
+use crate::streaming::HELD_BYTES;
+use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload};
+use crate::upstream::Upstream;
+
+/// Blobs up to this size are received into memory.
+const IN_MEMORY_BYTES_MAX: u64 = 64 << 20;
+/// Memory of a blob that is sent as it arrives: its held end, and a piece.
+const RELAY_BYTES: u64 = 512 << 10;
+
+/// A blob that is sent as it arrives. Its end is held back until all of it has its hash.
+pub(crate) struct Relay {
+    source: FetchedBody,
+    hash: IoHash,
+    hasher: Hasher,
+    /// Bytes that arrived and were not taken.
+    pieces: VecDeque<Bytes>,
+    waiting: u64,
+    /// Bytes that have not arrived.
+    to_come: u64,
+    /// Everything arrived, and has its hash.
+    is_sound: bool,
+    /// The source was asked for bytes that it did not have yet.
+    is_waiting: bool,
+    failed: Failed,
+    _held: Held,
+}
+
+/// Receiver of the news that a transfer failed, and why.
+type Failed = Box<dyn Fn(&io::Error) + Send + Sync>;
+
+impl Relay {
+    /// Waits until [`next`](Relay::next) gives something, if there is anything more.
+    pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.sendable() == 0 && self.left() > 0 {
+            // A client that paused is no reason to give the source less time.
+            if !std::mem::replace(&mut self.is_waiting, true) {
+                self.source.begin_wait();
+            }
+            let piece = ready!(self.source.poll_piece(context));
+            self.is_waiting = false;
+            let failure = match piece {
+                Ok(Some(piece)) if piece.len() as u64 <= self.to_come => {
+                    self.hasher.update(&piece);
+                    self.waiting += piece.len() as u64;
+                    self.to_come -= piece.len() as u64;
+                    self.pieces.push_back(piece);
+                    self.is_sound = self.to_come == 0 && self.hasher.finish() == self.hash;
+                    if self.is_sound || self.to_come > 0 {
+                        continue;
+                    }
+                    io::Error::new(io::ErrorKind::InvalidData, OTHER_CONTENT)
+                }
+                Ok(Some(_)) => io::Error::new(io::ErrorKind::InvalidData, OTHER_CONTENT),
+                Ok(None) => io::ErrorKind::UnexpectedEof.into(),
+                Err(error) => error,
+            };
+            (self.failed)(&failure);
+            return Poll::Ready(Err(failure));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Bytes that may be sent now.
+    pub(crate) fn sendable(&self) -> u64 {
+        if self.is_sound { self.waiting } else { self.waiting.saturating_sub(HELD_BYTES) }
+    }
+
+    /// Bytes that were not taken yet.
+    pub(crate) fn left(&self) -> u64 {
+        self.waiting + self.to_come
+    }
+
+    /// The next bytes that may be sent, at most `at_most`.
+    pub(crate) fn next(&mut self, at_most: usize) -> Bytes {
+        let sendable = usize::try_from(self.sendable()).unwrap_or(usize::MAX).min(at_most);
+        let Some(piece) = self.pieces.front_mut() else { return Bytes::new() };
+        let taken = piece.split_to(piece.len().min(sendable));
+        if piece.is_empty() {
+            self.pieces.pop_front();
+        }
+        self.waiting -= taken.len() as u64;
+        taken
+    }
+}
+
+impl Service {
+    /// Reports whether the folder keeps nothing that comes from an upstream at present.
+    pub(crate) fn keeps_nothing(&self, namespace: &Namespace) -> bool {
+        self.store.check_room(namespace, 0).is_err()
+    }
+
+    /// Counts a blob or ref that could not be kept, and logs the reason once a minute.
+    pub(crate) fn count_passed(&self, namespace: &Namespace, why: &str) {
+        self.origin_counters.passed.fetch_add(1, Ordering::Relaxed);
+        if self.origin_counters.passed_log.is_due(self.clock.elapsed()) {
+            tracing::warn!(
+                %namespace, %why,
+                "the folder cannot keep what comes from the upstream; it is passed on to clients without a copy"
+            );
+        }
+    }
+
+    /// A blob of the upstream for an answer, without a copy of it here.
+    pub(crate) async fn pass_on(
+        self: &Arc<Service>,
+        upstream: &Upstream,
+        namespace: &Namespace,
+        hash: &IoHash,
+        why: &str,
+    ) -> Result<Option<Found>, Problem> {
+        let held = self.memory.take(RELAY_BYTES, Instant::now() + MEMORY_WAIT).await?;
+        let Some(incoming) = upstream.blob(namespace, hash).await else { return Ok(None) };
+        let len = incoming.len;
+        // A small one is checked before its answer begins, so that a wrong one is a miss.
+        if len <= SMALL_BYTES_MAX as u64 {
+            drop(held);
+            let blob = self.receive_in_memory(namespace, hash, FetchedBody::new(incoming), len, why).await?;
+            return Ok(blob.map(Found::Here));
+        }
+        if len > self.rules().blob_bytes_max {
+            upstream.blob_failed(namespace, hash, &"it is larger than ddc.blob_bytes_max");
+            return Ok(None);
+        }
+        self.count_passed(namespace, why);
+        let (service, wanted) = (Arc::clone(self), (namespace.clone(), *hash));
+        let failed = move |why: &io::Error| {
+            if why.kind() == io::ErrorKind::InvalidData {
+                service.counters.add_damaged();
+            }
+            if let Some(upstream) = service.upstream() {
+                upstream.blob_failed(&wanted.0, &wanted.1, why);
+            }
+        };
+        let mut body = Body::default();
+        body.push_relay(Relay {
+            source: FetchedBody::new(incoming),
+            hash: *hash,
+            hasher: Hasher::new(),
+            pieces: VecDeque::new(),
+            waiting: 0,
+            to_come: len,
+            is_sound: false,
+            is_waiting: false,
+            failed: Box::new(failed),
+            _held: held,
+        });
+        Ok(Some(Found::Coming(body)))
+    }
+
+    /// A blob of the upstream in memory, for something that needs all of it.
+    pub(crate) async fn bring_into_memory(
+        &self,
+        upstream: &Upstream,
+        namespace: &Namespace,
+        hash: &IoHash,
+        why: &str,
+    ) -> Result<Option<Blob>, Problem> {
+        let Some(incoming) = upstream.blob(namespace, hash).await else { return Ok(None) };
+        let len = incoming.len;
+        self.receive_in_memory(namespace, hash, FetchedBody::new(incoming), len, why).await
+    }
+
+    /// Receives a blob of `len` bytes, or of an unknown length if that is 0.
+    async fn receive_in_memory(
+        &self,
+        namespace: &Namespace,
+        hash: &IoHash,
+        body: FetchedBody,
+        len: u64,
+        why: &str,
+    ) -> Result<Option<Blob>, Problem> {
+        let limit = if len == 0 { SMALL_BYTES_MAX as u64 } else { len };
+        if limit > IN_MEMORY_BYTES_MAX {
+            self.count_passed(namespace, &format!("{why}; a blob of {len} bytes is too large for memory"));
+            return Ok(None);
+        }
+        let held = self.memory.take(limit, Instant::now() + MEMORY_WAIT).await?;
+        let received = match Upload::new(Box::new(body), limit) {
+            Ok(mut upload) => upload.all().await,
+            Err(problem) => Err(problem),
+        };
+        let received = received.map(|bytes| {
+            let found = match bytes.len() > SMALL_BYTES_MAX {
+                true => blocking::in_place(|| IoHash::of(&bytes)),
+                false => IoHash::of(&bytes),
+            };
+            Received::Small(bytes, found)
+        });
+        let Some(Received::Small(bytes, found)) = self.arrived(namespace, hash, received)? else {
+            return Ok(None);
+        };
+        if found != *hash {
+            self.counters.add_damaged();
+            if let Some(upstream) = self.upstream() {
+                upstream.blob_failed(namespace, hash, &OTHER_CONTENT);
+            }
+            return Ok(None);
+        }
+        self.count_passed(namespace, why);
+        Ok(Some(Blob::in_memory(Bytes::from_owner(HeldBytes { bytes, _held: held }))))
+    }
+}
