@@ -274,7 +274,8 @@ impl Matcher {
         }
     }
 
-    /// A lost server did not come back: its roles leave everything.
+    /// A lost server did not come back: its roles leave everything but matches with a world of their
+    /// own, where they may be by another server. Those last until the world ends.
     fn give_up_server(&mut self, turn: &mut Turn<'_>, index: ServerKey) {
         if !self.people.begin_giving_up(index, self.now) {
             return;
@@ -295,7 +296,11 @@ impl Matcher {
             self.remove_from_team(turn, team, player, "disconnected");
         }
         for room in self.people[player].rooms().to_vec() {
-            if !self.rooms[room].deleting() {
+            let is_deleting = self.rooms[room].deleting();
+            if self.has_world(room) && !is_deleting {
+                continue;
+            }
+            if !is_deleting {
                 self.tell_policy(HookPoint::OnDeletingRole, room, Some(player));
             }
             self.remove_from_room(turn, room, player, "disconnected");
