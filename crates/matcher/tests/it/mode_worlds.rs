@@ -263,6 +263,20 @@ fn a_matcher_that_was_restored_still_waits_for_the_world() {
 }
 
 #[test]
+fn an_imported_room_keeps_its_world() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let mut lines = Vec::new();
+    world.matcher.export(&mut lines);
+    let mut other = duels();
+    other.matcher = Matcher::import(std::str::from_utf8(&lines).unwrap(), [3; 32]).unwrap();
+    assert_eq!(other.room(&room), world.room(&room));
+    other.session("gateway", true);
+    assert_eq!(listed(&mut other), [(room, "assigned".to_owned(), "arena".to_owned())]);
+}
+
+#[test]
 fn callers_do_not_set_the_place_of_a_match() {
     let mut world = duels();
     for key in ["connection", "World", "Addresses"] {
