@@ -90,7 +90,7 @@ pub use lease::{Event as LeaseEvent, Lease, Request, Written};
 pub use name::{Key, Name};
 pub use node::{Answer, ArrivalId, Class, EndReason, Event, Failure, Node, Refusal, Setup, Stats};
 pub use record::{
-    Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, PermitRecord,
+    Address, ClusterRecord, DrainRecord, Home, Identity, NodeRecord, NodeState, Opener, PermitRecord,
     RECORD_BYTES_MAX, Record, State, Takeover, WorldRecord, WorldState,
 };
 pub use times::{FREEZE, LOSS};

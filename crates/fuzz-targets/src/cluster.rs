@@ -104,6 +104,7 @@ impl Input<'_> {
             class_hash: if byte & 64 == 0 { "h" } else { "other" }.to_owned(),
             created_ms: 0,
             ephemeral: byte & 128 != 0,
+            opener: None,
             permit: (byte & 32 != 0).then_some(0),
             nonce: self.number(),
             why: String::new(),

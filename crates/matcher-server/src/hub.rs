@@ -87,6 +87,8 @@ pub(crate) struct Hub {
     strangers: VecDeque<ConnKey>,
     sessions: Vec<Option<Session>>,
     by_srv: BTreeMap<String, usize>,
+    /// Sessions whose readers were lost while the matcher did not have the lease.
+    lost: Vec<usize>,
     /// Session by the place of its server's number.
     by_place: Vec<u32>,
     fresh: Vec<usize>,
@@ -147,6 +149,7 @@ impl Hub {
             strangers: VecDeque::new(),
             sessions: Vec::new(),
             by_srv: BTreeMap::new(),
+            lost: Vec::new(),
             by_place: Vec::new(),
             fresh: Vec::new(),
             sealed: Vec::new(),
@@ -547,6 +550,7 @@ impl Handler for Hub {
             self.guard.is_open = false;
             self.take_posts();
             self.guard.is_open = true;
+            self.lose_late();
         }
     }
 
@@ -865,6 +869,28 @@ mod tests {
         assert!(stage.read_by("a").last().is_some_and(|(_, seq, has_entries)| *seq == 1 && *has_entries));
         // Another session took its place.
         assert_eq!(stage.join_read_by(2, "a", "bob"), Some(Status::Unavailable));
+    }
+
+    #[test]
+    fn time_stands_still_without_the_lease_although_a_server_is_lost() {
+        let mut stage = Stage::new();
+        stage.turn([stage.subscribe("a", None), stage.join("a", "ann")]);
+        let gate = Gate::leased();
+        stage.hub.gate = gate.clone();
+        stage.hub.guard = Guard::new(gate.clone(), throng_stdx::Instant::ZERO);
+        let before = stage.hub.engine.matcher.digest();
+        stage.now_ms = 40_000;
+        stage.turn([Post::Unsubscribe { srv: "a".to_owned(), id: 1 }]);
+        assert_eq!(stage.hub.engine.matcher.digest(), before);
+        gate.open_until(Some(throng_stdx::Instant::from_nanos(u64::MAX)));
+        let mut turns = 0;
+        while stage.hub.engine.matcher.counts().rooms > 0 {
+            stage.now_ms += 300;
+            stage.turn([]);
+            turns += 1;
+            assert!(turns < 100, "the grace ends");
+        }
+        assert!(turns > 3, "it has its whole grace");
     }
 
     #[cfg(feature = "nats")]

@@ -19,6 +19,8 @@ use crate::wall::WallMs;
 /// so a request waits for 2 ms at most; 100,000 rooms that end together took 0.8 s when they all
 /// went at once.
 const TIMERS_PER_INPUT: usize = 512;
+/// A timer that fires so much later than it was due was due while the matcher stood still.
+const PAUSE_MS: u64 = 1_000;
 
 impl Matcher {
     /// Executes a request and appends the body of its answer to `answer`, unless a policy is to be
@@ -243,7 +245,7 @@ impl Matcher {
         for _ in 0..TIMERS_PER_INPUT {
             let Some((at, timer)) = self.timers.pop_due(now) else { break };
             self.now = self.now.max(at);
-            self.fire(turn, at, timer);
+            self.fire(turn, at, timer, now - at > PAUSE_MS);
         }
         self.now = self.now.max(now);
         self.clock = self.now;
@@ -255,14 +257,15 @@ impl Matcher {
         }
     }
 
-    fn fire(&mut self, turn: &mut Turn<'_>, at: u64, timer: Timer) {
+    /// `is_late`: the matcher stood still when the timer was due.
+    fn fire(&mut self, turn: &mut Turn<'_>, at: u64, timer: Timer, is_late: bool) {
         match timer {
             Timer::Nothing => {}
             Timer::RoomEnd(id) => self.end_room(turn, id),
             Timer::Seats(id) => self.expire_seats(turn, id),
             Timer::Grace(server) => self.give_up_server(turn, server),
             Timer::Tick(queue) => self.queues.begin_tick(queue, at),
-            Timer::Proposal(id) => self.end_proposal(turn, id),
+            Timer::Proposal(id) => self.end_proposal(turn, id, is_late),
             Timer::Assign(id) => self.end_without_server(turn, id),
             Timer::Backfill(id) => self.backfill_is_due(turn, id),
             Timer::Updates(queue) => self.send_updates(turn, queue),
@@ -274,7 +277,8 @@ impl Matcher {
         }
     }
 
-    /// A lost server did not come back: its roles leave everything.
+    /// A lost server did not come back: its roles leave everything but matches with a world of their
+    /// own, where they may be by another server. Those last until the world ends.
     fn give_up_server(&mut self, turn: &mut Turn<'_>, index: ServerKey) {
         if !self.people.begin_giving_up(index, self.now) {
             return;
@@ -295,7 +299,11 @@ impl Matcher {
             self.remove_from_team(turn, team, player, "disconnected");
         }
         for room in self.people[player].rooms().to_vec() {
-            if !self.rooms[room].deleting() {
+            let is_deleting = self.rooms[room].deleting();
+            if self.has_world(room) && !is_deleting {
+                continue;
+            }
+            if !is_deleting {
                 self.tell_policy(HookPoint::OnDeletingRole, room, Some(player));
             }
             self.remove_from_room(turn, room, player, "disconnected");

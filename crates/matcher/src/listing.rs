@@ -171,6 +171,8 @@ enum Listed {
     Team(TeamKey),
     Ticket(TicketKey),
     Match(MatchKey),
+    /// Of a mode whose rooms get worlds, or of a match that is forgotten.
+    Hosted(RoomKey),
 }
 
 impl Listed {
@@ -181,6 +183,7 @@ impl Listed {
             Listed::Team(key) => (1, key.index()),
             Listed::Ticket(key) => (2, key.index()),
             Listed::Match(key) => (3, key.index()),
+            Listed::Hosted(key) => (4, key.index()),
         }
     }
 
@@ -202,6 +205,7 @@ impl Listed {
             (Some(("1", _)), Some(index)) => Ok(Listed::Team(TeamKey::new(index))),
             (Some(("2", _)), Some(index)) => Ok(Listed::Ticket(TicketKey::new(index))),
             (Some(("3", _)), Some(index)) => Ok(Listed::Match(MatchKey::new(index))),
+            (Some(("4", _)), Some(index)) => Ok(Listed::Hosted(RoomKey::new(index))),
             _ => Err(foreign_token()),
         }
     }
@@ -266,13 +270,15 @@ impl Matcher {
 
     /// Writes something as a field of its kind, the first of which is `first`.
     fn write_listed(&self, first: u32, item: Listed, out: &mut Vec<u8>) {
-        write_nested(out, first + item.place().0, |out| match item {
+        let kind = if matches!(item, Listed::Hosted(_)) { 3 } else { item.place().0 };
+        write_nested(out, first + kind, |out| match item {
             Listed::Room(room) => {
                 self.write_room(room, None, out);
             }
             Listed::Team(team) => self.write_team(team, out),
             Listed::Ticket(ticket) => self.write_ticket(ticket, out),
             Listed::Match(found) => self.write_match(found, out),
+            Listed::Hosted(room) => self.write_hosted(room, out),
         });
     }
 
@@ -291,6 +297,15 @@ impl Matcher {
             let is_there = |room: Id| self.rooms.find(room).is_some();
             let own = self.matches.iter().filter(|(_, found)| found.room().is_some_and(is_there));
             all.extend(own.filter(|(_, found)| allocates(found.queue())).map(|(at, _)| Listed::Match(at)));
+        }
+        if !srv.is_empty() && self.people.server(srv).is_some() {
+            let is_listed = |room: &Room| room.matched().is_some_and(|found| self.match_of(found).is_some());
+            let rooms = self.rooms.iter().filter(|(_, room)| !room.deleting() && !is_listed(room));
+            let own = rooms.filter(|(at, _)| self.has_world(*at) || self.wants_world(*at));
+            all.extend(
+                own.filter(|(at, _)| self.allocator_of(*at).as_bytes() == srv)
+                    .map(|(at, _)| Listed::Hosted(at)),
+            );
         }
         all
     }

@@ -8,13 +8,14 @@ use crate::config::{HookPoint, Scope};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{
-    CONNECTION_KEY, DataMap, PLACE_KEYS, ROOM_DATA_FIELD, RoleRef, Text, check_len, entry, map_key, text,
+    CONNECTION_KEY, DataMap, PLACE_KEYS, ROOM_DATA_FIELD, RoleRef, Text, WORLD_KEY, check_len, entry,
+    map_key, text,
 };
 use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out};
 use crate::matches::{Placement, Players, Stage};
 use crate::people::People;
-use crate::problem::{Outcome, Problem, forbidden, quote};
+use crate::problem::{Outcome, Problem, forbidden, invalid, quote};
 use crate::queue::{Assign, Compiled, PlayerFacts, Queues, State, assign, role_hash};
 use crate::room::{Room, Seat};
 use crate::timers::Timer;
@@ -335,6 +336,22 @@ impl Matcher {
         write_bytes(out, 6, room.and_then(connection_of).unwrap_or_default().as_bytes());
         write_u64(out, 7, if waits { found.deadline() } else { 0 });
         self.write_players(index, 8, out);
+        if let Some(world) = &queue.rules().set.world {
+            write_bytes(out, 9, world.class.as_bytes());
+        }
+    }
+
+    /// A room of a mode as the allocator of its world finds it again.
+    pub(crate) fn write_hosted(&self, index: RoomKey, out: &mut Vec<u8>) {
+        let room = &self.rooms[index];
+        write_bytes(out, 2, &room.id().text());
+        write_bytes(out, 4, if self.wants_world(index) { b"assigning" } else { b"assigned" });
+        write_bytes(out, 6, connection_of(room).unwrap_or_default().as_bytes());
+        let queue = self.queues.find(self.rooms.mode(room.mode()).name().as_bytes());
+        let own = queue.and_then(|queue| self.queues[queue].rules().set.world.clone());
+        if let Some(world) = own.or_else(|| self.rooms.rules_of(index).world.clone()) {
+            write_bytes(out, 9, world.class.as_bytes());
+        }
     }
 
     /// Tells the players where they play; their tickets have ended well.
@@ -385,19 +402,33 @@ impl Matcher {
         let is_allocator = match found {
             Some(index) => is_allocator(&self.queues[self.matches[index].queue()].rules().set.allocator),
             None if self.wants_world(room) => is_allocator(&self.rooms.rules_of(room).allocator),
+            None if self.has_world(room) && !self.rooms[room].deleting() => {
+                self.hosts_world_of(turn.caller.srv, room)
+            }
             None => return Err(closed()),
         };
         if turn.caller.scope == Scope::Server && !is_allocator {
             return Err(forbidden("only the allocator or a trusted server may assign a match"));
         }
+        for (key, _) in data.iter().filter(|(key, _)| !PLACE_KEYS.contains(key)) {
+            self.rooms.rules_of(room).check_key(key)?;
+        }
+        let gets_world =
+            found.is_none_or(|found| self.queues[self.matches[found].queue()].rules().set.world.is_some());
+        if gets_world && !data.iter().any(|(key, value)| *key == WORLD_KEY.as_bytes() && value.is_some()) {
+            return Err(invalid("Data does not name the World of the match"));
+        }
+        let connection = quote(connection);
+        if found.is_none() && self.has_world(room) {
+            let own = data.iter().map(|(key, value)| (*key, value.map_or(&[][..], |value| value.value)));
+            let place = own.chain([(CONNECTION_KEY.as_bytes(), connection.as_bytes())]);
+            return self.change_place(turn, room, &place.collect::<Vec<_>>());
+        }
         let mut values = self.rooms[room].data().clone();
         for (key, value) in data {
-            if !PLACE_KEYS.contains(&key) {
-                self.rooms.rules_of(room).check_key(key)?;
-            }
             values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
-        values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), quote(connection).as_bytes())?;
+        values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), connection.as_bytes())?;
         match found {
             Some(index) => self.give_server(turn, self.matches[index].id(), room, values),
             None => self.give_world(turn, room, values),

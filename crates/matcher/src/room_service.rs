@@ -223,9 +223,19 @@ impl Matcher {
         }
         let index = self.find_room(room)?;
         self.check_has_part_in(turn.caller, index)?;
-        let rules = self.rooms.rules_of(index);
-        rules.check_key(key)?;
-        let collapses = rules.collapse;
+        self.rooms.rules_of(index).check_key(key)?;
+        self.change_data(turn, index, key, value)
+    }
+
+    /// Sets a free-form value of a room, an empty one removes it; its members are notified.
+    pub(crate) fn change_data(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: RoomKey,
+        key: &[u8],
+        value: &[u8],
+    ) -> Outcome {
+        let collapses = self.rooms.rules_of(index).collapse;
         self.rooms.set_data(index, key, value)?;
         let (id, rev) = (self.rooms[index].id(), self.rooms[index].rev());
         let collapse = collapse_key(collapses, id, Event::SET_ROOM_DATA, key);

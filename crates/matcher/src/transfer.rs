@@ -9,7 +9,7 @@ use throng_wire::matcher::{FieldDef, Message, Type, method_named};
 
 use crate::config::{Config, ModeRules};
 use crate::id::Id;
-use crate::info::{ROOM_DATA_FIELD, RoleRef, Text, check_id, check_number, entry};
+use crate::info::{PLACE_KEYS, ROOM_DATA_FIELD, RoleRef, Text, check_id, check_number, entry};
 use crate::json;
 use crate::key::RoomKey;
 use crate::matcher::Matcher;
@@ -327,7 +327,8 @@ impl Import {
         check_number("Rev", build.rev).map_err(invalid)?;
         let rules = self.matcher.rooms.mode(mode).rules();
         // The matcher counts again. A mode whose capacity was lowered may have rooms beyond it.
-        for (key, value) in data.into_iter().filter(|(key, _)| rules.check_key(key).is_ok()) {
+        let is_kept = |key: &[u8]| PLACE_KEYS.contains(&key) || rules.check_key(key).is_ok();
+        for (key, value) in data.into_iter().filter(|(key, _)| is_kept(key)) {
             build.data.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
         }
         if roles.is_empty() && !rules.keep_empty {

@@ -13,11 +13,12 @@ use throng_cluster::Name;
 use throng_gateway::data::Schemas;
 use throng_gateway::{ConnKind, Stats};
 use throng_net::Clock;
+use tokio::sync::watch;
 
 use crate::audit::AuditLog;
 use crate::auth::Logins;
 use crate::capture::Record;
-use crate::cluster::{Cluster, LOBBY, no_match, not_open, plan, tool};
+use crate::cluster::{Cluster, LOBBY, WorldLife, no_match, not_open, plan, tool};
 use crate::config::{Config, Settings};
 use crate::inspect::connection_row;
 use crate::mailbox::{Mailbox, Post, giving};
@@ -71,10 +72,52 @@ pub(crate) struct Watch {
 }
 
 /// A world that was opened for a match.
+#[derive(Clone)]
 pub(crate) struct MatchWorld {
     pub(crate) name: String,
     /// URLs of its node by kind and transport.
     pub(crate) addresses: Value,
+}
+
+/// The life of a match's world.
+pub(crate) enum MatchWorldLife {
+    /// In a process without a cluster: whether it has ended.
+    Here(watch::Receiver<bool>),
+    InCluster(watch::Receiver<WorldLife>),
+}
+
+impl MatchWorldLife {
+    /// Waits for the next home of the world and returns its addresses by kind and transport, the
+    /// present home's at first; `None` after the end. On a node that has left its cluster it never
+    /// completes: the world may go on elsewhere.
+    pub(crate) async fn next(&mut self) -> Option<Value> {
+        match self {
+            MatchWorldLife::Here(end) => {
+                if end.wait_for(|has_ended| *has_ended).await.is_err() {
+                    std::future::pending().await
+                }
+                None
+            }
+            MatchWorldLife::InCluster(life) => loop {
+                if life.changed().await.is_err() {
+                    std::future::pending().await
+                }
+                let life = life.borrow_and_update();
+                if life.has_ended {
+                    return None;
+                }
+                // A home may have been lost since it wrote the record.
+                if !life.addresses.is_empty() {
+                    return Some(by_transport(&life.addresses));
+                }
+            },
+        }
+    }
+
+    /// Completes when the world has ended.
+    pub(crate) async fn end(mut self) {
+        while self.next().await.is_some() {}
+    }
 }
 
 impl Watch {
@@ -226,7 +269,7 @@ impl Watch {
         let room = text_of(request, "room", "the id of a room")?.unwrap_or_default();
         let (players, servers) = (names_of(request, "players")?, names_of(request, "servers")?);
         let MatchWorld { name, addresses } = match (class, world) {
-            (Some(class), None) => self.open_match_world(class, room)?,
+            (Some(class), None) => self.open_match_world(class, room, false)?,
             // The matcher has had it opened, and a game server is to join it.
             (None, Some(world)) => {
                 check_name(world).map_err(|why| Problem::new(400, why))?;
@@ -252,11 +295,17 @@ impl Watch {
         }))
     }
 
-    /// Opens a world for a match. Blocks until it has a home.
+    /// Opens a world for a match. Blocks until it has a home. `by_link`: the link of this process
+    /// closes it when the room has ended.
     ///
     /// # Errors
     /// No class, no room, no home within 10 s.
-    pub(crate) fn open_match_world(&self, class: &str, room: &str) -> Result<MatchWorld, Problem> {
+    pub(crate) fn open_match_world(
+        &self,
+        class: &str,
+        room: &str,
+        by_link: bool,
+    ) -> Result<MatchWorld, Problem> {
         if self.logins.tickets().is_none() {
             return Err(Problem::new(
                 409,
@@ -265,7 +314,7 @@ impl Watch {
         }
         let name = format!("{class}-{}", base32(plan::random()));
         let addresses = match self.cluster.get() {
-            Some(cluster) => cluster.open_match(&name, class)?.addresses,
+            Some(cluster) => cluster.open_match(&name, class, Some(room).filter(|_| by_link))?.addresses,
             None => {
                 let opened = self.worlds.open_match(&name, class, giving(&self.mailboxes));
                 opened.map_err(|why| Problem::new(409, why))?;
@@ -305,17 +354,26 @@ impl Watch {
         }
     }
 
-    /// Completes when the world of a match has ended. On a node that has left its cluster it never
-    /// does: the world may go on elsewhere.
-    pub(crate) fn match_world_end(&self, world: &str) -> impl Future<Output = ()> + Send + use<> {
-        let mut end = match self.cluster.get() {
-            Some(cluster) => cluster.end_of(world),
-            None => self.worlds.end_of(world),
-        };
-        async move {
-            if end.wait_for(|has_ended| *has_ended).await.is_err() {
-                std::future::pending().await
-            }
+    /// Rooms and worlds of the matches whose worlds the link of this node has opened in the
+    /// cluster, also before a restart. Without a cluster worlds end with their process.
+    pub(crate) fn opened_match_worlds(&self) -> Vec<(String, String)> {
+        // A node that has ended opens and closes nothing.
+        self.cluster.get().and_then(|cluster| cluster.match_worlds().ok()).unwrap_or_default()
+    }
+
+    /// Returns whether the world of a match has ended for all that is known here.
+    pub(crate) fn has_match_world_ended(&self, world: &str) -> bool {
+        match self.cluster.get() {
+            Some(cluster) => cluster.match_home(world).is_err_and(|problem| problem.status == 404),
+            None => self.worlds.find(world).is_none(),
+        }
+    }
+
+    /// Follows the world of a match.
+    pub(crate) fn follow_match_world(&self, world: &str) -> MatchWorldLife {
+        match self.cluster.get() {
+            Some(cluster) => MatchWorldLife::InCluster(cluster.follow(world)),
+            None => MatchWorldLife::Here(self.worlds.end_of(world)),
         }
     }
 

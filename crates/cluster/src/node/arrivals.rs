@@ -174,7 +174,7 @@ impl Node {
             && !self.wanted.contains_key(world)
             && let Some(class) = classes.next()
         {
-            self.wanted.insert(world.clone(), Wanted { class, ephemeral: false, stays: false });
+            self.wanted.insert(world.clone(), Wanted { class, ephemeral: false, opener: None, stays: false });
             self.dirty_worlds.insert(world.clone());
         }
         for id in ids {

@@ -194,6 +194,7 @@ impl Node {
                 class_hash: String::new(),
                 created_ms: self.unix_ms(now),
                 ephemeral: true,
+                opener: None,
                 permit: None,
                 nonce: 0,
                 why: "it was not opened".to_owned(),

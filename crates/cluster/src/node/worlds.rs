@@ -11,7 +11,7 @@ use crate::name::Name;
 use crate::node::choice::NoHome;
 use crate::node::permits::Permit;
 use crate::node::{EndReason, Event, Flight, Node, Refusal, Wake, WorldWrite};
-use crate::record::{Home, WorldRecord, WorldState};
+use crate::record::{Home, Opener, WorldRecord, WorldState};
 use crate::times::{LAPSE, LOSS, RENEWAL};
 
 /// Time after which the node that made an assignment makes another one.
@@ -81,6 +81,7 @@ pub(super) enum Stage {
 pub(super) struct Wanted {
     pub(super) class: Name,
     pub(super) ephemeral: bool,
+    pub(super) opener: Option<Opener>,
     /// It is wanted even if no arrival waits for it.
     pub(super) stays: bool,
 }
@@ -124,8 +125,17 @@ impl Node {
     /// Opens a world of a configured class unless it is open: assigns it to a home, here or
     /// elsewhere, as soon as there is room.
     pub fn handle_open(&mut self, now: Instant, world: Name, class: Name, ephemeral: bool) {
+        self.want_open(now, world, Wanted { class, ephemeral, opener: None, stays: true });
+    }
+
+    /// The same for the ephemeral world of a match, whose record names its opener.
+    pub fn handle_open_match(&mut self, now: Instant, world: Name, class: Name, opener: Opener) {
+        self.want_open(now, world, Wanted { class, ephemeral: true, opener: Some(opener), stays: true });
+    }
+
+    fn want_open(&mut self, now: Instant, world: Name, wanted: Wanted) {
         self.observe(now);
-        self.wanted.insert(world.clone(), Wanted { class, ephemeral, stays: true });
+        self.wanted.insert(world.clone(), wanted);
         self.touch_world(now, &world);
         self.step(now);
     }
@@ -551,6 +561,7 @@ impl Node {
             class_hash: class.hash.clone(),
             created_ms: self.unix_ms(now),
             ephemeral: wanted.ephemeral,
+            opener: wanted.opener,
             permit,
             nonce: 0,
             why: String::new(),
@@ -739,7 +750,8 @@ impl Node {
             let Some(class) = self.setup.classes.get(&wanted.class) else { return };
             class.hash.clone_into(&mut record.class_hash);
             record.permit = permit;
-            (record.class, record.ephemeral) = (wanted.class, wanted.ephemeral);
+            let Wanted { class, ephemeral, opener, .. } = wanted;
+            (record.class, record.ephemeral, record.opener) = (class, ephemeral, opener);
             record.created_ms = self.unix_ms(now);
             return self.assign(now, name, record, None, OPENED, false);
         }

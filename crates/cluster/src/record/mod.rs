@@ -11,7 +11,7 @@ pub use area::{Identity, Record, State, Takeover};
 pub use cluster::{ClusterRecord, DrainRecord};
 pub use node::{Address, NodeRecord, NodeState};
 pub use permit::PermitRecord;
-pub use world::{Home, WorldRecord, WorldState};
+pub use world::{Home, Opener, WorldRecord, WorldState};
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize as _, Deserializer};

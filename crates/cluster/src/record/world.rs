@@ -57,6 +57,15 @@ impl fmt::Display for WorldState {
     }
 }
 
+/// The match that a world was opened for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opener {
+    /// Node whose matchmaking link opened the world. After a restart it finds its worlds by this.
+    pub node: Name,
+    /// Room of the match.
+    pub room: String,
+}
+
 /// Value of `world.<name>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorldRecord {
@@ -77,6 +86,9 @@ pub struct WorldRecord {
     /// True for a world of one match: its record is deleted when it closes.
     #[serde(default)]
     pub ephemeral: bool,
+    /// Match of an ephemeral world that the link of a node opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opener: Option<Opener>,
     /// Number of the permit with which it was opened, if its class has a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permit: Option<u32>,

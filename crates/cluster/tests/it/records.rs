@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use throng_cluster::{
-    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, PermitRecord,
+    Address, ClusterRecord, DrainRecord, Home, Key, Name, NodeRecord, NodeState, Opener, PermitRecord,
     RECORD_BYTES_MAX, Record, State, WorldRecord, WorldState,
 };
 use throng_stdx::Rng;
@@ -85,6 +85,7 @@ fn world_record(rng: &mut Rng) -> WorldRecord {
         class_hash: text(rng),
         created_ms: number(rng),
         ephemeral: rng.chance(0.5),
+        opener: rng.chance(0.5).then(|| Opener { node: name(rng), room: text(rng) }),
         permit: rng.chance(0.5).then(|| rng.next_u32()),
         nonce: number(rng),
         why: text(rng),

@@ -205,11 +205,26 @@ impl Hub {
         }
     }
 
+    /// The reader of a session is gone. Without the lease time stands still for the matcher: it
+    /// learns that later.
     pub(super) fn lose_session(&mut self, index: usize) {
         let Some(session) = self.sessions[index].as_mut() else { return };
         session.reader = Reader::Nobody;
+        if !self.guard.is_open {
+            return self.lost.push(index);
+        }
         let srv = session.srv.clone();
         self.engine.session(self.now, &srv, false);
+    }
+
+    /// The matcher serves again, and learns which servers were lost meanwhile.
+    pub(super) fn lose_late(&mut self) {
+        for index in std::mem::take(&mut self.lost) {
+            let session = self.sessions[index].as_ref();
+            if session.is_some_and(|session| matches!(session.reader, Reader::Nobody)) {
+                self.lose_session(index);
+            }
+        }
     }
 
     pub(super) fn hello(&mut self, index: usize, conn: &mut Conn, body: &[u8]) -> bool {

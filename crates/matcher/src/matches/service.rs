@@ -237,9 +237,15 @@ impl Matcher {
     }
 
     /// The deadline of a proposal: who said yes searches on, the others as configured.
-    pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id) {
+    ///
+    /// `was_deaf`: the matcher took no answers when the time ran out, because it stood still or had
+    /// lost the lease on its area. Then nobody is blamed, as after a restart.
+    pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id, was_deaf: bool) {
         let open = |index: &MatchKey| self.matches[*index].stage() == Stage::Proposed;
         let Some(index) = self.match_of(id).filter(open) else { return };
+        if was_deaf {
+            return self.reopen_proposal(turn, index);
+        }
         let queue = self.matches[index].queue();
         let requeue = self.queues[queue].rules().set.accept.on_silence == OnNo::Requeue;
         let accepted = self.matches[index].accepted().to_vec();
@@ -363,12 +369,15 @@ impl Matcher {
                     let until = room.seats().iter().map(|seat| seat.until).max().unwrap_or(self.now);
                     self.make_ready(turn, index, until);
                 }
-                None => {
-                    for ticket in self.break_match(turn, index, "restarted") {
-                        self.return_ticket(turn, ticket);
-                    }
-                }
+                None => self.reopen_proposal(turn, index),
             }
+        }
+    }
+
+    /// A proposal is off and nobody is blamed: the tickets search again.
+    fn reopen_proposal(&mut self, turn: &mut Turn<'_>, index: MatchKey) {
+        for ticket in self.break_match(turn, index, "restarted") {
+            self.return_ticket(turn, ticket);
         }
     }
 

@@ -9,6 +9,7 @@ use crate::info::{CONNECTION_KEY, DataMap, WORLD_KEY};
 use crate::key::RoomKey;
 use crate::matcher::{Matcher, write_about};
 use crate::placing::{connection_of, write_world};
+use crate::problem::Outcome;
 use crate::queue::ruleset::WORLD_TIMEOUT_S;
 use crate::timers::Timer;
 use crate::turn::Turn;
@@ -19,6 +20,11 @@ impl Matcher {
         let room = &self.rooms[index];
         let has_place = room.data().get(CONNECTION_KEY).is_some();
         self.rooms.rules_of(index).world.is_some() && room.sealed() && !room.deleting() && !has_place
+    }
+
+    /// Returns whether a room's match has a world of its own.
+    pub(crate) fn has_world(&self, index: RoomKey) -> bool {
+        self.rooms[index].data().get(WORLD_KEY).is_some()
     }
 
     /// Asks the allocator of a mode for the world of a room that is sealed now.
@@ -51,8 +57,25 @@ impl Matcher {
         self.tell_room(turn, index, 0);
     }
 
+    /// A room's match has another place, for example because its world has moved: each value that
+    /// is another one now is told like one that a caller sets.
+    pub(crate) fn change_place(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: RoomKey,
+        place: &[(&[u8], &[u8])],
+    ) -> Outcome {
+        for (key, value) in place {
+            let before = std::str::from_utf8(key).ok().and_then(|key| self.rooms[index].data().get(key));
+            if before != Some(*value) {
+                self.change_data(turn, index, key, value)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Name of the server that gives a room its world, if its mode or queue has one.
-    fn allocator_of(&self, index: RoomKey) -> String {
+    pub(crate) fn allocator_of(&self, index: RoomKey) -> String {
         let mode = self.rooms.mode(self.rooms[index].mode());
         match self.queues.find(mode.name().as_bytes()) {
             Some(queue) => self.queues[queue].rules().set.allocator.clone(),
@@ -62,13 +85,12 @@ impl Matcher {
 
     /// Returns whether a server has given a room its world.
     pub(crate) fn hosts_world_of(&self, srv: &str, index: RoomKey) -> bool {
-        let has_world = self.rooms[index].data().get(WORLD_KEY).is_some();
-        has_world && !srv.is_empty() && self.allocator_of(index) == srv
+        self.has_world(index) && !srv.is_empty() && self.allocator_of(index) == srv
     }
 
     /// Tells the server that has given a room its world that the room is gone: its world ends.
     pub(super) fn tell_allocator(&mut self, turn: &mut Turn<'_>, index: RoomKey) {
-        if self.rooms[index].data().get(WORLD_KEY).is_none() {
+        if !self.has_world(index) {
             return;
         }
         let Some(server) = self.people.server(self.allocator_of(index).as_bytes()) else { return };

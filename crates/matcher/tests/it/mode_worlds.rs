@@ -64,7 +64,8 @@ fn a_full_room_gets_a_world_from_the_allocator_and_its_members_are_notified() {
             body.all(11).map(|entry| Reader::new(entry).unwrap().str(1).unwrap().to_owned()).collect();
         assert_eq!(keys, ["World", "Addresses"]);
     }
-    assert_eq!(assign(&mut world, "gateway", &room), Status::NotProposed, "it has a world");
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok, "it has that world");
+    assert_eq!(world.take_heard(), [], "nothing has changed");
     world.pass(60_000);
     let (status, answer) = world.room(&room);
     let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
@@ -92,7 +93,7 @@ fn the_allocator_hears_of_the_end_of_a_room_with_a_world_however_it_ends() {
     let leave = |world: &mut World, id: &str, room: &str| {
         world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, id).str(2, room));
     };
-    for way in ["left", "deleted", "lost", "by the allocator"] {
+    for way in ["left", "deleted", "by the allocator"] {
         let mut world = duels();
         let room = filled(&mut world);
         assert_eq!(delete(&mut world, "gateway", &room), Status::Forbidden, "{way}: it has given no world");
@@ -101,10 +102,6 @@ fn the_allocator_hears_of_the_end_of_a_room_with_a_world_however_it_ends() {
         match way {
             "left" => ["ann", "bob"].into_iter().for_each(|id| leave(&mut world, id, &room)),
             "deleted" => assert_eq!(delete(&mut world, "s", &room), Status::Ok),
-            "lost" => ["s", "t"].into_iter().for_each(|srv| {
-                world.session(srv, true);
-                world.session(srv, false);
-            }),
             _ => assert_eq!(delete(&mut world, "gateway", &room), Status::Ok),
         }
         world.pass(700_000);
@@ -116,6 +113,101 @@ fn the_allocator_hears_of_the_end_of_a_room_with_a_world_however_it_ends() {
     assert_eq!(delete(&mut world, "s", &room), Status::Ok);
     world.pass(5_000);
     assert_eq!(ended(&mut world), [""; 0]);
+}
+
+#[test]
+fn a_place_in_a_match_with_a_world_outlasts_the_server_where_the_player_asked() {
+    let mut world = duels();
+    world.session("s", true);
+    let room = filled(&mut world);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let other = world.join_random("s", "cid", "duel");
+    world.take_heard();
+    world.session("s", false);
+    world.pass(700_000);
+    assert_eq!((world.room(&room).0, world.room(&other).0), (Status::Ok, Status::NotFound));
+    assert_eq!(ended(&mut world), [""; 0]);
+    // The server is back, and finds its role in the room.
+    world.session("s", true);
+    let answer = world.ok("s", Method::LIST_MINE, Writer::new());
+    let rooms = Reader::new(&answer).unwrap().all(1).count();
+    assert_eq!(rooms, 1);
+    // The world ends, and its allocator deletes the room.
+    world.ok("gateway", Method::DELETE_ROOM, Writer::new().str(1, &room));
+    world.pass(5_000);
+    assert_eq!(world.room(&room).0, Status::NotFound);
+}
+
+#[test]
+fn a_room_names_the_home_to_which_its_world_has_moved() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    world.take_heard();
+    let moved = |room: &str| {
+        let place = Writer::new().str(1, room).str(2, "tcp://there:2");
+        place.nested(3, data("World", "\"arena-1\"")).nested(3, data("Addresses", r#"{"client":{}}"#))
+    };
+    assert_eq!(world.ask("s", Method::ASSIGN_MATCH, moved(&room)).0, Status::Forbidden, "not the allocator");
+    world.ok("gateway", Method::ASSIGN_MATCH, moved(&room));
+    let told = world.take_kind(Event::SET_ROOM_DATA);
+    let mut told: Vec<_> =
+        told.iter().map(|heard| (heard.server.clone(), heard.str(2), heard.str(3))).collect();
+    told.sort();
+    let [addresses, connection] = [("Addresses", r#"{"client":{}}"#), ("connection", "\"tcp://there:2\"")];
+    let wanted = ["s", "t"].into_iter().flat_map(|srv| {
+        [addresses, connection].map(|(key, json)| (srv.to_owned(), key.to_owned(), json.to_owned()))
+    });
+    assert_eq!(told, wanted.collect::<Vec<_>>());
+    world.ok("gateway", Method::ASSIGN_MATCH, moved(&room));
+    assert_eq!(world.take_heard(), [], "the room names that home already");
+}
+
+/// Rooms that the allocator finds in `ListMine`, each with its state and the class of its world.
+fn listed(world: &mut World) -> Vec<(String, String, String)> {
+    let answer = world.ok("gateway", Method::LIST_MINE, Writer::new());
+    let matches = Reader::new(&answer).unwrap().all(4).map(|found| Reader::new(found).unwrap());
+    let text = |found: &Reader<'_>, number| found.str(number).unwrap().to_owned();
+    matches.map(|found| (text(&found, 2), text(&found, 4), text(&found, 9))).collect()
+}
+
+#[test]
+fn an_allocator_finds_its_matches_again() {
+    let rules = r#"{"name": "q", "tick_ms": 100, "assign": "external", "allocator": "gateway",
+        "world": {"class": "dungeon"}, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
+    let mut world = duels();
+    assert_eq!(world.put_queue(rules).0, Status::Ok);
+    assert_eq!(listed(&mut world), []);
+    let assigned = filled(&mut world);
+    assert_eq!(assign(&mut world, "gateway", &assigned), Status::Ok);
+    world.join_random("s", "cid", "duel");
+    let waiting = world.join_random("s", "dan", "duel");
+    world.join_random("s", "eve", "duel");
+    let ticket = world.ticket("s", "q", vec![world::player("fay", &[])]);
+    world.ticket("s", "q", vec![world::player("gus", &[])]);
+    world.pass(100);
+    let matched = world.get_ticket(&ticket).room;
+    let mut wanted = [
+        (&assigned, "assigned", "arena"),
+        (&waiting, "assigning", "arena"),
+        (&matched, "assigning", "dungeon"),
+    ]
+    .map(|(room, state, class)| (room.clone(), state.to_owned(), class.to_owned()));
+    wanted.sort();
+    let mut found = listed(&mut world);
+    found.sort();
+    assert_eq!(found, wanted);
+    assert_eq!(assign(&mut world, "gateway", &matched), Status::Ok);
+    assert!(listed(&mut world).contains(&(matched, "assigned".to_owned(), "dungeon".to_owned())));
+}
+
+#[test]
+fn a_match_that_gets_a_world_is_not_assigned_without_one() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    let place = Writer::new().str(1, &room).str(2, "tcp://here:1");
+    assert_eq!(world.ask("gateway", Method::ASSIGN_MATCH, place).0, Status::Invalid);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
 }
 
 #[test]
@@ -168,6 +260,20 @@ fn a_matcher_that_was_restored_still_waits_for_the_world() {
     world.pass(20_000);
     assert_eq!(world.room(&other).0, Status::NotFound);
     assert_eq!(world.room(&room).0, Status::Ok);
+}
+
+#[test]
+fn an_imported_room_keeps_its_world() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let mut lines = Vec::new();
+    world.matcher.export(&mut lines);
+    let mut other = duels();
+    other.matcher = Matcher::import(std::str::from_utf8(&lines).unwrap(), [3; 32]).unwrap();
+    assert_eq!(other.room(&room), world.room(&room));
+    other.session("gateway", true);
+    assert_eq!(listed(&mut other), [(room, "assigned".to_owned(), "arena".to_owned())]);
 }
 
 #[test]

@@ -227,6 +227,23 @@ fn silence_ends_a_proposal_at_its_deadline() {
 }
 
 #[test]
+fn a_proposal_whose_time_ran_out_while_the_matcher_stood_still_blames_nobody() {
+    let mut world = duel_with(ACCEPT);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let a = world.get_ticket(&a);
+    answer(&mut world, "s1", &a, "a", true);
+    world.take_heard();
+    world.now += 40_000;
+    assert_eq!(answer(&mut world, "s1", &a, "a", true), Status::NotProposed);
+    for ticket in [&a.id, &b] {
+        assert_eq!(world.get_ticket(ticket).status, "searching");
+    }
+    let cancelled = world.take_kind(Event::MATCH_CANCELLED);
+    assert_eq!(cancelled.iter().map(|heard| heard.str(2)).collect::<Vec<_>>(), ["restarted"; 2]);
+}
+
+#[test]
 fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
     let mut world = duel_with(ACCEPT);
     world.session("s1", true);

@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use throng_admin::Problem;
 use throng_cluster::{
     Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
-    Node, NodeRecord, NodeState, Refusal, RequestId, WorldRecord, WorldState,
+    Node, NodeRecord, NodeState, Opener, Refusal, RequestId, WorldRecord, WorldState,
 };
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::bus::{Bus, Directory, News, TIMEOUT};
 use super::plan::{CLASS, loopback};
 use super::view::Changes;
-use super::{Command, End, EntryRequest, HOME, Hosted, Shared, not_open};
+use super::{Command, End, EntryRequest, HOME, Hosted, Purpose, Shared, WorldLife, addresses, not_open};
 use crate::fence::Fence;
 use crate::mailbox::{Mailbox, Post};
 use crate::process::{ProcessFigures, memory_limit};
@@ -128,8 +128,8 @@ pub(super) struct Driver {
     /// Worlds that are wanted here and that no node serves, each since when.
     wanted_since: BTreeMap<Name, Instant>,
     changes: Changes,
-    /// Those who wait for the end of a world.
-    ends: BTreeMap<Name, Vec<watch::Sender<bool>>>,
+    /// Followers of worlds.
+    lives: BTreeMap<Name, Vec<watch::Sender<WorldLife>>>,
     load: f64,
     load_at: Instant,
     cpu_seconds: f64,
@@ -155,7 +155,7 @@ impl Driver {
             read: BTreeSet::new(),
             wanted_since: BTreeMap::new(),
             changes: Changes::default(),
-            ends: BTreeMap::new(),
+            lives: BTreeMap::new(),
             load: 0.0,
             load_at,
             cpu_seconds: ProcessFigures::read().cpu_seconds,
@@ -168,7 +168,7 @@ impl Driver {
         let mut news = self.parts.directory.watch();
         let now = self.parts.clock.now();
         for (world, class) in self.parts.wanted.clone() {
-            self.open(now, world, class, false);
+            self.open(now, world, class, Purpose::Lasting);
         }
         loop {
             if let Some(end) = self.act() {
@@ -206,13 +206,20 @@ impl Driver {
         }
     }
 
-    fn open(&mut self, now: Instant, world: Name, class: Name, is_match: bool) {
+    fn open(&mut self, now: Instant, world: Name, class: Name, purpose: Purpose) {
         let is_served =
             self.parts.core.world(&world).is_some_and(|record| record.state == WorldState::Serving);
         if !is_served {
             self.wanted_since.entry(world.clone()).or_insert(now);
         }
-        self.parts.core.handle_open(now, world, class, is_match);
+        match purpose {
+            Purpose::Lasting => self.parts.core.handle_open(now, world, class, false),
+            Purpose::Match => self.parts.core.handle_open(now, world, class, true),
+            Purpose::Room(room) => {
+                let opener = Opener { node: self.parts.node.clone(), room };
+                self.parts.core.handle_open_match(now, world, class, opener);
+            }
+        }
     }
 
     /// The class with which a login may open its world.
@@ -256,13 +263,13 @@ impl Driver {
                 // Its connection may be gone.
                 Err(reason) => drop(reply.send(Verdict::Refused(reason))),
             },
-            Command::Open { world, class, is_match, reply } => {
+            Command::Open { world, class, purpose, reply } => {
                 if let Some(problem) = self.no_node_for(&world, &class) {
                     // The caller may have given up.
                     return drop(reply.send(Err(problem)));
                 }
-                if is_match {
-                    self.open(now, world.clone(), class.clone(), true);
+                if !matches!(purpose, Purpose::Lasting) {
+                    self.open(now, world.clone(), class.clone(), purpose);
                 }
                 self.next_arrival += 1;
                 let (kind, name) = (ConnKind::Server, world.clone());
@@ -273,12 +280,13 @@ impl Driver {
                 self.parts.core.handle_arrival(now, ArrivalId(self.next_arrival), world, Some(class));
             }
             Command::Look(look) => look(&self.parts.core, &self.changes),
-            Command::AwaitEnd(world, end) => {
-                let is_closed = |record: &WorldRecord| record.state == WorldState::Closed;
+            Command::Follow(world, life) => {
                 // One without a record may be on its way here.
-                match self.parts.core.world(&world).is_some_and(is_closed) {
-                    true => drop(end.send_replace(true)),
-                    false => self.ends.entry(world).or_default().push(end),
+                if let Some(current) = self.life_of(&world) {
+                    life.send_replace(current);
+                }
+                if !life.borrow().has_ended {
+                    self.lives.entry(world).or_default().push(life);
                 }
             }
             Command::Reconfigure(settings) => {
@@ -396,7 +404,7 @@ impl Driver {
                 self.parts.core.handle_record(now, &key, revision, value.as_deref());
                 self.note_change(now, &key);
                 self.note_served(now, &key);
-                self.note_ended(&key);
+                self.note_life(&key);
                 match value {
                     Some(_) => self.known.insert(key.clone()),
                     None => self.known.remove(&key),
@@ -409,7 +417,7 @@ impl Driver {
                     self.known.remove(&key);
                     self.parts.core.handle_record(now, &key, revision, None);
                     self.note_change(now, &key);
-                    self.note_ended(&key);
+                    self.note_life(&key);
                 }
                 self.changes.begin(self.unix_ms(now));
                 self.read.clear();
@@ -457,16 +465,40 @@ impl Driver {
         ))
     }
 
-    /// Tells those who wait that a world has ended.
-    fn note_ended(&mut self, key: &str) {
-        if self.ends.is_empty() {
+    /// The life of a world, if its record says anything about it.
+    fn life_of(&self, world: &Name) -> Option<WorldLife> {
+        let record = self.parts.core.world(world)?;
+        match record.state {
+            WorldState::Closed => Some(WorldLife { has_ended: true, addresses: Vec::new() }),
+            WorldState::Serving => {
+                Some(WorldLife { has_ended: false, addresses: addresses(&self.parts.core, world, record) })
+            }
+            WorldState::Assigned | WorldState::Closing => None,
+        }
+    }
+
+    /// Tells the followers of a world that it has another home, or has ended.
+    fn note_life(&mut self, key: &str) {
+        if self.lives.is_empty() {
             return;
         }
         let Some(Key::World(world)) = Key::parse(key) else { return };
-        if self.parts.core.world(&world).is_none_or(|record| record.state == WorldState::Closed) {
-            for end in self.ends.remove(&world).into_iter().flatten() {
-                end.send_replace(true);
-            }
+        let life = match self.parts.core.world(&world) {
+            Some(_) => self.life_of(&world),
+            None => Some(WorldLife { has_ended: true, addresses: Vec::new() }),
+        };
+        let Some(life) = life else { return };
+        let Some(followers) = self.lives.get_mut(&world) else { return };
+        followers.retain(|follower| !follower.is_closed());
+        for follower in followers {
+            follower.send_if_modified(|last| {
+                let is_new = *last != life;
+                last.clone_from(&life);
+                is_new
+            });
+        }
+        if life.has_ended {
+            self.lives.remove(&world);
         }
     }
 

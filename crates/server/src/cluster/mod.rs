@@ -73,13 +73,12 @@ enum Command {
         by_listener: bool,
         reply: oneshot::Sender<Verdict>,
     },
-    /// Open a world of a class, on any node, for a match or to stay. The answer comes when it is
-    /// served.
-    Open { world: Name, class: Name, is_match: bool, reply: oneshot::Sender<Result<Hosted, Problem>> },
+    /// Open a world of a class, on any node. The answer comes when it is served.
+    Open { world: Name, class: Name, purpose: Purpose, reply: oneshot::Sender<Result<Hosted, Problem>> },
     /// Read the state of the node.
     Look(Look),
-    /// Set this when the world has ended.
-    AwaitEnd(Name, watch::Sender<bool>),
+    /// Keep this up to date with the life of a world.
+    Follow(Name, watch::Sender<WorldLife>),
     /// The settings have changed, for worlds that open from now on.
     Reconfigure(Box<Reconfigured>),
     /// Close a world, on any node. The answer comes when that is written, or after 10 s.
@@ -89,6 +88,24 @@ enum Command {
     Drain(Duration, oneshot::Sender<bool>),
     /// Stop serving and leave.
     Stop,
+}
+
+/// Purpose of a world that is to be opened.
+enum Purpose {
+    /// To stay.
+    Lasting,
+    /// For one match.
+    Match,
+    /// The same, for the link of this node, which finds the world again by the match's room.
+    Room(String),
+}
+
+/// Part of the life of a world that matters to its match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorldLife {
+    pub(crate) has_ended: bool,
+    /// Addresses of the latest home that has served it.
+    pub(crate) addresses: Vec<Address>,
 }
 
 type Look = Box<dyn FnOnce(&throng_cluster::Node, &Changes) + Send>;
@@ -410,7 +427,7 @@ impl Cluster {
         if opened != plan::CLASS {
             self.worlds.class(opened).map_err(conflict)?;
         }
-        let hosted = self.host(world.clone(), opened, false)?;
+        let hosted = self.host(world.clone(), opened, Purpose::Lasting)?;
         match (class, &hosted.class) {
             (Some(class), Some(served)) if served.as_str() != class => Err(conflict(format!(
                 "the world `{world}` is open, as one of the class `{served}` and not `{class}`; close it, or take \
@@ -420,15 +437,17 @@ impl Cluster {
         }
     }
 
-    /// The same for a world of a match.
+    /// The same for a world of a match. `room` is that of a match whose world the link of this node
+    /// opens; see [`match_worlds`](Cluster::match_worlds).
     ///
     /// # Errors
     /// As [`Cluster::open`].
-    pub(crate) fn open_match(&self, world: &str, class: &str) -> Result<Hosted, Problem> {
+    pub(crate) fn open_match(&self, world: &str, class: &str, room: Option<&str>) -> Result<Hosted, Problem> {
         let conflict = |why| Problem::new(409, why);
         self.worlds.class(class).map_err(conflict)?;
         let world = Name::new(world).map_err(conflict)?;
-        self.host(world.clone(), class, true).inspect_err(|_| {
+        let purpose = room.map_or(Purpose::Match, |room| Purpose::Room(room.to_owned()));
+        self.host(world.clone(), class, purpose).inspect_err(|_| {
             // It is not wanted any more, wherever it may open.
             let _ = self.tell(Command::Close(world, None));
         })
@@ -453,10 +472,25 @@ impl Cluster {
         }
     }
 
-    fn host(&self, world: Name, class: &str, is_match: bool) -> Result<Hosted, Problem> {
+    /// Rooms and open worlds of the matches whose worlds the link of this node has opened, in this
+    /// life or an earlier one.
+    ///
+    /// # Errors
+    /// The node is busy, or has ended.
+    pub(crate) fn match_worlds(&self) -> Result<Vec<(String, String)>, Problem> {
+        let node = self.node.clone();
+        self.look(move |core, _| {
+            let open = core.worlds().filter(|(_, record)| record.state.is_open());
+            let own = open.filter_map(|(name, record)| Some((name, record.opener.as_ref()?)));
+            let own = own.filter(|(_, opener)| opener.node == node);
+            own.map(|(name, opener)| (opener.room.clone(), name.to_string())).collect()
+        })
+    }
+
+    fn host(&self, world: Name, class: &str, purpose: Purpose) -> Result<Hosted, Problem> {
         let class = Name::new(class).map_err(unavailable)?;
         let (reply, answer) = oneshot::channel();
-        self.tell(Command::Open { world, class, is_match, reply }).map_err(unavailable)?;
+        self.tell(Command::Open { world, class, purpose, reply }).map_err(unavailable)?;
         answer.blocking_recv().unwrap_or_else(|_| Err(unavailable("the node has ended".to_owned())))
     }
 
@@ -538,13 +572,14 @@ impl Cluster {
         self.look(move |_, changes| changes.after(after))
     }
 
-    /// The end of a world: true then. The channel is closed if this node ends first.
-    pub(crate) fn end_of(&self, world: &str) -> watch::Receiver<bool> {
-        let sender = watch::Sender::new(false);
-        let end = sender.subscribe();
+    /// The life of a world from now on. The channel is closed after its end, and if this node ends
+    /// first.
+    pub(crate) fn follow(&self, world: &str) -> watch::Receiver<WorldLife> {
+        let sender = watch::Sender::new(WorldLife::default());
+        let life = sender.subscribe();
         // A node that has ended knows of no world.
-        let _ = Name::new(world).map(|world| self.tell(Command::AwaitEnd(world, sender)));
-        end
+        let _ = Name::new(world).map(|world| self.tell(Command::Follow(world, sender)));
+        life
     }
 
     /// Worlds that open from now on have other settings.

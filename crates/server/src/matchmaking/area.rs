@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
-use throng_client::{CallError, Matcher, Mine, Notice, Notices, Notification};
+use throng_client::{CallError, Matcher, Mine, Notice, Notices, Notification, Room};
 use throng_matcher::Scope;
 use throng_matcher_server::{Batch, Handle, Watch};
-use throng_wire::matcher::{Method, Reader, Writer};
+use throng_wire::WireError;
+use throng_wire::matcher::{Method, Reader, Status, Writer};
 use tokio::time::Instant;
 
 /// Pause before a stream of notifications that ended is begun again.
@@ -18,16 +19,32 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
     /// Calls a method with its request body and returns the response body.
     fn call(&self, method: u16, body: Writer) -> impl Future<Output = Result<Bytes, CallError>> + Send;
 
-    /// Returns the rooms and teams of this server's roles.
-    fn mine(&self) -> impl Future<Output = Result<Mine, CallError>> + Send {
+    /// Returns the rooms of this server's roles, and the matches of which it is the allocator.
+    fn mine(&self) -> impl Future<Output = Result<(Vec<Room>, Vec<AllocatedMatch>), CallError>> + Send {
         async {
-            let (mut mine, mut from) = (Mine::default(), String::new());
+            let (mut mine, mut matches, mut from) = (Mine::default(), Vec::new(), String::new());
             loop {
                 let page = self.call(Method::LIST_MINE, Writer::new().str(2, &from)).await?;
                 from = mine.add_page(&page)?;
+                let found = Reader::new(&page).ok();
+                let found = found.iter().flat_map(|page| page.all(4));
+                matches.extend(found.filter_map(|found| AllocatedMatch::read(found).ok()));
                 if from.is_empty() {
-                    return Ok(mine);
+                    return Ok((mine.rooms, matches));
                 }
+            }
+        }
+    }
+
+    /// Returns a room, `None` if it is gone.
+    fn room(&self, room: &str) -> impl Future<Output = Result<Option<Room>, CallError>> + Send {
+        async move {
+            // The response has the room in the field in which a list of rooms has them.
+            let mut listed = Mine::default();
+            match self.call(Method::GET_ROOM_INFO, Writer::new().str(1, room)).await {
+                Ok(answer) => listed.add_page(&answer).map(|_| listed.rooms.pop()),
+                Err(CallError::Refused { status: Status::NotFound, .. }) => Ok(None),
+                Err(error) => Err(error),
             }
         }
     }
@@ -40,6 +57,23 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
     /// Turns a reserved seat into membership.
     fn claim_seat(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
         self.call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role))
+    }
+}
+
+/// A match of which this server is the allocator.
+pub(super) struct AllocatedMatch {
+    pub(super) room: String,
+    /// It waits for its place.
+    pub(super) is_assigning: bool,
+    /// Class of the world that it gets; empty if it gets a channel.
+    pub(super) class: String,
+}
+
+impl AllocatedMatch {
+    fn read(body: &[u8]) -> Result<AllocatedMatch, WireError> {
+        let body = Reader::new(body)?;
+        let (room, class) = (body.str(2)?.to_owned(), body.str(9)?.to_owned());
+        Ok(AllocatedMatch { room, is_assigning: body.str(4)? == "assigning", class })
     }
 }
 
@@ -146,8 +180,6 @@ impl AreaNotices for LocalNotices {
 
 #[cfg(test)]
 mod tests {
-    use throng_wire::matcher::Status;
-
     use super::*;
 
     fn matcher() -> throng_matcher_server::Service {
@@ -183,17 +215,20 @@ mod tests {
         local.call(Method::ROLE_JOIN_RANDOM_ROOM, join).await.expect("a room");
         let Some(Notification::Notice(notice)) = notices.next().await else { panic!("no notice") };
         assert_eq!(notice.roles, ["ann"]);
-        let mine = local.mine().await.expect("a list");
-        assert_eq!(mine.rooms[0].id, notice.room_id());
-        let refused = local.leave_room("bob", &mine.rooms[0].id).await;
+        let (rooms, _) = local.mine().await.expect("a list");
+        assert_eq!(rooms[0].id, notice.room_id());
+        let shown = local.room(&rooms[0].id).await.expect("an answer").expect("the room");
+        assert_eq!(shown, rooms[0]);
+        assert_eq!(local.room("gone").await.expect("an answer"), None);
+        let refused = local.leave_room("bob", &rooms[0].id).await;
         assert!(matches!(refused, Err(CallError::Refused { .. })), "{refused:?}");
         // Another session of this server takes the stream. This one goes on where it stood.
         let other = service.handle().watch("gateway", None);
-        local.leave_room("ann", &mine.rooms[0].id).await.expect("it was a member");
+        local.leave_room("ann", &rooms[0].id).await.expect("it was a member");
         let Some(Notification::Notice(left)) = notices.next().await else { panic!("no notice") };
-        assert_eq!((&left.roles[..], left.room_id()), (&["ann".to_owned()][..], &*mine.rooms[0].id));
+        assert_eq!((&left.roles[..], left.room_id()), (&["ann".to_owned()][..], &*rooms[0].id));
         drop((other, service));
         let ended = local.mine().await;
-        assert!(matches!(ended, Err(CallError::Refused { status: Status::Unavailable, .. })), "{ended:?}");
+        assert!(matches!(ended.err(), Some(CallError::Refused { status: Status::Unavailable, .. })));
     }
 }

@@ -19,6 +19,11 @@
 //!
 //! A player who goes to the world of its match leaves the one where it asked for the match, and
 //! keeps its place in the room: that lasts until the world ends, and the world until the room does.
+//!
+//! The link of a queue's or mode's allocator follows the worlds that it has opened: a new home's
+//! addresses go into the room's data. After a restart or a gap it reads its matches from the
+//! matcher, opens worlds for those that wait, follows the others, and closes worlds whose room is
+//! gone.
 
 mod area;
 mod matches;
@@ -180,14 +185,26 @@ enum Done {
     Entered { room: String, player: String, at: PlayerLocation },
     /// The world of a match has ended.
     WorldOver { room: String },
-    /// This link has opened a world for a match.
-    Hosted { room: String, world: String },
+    /// This link has opened a world for a match, or could not.
+    Hosted { room: String, world: Option<MatchWorld> },
+    /// A world that this link has opened has another home.
+    HostedMoved { room: String, world: MatchWorld },
     /// A world that this link has opened has ended.
     HostedOver { room: String },
     /// A ticket turned out to be the player's.
     Ticket { player: String, ticket: String },
-    /// Everything that concerns this server, after a gap.
-    Mine(Vec<throng_client::Room>),
+    /// Everything that concerns this server, at the start or after a gap.
+    Mine(Mine),
+}
+
+/// Everything in the matcher that concerns a link.
+struct Mine {
+    /// Rooms of its players.
+    rooms: Vec<throng_client::Room>,
+    /// Rooms that wait for a world or channel, with the class of the world.
+    assigning: Vec<(String, String)>,
+    /// Rooms with a world of its own, as their data say.
+    hosted: Vec<(String, MatchWorld)>,
 }
 
 struct Player {
@@ -204,7 +221,9 @@ struct Link<A> {
     matches: Matches,
     /// Worlds that this link has opened for rooms. Each lasts as long as its room, and the room as
     /// long as its world.
-    hosted: BTreeMap<String, String>,
+    hosted: BTreeMap<String, MatchWorld>,
+    /// Rooms for which worlds are being opened.
+    opening: BTreeSet<String>,
     done: mpsc::Sender<Done>,
     data_type: Arc<str>,
 }
@@ -253,7 +272,8 @@ async fn serve<A: Area>(
     let (players, matches, hosted) = (BTreeMap::new(), Matches::default(), BTreeMap::new());
     // The caller may have given up.
     let _ = up.send(());
-    let link = Link { gateway: client, process, matcher, players, matches, hosted, done, data_type };
+    let opening = BTreeSet::new();
+    let link = Link { gateway: client, process, matcher, players, matches, hosted, opening, done, data_type };
     link.run(events, news, notices, results).await;
 }
 
@@ -281,6 +301,7 @@ impl<A: Area> Link<A> {
         mut notices: impl AreaNotices,
         mut results: mpsc::Receiver<Done>,
     ) {
+        self.refetch();
         loop {
             tokio::select! {
                 event = next_event(&mut events) => match event {
@@ -439,18 +460,7 @@ impl<A: Area> Link<A> {
                 }
             }
             // The matcher asks where the match is to be played.
-            Kind::MATCH_READY if notice.roles.is_empty() => match notice.text(CLASS) {
-                "" if self.gateway.is_none() => tracing::warn!(
-                    room,
-                    queue = notice.text(7),
-                    "a match gets no server: on a node of a cluster its queue needs a `world`"
-                ),
-                "" => {
-                    self.matches.await_players(&room);
-                    self.open(&room);
-                }
-                class => self.host(room, class),
-            },
+            Kind::MATCH_READY if notice.roles.is_empty() => self.find_place(room, notice.text(CLASS)),
             Kind::SEAT_EXPIRED | Kind::MATCH_CANCELLED => {
                 self.matches.end_wait(&room);
                 self.close_empty();
@@ -477,38 +487,54 @@ impl<A: Area> Link<A> {
         }
     }
 
+    /// Gets a match the place that it waits for: a world of a class, or a channel without one.
+    fn find_place(&mut self, room: String, class: &str) {
+        match class {
+            "" if self.gateway.is_none() => tracing::warn!(
+                room,
+                "a match gets no server: on a node of a cluster its queue needs a `world`"
+            ),
+            "" => {
+                self.matches.await_players(&room);
+                self.open(&room);
+            }
+            class => self.host(room, class),
+        }
+    }
+
     /// Opens a world for a match, and tells the matcher.
-    fn host(&self, room: String, class: &str) {
+    fn host(&mut self, room: String, class: &str) {
+        if !self.opening.insert(room.clone()) {
+            return;
+        }
         let (process, matcher, class) = (Arc::clone(&self.process), self.matcher.clone(), class.to_owned());
         let done = self.done.clone();
         tokio::spawn(async move {
             let opening = {
                 let (process, room) = (Arc::clone(&process), room.clone());
-                tokio::task::spawn_blocking(move || process.open_match_world(&class, &room))
+                tokio::task::spawn_blocking(move || process.open_match_world(&class, &room, true))
             };
-            let MatchWorld { name, addresses } = match opening.await {
-                Ok(Ok(opened)) => opened,
+            let mut world = match opening.await {
+                Ok(Ok(opened)) => Some(opened),
                 // The match ends after 10 s, and its tickets wait again.
                 Ok(Err(problem)) => {
-                    return tracing::warn!(room, why = problem.what, "a match got no world");
+                    tracing::warn!(room, why = problem.what, "a match got no world");
+                    None
                 }
-                Err(error) => return tracing::error!(room, %error, "a match got no world"),
-            };
-            let client = &addresses["client"];
-            let first = client.get("tcp").or_else(|| client.as_object()?.values().next());
-            let connection = first.and_then(|url| url.as_str()).unwrap_or_default();
-            let data = |key: &str, json: String| Writer::new().str(1, key).str(2, &json);
-            let request = Writer::new().str(1, &room).str(2, connection);
-            let request = request.nested(3, data("World", format!("\"{name}\"")));
-            let request = request.nested(3, data("Addresses", addresses.to_string()));
-            match matcher.call(Method::ASSIGN_MATCH, request).await {
-                // The loop ends only with the process.
-                Ok(_) => drop(done.send(Done::Hosted { room, world: name }).await),
                 Err(error) => {
-                    tracing::warn!(room, %error, "a match did not get its world");
-                    process.close_match_world(&name);
+                    tracing::error!(room, %error, "a match got no world");
+                    None
                 }
+            };
+            if let Some(opened) = &world
+                && let Err(error) = matcher.call(Method::ASSIGN_MATCH, assignment(&room, opened)).await
+            {
+                tracing::warn!(room, %error, "a match did not get its world");
+                process.close_match_world(&opened.name);
+                world = None;
             }
+            // The loop ends only with the process.
+            let _ = done.send(Done::Hosted { room, world }).await;
         });
     }
 
@@ -527,24 +553,46 @@ impl<A: Area> Link<A> {
     /// Players are in a match with a world of its own.
     fn enter_world(&mut self, room: &str, world: String, players: impl Iterator<Item = String>) {
         if self.matches.join_world(room, &world, players) {
-            let (end, done, room) =
-                (self.process.match_world_end(&world), self.done.clone(), room.to_owned());
+            let (life, done, room) =
+                (self.process.follow_match_world(&world), self.done.clone(), room.to_owned());
             tokio::spawn(async move {
-                end.await;
+                life.end().await;
                 // The loop ends only with the process.
                 let _ = done.send(Done::WorldOver { room }).await;
             });
         }
     }
 
-    /// Notes a world that this link opened: its end ends the room, also when no member is here.
-    fn keep_hosted(&mut self, room: String, world: String) {
-        let (end, done) = (self.process.match_world_end(&world), self.done.clone());
+    /// Notes a world that this link opened: its end ends the room, also when no member is here, and
+    /// another home's addresses go into the room's data.
+    fn keep_hosted(&mut self, room: String, world: MatchWorld) {
+        let (mut life, done) = (self.process.follow_match_world(&world.name), self.done.clone());
+        let (name, mut last) = (world.name.clone(), world.addresses.clone());
         self.hosted.insert(room.clone(), world);
         tokio::spawn(async move {
-            end.await;
-            // The loop ends only with the process.
+            while let Some(addresses) = life.next().await {
+                if addresses != last {
+                    last.clone_from(&addresses);
+                    let world = MatchWorld { name: name.clone(), addresses };
+                    // The loop ends only with the process.
+                    let _ = done.send(Done::HostedMoved { room: room.clone(), world }).await;
+                }
+            }
             let _ = done.send(Done::HostedOver { room }).await;
+        });
+    }
+
+    /// The world of a match has another home: the room's data name it.
+    fn assign_again(&mut self, room: String, world: MatchWorld) {
+        let Some(hosted) = self.hosted.get_mut(&room) else { return };
+        let (matcher, request) = (self.matcher.clone(), assignment(&room, &world));
+        tracing::info!(room, world = world.name, "the world of a match has another home");
+        *hosted = world;
+        tokio::spawn(async move {
+            // After a gap the room's data are compared.
+            if let Err(error) = matcher.call(Method::ASSIGN_MATCH, request).await {
+                tracing::warn!(room, %error, "a match did not get the addresses of its world's new home");
+            }
         });
     }
 
@@ -554,20 +602,35 @@ impl<A: Area> Link<A> {
     }
 
     fn refetch(&self) {
-        let (matcher, done) = (self.matcher.clone(), self.done.clone());
-        let (process, hosted) = (Arc::clone(&self.process), self.hosted.clone());
+        let (matcher, done, process) = (self.matcher.clone(), self.done.clone(), Arc::clone(&self.process));
+        let hosted = self.hosted.iter().map(|(room, world)| (room.clone(), world.name.clone()));
+        let mut worlds: BTreeSet<(String, String)> = hosted.collect();
         tokio::spawn(async move {
+            let opened = {
+                let process = Arc::clone(&process);
+                tokio::task::spawn_blocking(move || process.opened_match_worlds())
+            };
+            worlds.extend(opened.await.unwrap_or_default());
             // The ends of rooms may be among what was missed.
-            for (room, world) in hosted {
-                let found = matcher.call(Method::GET_ROOM_INFO, Writer::new().str(1, &room)).await;
-                if let Err(CallError::Refused { status: Status::NotFound, .. }) = found {
+            for (room, world) in worlds {
+                if let Ok(None) = matcher.room(&room).await {
                     process.close_match_world(&world);
                 }
             }
-            if let Ok(mine) = matcher.mine().await {
-                // The loop ends only with the process.
-                let _ = done.send(Done::Mine(mine.rooms)).await;
+            let Ok((rooms, matches)) = matcher.mine().await else { return };
+            let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
+            for found in matches {
+                if found.is_assigning {
+                    assigning.push((found.room, found.class));
+                } else if !found.class.is_empty()
+                    && let Ok(Some(room)) = matcher.room(&found.room).await
+                    && let Some(world) = world_in(&room)
+                {
+                    hosted.push((found.room, world));
+                }
             }
+            // The loop ends only with the process.
+            let _ = done.send(Done::Mine(Mine { rooms, assigning, hosted })).await;
         });
     }
 
@@ -605,7 +668,13 @@ impl<A: Area> Link<A> {
                     }
                 });
             }
-            Done::Hosted { room, world } => self.keep_hosted(room, world),
+            Done::Hosted { room, world } => {
+                self.opening.remove(&room);
+                if let Some(world) = world {
+                    self.keep_hosted(room, world);
+                }
+            }
+            Done::HostedMoved { room, world } => self.assign_again(room, world),
             Done::HostedOver { room } => {
                 if self.hosted.remove(&room).is_some() {
                     let (matcher, delete) = (self.matcher.clone(), Writer::new().str(1, &room));
@@ -621,7 +690,15 @@ impl<A: Area> Link<A> {
                     tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
                 }
             },
-            Done::Mine(rooms) => {
+            Done::Mine(Mine { rooms, assigning, hosted }) => {
+                for (room, class) in assigning {
+                    if !self.hosted.contains_key(&room) {
+                        self.find_place(room, &class);
+                    }
+                }
+                for (room, world) in hosted {
+                    self.adopt(room, world);
+                }
                 for room in rooms {
                     let is_complete = has_channel(&room);
                     let own = room.roles.into_iter().map(|role| role.id);
@@ -633,6 +710,29 @@ impl<A: Area> Link<A> {
                     self.matches.join(&room.id, own, is_complete);
                     self.open(&room.id);
                 }
+            }
+        }
+    }
+
+    /// Takes up the world of a match that an earlier life of this link has opened. The addresses of
+    /// a world that was followed all the time are compared with those in the room's data.
+    fn adopt(&mut self, room: String, world: MatchWorld) {
+        match self.hosted.get(&room) {
+            Some(hosted) if hosted.addresses == world.addresses => {}
+            Some(hosted) => self.assign_again(room, hosted.clone()),
+            None if self.opening.contains(&room) => {}
+            None => {
+                let (process, done) = (Arc::clone(&self.process), self.done.clone());
+                self.opening.insert(room.clone());
+                tokio::task::spawn_blocking(move || {
+                    let has_ended = process.has_match_world_ended(&world.name);
+                    let adopted = Done::Hosted { room: room.clone(), world: Some(world) };
+                    // The loop ends only with the process.
+                    let _ = done.blocking_send(adopted);
+                    if has_ended {
+                        let _ = done.blocking_send(Done::HostedOver { room });
+                    }
+                });
             }
         }
     }
@@ -731,6 +831,24 @@ fn world_of(notice: &Notice) -> Option<String> {
 /// Returns whether a room is a match that is played in a channel.
 fn has_channel(room: &throng_client::Room) -> bool {
     room.is_full && room.world.is_empty()
+}
+
+/// The world of a match, as the data of its room say.
+fn world_in(room: &throng_client::Room) -> Option<MatchWorld> {
+    let name = unquoted(room.data.get("World")?)?;
+    Some(MatchWorld { name, addresses: serde_json::from_str(room.data.get("Addresses")?).ok()? })
+}
+
+/// The request that gives a match its world.
+fn assignment(room: &str, world: &MatchWorld) -> Writer {
+    let MatchWorld { name, addresses } = world;
+    let client = &addresses["client"];
+    let first = client.get("tcp").or_else(|| client.as_object()?.values().next());
+    let connection = first.and_then(|url| url.as_str()).unwrap_or_default();
+    let data = |key: &str, json: String| Writer::new().str(1, key).str(2, &json);
+    let request = Writer::new().str(1, room).str(2, connection);
+    let request = request.nested(3, data("World", format!("\"{name}\"")));
+    request.nested(3, data("Addresses", addresses.to_string()))
 }
 
 /// The text of a JSON string.

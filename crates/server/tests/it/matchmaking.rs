@@ -474,6 +474,56 @@ fn players_of_a_game_server_have_a_world_as_long_as_their_room_and_the_room_as_l
 }
 
 #[test]
+fn a_gateway_that_starts_again_takes_up_the_matches_of_its_former_life() {
+    let data = tempfile::tempdir().unwrap();
+    let rules = data.path().join("modes.toml");
+    std::fs::write(&rules, RULES).unwrap();
+    let start = |flags: &[(&str, &str)]| {
+        let loader = Loader::new().text("throng.toml", WORLDS).flag("t", "http.addr", "");
+        let loader = flags.iter().fold(loader, |loader, (key, value)| loader.flag("t", *key, *value));
+        throng_server::start(loader.load().unwrap()).unwrap()
+    };
+    let matcher = start(&[
+        ("server.only", "matcher"),
+        ("server.data", data.path().join("m").to_str().unwrap()),
+        ("matcher.addr", "127.0.0.1:0"),
+        ("matcher.durability", "none"),
+        ("matcher.rules", rules.to_str().unwrap()),
+    ]);
+    let addr = matcher.address(Service::Matcher).unwrap();
+    let gateway = || {
+        start(&[
+            ("server.only", "gateway"),
+            ("server.data", data.path().join("g").to_str().unwrap()),
+            ("gateway.dev", "true"),
+            ("gateway.servers.addr", "127.0.0.1:0"),
+            ("gateway.clients.addr", "127.0.0.1:0"),
+            ("gateway.matchmaking.matcher", &addr.to_string()),
+        ])
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connecting = Matcher::connect(Endpoint::tcp(addr), MatcherConfig::new("director"));
+    let (director, _notices) = runtime.block_on(connecting).unwrap();
+    let until = |is_there: &dyn Fn(Result<throng_client::Room, CallError>) -> bool, room: &str| {
+        let started = std::time::Instant::now();
+        while !is_there(runtime.block_on(director.room(room))) {
+            assert!(started.elapsed() < PATIENCE, "in time");
+        }
+    };
+    // The room has asked for its world before the gateway is there.
+    let mut room = String::new();
+    for role in ["ann", "bob"] {
+        room = runtime.block_on(director.join_random_room(&Role::new(role), "arena")).unwrap().id;
+    }
+    let first = gateway();
+    until(&|room| room.expect("the room").data.contains_key("World"), &room);
+    // The world ends with the process, and its next life deletes the room.
+    drop(first);
+    let _second = gateway();
+    until(&|room| room.is_err() || room.is_ok_and(|room| room.is_deleting), &room);
+}
+
+#[test]
 fn a_match_ends_with_its_world() {
     let world = World::start_with(WORLDS);
     world.run(async {

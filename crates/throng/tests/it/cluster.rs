@@ -855,6 +855,115 @@ fn players_of_a_queue_go_to_the_world_of_their_match_on_any_node() {
 }
 
 #[test]
+fn the_room_of_a_match_outlives_nodes_and_names_the_home_of_its_world() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "n2", "world": {"class": "duel"},
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
+    }"#;
+    let Some(bus) = bus() else { return };
+    let cluster = Cluster::new(&bus);
+    cluster.act("n1", &["init"]).expect("it makes the bucket");
+    let mut matcher = up(cluster.folder.path(), "matcher", "m");
+    let (_matcher, said) = Process::ready(matcher.args(["--matcher.addr", "127.0.0.1:0"]));
+    let line = said.iter().find(|line| line.trim_start().starts_with("matcher")).expect("its address");
+    let matcher = line.split_whitespace().find_map(|word| word.strip_prefix("tcp://")).expect("an address");
+    let configure = |node: &str, labels: &str| {
+        cluster.configure(node, &bus.url, &format!("node = {node:?}\nlabels = {labels}"));
+        let path = cluster.path(&format!("{node}.toml"));
+        let mut text = std::fs::read_to_string(&path).expect("it is there");
+        let _ = writeln!(text, "[gateway.matchmaking]\nmatcher = {matcher:?}\nsrv = {node:?}");
+        text.push_str("[[gateway.classes]]\nname = \"duel\"\nlabels = [\"duels=yes\"]\n");
+        std::fs::write(&path, text).expect("written");
+    };
+    // Players are at n1, n2 is the allocator, and n3 the only node that takes worlds of matches.
+    let (takes, takes_not) = ("[\"duels=yes\"]", "[\"duels=no\"]");
+    configure("n1", takes_not);
+    configure("n2", takes_not);
+    configure("n3", takes);
+    let mut n1 = cluster.start("n1");
+    assert_eq!(cluster.homes()[0], "n1");
+    let (mut n2, mut n3) = (cluster.start("n2"), cluster.start("n3"));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let endpoint = format!("tcp://{matcher}").parse().expect("an address");
+    let config = MatcherConfig { call_timeout: PATIENCE, ..MatcherConfig::new("director") };
+    let (director, _notices) = runtime.block_on(Matcher::connect(endpoint, config)).expect("it listens");
+    let call = |method, body| runtime.block_on(director.call(method, body));
+    call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).expect("a queue");
+    let played = async {
+        let mut players = Vec::new();
+        for name in ["ann", "bob", "cid"] {
+            let config = SessionConfig {
+                auth_timeout: PATIENCE,
+                request_timeout: PATIENCE,
+                ..SessionConfig::client(name, "")
+            };
+            let endpoint = format!("ws://{}", n1.players).parse().expect("an address");
+            players.push(Client::connect(endpoint, config).await.expect("it enters"));
+        }
+        for (client, _) in &players[..2] {
+            // The link may still be on its way to the matcher.
+            while client.join_queue("duel").await.is_err() {}
+        }
+        let mode = Writer::new().nested(2, Writer::new().str(1, "2v2"));
+        let join = MatchmakingRequest::new(Method::ROLE_JOIN_RANDOM_ROOM, mode);
+        players[2].0.matchmake(join).await.expect("a room");
+        let room = loop {
+            if let Event::Matchmaking { event: MatchmakingEvent::Notice(notice), .. } =
+                players[0].1.next().await.expect("it is connected")
+                && notice.match_world().is_some()
+            {
+                break notice.room_id().to_owned();
+            }
+        };
+        while director.room(&room).await.expect("it is there").members < 2 {}
+        (room, players)
+    };
+    let (room, players) = runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, played).await })
+        .expect("the match has a world in time");
+    let shown = || runtime.block_on(director.room(&room)).expect("the room is there");
+    let world: String = serde_json::from_str(&shown().data["World"]).expect("its name");
+    let names = |node: &Node| shown().data["connection"].contains(&node.players);
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let until = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}");
+        }
+    };
+    let is_home = |node: &str| {
+        let place = cluster.act("n2", &["where", &world]).unwrap_or_default();
+        place.starts_with(&format!("{world} serving {node}"))
+    };
+    assert!(is_home("n3") && names(&n3));
+
+    // The node where the players asked stops: they keep their places in the match, and no others.
+    signal(n1.process.0.id(), "-TERM");
+    assert!(n1.process.0.wait().expect("it ends").success());
+    drop(players);
+    let cid = || call(Method::GET_ROLE, Writer::new().str(1, "cid"));
+    until("the other player is gone", &|| cid().is_err());
+    assert_eq!(shown().members, 2);
+
+    // The allocator starts again, and follows the world when that moves.
+    n2.process.kill();
+    configure("n2", takes);
+    let n2 = cluster.start("n2");
+    signal(n3.process.0.id(), "-TERM");
+    assert!(n3.process.0.wait().expect("it ends").success());
+    until("the world moves", &|| is_home("n2"));
+    until("the room names its home", &|| names(&n2));
+    assert_eq!(shown().members, 2);
+
+    // The room ends while the allocator is away, which closes the world when it is back.
+    let mut n2 = n2;
+    n2.process.kill();
+    runtime.block_on(director.delete_room(&room)).expect("it was there");
+    until("the room ends", &|| runtime.block_on(director.room(&room)).is_err());
+    let _n2 = cluster.start("n2");
+    until("the world closes", &|| cluster.act("n2", &["where", &world]).is_err());
+}
+
+#[test]
 fn records_that_cannot_be_read_and_names_that_do_not_exist_are_named() {
     let Some(bus) = bus() else { return };
     let cluster = Cluster::new(&bus);

@@ -223,16 +223,17 @@ message!(DeleteRoomResponse { 1 Deleted Bool, "whether the room existed"; });
 message!(SetRoomFlagsRequest { 1 RoomID Str, "the room"; } { 2 IsHidden Bool, "hidden from listings"; 3 IsFull Bool, "accepts no more players"; });
 message!(ClaimSeatRequest { 1 RoomID Str, "the room"; 2 RoleID Str, "role with the seat"; 3 RoleInfo Msg(&RoleInfo), "data of the role to store"; });
 message!(ListMineRequest { 1 SrvID Str, "the server; empty: the caller's own"; 2 Token Str, "`Next` of the previous response; empty at first"; });
-message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with a member or a reserved seat of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "live tickets of its roles, and matched ones with unclaimed seats"; 4 Matches List(&Msg(&MatchInfo)), "matches that it assigns or has assigned, as the allocator of their queue"; 5 Next Str, "token of the next page; empty: no more pages"; });
+message!(ListMineResponse { 1 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with a member or a reserved seat of its roles"; 2 TeamInfos Keyed(&TeamInfo, "TeamID"), "teams of its roles"; 3 Tickets List(&Msg(&Ticket)), "live tickets of its roles, and matched ones with unclaimed seats"; 4 Matches List(&Msg(&MatchInfo)), "matches that it assigns or has assigned, as the allocator of their queue or mode"; 5 Next Str, "token of the next page; empty: no more pages"; });
 message!(MatchInfo {
-    1 MatchID Str, "the match";
+    1 MatchID Str, "the match; empty for a room of a mode";
     2 RoomID Str, "its room";
-    3 Queue Str, "its queue";
+    3 Queue Str, "its queue; empty for a room of a mode";
     4 Status Str, "assigning (waits for a server) or assigned";
     5 Region Str, "best region";
     6 Connection Str, "address to connect to";
     7 Deadline U64, "deadline of the assignment, ms since the epoch";
     8 Players List(&Msg(&Player)), "players as in their tickets, while the match waits";
+    9 World Str, "class of the world that it gets, if it gets one";
 });
 message!(GetRoleRequest { 1 RoleID Str, "the role"; 2 Token Str, "`Next` of the previous response; empty at first"; });
 
@@ -450,7 +451,7 @@ methods! {
     69 STOP_BACKFILL "StopBackfill" write own BackfillIdRequest BackfillResponse "Ends a backfill."
     70 REPORT_RESULT "ReportResult" write trusted ReportResultRequest RatingsResponse "Rates the players of a match, once."
     71 GET_RATINGS "GetRatings" read any GetRatingsRequest RatingsResponse "Returns ratings of players."
-    72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Assigns a server to a match; for the allocator of its queue or mode and trusted callers."
+    72 ASSIGN_MATCH "AssignMatch" write own AssignMatchRequest Empty "Assigns a server to a match; for the allocator of its queue or mode and trusted callers. For a match whose `Data` names a `World` already, it changes the place, and the members are notified of each changed value."
     73 EXPLAIN_TICKET "ExplainTicket" read any TicketIdRequest ExplainTicketResponse "Explains why a ticket is not matched: its nearest candidates and the rules that prevent the match."
     80 PUT_QUEUE "PutQueue" write admin PutQueueRequest QueuesResponse "Creates or replaces a queue."
     81 LIST_QUEUES "ListQueues" read any ListQueuesRequest ListQueuesResponse "Returns the queues and their rule sets."

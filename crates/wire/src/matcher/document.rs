@@ -53,7 +53,7 @@ pub fn reference_page() -> String {
          (4). Fields have the names below in lower_snake_case. A request that changes something may carry an idempotency \
          key, 16 bytes in field 100: within 60 s, a request with the same key returns the first response and has no \
          further effect. The same key with another method or body is refused as `INVALID`; an empty member counts as \
-         absent. The body of a refusal is {1: message, 2: detail}.\n\n",
+         absent, and a field that this release does not know counts as part of the body. The body of a refusal is {1: message, 2: detail}.\n\n",
     );
     out.push_str(FRAMES);
     out.push_str(HTTP);
@@ -148,8 +148,8 @@ WebSocket, as Server-Sent Events otherwise. Every message is a batch with its `E
 The first one has no entries and contains the current position of the stream. `&epoch=EPOCH&after=SEQ` (or `Last-Event-ID:
 EPOCH-SEQ`) resumes after a batch, up to 10 s after the connection was lost. A new `Epoch` means that entries are missing, because
 they have expired or because the reader fell behind by more than 16 MiB or 100,000 entries: call `ListMine`. A reader that does not
-read costs the matcher at most 32 MiB, buffers included, and slows no other reader. A server has one stream at a time, and counts as
-connected while it has one.
+read occupies at most 32 MiB of allocated memory in the matcher, buffers included, and slows no other reader; freed memory may stay
+with the process for reuse. A server has one stream at a time, and counts as connected while it has one.
 
 ";
 
