@@ -472,10 +472,11 @@ impl World {
                 let dormant = self.rng.chance(0.5);
                 self.server.set_dormant(handle, dormant).expect("it exists");
                 if dormant {
-                    self.dormant.insert(handle)
-                } else {
-                    self.dormant.remove(&handle)
-                };
+                    self.dormant.insert(handle);
+                } else if self.dormant.remove(&handle) {
+                    // What its sleep kept is shown as a change of this frame.
+                    self.objects[at].changed = self.frame;
+                }
             }
             19 if self.rng.chance(0.3) => self.server.flush_dormant(handle).expect("it exists"),
             19 => self.server.force_update(handle).expect("it exists"),
