@@ -121,9 +121,9 @@ impl Store {
         Ok(self.index.read(&name, |_, value| RefValue::read(value))?.flatten())
     }
 
-    /// Reports whether a ref that is missing may have been put here: a start found its newest record
-    /// damaged, and it was not put again since. In a folder that has only refs of an upstream, none
-    /// was.
+    /// Reports whether a ref that is missing may have been put here: a start found its newest
+    /// record damaged, and it was not put again since. In a folder that has only refs of an
+    /// upstream, none was.
     ///
     /// # Errors
     /// As the system says.

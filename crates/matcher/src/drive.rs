@@ -277,8 +277,8 @@ impl Matcher {
         }
     }
 
-    /// A lost server did not come back: its roles leave everything but matches with a world of their
-    /// own, where they may be by another server. Those last until the world ends.
+    /// A lost server did not come back: its roles leave everything but matches with a world of
+    /// their own, where they may be by another server. Those last until the world ends.
     fn give_up_server(&mut self, turn: &mut Turn<'_>, index: ServerKey) {
         if !self.people.begin_giving_up(index, self.now) {
             return;

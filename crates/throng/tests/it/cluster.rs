@@ -685,7 +685,7 @@ fn a_node_shows_its_cluster_and_says_why_it_opens_no_more_worlds() {
     while report(&n1, "/api/v1/cluster/nodes/n2")["state"] != "draining" {
         assert!(Instant::now() < until, "it drains");
     }
-    // When all nodes drain, an open is answered without waiting for a home.
+    // An open is answered without waiting for a home when all nodes drain.
     assert_eq!(post(&n1, "/api/v1/cluster/drain", TOKEN, r#"{"node":"n1"}"#).0, "200");
     while report(&n1, "/api/v1/cluster/nodes/n1")["state"] != "draining" {
         assert!(Instant::now() < until, "it drains");
