@@ -83,9 +83,9 @@ impl Host {
         }
         let local_id = self.choose_id(from)?;
         let config = &self.ctx.config;
+        let (known_in, known_out) = self.closed.sessions(from, local_id);
         let (session_in, session_out) = match config.naming {
             Naming::Sequential => {
-                let (known_in, known_out) = self.closed.sessions(from, local_id);
                 let start = |theirs: u8, ours: u8| if theirs == SESSION_UNUSED { ours } else { theirs };
                 let session_out = next_session(start(connect.incoming_session, known_out), known_out);
                 let session_in = next_session(start(connect.outgoing_session, known_in), known_in);
@@ -93,7 +93,8 @@ impl Host {
             }
             Naming::Random => {
                 let bits = self.secret.draw() as u8;
-                (bits & SESSION_MASK, bits >> 2 & SESSION_MASK)
+                let session_in = other_session(bits & 15, [connect.outgoing_session, known_in]);
+                (session_in, other_session(bits >> 4, [connect.incoming_session, known_out]))
             }
         };
         let names = Names {
@@ -308,8 +309,32 @@ fn next_session(session: u8, avoid: u8) -> u8 {
     if next == avoid { (next + 1) & SESSION_MASK } else { next }
 }
 
+/// A session by chance, but none of the former connections of this peer: what is left of them on
+/// the way would count as data of this one.
+fn other_session(bits: u8, former: [u8; 2]) -> u8 {
+    let mut others = (0..=SESSION_MASK).filter(|session| !former.contains(session));
+    let count = others.clone().count();
+    others.nth(usize::from(bits) % count).expect("two of four are left at least")
+}
+
 /// A client that has not acknowledged VERIFY_CONNECT gets another after this time; its ping comes
 /// back after 500 ms.
 const ANSWER_AGAIN_MS: u64 = 200;
 /// Answers to one attempt: with doubling pauses, a client asks seven times before it gives up.
 const ANSWERS_MAX: u32 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_has_no_session_of_the_former_ones() {
+        let sessions = [0, 1, 2, 3, SESSION_UNUSED];
+        for former in sessions.iter().flat_map(|&one| sessions.map(|other| [one, other])) {
+            let chosen: alloc::collections::BTreeSet<u8> =
+                (0..16).map(|bits| other_session(bits, former)).collect();
+            let left = (0..4).filter(|session| !former.contains(session)).collect();
+            assert_eq!(chosen, left, "after {former:?}");
+        }
+    }
+}
