@@ -919,8 +919,9 @@ impl Log {
             }
         }
         if let Err(source) = self.file.write_at(&parts, self.end) {
-            // The written part must not be found behind what is written next.
-            let broken = self.file.set_len(self.end).is_err();
+            // The written part must not be found behind what is written next, nor after a power
+            // failure by a start that then takes it for an acknowledged upload.
+            let broken = self.file.set_len(self.end).and_then(|()| self.file.sync()).is_err();
             self.directory.truncate(known);
             self.replaced.retain(|place| *place < known);
             self.broken |= broken;

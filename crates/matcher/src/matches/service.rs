@@ -239,7 +239,8 @@ impl Matcher {
     /// The deadline of a proposal: who said yes searches on, the others as configured.
     ///
     /// `was_deaf`: the matcher took no answers when the time ran out, because it stood still or had
-    /// lost the lease on its area. Then nobody is blamed, as after a restart.
+    /// lost the lease on its area. No player is counted as having declined then, as after a
+    /// restart.
     pub(crate) fn end_proposal(&mut self, turn: &mut Turn<'_>, id: Id, was_deaf: bool) {
         let open = |index: &MatchKey| self.matches[*index].stage() == Stage::Proposed;
         let Some(index) = self.match_of(id).filter(open) else { return };
@@ -355,7 +356,7 @@ impl Matcher {
         }
     }
 
-    /// After a restart: open proposals are off and nobody is blamed; what has a room is a match.
+    /// After a restart: cancels open proposals without a penalty; a proposal with a room is a match.
     pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
         let open: Vec<MatchKey> =
             self.matches.iter().filter(|(_, m)| m.stage() != Stage::Made).map(|(i, _)| i).collect();
@@ -374,7 +375,7 @@ impl Matcher {
         }
     }
 
-    /// A proposal is off and nobody is blamed: the tickets search again.
+    /// Cancels a proposal without a penalty: its tickets search again.
     fn reopen_proposal(&mut self, turn: &mut Turn<'_>, index: MatchKey) {
         for ticket in self.break_match(turn, index, "restarted") {
             self.return_ticket(turn, ticket);

@@ -58,7 +58,7 @@ impl Matcher {
     }
 
     /// A room's match has another place, for example because its world has moved: each value that
-    /// is another one now is told like one that a caller sets.
+    /// changed is announced like one that a caller sets.
     pub(crate) fn change_place(
         &mut self,
         turn: &mut Turn<'_>,

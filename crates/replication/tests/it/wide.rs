@@ -474,7 +474,7 @@ impl World {
                 if dormant {
                     self.dormant.insert(handle);
                 } else if self.dormant.remove(&handle) {
-                    // What its sleep kept is shown as a change of this frame.
+                    // Waking sends the changes made during the sleep, as changes of this frame.
                     self.objects[at].changed = self.frame;
                 }
             }

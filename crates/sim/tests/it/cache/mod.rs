@@ -55,6 +55,12 @@ fn a_blob_that_is_stored_is_not_acknowledged_again_once_the_log_is_broken() {
     world::live(22349, false);
 }
 
+/// Its disk takes a part of an upload and refuses the rest, and the power fails after the cut.
+#[test]
+fn an_upload_that_was_refused_does_not_come_back_after_a_power_failure() {
+    world::live(77_780, false);
+}
+
 /// Its collection takes what a ref names that is put without it afterwards.
 #[test]
 fn a_ref_without_what_it_reaches_keeps_nothing() {
