@@ -356,7 +356,7 @@ impl Matcher {
         }
     }
 
-    /// After a restart: cancels open proposals without a penalty; a proposal with a room is a match.
+    /// After a restart: cancels open proposals without a penalty. One with a room is a match.
     pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
         let open: Vec<MatchKey> =
             self.matches.iter().filter(|(_, m)| m.stage() != Stage::Made).map(|(i, _)| i).collect();
