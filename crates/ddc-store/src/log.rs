@@ -1123,3 +1123,24 @@ fn read_name(name: &str) -> Option<(u64, u64)> {
     let (number, nonce) = name.strip_suffix(".seg")?.split_once('-')?;
     Some((u64::from_str_radix(number, 16).ok()?, u64::from_str_radix(nonce, 16).ok()?))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use throng_platform::Folder;
+
+    /// Five terabytes are 20,000 segments of 256 MiB, more than a process may open.
+    #[test]
+    fn segments_that_are_read_once_each_stay_within_the_open_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let fs = Folder::new(folder.path()).unwrap();
+        let mut files = OpenFiles::default();
+        for number in 0..4 * OPEN_MAX as u64 {
+            let file = fs.open(&number.to_string(), true).unwrap();
+            files.insert(number, &file);
+            assert!(files.get(number).is_some_and(|open| Arc::ptr_eq(&open, &file)));
+        }
+        let open = files.all.values().filter(|file| file.strong_count() > 0).count();
+        assert!((OPEN_MAX / 2..=OPEN_MAX).contains(&open), "{open} open segments");
+    }
+}

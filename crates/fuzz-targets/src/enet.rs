@@ -286,7 +286,7 @@ impl Lone {
 /// Short, so that it plays five times as many as [`enet_long_session`]: most of the code is within
 /// reach of a few steps.
 pub fn enet_session(input: &[u8]) {
-    bounded(SESSION_BYTES_MAX, SESSION_STEPS_MAX, || play(input, Session::Plain, 6));
+    bounded(SESSION_BYTES_MAX, SESSION_STEPS_MAX, || play(input, Session::Plain, 5));
 }
 
 /// The same with more steps, for what takes several packets and losses.
