@@ -473,6 +473,8 @@ impl Channel {
         sender: ConnId,
         update: Update,
     ) -> Result<(), Refusal> {
+        // Before the entries are gone: a panic in between would leave them with their readers.
+        self.keep_removals_of(&update);
         let covered = match &mut self.data {
             Some(data) => data.content.merge_checked(&update, self.merge_options.as_ref()),
             None => ChannelData::from_update(Arc::clone(plan), &update).map(|content| {

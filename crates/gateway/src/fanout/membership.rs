@@ -9,7 +9,7 @@ use super::{
     same_mask,
 };
 use crate::channel::{Channel, Options, RateBy};
-use crate::data::{ChannelData, FieldMask, replaced};
+use crate::data::{ChannelData, FieldMask, Update, replaced};
 use crate::failpoint::failpoint;
 use crate::ids::ConnId;
 use crate::mail::State;
@@ -116,6 +116,14 @@ impl Channel {
         old.content.settle();
         for update in replaced(&old.content, new) {
             self.fan.removals.keep(update);
+        }
+    }
+
+    /// Keeps the removals in an update that is merged next, for readers that will get a full state
+    /// instead of it.
+    pub(crate) fn keep_removals_of(&mut self, update: &Update) {
+        if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
+            self.fan.removals.note(data.content.plan(), update);
         }
     }
 

@@ -20,9 +20,6 @@ impl Channel {
     ) {
         let now = self.time(board.now);
         let fan = &mut self.fan;
-        if let Some(data) = self.data.as_ref().filter(|_| !self.subs.is_empty()) {
-            fan.removals.note(data.content.plan(), &update);
-        }
         if fan.cohorts.is_empty() {
             // Those who wait get it within their full state.
             self.arm(board);
@@ -172,7 +169,7 @@ const RING_KEEP: usize = 32;
 
 impl Removals {
     /// Keeps what an update removes; the oldest give way.
-    fn note(&mut self, plan: &Plan, update: &Update) {
+    pub(super) fn note(&mut self, plan: &Plan, update: &Update) {
         let mut removed = Vec::new();
         removals(plan, update, &mut removed);
         if !removed.is_empty() {

@@ -388,3 +388,46 @@ fn a_panic_leaves_no_reader_with_what_the_replaced_data_lacks() {
         );
     }
 }
+
+#[test]
+fn a_panic_leaves_no_reader_with_an_entry_that_an_update_removed() {
+    // kv[KEY] = {content "x"} and kv[KEY] = {removed}.
+    let kept = |key: u8| vec![0x12, 7, 0x08, key, 0x12, 3, 0x12, 1, b'x'];
+    let removed = |key: u8| vec![0x12, 6, 0x08, key, 0x12, 2, 0x08, 1];
+    at_every_place(
+        1,
+        |world| {
+            let server = world.join(ConnKind::Server, "s");
+            world.take(server);
+            let value = [kept(1), kept(2)].concat();
+            let data = Some(prost_types::Any { type_url: TEST.into(), value });
+            let request = CreateChannelMessage { channel_type: 3, data, ..Default::default() };
+            world.send(server, [Send::new(MessageType::CreateChannel, &request)]);
+            let created = world.take(server).into_iter().find(|message| message.msg_type == 3);
+            let channel = created.expect("created").decode::<CreateChannelResultMessage>().channel_id;
+            let client = world.join(ConnKind::Client, "c");
+            let conn = world.conn(client);
+            world.send(server, [subscribe(conn, channel, 20)]);
+            world.run_ms(100);
+            assert!(world.take_types(client).contains(&8), "it has both entries");
+            (server, client, channel)
+        },
+        |world, (server, _, channel)| {
+            let data = Some(prost_types::Any { type_url: TEST.into(), value: removed(1) });
+            let body = ChannelDataUpdateMessage { data, ..Default::default() };
+            world.send(*server, [Send::new(MessageType::ChannelDataUpdate, &body).to(*channel)]);
+            world.run_ms(100);
+        },
+        |world, (_, client, channel), place| {
+            let told = world
+                .take(*client)
+                .into_iter()
+                .filter(|message| message.msg_type == 8)
+                .filter_map(|message| message.decode::<ChannelDataUpdateMessage>().data)
+                .any(|data| data.value == removed(1));
+            let data = world.shards[0].channel_data(throng_gateway::ChannelId(*channel));
+            let is_gone = !data.expect("its data stays").1.windows(9).any(|part| part == kept(1));
+            assert!(told || !is_gone, "place {place}: the entry is gone and its reader was not told");
+        },
+    );
+}
