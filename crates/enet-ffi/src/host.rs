@@ -426,6 +426,7 @@ pub(crate) unsafe fn read_settings(host: *mut ENetHost) -> bool {
             .max(packet_bytes_max)
             .saturating_mul(2)
             .saturating_add(1 << 20),
+        waiting_bytes_max: view.maximumWaitingData,
     };
     if limits != inner.limits && inner.host.set_limits(limits).is_ok() {
         inner.limits = limits;
@@ -812,7 +813,7 @@ pub(crate) unsafe fn write_figures(host: *mut ENetHost, index: u32) {
         (*peer).packetsLost = info.resent_commands as u32;
         (*peer).incomingDataTotal = info.traffic.bytes_in as u32;
         (*peer).outgoingDataTotal = info.traffic.bytes_out as u32;
-        (*peer).totalWaitingData = info.held_bytes;
+        (*peer).totalWaitingData = info.waiting_bytes;
     }
 }
 

@@ -12,11 +12,18 @@ pub(crate) struct Held {
     pub(crate) bytes: usize,
     /// Of these, in packets that were delivered and that the application has not taken.
     pub(crate) inbox: usize,
+    /// Number of these packets.
+    pub(crate) inbox_count: usize,
     /// The application has not admitted the peer.
     pub(crate) is_newcomer: bool,
 }
 
 impl Held {
+    /// Bytes held, but for the overhead of packets that the application can take.
+    pub(crate) fn content(self) -> usize {
+        self.bytes - self.inbox_count * OVERHEAD
+    }
+
     /// Bytes of packets that cannot be delivered yet, and could be dropped.
     pub(crate) fn waiting(self) -> usize {
         self.bytes - self.inbox
@@ -29,6 +36,8 @@ pub(crate) struct Budget {
     pub(crate) peer_max: usize,
     pub(crate) newcomer_max: usize,
     pub(crate) host_max: usize,
+    /// Content at which a peer's share is full, whatever `peer_max` leaves.
+    pub(crate) waiting_max: usize,
     /// Sum over all peers.
     pub(crate) total: usize,
     /// Bytes that the peer that was refused last would hold if the host had had room.
@@ -38,7 +47,8 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new(peer_max: usize, newcomer_max: usize, host_max: usize) -> Self {
-        Self { peer_max, newcomer_max, host_max, total: 0, wanted: None, ranks: Ranks::default() }
+        let (waiting_max, ranks) = (usize::MAX, Ranks::default());
+        Self { peer_max, newcomer_max, host_max, waiting_max, total: 0, wanted: None, ranks }
     }
 
     /// True if `cost` more bytes fit. The next packet of a lane may use all of the peer's share,
@@ -61,7 +71,9 @@ impl Budget {
 
     fn peer_has_room(&self, peer: Held, cost: usize, is_next: bool) -> bool {
         let max = if peer.is_newcomer { self.newcomer_max.min(self.peer_max) } else { self.peer_max };
-        peer.bytes + cost <= if is_next { max } else { max / 2 }
+        // The next packet of a lane closes a gap: what waits behind it does not keep it out.
+        let behind = if is_next { peer.waiting() } else { 0 };
+        peer.content() - behind < self.waiting_max && peer.bytes + cost <= if is_next { max } else { max / 2 }
     }
 
     fn host_has_room(&self, peer: Held, cost: usize) -> bool {
@@ -85,11 +97,13 @@ impl Budget {
     pub(crate) fn take_delivered(&mut self, peer: &mut Held, len: usize) {
         self.take(peer, len + OVERHEAD);
         peer.inbox += len + OVERHEAD;
+        peer.inbox_count += 1;
     }
 
     /// The application has taken a packet.
     pub(crate) fn give_back_delivered(&mut self, peer: &mut Held, len: usize) {
         peer.inbox -= len + OVERHEAD;
+        peer.inbox_count -= 1;
         self.give_back(peer, len + OVERHEAD);
     }
 }

@@ -44,7 +44,12 @@ pub struct Config {
     /// acknowledged; what is not next in its lane may use half. At least twice
     /// [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
     pub peer_bytes_max: usize,
-    /// The same for a peer that has connected to this host, until [`Host::admit`] is called for it:
+    /// Bytes of packets received from one peer and not yet taken, without what the host itself needs
+    /// for them, from which on nothing more of it is received; so one packet of any length may
+    /// exceed it. A packet that is next in its lane counts only those that could be taken already.
+    /// Default: no such limit.
+    pub waiting_bytes_max: usize,
+    /// The limit of [`peer_bytes_max`](Self::peer_bytes_max) for a peer that has connected to this host, until [`Host::admit`] is called for it:
     /// for servers whose clients log in. Longer packets are not received before that. Default: no
     /// limit of its own.
     ///
@@ -105,6 +110,8 @@ pub struct Limits {
     pub packet_bytes_max: usize,
     /// See [`Config::peer_bytes_max`].
     pub peer_bytes_max: usize,
+    /// See [`Config::waiting_bytes_max`].
+    pub waiting_bytes_max: usize,
 }
 
 /// Naming of a host's connections.
@@ -185,6 +192,7 @@ impl Config {
             compressor: None,
             packet_bytes_max: 32 << 20,
             peer_bytes_max: 65 << 20,
+            waiting_bytes_max: usize::MAX,
             newcomer_bytes_max: usize::MAX,
             host_bytes_max: 1 << 30,
             send_bytes_max: 64 << 20,
@@ -216,13 +224,16 @@ impl Config {
             lanes_max: self.lanes_max,
             packet_bytes_max: self.packet_bytes_max,
             peer_bytes_max: self.peer_bytes_max,
+            waiting_bytes_max: self.waiting_bytes_max,
         }
     }
 
     pub(crate) fn set_limits(&mut self, limits: Limits) {
-        let Limits { peers_per_ip_max, lanes_max, packet_bytes_max, peer_bytes_max } = limits;
+        let Limits { peers_per_ip_max, lanes_max, packet_bytes_max, peer_bytes_max, waiting_bytes_max } =
+            limits;
         (self.peers_per_ip_max, self.lanes_max) = (peers_per_ip_max, lanes_max);
         (self.packet_bytes_max, self.peer_bytes_max) = (packet_bytes_max, peer_bytes_max);
+        self.waiting_bytes_max = waiting_bytes_max;
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {

@@ -182,6 +182,9 @@ pub struct PeerInfo {
     /// Bytes received that wait for a gap to close, for fragments or for the application, with
     /// overhead.
     pub held_bytes: usize,
+    /// The same without the overhead of packets that the application can take: what
+    /// [`Config::waiting_bytes_max`](crate::Config::waiting_bytes_max) limits.
+    pub waiting_bytes: usize,
     /// Commands sent again so far.
     pub resent_commands: u64,
     /// Shortest round trip so far; `None` before the first acknowledgement.

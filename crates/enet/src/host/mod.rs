@@ -130,7 +130,10 @@ impl Host {
             per_prefix: config.half_open_per_prefix_max,
             timeout_ms: config.half_open_timeout.as_millis() as u64,
         };
-        let budget = Budget::new(config.peer_bytes_max, config.newcomer_bytes_max, config.host_bytes_max);
+        let budget = Budget {
+            waiting_max: config.waiting_bytes_max,
+            ..Budget::new(config.peer_bytes_max, config.newcomer_bytes_max, config.host_bytes_max)
+        };
         let meters = config.outgoing_bandwidth != 0;
         let now_ms = now.as_millis();
         let mut host = Self {

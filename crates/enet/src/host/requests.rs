@@ -193,7 +193,7 @@ impl Host {
     /// # Errors
     /// When they contradict each other. Nothing is changed then.
     pub fn set_limits(&mut self, limits: Limits) -> Result<(), ConfigError> {
-        let Limits { peers_per_ip_max, peer_bytes_max, .. } = limits;
+        let Limits { peers_per_ip_max, peer_bytes_max, waiting_bytes_max, .. } = limits;
         let config = &mut self.ctx.config;
         let before = config.limits();
         config.set_limits(limits);
@@ -202,6 +202,7 @@ impl Host {
             return Err(error);
         }
         self.ctx.budget.peer_max = peer_bytes_max;
+        self.ctx.budget.waiting_max = waiting_bytes_max;
         if (peers_per_ip_max == usize::MAX) != (before.peers_per_ip_max == usize::MAX) {
             self.count_per_ip();
         }

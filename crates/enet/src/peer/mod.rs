@@ -643,6 +643,7 @@ impl Peer {
             unacknowledged_commands: self.sent.len(),
             in_flight_bytes: self.in_flight_bytes,
             held_bytes: self.held.bytes,
+            waiting_bytes: self.held.content(),
             resent_commands: self.resent_commands,
             lowest_rtt: (self.lowest_rtt_ms != u32::MAX).then(|| ms(self.lowest_rtt_ms)),
             round_trips: self.round_trips.wide(),
@@ -753,6 +754,8 @@ impl Peer {
             "what is held waits, is in the inbox, or was put off"
         );
         assert_eq!(self.held.inbox, inbox);
+        let received = self.inbox.iter().filter(|event| matches!(event, Event::Received { .. }));
+        assert_eq!(self.held.inbox_count, received.count());
         assert_eq!(self.rank, Ranks::rank(self.held));
         assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
         assert!(self.lanes.is_sorted_by_key(|lane| lane.id));

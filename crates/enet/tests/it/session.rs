@@ -703,3 +703,40 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_limit_of_waiting_bytes_holds_without_overhead_and_lets_a_gap_close() {
+    let small = Config { waiting_bytes_max: 5_000, ..Config::new(2) };
+    let mut pair = Pair::with(Config::client(1), small);
+    let (client, server) = pair.connect();
+    let mut buf = Vec::new();
+    let mut first = true;
+    for n in 0..40_u32 {
+        let data = [&n.to_be_bytes()[..], &[0; 996]].concat();
+        pair.hosts[0].send(client, Lane(0), data, Delivery::Reliable).expect("room");
+        pair.hosts[0].handle_timeout(pair.now);
+        while pair.hosts[0].poll_transmit(pair.now, &mut buf).is_some() {
+            // The first one is lost, so the others wait behind a gap.
+            if !std::mem::take(&mut first) {
+                pair.hosts[1].handle_datagram(pair.now, pair.addresses[0], &buf);
+            }
+        }
+        let info = pair.hosts[1].peer(server).expect("it is connected");
+        assert!(info.waiting_bytes <= 8_000, "{} bytes wait", info.waiting_bytes);
+        pair.hosts[1].check_invariants();
+    }
+    assert!(pair.hosts[1].stats().dropped_full > 0);
+    pair.run(20_000);
+    let numbers: Vec<u32> = pair
+        .take(1)
+        .iter()
+        .filter_map(|event| match event {
+            Event::Received { data, .. } => {
+                Some(u32::from_be_bytes(data[..4].try_into().expect("four bytes")))
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(numbers.first(), Some(&0), "the gap was closed");
+    assert_eq!(numbers, (0..numbers.len() as u32).collect::<Vec<_>>());
+}

@@ -75,6 +75,21 @@ int main(void) {
   }
   printf("freed: %d\n", freed);
 
+  /* A limit on what waits for the program, and what waits. */
+  size_t limit = server->maximumWaitingData, waiting = 0;
+  server->maximumWaitingData = 20000;
+  static char kilobyte[1000];
+  for (int i = 0; i < 100; i++)
+    enet_peer_send(peer, 0, enet_packet_create(kilobyte, sizeof kilobyte, ENET_PACKET_FLAG_RELIABLE));
+  for (int i = 0; i < 200; i++) {
+    enet_host_service(client, NULL, 1);
+    enet_host_service(server, NULL, 1);
+    if (at_server->totalWaitingData > waiting) waiting = at_server->totalWaitingData;
+  }
+  server->maximumWaitingData = limit;
+  for (int i = 0; i < 100; i++) enet_packet_destroy(until(server, ENET_EVENT_TYPE_RECEIVE).packet);
+  printf("waiting: at most %zu, then %zu\n", waiting, at_server->totalWaitingData);
+
   /* Refusals leave the packet with the program. */
   packet = enet_packet_create("x", 1, 0);
   printf("no such channel: %d, references %zu\n", enet_peer_send(peer, 3, packet), packet->referenceCount);
