@@ -169,6 +169,8 @@ pub(super) struct Dtls {
     epoch: std::time::Instant,
     cookies: Cookies,
     associations: HashMap<SocketAddr, Association>,
+    /// How many of them have ended: their addresses stay behind until their lease is over.
+    ended: usize,
     /// Addresses of young associations, the oldest first.
     young: Vec<SocketAddr>,
     /// Times at which associations are asked for their peer, in order, with their serial.
@@ -205,6 +207,7 @@ impl Dtls {
             epoch: std::time::Instant::now(),
             cookies: Cookies::new(seed),
             associations: HashMap::new(),
+            ended: 0,
             young: Vec::new(),
             leases: VecDeque::new(),
             wake: None,
@@ -303,7 +306,7 @@ impl Dtls {
     }
 
     pub(super) fn stats(&self) -> DtlsStats {
-        DtlsStats { associations: self.associations.len(), ..self.stats }
+        DtlsStats { associations: self.associations.len() - self.ended, ..self.stats }
     }
 
     /// Begins the handshake of a client that has proven its address.
@@ -362,7 +365,8 @@ impl Dtls {
             is_young: true,
             timer: None,
         };
-        self.associations.insert(from, association);
+        // One that it replaces was retired above.
+        self.ended -= usize::from(self.associations.insert(from, association).is_some());
         self.young.push(from);
         self.leases.push_back((now + LEASE, from, self.serial));
         self.pump(from, behind);
@@ -459,14 +463,14 @@ impl Dtls {
             self.pump(address, behind);
         }
         self.retire(address);
-        self.associations.remove(&address);
+        self.ended -= usize::from(self.associations.remove(&address).is_some());
     }
 
     /// Ends an association; its address stays behind.
     fn retire(&mut self, address: SocketAddr) {
         self.grow_up(address);
         if let Some(association) = self.associations.get_mut(&address) {
-            association.dtls = None;
+            self.ended += usize::from(association.dtls.take().is_some());
         }
     }
 

@@ -548,6 +548,7 @@ fn the_oldest_handshake_gives_way_when_all_places_are_taken() {
         server.advance(Duration::from_millis(3));
     }
     assert_eq!((server.dtls.young.len(), server.dtls.stats().expired), (YOUNG_MAX, 10));
+    assert_eq!(server.dtls.stats().associations, YOUNG_MAX, "those that gave way are not there");
     assert_eq!(server.dtls.young[0], address(10));
 }
 
