@@ -136,6 +136,8 @@ struct Segment {
     nonce: u64,
     /// Bytes of records.
     bytes: u64,
+    /// A collection is about to remove it: no list names it any more.
+    leaves: bool,
 }
 
 /// Files in two generations: the old one is closed when the young one is half of what may be open.
@@ -154,10 +156,10 @@ impl Segments {
         for name in fs.list(FOLDER)? {
             if let Some((number, nonce)) = read_name(&name) {
                 let bytes = fs.open(&format!("{FOLDER}/{name}"), false)?.len()?;
-                let segment = known.entry(number).or_insert(Segment { nonce, bytes });
+                let segment = known.entry(number).or_insert(Segment { nonce, bytes, leaves: false });
                 // One that could not be made durable is empty, and another took its number.
                 if bytes > segment.bytes {
-                    *segment = Segment { nonce, bytes };
+                    *segment = Segment { nonce, bytes, leaves: false };
                 }
             }
         }
@@ -199,13 +201,20 @@ impl Segments {
         known.last_key_value().is_some_and(|(last, _)| *last >= first && count == last - first + 1)
     }
 
-    /// A list of the segments below `end` that have records, but for those of `without`, and of
-    /// their lengths.
-    fn list_below(&self, end: u64, without: &[u64]) -> Vec<u8> {
+    /// A list of the segments below `end` that have records and do not leave, and of their lengths.
+    fn list_below(&self, end: u64) -> Vec<u8> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let listed = known.range(..end).rev();
-        let listed = listed.filter(|(number, segment)| segment.bytes > 0 && !without.contains(number));
+        let listed = listed.filter(|(_, segment)| segment.bytes > 0 && !segment.leaves);
         listed.take(LISTED_MAX).flat_map(|(number, segment)| write_pair(*number, segment.bytes)).collect()
+    }
+
+    /// From now on no list names these segments.
+    fn let_leave(&self, going: &[u64]) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        for number in going {
+            known.entry(*number).and_modify(|segment| segment.leaves = true);
+        }
     }
 
     /// Parts of segments that a list names and that are not there.
@@ -321,7 +330,8 @@ impl Segments {
 
     fn set_bytes(&self, number: u64, nonce: u64, bytes: u64) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let before = known.insert(number, Segment { nonce, bytes }).map_or(0, |segment| segment.bytes);
+        let before =
+            known.insert(number, Segment { nonce, bytes, leaves: false }).map_or(0, |segment| segment.bytes);
         // The difference may be negative: the sum wraps to the right number.
         self.bytes.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed);
     }
@@ -831,16 +841,18 @@ impl Log {
     /// On an error nothing was appended, unless that cannot be arranged: then
     /// [`AppendError::broken`].
     pub(crate) fn append(&mut self, entries: &[Entry]) -> Result<Vec<Written>, AppendError> {
-        let list = if self.end == 0 { self.segments.list_below(self.segment, &[]) } else { Vec::new() };
+        let list = if self.end == 0 { self.segments.list_below(self.segment) } else { Vec::new() };
         if !list.is_empty() {
             self.append_list(list)?;
         }
         self.append_commit(entries)
     }
 
-    /// Appends the list of the segments that are there, but for those that are about to go.
-    pub(crate) fn list_segments(&mut self, without: &[u64]) -> Result<(), AppendError> {
-        self.append_list(self.segments.list_below(self.segment, without))
+    /// Appends the list of the segments that are there, but for those that are about to go: neither
+    /// this list nor a later one names these.
+    pub(crate) fn list_segments(&mut self, going: &[u64]) -> Result<(), AppendError> {
+        self.segments.let_leave(going);
+        self.append_list(self.segments.list_below(self.segment))
     }
 
     fn append_list(&mut self, value: Vec<u8>) -> Result<(), AppendError> {
@@ -1128,6 +1140,48 @@ fn read_name(name: &str) -> Option<(u64, u64)> {
 mod tests {
     use super::*;
     use throng_platform::Folder;
+
+    struct Nothing;
+
+    impl Reader for Nothing {
+        fn record(&mut self, _: Found) -> io::Result<()> {
+            Ok(())
+        }
+        fn lost(&mut self, _: u64, _: u64, _: u64) {}
+        fn gap(&mut self, _: u64, _: u64, _: u64) {}
+    }
+
+    /// A segment that a collection is about to remove, while uploads fill the open one.
+    #[test]
+    fn a_segment_that_is_to_go_is_in_no_later_list() {
+        let folder = tempfile::tempdir().unwrap();
+        let fs: Arc<dyn Fs> = Arc::new(Folder::new(folder.path()).unwrap());
+        fs.create_dir(FOLDER).unwrap();
+        let segments = Arc::new(Segments::list(Arc::clone(&fs)).unwrap());
+        let start = LogPosition { segment: 0, offset: 0, sequence: 0 };
+        let known = Known { from: start, synced: start, is_cut: false, last: 0 };
+        let mut log =
+            Log::open(Arc::clone(&segments), known, Room::new(1 << 20, 0, 0), false, &mut Nothing).unwrap();
+        let put = |log: &mut Log, key: u8| {
+            let (key, value) = (vec![key; 20], vec![key; 20]);
+            let entry = Entry { kind: Kind::Put, key, value, payload: None, replaces: false };
+            log.append(&[entry]).unwrap();
+        };
+        for key in 1..=3 {
+            put(&mut log, key);
+            log.begin_segment().unwrap();
+        }
+        put(&mut log, 4);
+        log.list_segments(&[1, 2]).unwrap();
+        segments.remove(1).unwrap();
+        log.begin_segment().unwrap();
+        put(&mut log, 5);
+        segments.remove(2).unwrap();
+        drop(log);
+        let segments = Segments::list(fs).unwrap();
+        assert_eq!(segments.numbers(), [3, 4, 5]);
+        assert_eq!(segments.missing().unwrap(), []);
+    }
 
     /// Five terabytes are 20,000 segments of 256 MiB, more than a process may open.
     #[test]
