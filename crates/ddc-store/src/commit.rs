@@ -92,7 +92,9 @@ impl Store {
                 }
                 drop(self.closing.wait_timeout_while(queue, every, |queue| !queue.closed));
             }
-            if let Err(error) = self.merge() {
+            if let Err(error) = self.merge()
+                && !error.is_stop()
+            {
                 tracing::error!(%error, "the runs of the index could not be merged; look-ups become slower");
             }
         }

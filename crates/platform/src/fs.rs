@@ -120,7 +120,7 @@ impl Folder {
         match lock.try_lock() {
             Ok(()) => Ok(Folder { path, _lock: Arc::new(lock) }),
             Err(std::fs::TryLockError::WouldBlock) => {
-                let why = "another process uses this folder";
+                let why = "another process uses this folder; stop it first";
                 Err(io::Error::new(io::ErrorKind::WouldBlock, why))
             }
             Err(std::fs::TryLockError::Error(error)) => Err(error),
