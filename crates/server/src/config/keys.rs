@@ -721,7 +721,8 @@ section! {
         /// and at most 256 MiB; less than 8 MiB is refused. An upload that would exceed the value
         /// by more than a 16th of it, or 64 MiB, is answered with 507, and an eviction makes room
         /// for it within seconds. The space that is reserved for deletes on a full disk (64 MiB,
-        /// or a 16th of a small volume) comes on top.
+        /// or a 16th of a small volume) comes on top; so do uploads that arrive at the same moment,
+        /// until the eviction has ended.
         bytes_max: u64 = 0, int(0, 1 << 60), "bytes"; reload;
         /// Namespaces whose refs stay, with all that they reach, when `bytes_max` is reached;
         /// uploads to them are answered with 507 while that alone is more.
