@@ -262,18 +262,43 @@ fn a_matcher_that_was_restored_still_waits_for_the_world() {
     assert_eq!(world.room(&room).0, Status::Ok);
 }
 
+/// A matcher that has imported what `world` exports, an hour later.
+fn imported(world: &World) -> World {
+    let mut lines = Vec::new();
+    world.matcher.export(&mut lines);
+    let mut other = duels();
+    other.matcher = Matcher::import(std::str::from_utf8(&lines).unwrap(), [3; 32]).unwrap();
+    other.now = world.now + 3_600_000;
+    other.recover();
+    other.session("gateway", true);
+    other
+}
+
 #[test]
 fn an_imported_room_keeps_its_world() {
     let mut world = duels();
     let room = filled(&mut world);
     assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
-    let mut lines = Vec::new();
-    world.matcher.export(&mut lines);
-    let mut other = duels();
-    other.matcher = Matcher::import(std::str::from_utf8(&lines).unwrap(), [3; 32]).unwrap();
+    let mut other = imported(&world);
     assert_eq!(other.room(&room), world.room(&room));
-    other.session("gateway", true);
     assert_eq!(listed(&mut other), [(room, "assigned".to_owned(), "arena".to_owned())]);
+    other.pass(20_000);
+    assert_eq!(other.take_kind(Event::MATCH_CANCELLED), []);
+}
+
+#[test]
+fn an_imported_full_room_that_gets_no_world_within_ten_seconds_ends() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    let mut other = imported(&world);
+    assert_eq!(listed(&mut other), [(room.clone(), "assigning".to_owned(), "arena".to_owned())]);
+    other.pass(9_999);
+    assert_eq!((other.take_kind(Event::MATCH_CANCELLED), other.room(&room).0), (vec![], Status::Ok));
+    other.pass(1);
+    let cancelled = other.take_kind(Event::MATCH_CANCELLED);
+    assert_eq!(cancelled.len(), 2);
+    assert!(cancelled.iter().all(|heard| heard.str(2) == "no_server" && heard.str(20) == room));
+    assert_eq!(assign(&mut other, "gateway", &room), Status::NotProposed, "too late");
 }
 
 #[test]
