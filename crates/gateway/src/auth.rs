@@ -57,7 +57,7 @@ impl Shard {
             lt: Redacted(request.login_token),
             wants_token: is_client && request.resume_token.is_some(),
             token: request.resume_token.filter(|token| is_client && !token.is_empty()),
-            token_refused: false,
+            void_token: None,
             asked: entry.asked.clone().or(asked),
         };
         self.log_in(pending, sender.kind, false)
@@ -90,7 +90,7 @@ impl Shard {
                 }
                 return Ok(());
             }
-            pending.token_refused = true;
+            pending.void_token = Some(world.into());
             let resumable = kind == ConnKind::Client && !config.recovery.client_window.is_zero();
             if let Some(token) = pending.token.take().filter(|_| resumable) {
                 if self.turns_away(conn, &pending.pit, &Subject::player(&pending.pit)) {
@@ -186,7 +186,13 @@ impl Shard {
             }
             Verdict::NoWorld => {
                 self.security(pending.conn, &pending.pit, SecurityEventKind::BadResumeToken);
-                self.log_in_after_all(&PendingAuth { token_refused: true, ..pending });
+                let void_token = pending.token.as_deref().map(|token| world_of_token(token).into());
+                self.log_in_after_all(&PendingAuth { void_token, ..pending });
+            }
+            // A client repeats the world to which the answer about its token sent it. Without that
+            // session it has no right to enter, and logs in as if it named no world.
+            Verdict::Refused(CloseReason::UnknownWorld) if pending.asks_by_void_token() => {
+                self.log_in_after_all(&PendingAuth { asked: None, ..pending });
             }
             Verdict::Refused(reason) => self.board.close(pending.conn, reason),
             Verdict::OtherNode { world, addresses } => {
@@ -209,7 +215,8 @@ impl Shard {
     }
 
     fn authenticated(&mut self, pending: PendingAuth) {
-        let PendingAuth { conn, head, ref pit, wants_token, token_refused: resume_refused, .. } = pending;
+        let PendingAuth { conn, head, ref pit, wants_token, .. } = pending;
+        let resume_refused = pending.void_token.is_some();
         let Some(kind) = self.global.as_ref().and_then(|global| global.entries.get(&conn)).map(|e| e.kind)
         else {
             return;

@@ -248,7 +248,7 @@ pub(crate) struct Departure {
     pub(crate) lt: Redacted,
     pub(crate) token: Option<Vec<u8>>,
     pub(crate) wants_token: bool,
-    pub(crate) token_refused: bool,
+    pub(crate) void_token: Option<Box<str>>,
     pub(crate) asked: Option<WorldChoice>,
     /// The provider has said yes.
     pub(crate) judged: bool,

@@ -108,10 +108,18 @@ pub(crate) struct PendingAuth {
     pub(crate) token: Option<Vec<u8>>,
     /// The peer asked for a resume token.
     pub(crate) wants_token: bool,
-    /// A resume token came with it that is of no use any more.
-    pub(crate) token_refused: bool,
+    /// World that its resume token names, if the token is void.
+    pub(crate) void_token: Option<Box<str>>,
     /// The world that the peer asks for. Empty once that is settled.
     pub(crate) asked: Option<WorldChoice>,
+}
+
+impl PendingAuth {
+    /// Returns whether it asks for the world that its void token names: an answer has led it there.
+    pub(crate) fn asks_by_void_token(&self) -> bool {
+        let asked = self.asked.as_ref().filter(|asked| !asked.by_listener);
+        asked.is_some_and(|asked| self.void_token.as_deref() == Some(&*asked.world))
+    }
 }
 
 /// Consequences of a failed login.

@@ -380,6 +380,7 @@ impl Hub {
         self.engine.report(report);
         report.waits = self.gate.why_closed();
         report.sessions = self.by_srv.len();
+        report.stream_bytes = self.sessions.iter().flatten().map(Session::memory).sum();
         report.connections = self.conns.iter().flatten().count();
         *self.published.lock().unwrap_or_else(PoisonError::into_inner) = report.clone();
     }
@@ -802,6 +803,43 @@ mod tests {
             let own = all.iter().filter(|(name, _)| name == srv);
             own.map(|(_, batch)| (batch.epoch, batch.seq, !batch.body.is_empty())).collect()
         }
+    }
+
+    #[test]
+    fn a_reader_that_never_reads_occupies_what_the_reference_promises() {
+        const MOST: usize = 32 << 20;
+        let mut stage = Stage::new();
+        // As a stream of events that its connection does not take.
+        let unread = Arc::new(Mutex::new(0));
+        let waiting = Arc::clone(&unread);
+        let sink: Sink = Box::new(move |batch| {
+            let mut waiting = waiting.lock().unwrap();
+            *waiting += batch.body.len();
+            if *waiting < 1 << 20 { Taken::More } else { Taken::Full }
+        });
+        let room: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let slot = Arc::clone(&room);
+        let call = join("a", "ann", Box::new(move |_, body| *slot.lock().unwrap() = body));
+        let due = stage.hub.batch_began + Duration::from_secs(3_600);
+        let subscribe = Post::Subscribe { srv: "a".to_owned(), after: None, sink, id: 1 };
+        stage.turn([subscribe, Post::Call { call, reader: None, due }]);
+        let joined = room.lock().unwrap().clone();
+        let joined = throng_wire::matcher::Reader::new(&joined).unwrap();
+        let room = joined.nested(1).unwrap().bytes(1).to_vec();
+        let message = format!("\"{}\"", "m".repeat(60_000));
+        let (mut most, mut sent) = (0, 0);
+        while stage.hub.report.lagging < 3 {
+            let body = Writer::new().bytes(1, &room).bytes(2, message.as_bytes()).into_bytes();
+            let reply = Box::new(|status, _: Vec<u8>| assert_eq!(status, Status::Ok));
+            let (srv, method) = ("game".to_owned(), Method::BROADCAST_ROOM);
+            let call = Call { srv, scope: Scope::Admin, method, body, reply };
+            stage.turn([Post::Call { call, reader: None, due }]);
+            stage.hub.tidy();
+            most = most.max(stage.hub.report.stream_bytes + *unread.lock().unwrap());
+            sent += message.len();
+            assert!(sent < 8 * MOST, "no bound");
+        }
+        assert!((MOST / 2..MOST).contains(&most), "{most} bytes");
     }
 
     #[test]

@@ -85,6 +85,9 @@ pub struct Report {
     pub lagging: u64,
     /// Sessions, lost ones in their grace period included.
     pub sessions: usize,
+    /// Bytes of memory of notification streams: entries that wait for their readers, or are kept
+    /// for a resumption.
+    pub stream_bytes: usize,
     /// Open connections.
     pub connections: usize,
     /// Bytes written to the journal.

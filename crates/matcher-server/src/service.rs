@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -177,6 +177,8 @@ pub struct Handle {
     waker: Waker,
     report: Arc<Mutex<Report>>,
     subscriptions: Arc<AtomicU64>,
+    /// Bytes of all batches that wait in a [`Watch`].
+    watched: Arc<AtomicUsize>,
     gate: Gate,
     /// The reason, once the matcher's thread takes nothing any more.
     ended: Arc<watch::Sender<Option<String>>>,
@@ -274,7 +276,7 @@ impl Handle {
     #[must_use]
     pub fn watch(&self, srv: &str, after: Option<(u64, u64)>) -> Watch {
         let id = self.subscriptions.fetch_add(1, Ordering::Relaxed);
-        let (watch, sink) = Watch::new(self.clone(), srv, id);
+        let (watch, sink) = Watch::new(self.clone(), srv, id, Arc::clone(&self.watched));
         self.post(Post::Subscribe { srv: srv.to_owned(), after, sink, id });
         watch
     }
@@ -329,7 +331,9 @@ impl Handle {
     /// Counters, at most a fifth of a second old.
     #[must_use]
     pub fn report(&self) -> Report {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        report.stream_bytes += self.watched.load(Ordering::Relaxed);
+        report
     }
 
     /// The permission to serve.
@@ -488,6 +492,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
         waker,
         report: Arc::clone(&report),
         subscriptions: Arc::default(),
+        watched: Arc::default(),
         gate: gate.clone(),
         ended: Arc::new(watch::Sender::new(None)),
     };

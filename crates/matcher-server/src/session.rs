@@ -88,6 +88,8 @@ pub(crate) struct Session {
     /// Frames that were sent and not acknowledged: last number, time, bytes.
     sent: VecDeque<(u64, u64, Vec<u8>)>,
     sent_bytes: usize,
+    /// Bytes of memory of the frames in `sent`.
+    sent_memory: usize,
     /// Greatest number that is not in `sent` any more.
     forgotten: u64,
     spare: Vec<Vec<u8>>,
@@ -132,6 +134,7 @@ impl Session {
             framed: 0,
             sent: VecDeque::new(),
             sent_bytes: 0,
+            sent_memory: 0,
             forgotten: 0,
             spare: Vec::new(),
         }
@@ -247,7 +250,14 @@ impl Session {
         self.sent = VecDeque::new();
         self.spare = Vec::new();
         (self.head, self.base, self.replaced, self.open) = (0, 0, (0, 0), 0);
-        (self.sent_bytes, self.forgotten) = (0, 0);
+        (self.sent_bytes, self.sent_memory, self.forgotten) = (0, 0, 0);
+    }
+
+    /// Bytes of memory that the stream has.
+    pub(crate) fn memory(&self) -> usize {
+        let spare: usize = self.spare.iter().map(Vec::capacity).sum();
+        let entries = self.ends.capacity() * size_of::<Entry>();
+        self.pending.capacity() + self.sent_memory + spare + entries
     }
 
     /// Queued entries may go to a sink when the journal is durable up to `mark`.
@@ -369,31 +379,31 @@ impl Session {
     }
 
     fn keep(&mut self, now: u64, seq: u64, body: Vec<u8>) {
-        self.sent_bytes += body.len();
+        (self.sent_bytes, self.sent_memory) =
+            (self.sent_bytes + body.len(), self.sent_memory + body.capacity());
         self.sent.push_back((seq, now, body));
-        while let Some((seq, at, body)) = self.sent.front() {
+        while let Some((seq, at, _)) = self.sent.front() {
             if self.sent_bytes <= KEPT_BYTES_MAX && now.saturating_sub(*at) <= KEPT_MS {
                 break;
             }
             self.forgotten = *seq;
-            self.sent_bytes -= body.len();
             self.recycle();
         }
     }
 
     /// The reader has handled everything up to `seq`.
     pub(crate) fn acknowledge(&mut self, seq: u64) {
-        while let Some((last, _, body)) = self.sent.front().filter(|(last, ..)| *last <= seq) {
+        while let Some((last, ..)) = self.sent.front().filter(|(last, ..)| *last <= seq) {
             self.forgotten = *last;
-            self.sent_bytes -= body.len();
             self.recycle();
         }
     }
 
     fn recycle(&mut self) {
-        if let Some((_, _, mut body)) = self.sent.pop_front()
-            && self.spare.len() < 4
-        {
+        let Some((_, _, mut body)) = self.sent.pop_front() else { return };
+        (self.sent_bytes, self.sent_memory) =
+            (self.sent_bytes - body.len(), self.sent_memory - body.capacity());
+        if self.spare.len() < 4 {
             body.clear();
             self.spare.push(body);
         }
@@ -496,13 +506,6 @@ mod tests {
         assert_eq!((session.epoch, session.waiting()), (2, 0));
     }
 
-    /// Bytes that a stream has in memory.
-    fn memory(session: &Session) -> usize {
-        let kept = session.sent.iter().map(|(.., body)| body).chain(&session.spare);
-        let entries = session.ends.capacity() * size_of::<Entry>();
-        session.pending.capacity() + kept.map(Vec::capacity).sum::<usize>() + entries
-    }
-
     #[test]
     fn a_reader_that_never_reads_costs_little_more_than_what_waits_for_it() {
         const ENTRIES_BYTES: usize = (QUEUE_ENTRIES_MAX as usize).next_power_of_two() * size_of::<Entry>();
@@ -518,12 +521,12 @@ mod tests {
             let (entry, mut most, mut gaps) = (vec![7; size], 0, 0);
             for step in 0..(100 << 20) / size as u64 {
                 if session.push(&entry, 0) == Queued::Lagging {
-                    assert!(memory(&session) < 4 << 10, "a gap frees what was there");
+                    assert!(session.memory() < 4 << 10, "a gap frees what was there");
                     gaps += 1;
                 }
                 session.seal(step);
                 assert!(session.feed_sink(0, step, |_| ()));
-                most = most.max(memory(&session));
+                most = most.max(session.memory());
             }
             assert!(
                 gaps > 2 && most > QUEUE_BYTES_MAX / 2,

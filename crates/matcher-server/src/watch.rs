@@ -2,6 +2,7 @@
 //! matcher.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -38,12 +39,29 @@ struct Shared {
 struct Queue {
     batches: VecDeque<Batch>,
     bytes: usize,
+    /// The same of all queues.
+    total: Arc<AtomicUsize>,
     /// The matcher waits for room.
     full: bool,
     /// The matcher will send no more.
     ended: bool,
     /// Nobody reads any more.
     dropped: bool,
+}
+
+impl Queue {
+    fn push(&mut self, batch: Batch) {
+        self.bytes += batch.body.len();
+        self.total.fetch_add(batch.body.len(), Ordering::Relaxed);
+        self.batches.push_back(batch);
+    }
+
+    fn pop(&mut self) -> Option<Batch> {
+        let batch = self.batches.pop_front()?;
+        self.bytes -= batch.body.len();
+        self.total.fetch_sub(batch.body.len(), Ordering::Relaxed);
+        Some(batch)
+    }
 }
 
 impl Shared {
@@ -61,8 +79,7 @@ impl Writer {
         if queue.dropped {
             return Taken::Gone;
         }
-        queue.bytes += batch.body.len();
-        queue.batches.push_back(batch);
+        queue.push(batch);
         // Once full, full until the reader says otherwise: it is who resumes the matcher.
         queue.full |= queue.bytes >= BYTES_MAX;
         self.0.changed.notify_one();
@@ -78,8 +95,10 @@ impl Drop for Writer {
 }
 
 impl Watch {
-    pub(crate) fn new(handle: Handle, srv: &str, id: u64) -> (Watch, Sink) {
-        let shared = Arc::new(Shared::default());
+    /// `total` counts the bytes of the batches that wait here with those of other streams.
+    pub(crate) fn new(handle: Handle, srv: &str, id: u64, total: Arc<AtomicUsize>) -> (Watch, Sink) {
+        let queue = Mutex::new(Queue { total, ..Queue::default() });
+        let shared = Arc::new(Shared { queue, changed: Notify::new() });
         let writer = Writer(Arc::clone(&shared));
         let sink: Sink = Box::new(move |batch| writer.push(batch));
         (Watch { shared, handle, srv: srv.to_owned(), id }, sink)
@@ -105,8 +124,7 @@ impl Watch {
     /// A batch that waits, or the end of the stream. `None` when there is neither.
     fn try_next(&mut self) -> Option<Option<Batch>> {
         let mut queue = self.shared.queue();
-        let Some(batch) = queue.batches.pop_front() else { return queue.ended.then_some(None) };
-        queue.bytes -= batch.body.len();
+        let Some(batch) = queue.pop() else { return queue.ended.then_some(None) };
         let wakes = queue.full && queue.bytes < BYTES_MAX / 2;
         queue.full &= !wakes;
         drop(queue);
@@ -121,7 +139,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         let mut queue = self.shared.queue();
         queue.dropped = true;
-        queue.batches.clear();
+        while queue.pop().is_some() {}
         drop(queue);
         self.handle.unsubscribe(&self.srv, self.id);
     }
@@ -139,8 +157,7 @@ mod tests {
         assert_eq!(writer.push(batch(BYTES_MAX / 4)), Taken::More);
         assert_eq!(writer.push(batch(BYTES_MAX)), Taken::Full);
         // The reader has taken something, though not enough to resume; then the stream begins anew.
-        let taken = shared.queue().batches.pop_front();
-        shared.queue().bytes -= taken.map_or(0, |batch| batch.body.len());
+        shared.queue().pop();
         shared.queue().bytes = BYTES_MAX * 3 / 4;
         assert_eq!(writer.push(batch(0)), Taken::Full, "nobody else would wake the matcher");
     }

@@ -214,8 +214,8 @@ impl Matcher {
         if self.queues.is_searching() { Some(self.now()) } else { self.timers.next().map(WallMs) }
     }
 
-    /// After a crash or a planned stop: every server that had a session has its whole grace period
-    /// from now on, open proposals are off, and nothing is drained.
+    /// After a crash, a planned stop or an import: every server that had a session has its whole
+    /// grace period from now on, open proposals are off, and nothing is drained.
     pub fn handle_recovered(&mut self, WallMs(now): WallMs, notices: &mut Notices) {
         self.now = self.now.max(now);
         self.draining = false;
@@ -234,6 +234,7 @@ impl Matcher {
         let mut no_answer = Vec::new();
         let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
         self.reopen_proposals(turn);
+        self.await_worlds();
         let now = self.now;
         self.advance(turn, now);
         self.note_notices(notices, told);

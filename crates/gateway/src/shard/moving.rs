@@ -44,14 +44,14 @@ impl Shard {
     /// Shard 0: the connection belongs to another world. Until it has left, it waits as if for its
     /// verdict.
     pub(crate) fn send_away(&mut self, pending: PendingAuth, world: u32, judged: bool) {
-        let PendingAuth { conn, head, pit, lt, token, wants_token, token_refused, asked } = pending;
+        let PendingAuth { conn, head, pit, lt, token, wants_token, void_token, asked } = pending;
         let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) else {
             return;
         };
         entry.pending = true;
         let (shard, proven) = (entry.shard, entry.proven);
         let departure =
-            Departure { world, head, pit, lt, token, wants_token, token_refused, asked, judged, proven };
+            Departure { world, head, pit, lt, token, wants_token, void_token, asked, judged, proven };
         self.board.post(shard, Letter::Leave { conn, departure: Box::new(departure) });
     }
 
@@ -120,9 +120,9 @@ impl Shard {
             board.writable_again(slot);
         }
         board.arm_connection(slot);
-        let Departure { head, pit, lt, token, wants_token, token_refused, asked, judged, proven, .. } =
+        let Departure { head, pit, lt, token, wants_token, void_token, asked, judged, proven, .. } =
             departure;
-        let pending = PendingAuth { conn, head, pit, lt, token, wants_token, token_refused, asked };
+        let pending = PendingAuth { conn, head, pit, lt, token, wants_token, void_token, asked };
         if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
             (entry.proven, entry.moved) = (proven, true);
         }

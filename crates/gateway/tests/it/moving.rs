@@ -473,3 +473,42 @@ fn a_token_and_a_request_are_judged_together() {
         assert_eq!(reason, expected);
     }
 }
+
+#[test]
+fn a_void_token_with_a_request_for_its_closed_world_leads_to_a_login_without_the_request() {
+    let token = [&[1; 24][..], HUB_NAME.as_bytes()].concat();
+    for (is_open, by_listener, asks, logs_in) in [
+        (false, false, HUB_NAME, true),
+        (true, false, HUB_NAME, true),
+        (false, true, HUB_NAME, false),
+        (true, true, HUB_NAME, false),
+        (false, false, "arena", false),
+    ] {
+        let case = format!("{is_open} {by_listener} {asks}");
+        let (mut main, mut hub) = (World::new(0, 1, |_| {}), World::new(HUB, 1, |_| {}));
+        let mut peer = main.accept();
+        main.shards[0].note_asked(peer.conn, WorldChoice { by_listener, ..asks_for(asks) });
+        main.send(peer, &auth("p", Some(token.clone())));
+        let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+        if is_open {
+            main.answer(ticket, Verdict::Elsewhere { world: HUB });
+            main.moves(&mut hub).unwrap();
+            peer = hub.moves(&mut main).unwrap();
+        } else {
+            main.answer(ticket, Verdict::NoWorld);
+        }
+        // The class of the world may admit those who ask for it.
+        let Effect::Authenticate { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
+        assert_eq!(asked, Some(WorldChoice { by_listener, ..asks_for(asks) }), "{case}");
+        main.answer(ticket, Verdict::Refused(CloseReason::UnknownWorld));
+        if !logs_in {
+            assert_eq!(main.closed(CloseReason::UnknownWorld), 1, "{case}");
+            continue;
+        }
+        let Effect::Authenticate { ticket, asked, .. } = main.effect().1 else { panic!("a question") };
+        assert_eq!(asked, None, "{case}");
+        main.answer(ticket, Verdict::Success);
+        let result = result(&main.take(peer));
+        assert_eq!((result.result, result.resume_refused), (0, true), "{case}");
+    }
+}

@@ -313,14 +313,14 @@ impl Matcher {
         self.go_on(turn, ticket);
     }
 
-    /// A policy has not taken the match of a ticket: it is held back for a while, so that others
-    /// are matched and the policy is not asked about the same players in every tick.
-    fn hold_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
+    /// The match of a ticket got no place, by `reason`: the ticket is held back for a while, so that
+    /// others are matched, and policy or allocator are not asked for the same players in every tick.
+    fn hold_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey, reason: &str) {
         if self.queues[ticket].state != State::Placing {
             return;
         }
         self.queues.unmatch(ticket);
-        self.queues.hold(ticket, self.now);
+        self.queues.hold(ticket, reason, self.now);
         self.schedule(self.queues[ticket].queue);
         self.tell_ticket(turn, ticket);
     }
@@ -338,18 +338,13 @@ impl Matcher {
         self.people.let_go_of(player);
     }
 
-    /// No server was given: the room goes, the tickets search on. After a policy has refused, or
-    /// failed, they do so later.
+    /// No server was given: the room goes, the tickets search on later.
     pub(crate) fn end_unassigned(&mut self, turn: &mut Turn<'_>, id: Id, reason: &str) {
         let waits = |index: &MatchKey| self.matches[*index].stage() == Stage::Assigning;
         let Some(index) = self.match_of(id).filter(waits) else { return };
         let room = self.matches[index].room();
-        let tickets = self.break_match(turn, index, reason);
-        for ticket in tickets {
-            match reason {
-                "no_server" => self.return_ticket(turn, ticket),
-                _ => self.hold_ticket(turn, ticket),
-            }
+        for ticket in self.break_match(turn, index, reason) {
+            self.hold_ticket(turn, ticket, reason);
         }
         if let Some(room) = room.and_then(|room| self.rooms.find(room)) {
             self.begin_end(turn, room);

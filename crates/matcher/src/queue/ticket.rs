@@ -112,7 +112,7 @@ pub(crate) struct Ticket {
     pub(crate) region: Option<u16>,
     /// Tickets ahead, as last counted.
     pub(crate) position: u64,
-    /// Number of its matches that the mode's policy refused.
+    /// Number of its matches that a policy refused or that got no server.
     pub(crate) refusals: u8,
 }
 

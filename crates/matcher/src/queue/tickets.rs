@@ -24,8 +24,7 @@ const ENDED_MAX: u32 = 100_000;
 const FORGOTTEN_EARLY: usize = 4;
 /// Partitions up to this size are counted for a ticket that comes back.
 const COUNTED_MAX: usize = 256;
-/// Times for which a ticket is held back after the first refusal of its match by a policy, and at
-/// most.
+/// Times for which a ticket is held back after its first match that got no place, and at most.
 const HELD_MS: [u64; 2] = [1_000, 30_000];
 /// Tickets that are put in order in one step, or passed over because they left since, about half a
 /// millisecond.
@@ -111,10 +110,10 @@ impl Queues {
         self.is_held(key).then(|| self.waiting.due_at(key))
     }
 
-    /// A ticket whose match a policy has refused searches again after a time that doubles with each
-    /// refusal.
-    pub(crate) fn hold(&mut self, key: TicketKey, now: u64) {
-        self.change_ticket(key, State::Searching, "refused");
+    /// A ticket whose match got no place searches again after a time that doubles with each such
+    /// match.
+    pub(crate) fn hold(&mut self, key: TicketKey, reason: &str, now: u64) {
+        self.change_ticket(key, State::Searching, reason);
         let ticket = &mut self.tickets[key];
         let time = (HELD_MS[0] << ticket.refusals.min(16)).min(HELD_MS[1]);
         ticket.refusals = ticket.refusals.saturating_add(1);

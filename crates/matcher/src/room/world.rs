@@ -5,6 +5,7 @@
 use throng_wire::matcher::{Event, write_bytes, write_nested};
 
 use crate::history::Change;
+use crate::id::Id;
 use crate::info::{CONNECTION_KEY, DataMap, WORLD_KEY};
 use crate::key::RoomKey;
 use crate::matcher::{Matcher, write_about};
@@ -42,6 +43,17 @@ impl Matcher {
             write_bytes(out, 20, &id.text());
         });
         turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
+    }
+
+    /// After a start: rooms that wait for their world do so for a whole time at most. One that was
+    /// imported has no timer yet; the timer of another may be due earlier.
+    pub(crate) fn await_worlds(&mut self) {
+        let until = self.now + WORLD_TIMEOUT_S * 1_000;
+        let waiting = self.rooms.iter().filter(|(key, _)| self.wants_world(*key));
+        let waiting: Vec<Id> = waiting.map(|(_, room)| room.id()).collect();
+        for id in waiting {
+            self.timers.set(until, Timer::Assign(id));
+        }
     }
 
     /// A room has its world, as its data say: its members are notified.

@@ -41,6 +41,29 @@ fn filled(world: &mut World) -> String {
     room
 }
 
+/// The same with a world.
+fn with_world(world: &mut World) -> String {
+    let room = filled(world);
+    assert_eq!(assign(world, "gateway", &room), Status::Ok);
+    room
+}
+
+/// The room of a match of two players of a queue whose matches get worlds of a class.
+fn matched(world: &mut World, class: &str) -> String {
+    let rules = r#"{"name": "q", "tick_ms": 100, "assign": "external", "allocator": "gateway",
+        "world": {"class": "CLASS"}, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
+    assert_eq!(world.put_queue(&rules.replace("CLASS", class)).0, Status::Ok);
+    let ticket = world.ticket("s", "q", vec![world::player("fay", &[])]);
+    world.ticket("s", "q", vec![world::player("gus", &[])]);
+    world.pass(100);
+    world.get_ticket(&ticket).room
+}
+
+fn restart(world: &mut World) {
+    world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
+    world.recover();
+}
+
 #[test]
 fn a_full_room_gets_a_world_from_the_allocator_and_its_members_are_notified() {
     let mut world = duels();
@@ -119,8 +142,7 @@ fn the_allocator_hears_of_the_end_of_a_room_with_a_world_however_it_ends() {
 fn a_place_in_a_match_with_a_world_outlasts_the_server_where_the_player_asked() {
     let mut world = duels();
     world.session("s", true);
-    let room = filled(&mut world);
-    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let room = with_world(&mut world);
     let other = world.join_random("s", "cid", "duel");
     world.take_heard();
     world.session("s", false);
@@ -141,8 +163,7 @@ fn a_place_in_a_match_with_a_world_outlasts_the_server_where_the_player_asked() 
 #[test]
 fn a_room_names_the_home_to_which_its_world_has_moved() {
     let mut world = duels();
-    let room = filled(&mut world);
-    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+    let room = with_world(&mut world);
     world.take_heard();
     let moved = |room: &str| {
         let place = Writer::new().str(1, room).str(2, "tcp://there:2");
@@ -173,20 +194,13 @@ fn listed(world: &mut World) -> Vec<(String, String, String)> {
 
 #[test]
 fn an_allocator_finds_its_matches_again() {
-    let rules = r#"{"name": "q", "tick_ms": 100, "assign": "external", "allocator": "gateway",
-        "world": {"class": "dungeon"}, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
     let mut world = duels();
-    assert_eq!(world.put_queue(rules).0, Status::Ok);
     assert_eq!(listed(&mut world), []);
-    let assigned = filled(&mut world);
-    assert_eq!(assign(&mut world, "gateway", &assigned), Status::Ok);
+    let assigned = with_world(&mut world);
     world.join_random("s", "cid", "duel");
     let waiting = world.join_random("s", "dan", "duel");
     world.join_random("s", "eve", "duel");
-    let ticket = world.ticket("s", "q", vec![world::player("fay", &[])]);
-    world.ticket("s", "q", vec![world::player("gus", &[])]);
-    world.pass(100);
-    let matched = world.get_ticket(&ticket).room;
+    let matched = matched(&mut world, "dungeon");
     let mut wanted = [
         (&assigned, "assigned", "arena"),
         (&waiting, "assigning", "arena"),
@@ -212,14 +226,8 @@ fn a_match_that_gets_a_world_is_not_assigned_without_one() {
 
 #[test]
 fn the_allocator_of_a_queue_hears_of_the_end_of_its_rooms() {
-    let rules = r#"{"name": "q", "tick_ms": 100, "assign": "external", "allocator": "gateway",
-        "world": {"class": "arena"}, "sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]}"#;
     let mut world = duels();
-    assert_eq!(world.put_queue(rules).0, Status::Ok);
-    let ticket = world.ticket("s", "q", vec![world::player("ann", &[])]);
-    world.ticket("s", "q", vec![world::player("bob", &[])]);
-    world.pass(100);
-    let room = world.get_ticket(&ticket).room;
+    let room = matched(&mut world, "arena");
     assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
     world.take_heard();
     // All seats expire.
@@ -228,17 +236,22 @@ fn the_allocator_of_a_queue_hears_of_the_end_of_its_rooms() {
     assert_eq!(ended(&mut world), ["\"arena-1\""]);
 }
 
-#[test]
-fn a_full_room_that_gets_no_world_within_ten_seconds_ends() {
-    let mut world = duels();
-    let room = filled(&mut world);
+/// A room that waits for its world from now on ends after ten seconds.
+fn ends_without_world(world: &mut World, room: &str) {
     world.pass(9_999);
-    assert_eq!(world.take_kind(Event::MATCH_CANCELLED), []);
+    assert_eq!((world.take_kind(Event::MATCH_CANCELLED), world.room(room).0), (vec![], Status::Ok));
     world.pass(1);
     let cancelled = world.take_kind(Event::MATCH_CANCELLED);
     assert_eq!(cancelled.len(), 2);
     assert!(cancelled.iter().all(|heard| heard.str(2) == "no_server" && heard.str(20) == room));
-    assert_eq!(assign(&mut world, "gateway", &room), Status::NotProposed, "too late");
+    assert_eq!(assign(world, "gateway", room), Status::NotProposed, "too late");
+}
+
+#[test]
+fn a_full_room_that_gets_no_world_within_ten_seconds_ends() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    ends_without_world(&mut world, &room);
     // The players are free for another match.
     assert_ne!(filled(&mut world), room);
 }
@@ -247,33 +260,47 @@ fn a_full_room_that_gets_no_world_within_ten_seconds_ends() {
 fn a_matcher_that_was_restored_still_waits_for_the_world() {
     let mut world = duels();
     let room = filled(&mut world);
-    world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
-    world.recover();
+    restart(&mut world);
     world.session("gateway", true);
     assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
-    let other = {
-        world.join_random("s", "cid", "duel");
-        world.join_random("s", "dan", "duel")
-    };
-    world.matcher = Matcher::restore(&world.matcher.snapshot()).unwrap();
-    world.recover();
+    world.join_random("s", "cid", "duel");
+    let other = world.join_random("s", "dan", "duel");
+    restart(&mut world);
     world.pass(20_000);
     assert_eq!(world.room(&other).0, Status::NotFound);
     assert_eq!(world.room(&room).0, Status::Ok);
 }
 
-#[test]
-fn an_imported_room_keeps_its_world() {
-    let mut world = duels();
-    let room = filled(&mut world);
-    assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+/// A matcher that has imported what `world` exports, an hour later.
+fn imported(world: &World) -> World {
     let mut lines = Vec::new();
     world.matcher.export(&mut lines);
     let mut other = duels();
     other.matcher = Matcher::import(std::str::from_utf8(&lines).unwrap(), [3; 32]).unwrap();
-    assert_eq!(other.room(&room), world.room(&room));
+    other.now = world.now + 3_600_000;
+    other.recover();
     other.session("gateway", true);
+    other
+}
+
+#[test]
+fn an_imported_room_keeps_its_world() {
+    let mut world = duels();
+    let room = with_world(&mut world);
+    let mut other = imported(&world);
+    assert_eq!(other.room(&room), world.room(&room));
     assert_eq!(listed(&mut other), [(room, "assigned".to_owned(), "arena".to_owned())]);
+    other.pass(20_000);
+    assert_eq!(other.take_kind(Event::MATCH_CANCELLED), []);
+}
+
+#[test]
+fn an_imported_full_room_that_gets_no_world_within_ten_seconds_ends() {
+    let mut world = duels();
+    let room = filled(&mut world);
+    let mut other = imported(&world);
+    assert_eq!(listed(&mut other), [(room.clone(), "assigning".to_owned(), "arena".to_owned())]);
+    ends_without_world(&mut other, &room);
 }
 
 #[test]

@@ -308,8 +308,9 @@ fn a_match_without_a_server_is_off() {
     let asked = world.take_kind(Event::MATCH_READY);
     assert_eq!((asked.len(), asked[0].server.as_str()), (1, "alloc"));
     world.pass(5_000);
-    assert_eq!(world.get_ticket(&a).status, "searching");
-    world.pass(250);
+    let held = world.get_ticket(&a);
+    assert_eq!((held.status.as_str(), held.reason.as_str()), ("searching", "no_server"));
+    world.pass(1_250);
     let room = world.get_ticket(&a).room;
     assert_ne!(room, placing.room);
     let assign = Writer::new().str(1, &room).str(2, "10.0.0.1:7777");
@@ -332,6 +333,22 @@ fn a_match_whose_world_has_no_home_after_10_s_is_off() {
     assert_eq!(world.get_ticket(&a).status, "searching", "its players keep their place");
     let off = world.take_kind(Event::MATCH_CANCELLED);
     assert!(!off.is_empty() && off.iter().all(|event| event.str(2) == "no_server"));
+}
+
+#[test]
+fn a_match_that_gets_no_world_is_made_again_after_growing_pauses_until_its_tickets_time_out() {
+    let mut world = duel_with(r#""assign": "external", "allocator": "alloc", "world": {"class": "duel"}"#);
+    world.session("alloc", true);
+    let (a, _) = (world.solo("s", "duel", "a", 0.0), world.solo("s", "duel", "b", 0.0));
+    let created = world.now;
+    let mut tries = Vec::new();
+    while world.get_ticket(&a).status != "timed_out" {
+        world.pass(250);
+        let asked = world.take_kind(Event::MATCH_READY).len() as u64;
+        tries.extend((0..asked).map(|_| (world.now - created) / 1_000));
+        assert!(world.now - created <= 70_000, "{tries:?}");
+    }
+    assert_eq!(tries, [0, 11, 23, 37, 55]);
 }
 
 const FIVES: &str = r#"{

@@ -2,6 +2,8 @@
 //!
 //! The thread has a runtime of its own, so that nothing else of the process delays a renewal.
 
+mod problems;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
@@ -13,8 +15,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use throng_admin::Problem;
 use throng_cluster::{
-    Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Failure, Key, Name,
-    Node, NodeRecord, NodeState, Opener, Refusal, RequestId, WorldRecord, WorldState,
+    Address, Answer, ArrivalId, DirectoryRequest, DirectoryResult, EndReason, Event, Key, Name, Node,
+    NodeRecord, NodeState, Opener, Refusal, RequestId, WorldRecord, WorldState,
 };
 use throng_gateway::{CloseReason, ConnKind, Verdict};
 use throng_net::Clock;
@@ -22,7 +24,7 @@ use throng_stdx::Instant;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::bus::{Bus, Directory, News, TIMEOUT};
-use super::plan::{CLASS, loopback};
+use super::plan::CLASS;
 use super::view::Changes;
 use super::{Command, End, EntryRequest, HOME, Hosted, Purpose, Shared, WorldLife, addresses, not_open};
 use crate::fence::Fence;
@@ -341,49 +343,6 @@ impl Driver {
         }
     }
 
-    /// The reason why this node cannot write to the directory, if it knows one.
-    fn hindrance(&self) -> Option<String> {
-        if !self.parts.bus.is_connected() {
-            return Some("the node is not connected to NATS".to_owned());
-        }
-        let status = self.parts.shared.status();
-        match &status.problem {
-            Some(problem) => Some(format!("the latest request to the directory failed: {problem}")),
-            None if status.synced_since.is_none() => Some("the directory is being read again".to_owned()),
-            None => None,
-        }
-    }
-
-    /// The reason why a world that was to be opened has no home.
-    fn no_home(&self, world: &Name) -> Problem {
-        let record = self.parts.core.world(world);
-        let why = match (self.hindrance(), record.filter(|record| record.state == WorldState::Closing)) {
-            (Some(why), _) => why,
-            (None, Some(record)) => {
-                format!("it is closing, and its home, the node `{}`, has not ended it yet", record.home.node)
-            }
-            (None, None) => "`throng cluster status` shows the nodes".to_owned(),
-        };
-        Problem::new(503, format!("the world `{world}` has no home after {} s: {why}", HOME.as_secs()))
-    }
-
-    /// The reason why no node can open a world, if all that have its class drain or are gone.
-    fn no_node_for(&self, world: &Name, class: &Name) -> Option<Problem> {
-        let core = &self.parts.core;
-        let is_there = core.world(world).is_some_and(|record| record.state != WorldState::Closed);
-        let is_read = self.parts.shared.status().synced_since.is_some();
-        let mut nodes = core.nodes().filter(|(_, record)| record.classes.contains_key(class));
-        let takes = |(_, record): (&Name, &NodeRecord)| record.state == NodeState::Up;
-        if is_there || !is_read || core.incarnation().is_none() || nodes.any(takes) {
-            return None;
-        }
-        let what = format!(
-            "no node takes the world `{world}`: all that have its class `{class}` drain or have left; start another \
-             one, or `throng cluster undrain` one"
-        );
-        Some(Problem::new(503, what))
-    }
-
     /// Takes news of the watch. Returns why the node cannot begin, if that is in it.
     fn news(&mut self, news: News) -> Option<String> {
         let now = self.parts.clock.now();
@@ -450,19 +409,6 @@ impl Driver {
             Some(Key::World(name)) => self.changes.see_world(&name, core.world(&name), unix_ms),
             _ => {}
         }
-    }
-
-    /// Describes an address in this node's record that other machines cannot reach.
-    fn unreachable(&self) -> Option<String> {
-        let address = loopback(&self.parts.addresses)?;
-        let is_other = |name: &Name| *name != self.parts.node;
-        let mut nodes = self.parts.core.nodes().filter(|(name, record)| is_other(name) && record.is_live());
-        let (other, _) = nodes.find(|(_, record)| record.boot != self.parts.boot)?;
-        Some(format!(
-            "{}://{} is an address that only this machine reaches, and the node `{other}` is on another machine: name \
-             one that all reach in `cluster.advertise`",
-            address.transport, address.address
-        ))
     }
 
     /// The life of a world, if its record says anything about it.
@@ -707,50 +653,6 @@ impl Driver {
         None
     }
 
-    /// The reason why a world of a class was not opened, with the way out.
-    fn not_opened(&self, world: &Name, class: &Name, why: Refusal) -> Problem {
-        match why {
-            Refusal::WorldsMax => {
-                let max = self.parts.worlds.class(class.as_str()).map_or(0, |keys| keys.worlds_max);
-                let is_open =
-                    |record: &WorldRecord| record.class == *class && record.state != WorldState::Closed;
-                let open = self.parts.core.worlds().filter(|(_, record)| is_open(record)).count();
-                let what = format!(
-                    "the world `{world}` was not opened: {open} worlds of the class `{class}` are open in the cluster, \
-                     and its limit is {max} (`worlds_max`); close one, or raise the limit on all nodes"
-                );
-                Problem::new(409, what)
-            }
-            Refusal::Closed => {
-                Problem::new(409, format!("the world `{world}` was closed while it was being opened"))
-            }
-            Refusal::NoRoom => {
-                let takes = |record: &&NodeRecord| {
-                    record.state == NodeState::Up && record.classes.contains_key(class)
-                };
-                let (mut nodes, mut open, mut max) = (0, 0, 0);
-                for record in self.parts.core.nodes().map(|(_, record)| record).filter(takes) {
-                    nodes += 1;
-                    open += u64::from(record.worlds);
-                    max += u64::from(record.worlds_max);
-                }
-                let what = format!(
-                    "no node has room for the world `{world}`: the nodes that have its class `{class}` and do not drain \
-                     ({nodes}) serve {open} worlds, and {max} are their limit (`cluster.worlds_max`); start another node, \
-                     with the labels of the class if it has any, close a world, or raise the limit"
-                );
-                Problem::new(503, what)
-            }
-            Refusal::Unavailable | Refusal::UnknownWorld => Problem::new(
-                503,
-                format!(
-                    "the world `{world}` was not opened: no node with its class `{class}` was known in time; `throng \
-                     cluster status` shows the nodes"
-                ),
-            ),
-        }
-    }
-
     /// Returns whether logins that name no world enter this one.
     fn is_default(&self, world: &Name) -> bool {
         self.parts.default_world == *world
@@ -953,30 +855,5 @@ impl Driver {
             status.unreachable = unreachable;
             (status.served, status.here) = (served, here);
         });
-    }
-
-    /// Says why the node cannot run, with the way out.
-    fn explain(&self, failure: &Failure) -> String {
-        let want = self.parts.shared.cluster();
-        match failure {
-            Failure::NoCluster => super::bus::no_record(&super::plan::bucket(&want.name)),
-            Failure::OtherCluster(is) => {
-                super::bus::difference(is, want).unwrap_or_else(|| "other settings".to_owned())
-            }
-            Failure::NameHeld(record) => {
-                let addresses =
-                    record.addresses.iter().map(|each| format!("{}://{}", each.transport, each.address));
-                format!(
-                    "another process is the node `{}`: {}; stop it, or give this one another `cluster.node`",
-                    self.parts.node,
-                    addresses.collect::<Vec<_>>().join(", ")
-                )
-            }
-            Failure::NameUnreadable => format!(
-                "another process is the node `{}` and its record cannot be read: it is of a later release; use \
-                 that one, or another `cluster.node`",
-                self.parts.node
-            ),
-        }
     }
 }

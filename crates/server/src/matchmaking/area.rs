@@ -11,8 +11,41 @@ use throng_wire::WireError;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 use tokio::time::Instant;
 
-/// Pause before a stream of notifications that ended is begun again.
-const RETRY: Duration = Duration::from_millis(500);
+/// Pause before a request that failed is repeated, or a stream of notifications that ended is begun
+/// again.
+pub(super) const RETRY: Duration = Duration::from_millis(500);
+
+/// Longest pause between two attempts at a request that must succeed.
+const PERSIST_MAX: Duration = Duration::from_secs(10);
+
+/// Repeats a request, after `pause` at first and then after longer pauses, while the matcher does
+/// not answer or cannot take it now. A refusal ends it: the matcher knows the object no longer.
+pub(super) async fn persist<T, F>(mut pause: Duration, mut request: impl FnMut() -> F) -> Result<T, CallError>
+where
+    F: Future<Output = Result<T, CallError>>,
+{
+    loop {
+        match request().await {
+            Err(error) if is_passing(&error) => {
+                tracing::debug!(%error, "a request to the matcher is repeated")
+            }
+            outcome => return outcome,
+        }
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(PERSIST_MAX);
+    }
+}
+
+/// Returns whether the same request may succeed later.
+fn is_passing(error: &CallError) -> bool {
+    match error {
+        CallError::Timeout | CallError::TooMany(_) => true,
+        CallError::Refused { status, .. } => {
+            matches!(status, Status::Timeout | Status::Overloaded | Status::Draining | Status::Unavailable)
+        }
+        _ => false,
+    }
+}
 
 /// A session with the matcher of the area.
 pub(super) trait Area: Clone + Send + Sync + 'static {
@@ -198,6 +231,31 @@ mod tests {
             gate: throng_matcher_server::Gate::default(),
         })
         .expect("it starts")
+    }
+
+    /// Outcome of a request that fails until its last attempt, and the number of attempts.
+    fn outcome(last: Result<(), CallError>) -> (Result<(), CallError>, usize) {
+        let refused = |status| CallError::Refused { status, message: String::new(), detail: Vec::new() };
+        let failures = [CallError::Timeout, refused(Status::Unavailable), refused(Status::Overloaded)];
+        let mut outcomes = failures.map(Err).into_iter().chain([last]);
+        let mut attempts = 0;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let ended = runtime.block_on(persist(Duration::ZERO, || {
+            attempts += 1;
+            std::future::ready(outcomes.next().expect("it ends with the last one"))
+        }));
+        (ended, attempts)
+    }
+
+    #[test]
+    fn a_place_that_the_matcher_could_not_take_is_sent_again_until_it_is_taken_or_the_match_is_gone() {
+        assert!(matches!(outcome(Ok(())), (Ok(()), 4)));
+        for status in [Status::NotFound, Status::NotProposed, Status::Forbidden] {
+            let gone = CallError::Refused { status, message: String::new(), detail: Vec::new() };
+            let (ended, attempts) = outcome(Err(gone));
+            assert!(matches!(ended, Err(CallError::Refused { .. })) && attempts == 4, "{status:?}");
+        }
+        assert!(matches!(outcome(Err(CallError::Closed)), (Err(CallError::Closed), 4)));
     }
 
     #[test]

@@ -31,7 +31,6 @@ mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use throng_client::{
     CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
@@ -41,9 +40,10 @@ use throng_gateway::ConnKind;
 use throng_matcher_server::Tokens;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use area::{Area, AreaNotices, Local};
+use area::{Area, AreaNotices, Local, RETRY, persist};
 use matches::Matches;
 
 use crate::config::Settings;
@@ -55,8 +55,6 @@ use crate::world::World;
 
 /// Results of tasks that wait for the link's loop.
 const DONE_MAX: usize = 1_024;
-/// Pause before the matcher is tried again at the start.
-const RETRY: Duration = Duration::from_millis(500);
 /// Broadcast value of a message to all of a channel.
 const TO_ALL: u32 = 2;
 /// Fields of the notification that a match is ready: its data, and the class of its world.
@@ -207,6 +205,13 @@ struct Mine {
     hosted: Vec<(String, MatchWorld)>,
 }
 
+/// A world that a link has opened for a room.
+struct Hosted {
+    world: MatchWorld,
+    /// Sends the world's latest addresses to the matcher; ends with the entry.
+    assigning: JoinSet<()>,
+}
+
 struct Player {
     at: PlayerLocation,
     tickets: BTreeSet<String>,
@@ -221,9 +226,11 @@ struct Link<A> {
     matches: Matches,
     /// Worlds that this link has opened for rooms. Each lasts as long as its room, and the room as
     /// long as its world.
-    hosted: BTreeMap<String, MatchWorld>,
+    hosted: BTreeMap<String, Hosted>,
     /// Rooms for which worlds are being opened.
     opening: BTreeSet<String>,
+    /// Reads what concerns this server from the matcher, once.
+    refetching: JoinSet<()>,
     done: mpsc::Sender<Done>,
     data_type: Arc<str>,
 }
@@ -272,8 +279,10 @@ async fn serve<A: Area>(
     let (players, matches, hosted) = (BTreeMap::new(), Matches::default(), BTreeMap::new());
     // The caller may have given up.
     let _ = up.send(());
-    let opening = BTreeSet::new();
-    let link = Link { gateway: client, process, matcher, players, matches, hosted, opening, done, data_type };
+    let (opening, refetching) = (BTreeSet::new(), JoinSet::new());
+    let gateway = client;
+    let link =
+        Link { gateway, process, matcher, players, matches, hosted, opening, refetching, done, data_type };
     link.run(events, news, notices, results).await;
 }
 
@@ -568,7 +577,7 @@ impl<A: Area> Link<A> {
     fn keep_hosted(&mut self, room: String, world: MatchWorld) {
         let (mut life, done) = (self.process.follow_match_world(&world.name), self.done.clone());
         let (name, mut last) = (world.name.clone(), world.addresses.clone());
-        self.hosted.insert(room.clone(), world);
+        self.hosted.insert(room.clone(), Hosted { world, assigning: JoinSet::new() });
         tokio::spawn(async move {
             while let Some(addresses) = life.next().await {
                 if addresses != last {
@@ -582,15 +591,17 @@ impl<A: Area> Link<A> {
         });
     }
 
-    /// The world of a match has another home: the room's data name it.
+    /// The world of a match has another home: the room's data name it. The matcher is asked until it
+    /// takes that, or does not know the match any more; at the longest until the world ends or moves
+    /// on.
     fn assign_again(&mut self, room: String, world: MatchWorld) {
         let Some(hosted) = self.hosted.get_mut(&room) else { return };
         let (matcher, request) = (self.matcher.clone(), assignment(&room, &world));
         tracing::info!(room, world = world.name, "the world of a match has another home");
-        *hosted = world;
-        tokio::spawn(async move {
-            // After a gap the room's data are compared.
-            if let Err(error) = matcher.call(Method::ASSIGN_MATCH, request).await {
+        *hosted = Hosted { world, assigning: JoinSet::new() };
+        hosted.assigning.spawn(async move {
+            let assign = || matcher.call(Method::ASSIGN_MATCH, request.clone());
+            if let Err(error) = persist(RETRY, assign).await {
                 tracing::warn!(room, %error, "a match did not get the addresses of its world's new home");
             }
         });
@@ -601,36 +612,17 @@ impl<A: Area> Link<A> {
         tokio::task::spawn_blocking(move || process.close_match_world(&world));
     }
 
-    fn refetch(&self) {
+    /// Reads what concerns this server from the matcher, until that succeeds.
+    fn refetch(&mut self) {
         let (matcher, done, process) = (self.matcher.clone(), self.done.clone(), Arc::clone(&self.process));
-        let hosted = self.hosted.iter().map(|(room, world)| (room.clone(), world.name.clone()));
-        let mut worlds: BTreeSet<(String, String)> = hosted.collect();
-        tokio::spawn(async move {
-            let opened = {
-                let process = Arc::clone(&process);
-                tokio::task::spawn_blocking(move || process.opened_match_worlds())
-            };
-            worlds.extend(opened.await.unwrap_or_default());
-            // The ends of rooms may be among what was missed.
-            for (room, world) in worlds {
-                if let Ok(None) = matcher.room(&room).await {
-                    process.close_match_world(&world);
-                }
+        let hosted = self.hosted.iter().map(|(room, hosted)| (room.clone(), hosted.world.name.clone()));
+        let hosted: BTreeSet<(String, String)> = hosted.collect();
+        self.refetching = JoinSet::new();
+        self.refetching.spawn(async move {
+            if let Ok(mine) = persist(RETRY, || read_mine(&matcher, &process, &hosted)).await {
+                // The loop ends only with the process.
+                let _ = done.send(Done::Mine(mine)).await;
             }
-            let Ok((rooms, matches)) = matcher.mine().await else { return };
-            let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
-            for found in matches {
-                if found.is_assigning {
-                    assigning.push((found.room, found.class));
-                } else if !found.class.is_empty()
-                    && let Ok(Some(room)) = matcher.room(&found.room).await
-                    && let Some(world) = world_in(&room)
-                {
-                    hosted.push((found.room, world));
-                }
-            }
-            // The loop ends only with the process.
-            let _ = done.send(Done::Mine(Mine { rooms, assigning, hosted })).await;
         });
     }
 
@@ -718,8 +710,8 @@ impl<A: Area> Link<A> {
     /// a world that was followed all the time are compared with those in the room's data.
     fn adopt(&mut self, room: String, world: MatchWorld) {
         match self.hosted.get(&room) {
-            Some(hosted) if hosted.addresses == world.addresses => {}
-            Some(hosted) => self.assign_again(room, hosted.clone()),
+            Some(Hosted { world: hosted, .. }) if hosted.addresses == world.addresses => {}
+            Some(Hosted { world: hosted, .. }) => self.assign_again(room, hosted.clone()),
             None if self.opening.contains(&room) => {}
             None => {
                 let (process, done) = (Arc::clone(&self.process), self.done.clone());
@@ -813,6 +805,40 @@ impl<A: Area> Link<A> {
             tokio::spawn(async move { gateway.remove_channel(channel).await });
         }
     }
+}
+
+/// Reads what concerns this server from the matcher. Of `hosted`, and of the worlds that an earlier
+/// life of this link has opened, it closes those whose rooms are gone: their ends may be among what
+/// was missed.
+async fn read_mine<A: Area>(
+    matcher: &A,
+    process: &Arc<Watch>,
+    hosted: &BTreeSet<(String, String)>,
+) -> Result<Mine, CallError> {
+    let opened = {
+        let process = Arc::clone(process);
+        tokio::task::spawn_blocking(move || process.opened_match_worlds())
+    };
+    let mut worlds = hosted.clone();
+    worlds.extend(opened.await.unwrap_or_default());
+    for (room, world) in worlds {
+        if matcher.room(&room).await?.is_none() {
+            process.close_match_world(&world);
+        }
+    }
+    let (rooms, matches) = matcher.mine().await?;
+    let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
+    for found in matches {
+        if found.is_assigning {
+            assigning.push((found.room, found.class));
+        } else if !found.class.is_empty()
+            && let Some(room) = matcher.room(&found.room).await?
+            && let Some(world) = world_in(&room)
+        {
+            hosted.push((found.room, world));
+        }
+    }
+    Ok(Mine { rooms, assigning, hosted })
 }
 
 /// The next event of the connection to the main world, for ever without one.

@@ -231,6 +231,12 @@ pub(super) fn matcher_families(report: &throng_matcher_server::Report) -> Vec<Fa
             "Sessions reset because the client read too slowly; the client must fetch its rooms again.",
             report.lagging,
         ),
+        gauge(
+            "throng_matcher_stream_bytes",
+            "Memory of notification streams: entries that wait for a reader or are kept for its resumption; at most \
+             32 MiB for each.",
+            report.stream_bytes as f64,
+        ),
         counter("throng_matcher_journal_bytes", "Bytes written to the journal.", report.journal_bytes),
         family(
             "throng_matcher_journal_flush_seconds",
