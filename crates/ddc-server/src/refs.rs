@@ -23,6 +23,7 @@ use crate::blocking;
 use crate::body::Body;
 use crate::fetch::Found;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
+use crate::json::{JsonBody, PIECE_BYTES};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
 use crate::preconditions::{Preconditions, tag_value};
@@ -40,6 +41,10 @@ const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
 /// Attachments of a package for which memory is taken at a time, and the memory of each.
 const ENTRIES: usize = 1_024;
 const ENTRY_BYTES: u64 = 512;
+/// Objects up to this size are converted to JSON as a whole.
+const JSON_WHOLE_BYTES_MAX: usize = 8 << 10;
+/// Objects up to this size are measured for JSON on the thread that answers.
+const JSON_IN_PLACE_BYTES_MAX: usize = 64 << 10;
 
 impl Service {
     // --- Put
@@ -336,6 +341,24 @@ impl Service {
             headers.insert(header::ETAG, tag_value(&object));
         }
         Ok(response)
+    }
+
+    /// The JSON of an object as a body.
+    async fn json_body(&self, object: Bytes) -> Result<Body, Problem> {
+        if object.len() <= JSON_WHOLE_BYTES_MAX {
+            return Ok(Body::bytes(Document::parse(&object).map_err(Problem::bad)?.to_json()));
+        }
+        let held = self.memory.take(PIECE_BYTES as u64, Instant::now() + MEMORY_WAIT).await?;
+        let json = match object.len() <= JSON_IN_PLACE_BYTES_MAX {
+            true => JsonBody::new(object),
+            false => blocking::elsewhere(move || JsonBody::new(object)).await.ok_or_else(|| {
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the object could not be converted; try again")
+            })?,
+        };
+        let mut body = Body::default();
+        body.push_json(json.map_err(Problem::bad)?);
+        body.hold(held);
+        Ok(body)
     }
 
     /// The only attachment, decompressed; else the object.
