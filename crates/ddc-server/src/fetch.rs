@@ -13,7 +13,7 @@ use throng_ddc::api::RefName;
 use throng_ddc::compressed::Decoder;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
-use tokio::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::{MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::answer::{Problem, unverifiable};
 use crate::blocking;
@@ -760,15 +760,20 @@ impl Service {
     /// Other changes by this node wait until the turn is over; with an object storage, other nodes
     /// know nothing of it.
     async fn turn(&self, name: &RefName, when: &Preconditions) -> Result<Turn<'_>, Problem> {
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        let lock = &self.changes[hasher.finish() as usize % self.changes.len()];
+        let lock = self.change_lock(name);
         if when.is_empty() {
             return Ok(Turn { _shared: Some(lock.read().await), _alone: None });
         }
         let alone = lock.write().await;
         Box::pin(self.check_change(name, when)).await?;
         Ok(Turn { _shared: None, _alone: Some(alone) })
+    }
+
+    /// Lock that the changes of a ref share with those of others.
+    pub(crate) fn change_lock(&self, name: &RefName) -> &RwLock<()> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        &self.changes[hasher.finish() as usize % self.changes.len()]
     }
 
     /// Decides about a change of a ref as it is now.

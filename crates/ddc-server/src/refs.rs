@@ -31,8 +31,7 @@ use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
 use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 
-/// A ref that changes while it is finalised is looked at again; one that changes this often has
-/// something else wrong.
+/// Attempts to store or finalise a ref that changes meanwhile, or whose blobs are deleted.
 const ATTEMPTS: usize = 4;
 /// Forms in which a ref is given, the preferred one first.
 const FORMS: [Media; 5] = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
@@ -122,7 +121,7 @@ impl Service {
         // the next ones, so that only deletes by clients can make more of them necessary.
         let mut holds = Vec::new();
         let mut was_lost = false;
-        loop {
+        for _ in 0..ATTEMPTS {
             if !inline {
                 self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
             }
@@ -163,6 +162,7 @@ impl Service {
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
             }
         }
+        Err(keeps_changing())
     }
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
@@ -263,7 +263,7 @@ impl Service {
                 _ => {}
             }
         }
-        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the ref keeps changing"))
+        Err(keeps_changing())
     }
 
     // --- Get
@@ -779,6 +779,11 @@ fn document(value: &Value) -> Body {
     Body::bytes(value.encode(Style::Plain))
 }
 
+fn keeps_changing() -> Problem {
+    let title = "other requests change the ref, or delete blobs that it refers to; try again";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
+}
+
 fn object_gone() -> Problem {
     Problem::missing("the ref's object is gone")
 }
@@ -799,6 +804,74 @@ impl From<RawError> for Problem {
             RawError::Read(error) => error.into(),
             RawError::Damaged(error) => compressed_problem(&error),
             RawError::NoDecoder => Problem::missing(RawError::NoDecoder.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use throng_ddc_store::{Options, Store};
+    use throng_platform::Folder;
+
+    use super::*;
+    use crate::origin::Origin;
+    use crate::service::Rules;
+
+    #[test]
+    fn a_ref_whose_blobs_are_deleted_at_every_attempt_is_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let fs = Arc::new(Folder::new(folder.path()).expect("it is there"));
+        let store = Store::open(fs, Options::default()).expect("the folder opens");
+        let service = Service::new(Arc::clone(&store), Rules::default(), Origin::Alone);
+        let blob = Bytes::from_static(b"a blob that others delete");
+        let hash = IoHash::of(&blob);
+        let object =
+            Bytes::from(Value::object([("Data", Value::BinaryAttachment(hash))]).encode(Style::Plain));
+        let name = RefName {
+            namespace: "game".parse().expect("a name"),
+            bucket: "default".parse().expect("a name"),
+            key: IoHash::of(&object).to_string().parse().expect("a key"),
+        };
+        let put = || {
+            store.put_blob(&name.namespace, hash, blob.clone(), service.now(), Box::new(|_| {}));
+            store.commit();
+        };
+        let delete = || {
+            store.delete_blob(&name.namespace, &hash, Box::new(|_| {}));
+            store.commit();
+        };
+
+        let mut context = Context::from_waker(Waker::noop());
+        let lock = service.change_lock(&name);
+        let mut turn = lock.try_write().expect("nobody has it");
+        let when = Preconditions::default();
+        let mut upload = pin!(service.store_ref(&name, object, true, &when));
+        for attempt in 0.. {
+            assert!(attempt < 100, "it still tries");
+            put();
+            // It looks the blob up, and waits for its turn.
+            let outcome = upload.as_mut().poll(&mut context);
+            if let Poll::Ready(outcome) = outcome {
+                let problem = outcome.expect_err("the blob is never there");
+                assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE, "{}", problem.title);
+                return;
+            }
+            delete();
+            let mut next = pin!(lock.write());
+            drop(turn);
+            assert!(upload.as_mut().poll(&mut context).is_pending(), "it waits for its commit");
+            assert!(next.as_mut().poll(&mut context).is_pending(), "the upload has its turn");
+            store.commit();
+            put();
+            if let Poll::Ready(outcome) = upload.as_mut().poll(&mut context) {
+                assert!(outcome.is_err());
+                return;
+            }
+            let Poll::Ready(guard) = next.as_mut().poll(&mut context) else { panic!("the turn ended") };
+            turn = guard;
         }
     }
 }
