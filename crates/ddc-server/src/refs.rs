@@ -26,6 +26,7 @@ use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::json::{JsonBody, PIECE_BYTES};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
+use crate::passed::RELAY_BYTES;
 use crate::preconditions::{Preconditions, tag_value};
 use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
@@ -472,7 +473,7 @@ impl Service {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let mut closure = throng_ddc::Closure::new(&document);
         payloads.push_bytes(bytes.clone());
-        let mut in_memory = 0;
+        let (mut in_memory, mut has_relays) = (0, false);
         while let Some(attachment) = closure.next() {
             let Attachment { hash, .. } = attachment;
             if entries.len().is_multiple_of(ENTRIES) {
@@ -480,11 +481,16 @@ impl Service {
                 payloads.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
             }
             let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
-            let blob = match form {
-                Some(form) => self.find_blob(namespace, &form).await?.map(|blob| (form, blob)),
+            let left = PACKAGE_BYTES_MAX.saturating_sub(in_memory);
+            let found = match form {
+                // An object is read for what it refers to.
+                Some(form) if attachment.is_object() => {
+                    self.find_blob(namespace, &form).await?.map(|blob| (form, Found::Here(blob)))
+                }
+                Some(form) => self.find_part(namespace, &form, left).await?.map(|found| (form, found)),
                 None => None,
             };
-            let Some((form, blob)) = blob else {
+            let Some((form, mut found)) = found else {
                 let error = Problem::missing("the attachment is gone").to_value().encode(Style::Plain);
                 let flags = Flags::OBJECT.and(Flags::ERROR);
                 entries.push(Entry { size: error.len() as u64, flags, hash });
@@ -497,19 +503,37 @@ impl Service {
                 (false, true) => Flags::default(),
                 (false, false) => Flags::COMPRESSED,
             };
-            entries.push(Entry { size: blob.len(), flags, hash });
-            in_memory += if Service::is_pushed_in_memory(&blob) { blob.len() } else { 0 };
-            if attachment.is_object() {
-                let bytes = self.checked_bytes(namespace, &form, &blob).await?;
-                let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
-                closure.resolve(throng_ddc::Resolution::Object(&bytes));
-            } else {
-                closure.resolve(throng_ddc::Resolution::Blob(form));
+            match &found {
+                Found::Here(blob) if attachment.is_object() => {
+                    let bytes = self.checked_bytes(namespace, &form, blob).await?;
+                    let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
+                    closure.resolve(throng_ddc::Resolution::Object(&bytes));
+                    // Nothing keeps it, and the memory of the package is for small blobs.
+                    if self.upstream().is_some() && blob.memory().is_some() && blob.len() > left {
+                        found = self.relay_later(namespace, &form, blob.len()).await?;
+                    }
+                }
+                _ => closure.resolve(throng_ddc::Resolution::Blob(form)),
             }
-            if in_memory > PACKAGE_BYTES_MAX {
-                self.push_later(&mut payloads, namespace, &form, blob);
-            } else {
-                self.push_whole(&mut payloads, namespace, &form, blob).await?;
+            match found {
+                Found::Here(blob) => {
+                    entries.push(Entry { size: blob.len(), flags, hash });
+                    let is_in_memory = blob.memory().is_some() || Service::is_pushed_in_memory(&blob);
+                    in_memory += if is_in_memory { blob.len() } else { 0 };
+                    if in_memory > PACKAGE_BYTES_MAX {
+                        self.push_later(&mut payloads, namespace, &form, blob);
+                    } else {
+                        self.push_whole(&mut payloads, namespace, &form, blob).await?;
+                    }
+                }
+                Found::Coming(blob) => {
+                    if !has_relays {
+                        payloads.hold(self.memory.take(RELAY_BYTES, Instant::now() + MEMORY_WAIT).await?);
+                        has_relays = true;
+                    }
+                    entries.push(Entry { size: blob.len(), flags, hash });
+                    payloads.append(blob);
+                }
             }
         }
         let mut body = Body::bytes(Table { entries }.write());
