@@ -440,6 +440,9 @@ impl Service {
         hash: &IoHash,
         blob: &Blob,
     ) -> Result<Option<Bytes>, Problem> {
+        if let Some(bytes) = blob.memory() {
+            return Ok(Some(bytes.clone()));
+        }
         let read = |blob: &Blob| match blob.len() > SMALL_BYTES_MAX as u64 {
             true => blocking::in_place(|| blob.read_sound(hash)),
             false => blob.read_sound(hash),

@@ -11,8 +11,8 @@ use throng_ddc_store::{Blob, is_damage};
 
 use crate::json::JsonBody;
 use crate::memory::Held;
-use crate::passed::Relay;
 use crate::raw::RawBlob;
+use crate::relay::Relay;
 use crate::streaming::StreamedBlob;
 
 /// Bytes that one step reads. Half of it costs an eighth more in system calls, twice of it falls

@@ -11,7 +11,7 @@ use hyper::{Request, Response};
 
 use crate::listener::Listener;
 use crate::service::{RawRequest, Service};
-use crate::upload::Source;
+use crate::source::Source;
 
 /// Body of a request: its pieces in order. An error is a connection that breaks off.
 pub type Pieces = BoxStream<'static, io::Result<Bytes>>;

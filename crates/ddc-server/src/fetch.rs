@@ -4,10 +4,7 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
-use std::time::Duration;
-use std::{fmt, io};
+use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -16,7 +13,7 @@ use throng_ddc::api::RefName;
 use throng_ddc::compressed::Decoder;
 use throng_ddc::{Bucket, Closure, Document, IoHash, Namespace, Resolution};
 use throng_ddc_store::{Blob, ChangeResult, Incoming, ObjectVersion, PutRef, RefValue, Tier, TierError};
-use tokio::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::{MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::answer::{Problem, unverifiable};
 use crate::blocking;
@@ -24,14 +21,11 @@ use crate::body::Body;
 use crate::origin::{Closed, Flight, Located, Origin, Reach, Read};
 use crate::preconditions::Preconditions;
 use crate::service::Service;
+use crate::source::{FetchedBody, OTHER_CONTENT, Source as _};
 use crate::streaming::{Begun, StreamedBlob};
-use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload, verified};
+use crate::upload::{Received, SMALL_BYTES_MAX, Upload, verified};
 use crate::upstream::{Form, Lookup, Upstream, for_request, way};
-use crate::watchdog::Watchdog;
 
-/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
-/// for the first byte.
-const STALL: Duration = Duration::from_secs(8);
 /// A copy of this age is no proof any more that the object storage has the blob.
 const CONFIRM_AGE_MS: u64 = 24 * 3600 * 1000;
 /// Refs of the upstream whose age is known; with more, all are forgotten and looked up again.
@@ -39,8 +33,6 @@ const FRESH_MAX: usize = 1 << 18;
 /// Attachments of one object that are looked up at a time.
 const LOOKUPS_MAX: usize = 32;
 
-/// Failure of a body that arrived.
-pub(crate) const OTHER_CONTENT: &str = "it came with other content than its name says";
 /// Bytes of an object that are read to see whether the object storage works.
 const BEGIN_BYTES: u64 = 1 << 20;
 
@@ -768,15 +760,20 @@ impl Service {
     /// Other changes by this node wait until the turn is over; with an object storage, other nodes
     /// know nothing of it.
     async fn turn(&self, name: &RefName, when: &Preconditions) -> Result<Turn<'_>, Problem> {
-        let mut hasher = DefaultHasher::new();
-        name.hash(&mut hasher);
-        let lock = &self.changes[hasher.finish() as usize % self.changes.len()];
+        let lock = self.change_lock(name);
         if when.is_empty() {
             return Ok(Turn { _shared: Some(lock.read().await), _alone: None });
         }
         let alone = lock.write().await;
         Box::pin(self.check_change(name, when)).await?;
         Ok(Turn { _shared: None, _alone: Some(alone) })
+    }
+
+    /// Lock that the changes of a ref share with those of others.
+    pub(crate) fn change_lock(&self, name: &RefName) -> &RwLock<()> {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        &self.changes[hasher.finish() as usize % self.changes.len()]
     }
 
     /// Decides about a change of a ref as it is now.
@@ -975,48 +972,4 @@ async fn begins(incoming: Incoming) -> bool {
         }
     }
     true
-}
-
-/// A blob on its way here, as the body of an upload.
-pub(crate) struct FetchedBody {
-    incoming: Mutex<Incoming>,
-    watchdog: Watchdog,
-}
-
-impl FetchedBody {
-    pub(crate) fn new(incoming: Incoming) -> FetchedBody {
-        FetchedBody { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
-    }
-
-    /// The time for the next bytes begins now.
-    pub(crate) fn begin_wait(&mut self) {
-        self.watchdog.within(STALL);
-    }
-}
-
-impl fmt::Debug for FetchedBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("FetchedBody")
-    }
-}
-
-impl Source for FetchedBody {
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match incoming.bytes.poll_next_unpin(context) {
-                Poll::Pending => return self.watchdog.poll(context),
-                Poll::Ready(Some(Ok(piece))) if piece.is_empty() => {}
-                Poll::Ready(piece) => {
-                    self.watchdog.within(STALL);
-                    return Poll::Ready(piece.transpose());
-                }
-            }
-        }
-    }
-
-    fn declared(&self) -> Option<u64> {
-        let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
-        (incoming.len > 0).then_some(incoming.len)
-    }
 }

@@ -21,8 +21,9 @@
 //! | the root of a package | its raw bytes |
 //! | `.raw` of a compressed buffer | its block table, one block compressed and twice raw |
 //! | `.json` of an object above 8 KiB | 64 KiB |
-//! | a blob of an upstream that cannot be kept | 512 KiB, or its bytes for anything but a whole one |
+//! | a blob of an upstream that cannot be kept | 512 KiB, or its bytes for a part of it or its raw data |
 //! | a package that is sent | 512 bytes per attachment; the first MiB of its small blobs |
+//! | attachments of a package that cannot be kept | 512 KiB, and 4 KiB each |
 #![forbid(unsafe_code)]
 
 mod access;
@@ -52,10 +53,12 @@ mod preconditions;
 mod raw;
 mod refresh;
 mod refs;
+mod relay;
 mod replication;
 mod report;
 mod serve;
 mod service;
+mod source;
 mod stats;
 mod streaming;
 mod transfer;

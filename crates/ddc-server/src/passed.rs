@@ -1,111 +1,37 @@
 //! Blobs of an upstream that the folder cannot keep: they are passed on to clients all the same.
 //!
-//! A client that wants one whole gets it as it arrives. A blob that is needed for something else (a
-//! part of it, a package, its decompressed data) is received into memory, if it is not too large
-//! for that. Neither is shared by requests.
+//! A client that wants one whole gets it as it arrives, and a package the same way, blob by blob. A
+//! blob that is needed for something else (a part of it, its decompressed data) is received into
+//! memory, if it is not too large for that. Neither is shared by requests.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use throng_ddc::{Hasher, IoHash, Namespace};
-use throng_ddc_store::Blob;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use throng_ddc::{IoHash, Namespace};
+use throng_ddc_store::{Blob, Incoming};
 use tokio::time::Instant;
 
 use crate::answer::Problem;
 use crate::blobs::HeldBytes;
 use crate::blocking;
 use crate::body::Body;
-use crate::fetch::{FetchedBody, Found, OTHER_CONTENT};
-use crate::memory::{Held, MEMORY_WAIT};
+use crate::fetch::Found;
+use crate::memory::MEMORY_WAIT;
+use crate::relay::{Failed, Relay};
 use crate::service::Service;
-use crate::streaming::HELD_BYTES;
-use crate::upload::{Received, SMALL_BYTES_MAX, Source, Upload};
-use crate::upstream::Upstream;
+use crate::source::{FetchedBody, OTHER_CONTENT};
+use crate::upload::{Received, SMALL_BYTES_MAX, Upload};
+use crate::upstream::{Upstream, for_request, way};
 
 /// Blobs up to this size are received into memory.
 const IN_MEMORY_BYTES_MAX: u64 = 64 << 20;
 /// Memory of a blob that is sent as it arrives: its held end, and a piece.
-const RELAY_BYTES: u64 = 512 << 10;
-
-/// A blob that is sent as it arrives. Its end is held back until all of it has its hash.
-pub(crate) struct Relay {
-    source: FetchedBody,
-    hash: IoHash,
-    hasher: Hasher,
-    /// Bytes that arrived and were not taken.
-    pieces: VecDeque<Bytes>,
-    waiting: u64,
-    /// Bytes that have not arrived.
-    to_come: u64,
-    /// Everything arrived, and has its hash.
-    is_sound: bool,
-    /// The source was asked for bytes that it did not have yet.
-    is_waiting: bool,
-    failed: Failed,
-    _held: Held,
-}
-
-/// Receiver of the news that a transfer failed, and why.
-type Failed = Box<dyn Fn(&io::Error) + Send + Sync>;
-
-impl Relay {
-    /// Waits until [`next`](Relay::next) gives something, if there is anything more.
-    pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.sendable() == 0 && self.left() > 0 {
-            // A client that paused is no reason to give the source less time.
-            if !std::mem::replace(&mut self.is_waiting, true) {
-                self.source.begin_wait();
-            }
-            let piece = ready!(self.source.poll_piece(context));
-            self.is_waiting = false;
-            let failure = match piece {
-                Ok(Some(piece)) if piece.len() as u64 <= self.to_come => {
-                    self.hasher.update(&piece);
-                    self.waiting += piece.len() as u64;
-                    self.to_come -= piece.len() as u64;
-                    self.pieces.push_back(piece);
-                    self.is_sound = self.to_come == 0 && self.hasher.finish() == self.hash;
-                    if self.is_sound || self.to_come > 0 {
-                        continue;
-                    }
-                    io::Error::new(io::ErrorKind::InvalidData, OTHER_CONTENT)
-                }
-                Ok(Some(_)) => io::Error::new(io::ErrorKind::InvalidData, OTHER_CONTENT),
-                Ok(None) => io::ErrorKind::UnexpectedEof.into(),
-                Err(error) => error,
-            };
-            (self.failed)(&failure);
-            return Poll::Ready(Err(failure));
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Bytes that may be sent now.
-    pub(crate) fn sendable(&self) -> u64 {
-        if self.is_sound { self.waiting } else { self.waiting.saturating_sub(HELD_BYTES) }
-    }
-
-    /// Bytes that were not taken yet.
-    pub(crate) fn left(&self) -> u64 {
-        self.waiting + self.to_come
-    }
-
-    /// The next bytes that may be sent, at most `at_most`.
-    pub(crate) fn next(&mut self, at_most: usize) -> Bytes {
-        let sendable = usize::try_from(self.sendable()).unwrap_or(usize::MAX).min(at_most);
-        let Some(piece) = self.pieces.front_mut() else { return Bytes::new() };
-        let taken = piece.split_to(piece.len().min(sendable));
-        if piece.is_empty() {
-            self.pieces.pop_front();
-        }
-        self.waiting -= taken.len() as u64;
-        taken
-    }
-}
+pub(crate) const RELAY_BYTES: u64 = 512 << 10;
+/// Memory of a blob that is going to be sent so.
+const RELAY_LATER_BYTES: u64 = 4 << 10;
 
 impl Service {
     /// Reports whether the folder keeps nothing that comes from an upstream at present.
@@ -146,29 +72,99 @@ impl Service {
             return Ok(None);
         }
         self.count_passed(namespace, why);
+        let mut body = Body::default();
+        body.push_relay(Relay::new(
+            FetchedBody::new(incoming),
+            *hash,
+            len,
+            self.on_failure(namespace, hash),
+            held,
+        ));
+        Ok(Some(Found::Coming(body)))
+    }
+
+    /// What a failed transfer of a blob of the upstream is to be noted with.
+    fn on_failure(self: &Arc<Service>, namespace: &Namespace, hash: &IoHash) -> Failed {
         let (service, wanted) = (Arc::clone(self), (namespace.clone(), *hash));
-        let failed = move |why: &io::Error| {
+        Box::new(move |why: &io::Error| {
             if why.kind() == io::ErrorKind::InvalidData {
                 service.counters.add_damaged();
             }
             if let Some(upstream) = service.upstream() {
                 upstream.blob_failed(&wanted.0, &wanted.1, why);
             }
+        })
+    }
+
+    /// A blob as one of many in an answer, of which `in_memory_max` bytes may be in memory. A
+    /// larger one that the folder cannot keep is fetched when it is its turn to be sent.
+    pub(crate) async fn find_part(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+        in_memory_max: u64,
+    ) -> Result<Option<Found>, Problem> {
+        let Some(upstream) = self.upstream() else {
+            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
         };
+        if self.store.has_blob(namespace, hash)? {
+            return Ok(self.find_blob(namespace, hash).await?.map(Found::Here));
+        }
+        self.counters.blob_misses.fetch_add(1, Ordering::Relaxed);
+        let problem = match self.fetch_blob(namespace, hash, None).await {
+            Ok(Some(blob)) if blob.memory().is_some() && blob.len() > in_memory_max => {
+                return self.relay_later(namespace, hash, blob.len()).await.map(Some);
+            }
+            Ok(brought) => return Ok(brought.map(Found::Here)),
+            Err(problem) => problem,
+        };
+        let Some(incoming) = upstream.blob(namespace, hash).await else { return Ok(None) };
+        let len = incoming.len;
+        if len <= in_memory_max {
+            let body = FetchedBody::new(incoming);
+            let blob = self.receive_in_memory(namespace, hash, body, len, &problem.title).await?;
+            return Ok(blob.map(Found::Here));
+        }
+        drop(incoming);
+        if len > self.rules().blob_bytes_max {
+            upstream.blob_failed(namespace, hash, &"it is larger than ddc.blob_bytes_max");
+            return Ok(None);
+        }
+        self.count_passed(namespace, &problem.title);
+        self.relay_later(namespace, hash, len).await.map(Some)
+    }
+
+    /// A blob of the upstream for an answer, which is asked for when it is its turn to be sent.
+    pub(crate) async fn relay_later(
+        self: &Arc<Service>,
+        namespace: &Namespace,
+        hash: &IoHash,
+        len: u64,
+    ) -> Result<Found, Problem> {
+        let held = self.memory.take(RELAY_LATER_BYTES, Instant::now() + MEMORY_WAIT).await?;
+        let (service, wanted, way) = (Arc::clone(self), (namespace.clone(), *hash), way());
+        let begin = async move {
+            let incoming = for_request(way, async {
+                match service.upstream() {
+                    Some(upstream) => upstream.blob(&wanted.0, &wanted.1).await,
+                    None => None,
+                }
+            });
+            match Box::pin(incoming).await {
+                Some(incoming) if incoming.len == len => Ok(incoming.bytes),
+                _ => Err(io::Error::other("the upstream no longer has the blob")),
+            }
+        };
+        let incoming = Incoming { len, bytes: stream::once(begin).try_flatten().boxed() };
         let mut body = Body::default();
-        body.push_relay(Relay {
-            source: FetchedBody::new(incoming),
-            hash: *hash,
-            hasher: Hasher::new(),
-            pieces: VecDeque::new(),
-            waiting: 0,
-            to_come: len,
-            is_sound: false,
-            is_waiting: false,
-            failed: Box::new(failed),
-            _held: held,
-        });
-        Ok(Some(Found::Coming(body)))
+        body.push_relay(Relay::new(
+            FetchedBody::new(incoming),
+            *hash,
+            len,
+            self.on_failure(namespace, hash),
+            held,
+        ));
+        Ok(Found::Coming(body))
     }
 
     /// A blob of the upstream in memory, for something that needs all of it.

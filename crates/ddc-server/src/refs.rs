@@ -23,15 +23,16 @@ use crate::blocking;
 use crate::body::Body;
 use crate::fetch::Found;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
+use crate::json::{JsonBody, PIECE_BYTES};
 use crate::memory::MEMORY_WAIT;
 use crate::origin::{Closed, Located, Reach};
+use crate::passed::RELAY_BYTES;
 use crate::preconditions::{Preconditions, tag_value};
 use crate::raw::{self, RawBlob, RawError};
 use crate::service::{ApiRequest, Service, hash_value, json};
 use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 
-/// A ref that changes while it is finalised is looked at again; one that changes this often has
-/// something else wrong.
+/// Attempts to store or finalise a ref that changes meanwhile, or whose blobs are deleted.
 const ATTEMPTS: usize = 4;
 /// Forms in which a ref is given, the preferred one first.
 const FORMS: [Media; 5] = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
@@ -40,6 +41,10 @@ const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
 /// Attachments of a package for which memory is taken at a time, and the memory of each.
 const ENTRIES: usize = 1_024;
 const ENTRY_BYTES: u64 = 512;
+/// Objects up to this size are converted to JSON as a whole.
+const JSON_WHOLE_BYTES_MAX: usize = 8 << 10;
+/// Objects up to this size are measured for JSON on the thread that answers.
+const JSON_IN_PLACE_BYTES_MAX: usize = 64 << 10;
 
 impl Service {
     // --- Put
@@ -117,7 +122,7 @@ impl Service {
         // the next ones, so that only deletes by clients can make more of them necessary.
         let mut holds = Vec::new();
         let mut was_lost = false;
-        loop {
+        for _ in 0..ATTEMPTS {
             if !inline {
                 self.keep(&name.namespace, Received::Small(bytes.clone(), hash)).await?;
             }
@@ -158,6 +163,7 @@ impl Service {
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
             }
         }
+        Err(keeps_changing())
     }
 
     /// Stores the attachments of a package as they arrive. Gives the root object.
@@ -258,7 +264,7 @@ impl Service {
                 _ => {}
             }
         }
-        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the ref keeps changing"))
+        Err(keeps_changing())
     }
 
     // --- Get
@@ -336,6 +342,24 @@ impl Service {
             headers.insert(header::ETAG, tag_value(&object));
         }
         Ok(response)
+    }
+
+    /// The JSON of an object as a body.
+    async fn json_body(&self, object: Bytes) -> Result<Body, Problem> {
+        if object.len() <= JSON_WHOLE_BYTES_MAX {
+            return Ok(Body::bytes(Document::parse(&object).map_err(Problem::bad)?.to_json()));
+        }
+        let held = self.memory.take(PIECE_BYTES as u64, Instant::now() + MEMORY_WAIT).await?;
+        let json = match object.len() <= JSON_IN_PLACE_BYTES_MAX {
+            true => JsonBody::new(object),
+            false => blocking::elsewhere(move || JsonBody::new(object)).await.ok_or_else(|| {
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "the object could not be converted; try again")
+            })?,
+        };
+        let mut body = Body::default();
+        body.push_json(json.map_err(Problem::bad)?);
+        body.hold(held);
+        Ok(body)
     }
 
     /// The only attachment, decompressed; else the object.
@@ -449,7 +473,7 @@ impl Service {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let mut closure = throng_ddc::Closure::new(&document);
         payloads.push_bytes(bytes.clone());
-        let mut in_memory = 0;
+        let (mut in_memory, mut has_relays) = (0, false);
         while let Some(attachment) = closure.next() {
             let Attachment { hash, .. } = attachment;
             if entries.len().is_multiple_of(ENTRIES) {
@@ -457,11 +481,16 @@ impl Service {
                 payloads.hold(self.memory.take(bytes, Instant::now() + MEMORY_WAIT).await?);
             }
             let form = self.locate(namespace, &attachment.hash, Reach::All).await?;
-            let blob = match form {
-                Some(form) => self.find_blob(namespace, &form).await?.map(|blob| (form, blob)),
+            let left = PACKAGE_BYTES_MAX.saturating_sub(in_memory);
+            let found = match form {
+                // An object is read for what it refers to.
+                Some(form) if attachment.is_object() => {
+                    self.find_blob(namespace, &form).await?.map(|blob| (form, Found::Here(blob)))
+                }
+                Some(form) => self.find_part(namespace, &form, left).await?.map(|found| (form, found)),
                 None => None,
             };
-            let Some((form, blob)) = blob else {
+            let Some((form, mut found)) = found else {
                 let error = Problem::missing("the attachment is gone").to_value().encode(Style::Plain);
                 let flags = Flags::OBJECT.and(Flags::ERROR);
                 entries.push(Entry { size: error.len() as u64, flags, hash });
@@ -474,19 +503,37 @@ impl Service {
                 (false, true) => Flags::default(),
                 (false, false) => Flags::COMPRESSED,
             };
-            entries.push(Entry { size: blob.len(), flags, hash });
-            in_memory += if Service::is_pushed_in_memory(&blob) { blob.len() } else { 0 };
-            if attachment.is_object() {
-                let bytes = self.checked_bytes(namespace, &form, &blob).await?;
-                let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
-                closure.resolve(throng_ddc::Resolution::Object(&bytes));
-            } else {
-                closure.resolve(throng_ddc::Resolution::Blob(form));
+            match &found {
+                Found::Here(blob) if attachment.is_object() => {
+                    let bytes = self.checked_bytes(namespace, &form, blob).await?;
+                    let bytes = bytes.ok_or_else(|| Problem::missing("an object was damaged and is gone"))?;
+                    closure.resolve(throng_ddc::Resolution::Object(&bytes));
+                    // Nothing keeps it, and the memory of the package is for small blobs.
+                    if self.upstream().is_some() && blob.memory().is_some() && blob.len() > left {
+                        found = self.relay_later(namespace, &form, blob.len()).await?;
+                    }
+                }
+                _ => closure.resolve(throng_ddc::Resolution::Blob(form)),
             }
-            if in_memory > PACKAGE_BYTES_MAX {
-                self.push_later(&mut payloads, namespace, &form, blob);
-            } else {
-                self.push_whole(&mut payloads, namespace, &form, blob).await?;
+            match found {
+                Found::Here(blob) => {
+                    entries.push(Entry { size: blob.len(), flags, hash });
+                    let is_in_memory = blob.memory().is_some() || Service::is_pushed_in_memory(&blob);
+                    in_memory += if is_in_memory { blob.len() } else { 0 };
+                    if in_memory > PACKAGE_BYTES_MAX {
+                        self.push_later(&mut payloads, namespace, &form, blob);
+                    } else {
+                        self.push_whole(&mut payloads, namespace, &form, blob).await?;
+                    }
+                }
+                Found::Coming(blob) => {
+                    if !has_relays {
+                        payloads.hold(self.memory.take(RELAY_BYTES, Instant::now() + MEMORY_WAIT).await?);
+                        has_relays = true;
+                    }
+                    entries.push(Entry { size: blob.len(), flags, hash });
+                    payloads.append(blob);
+                }
             }
         }
         let mut body = Body::bytes(Table { entries }.write());
@@ -756,6 +803,11 @@ fn document(value: &Value) -> Body {
     Body::bytes(value.encode(Style::Plain))
 }
 
+fn keeps_changing() -> Problem {
+    let title = "other requests change the ref, or delete blobs that it refers to; try again";
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, title).with(header::RETRY_AFTER, "1")
+}
+
 fn object_gone() -> Problem {
     Problem::missing("the ref's object is gone")
 }
@@ -776,6 +828,74 @@ impl From<RawError> for Problem {
             RawError::Read(error) => error.into(),
             RawError::Damaged(error) => compressed_problem(&error),
             RawError::NoDecoder => Problem::missing(RawError::NoDecoder.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use throng_ddc_store::{Options, Store};
+    use throng_platform::Folder;
+
+    use super::*;
+    use crate::origin::Origin;
+    use crate::service::Rules;
+
+    #[test]
+    fn a_ref_whose_blobs_are_deleted_at_every_attempt_is_refused() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let fs = Arc::new(Folder::new(folder.path()).expect("it is there"));
+        let store = Store::open(fs, Options::default()).expect("the folder opens");
+        let service = Service::new(Arc::clone(&store), Rules::default(), Origin::Alone);
+        let blob = Bytes::from_static(b"a blob that others delete");
+        let hash = IoHash::of(&blob);
+        let object =
+            Bytes::from(Value::object([("Data", Value::BinaryAttachment(hash))]).encode(Style::Plain));
+        let name = RefName {
+            namespace: "game".parse().expect("a name"),
+            bucket: "default".parse().expect("a name"),
+            key: IoHash::of(&object).to_string().parse().expect("a key"),
+        };
+        let put = || {
+            store.put_blob(&name.namespace, hash, blob.clone(), service.now(), Box::new(|_| {}));
+            store.commit();
+        };
+        let delete = || {
+            store.delete_blob(&name.namespace, &hash, Box::new(|_| {}));
+            store.commit();
+        };
+
+        let mut context = Context::from_waker(Waker::noop());
+        let lock = service.change_lock(&name);
+        let mut turn = lock.try_write().expect("nobody has it");
+        let when = Preconditions::default();
+        let mut upload = pin!(service.store_ref(&name, object, true, &when));
+        for attempt in 0.. {
+            assert!(attempt < 100, "it still tries");
+            put();
+            // It looks the blob up, and waits for its turn.
+            let outcome = upload.as_mut().poll(&mut context);
+            if let Poll::Ready(outcome) = outcome {
+                let problem = outcome.expect_err("the blob is never there");
+                assert_eq!(problem.status, StatusCode::SERVICE_UNAVAILABLE, "{}", problem.title);
+                return;
+            }
+            delete();
+            let mut next = pin!(lock.write());
+            drop(turn);
+            assert!(upload.as_mut().poll(&mut context).is_pending(), "it waits for its commit");
+            assert!(next.as_mut().poll(&mut context).is_pending(), "the upload has its turn");
+            store.commit();
+            put();
+            if let Poll::Ready(outcome) = upload.as_mut().poll(&mut context) {
+                assert!(outcome.is_err());
+                return;
+            }
+            let Poll::Ready(guard) = next.as_mut().poll(&mut context) else { panic!("the turn ended") };
+            turn = guard;
         }
     }
 }

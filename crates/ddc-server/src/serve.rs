@@ -20,7 +20,7 @@ use crate::body::Body;
 use crate::http1::{self, ConnectionEnd, Wire};
 use crate::listener::Listener;
 use crate::service::{RawRequest, Service};
-use crate::upload::Streamed;
+use crate::source::Streamed;
 
 /// Requests of one HTTP/2 connection at a time: an editor has at most 128 GETs and 3 x 64 others in
 /// flight.

@@ -26,9 +26,10 @@ use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::origin::{Flights, Origin, OriginCounters, Reach};
 use crate::preconditions::Preconditions;
+use crate::source::Source;
 use crate::stats::{Counters, Operation};
 use crate::streaming::StreamedBlob;
-use crate::upload::{Source, Upload};
+use crate::upload::Upload;
 use crate::upstream::{Way, came_back, for_request};
 
 /// Refs whose last use is kept in memory; with more, all are written down at once, and uploads wait

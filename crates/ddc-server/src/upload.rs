@@ -2,11 +2,8 @@
 
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http_body::Body as _;
 use hyper::StatusCode;
 use throng_ddc::compressed::{CompressedError, Decoder, Verified};
 use throng_ddc::{Hasher, IoHash};
@@ -15,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::answer::Problem;
 use crate::memory::{Held, MEMORY_WAIT, Memory};
+use crate::source::Source;
 use crate::streaming::StreamedBlob;
 
 /// Blobs up to this size are held in memory until they are written to the log; larger ones go to
@@ -24,41 +22,6 @@ pub(crate) const SMALL_BYTES_MAX: usize = 1 << 20;
 const STEP_BYTES: usize = 1 << 20;
 /// Bytes of memory that a body takes in one step.
 const HELD_STEP_BYTES: u64 = 64 << 10;
-
-/// Where the body of a request comes from.
-pub(crate) trait Source: Send + Sync {
-    /// The next bytes; `None` at the end.
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
-    /// How many bytes are to come, if that was said.
-    fn declared(&self) -> Option<u64>;
-    /// Takes back a piece that is of no more use, so that its memory can be the next one's.
-    fn recycle(&mut self, _piece: Bytes) {}
-}
-
-/// The body of a request of HTTP/2.
-pub(crate) struct Streamed(pub(crate) throng_admin::Received);
-
-impl Source for Streamed {
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        loop {
-            match ready!(Pin::new(&mut self.0).poll_frame(context)) {
-                None => return Poll::Ready(Ok(None)),
-                Some(Err(error)) => return Poll::Ready(Err(error)),
-                Some(Ok(frame)) => {
-                    if let Ok(bytes) = frame.into_data()
-                        && !bytes.is_empty()
-                    {
-                        return Poll::Ready(Ok(Some(bytes)));
-                    }
-                }
-            }
-        }
-    }
-
-    fn declared(&self) -> Option<u64> {
-        self.0.size_hint().exact()
-    }
-}
 
 /// The body of a request. Memory: what the connection has received, at most one step of it here.
 pub(crate) struct Upload<'c> {

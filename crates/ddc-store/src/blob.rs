@@ -24,6 +24,8 @@ pub(crate) fn name(file: u64) -> String {
 pub struct Blob {
     file: Arc<dyn File>,
     location: Location,
+    /// All of its bytes, if they are in memory.
+    memory: Option<Bytes>,
 }
 
 /// Location of the bytes of a blob. Never used for another blob again.
@@ -36,7 +38,7 @@ pub struct BlobId {
 
 impl Blob {
     pub(crate) fn new(file: Arc<dyn File>, location: &Location) -> Blob {
-        Blob { file, location: *location }
+        Blob { file, location: *location, memory: None }
     }
 
     /// Bytes that are stored nowhere and read like a blob. Their hash is known to the caller.
@@ -46,7 +48,13 @@ impl Blob {
         let put = Timestamp::from_unix_ms(0);
         // No segment has this number.
         let location = Location { kind: FileKind::Segment, file: u64::MAX, offset: 0, len, put, crc };
-        Blob { file: Arc::new(MemoryFile(bytes)), location }
+        Blob { file: Arc::new(MemoryFile(bytes.clone())), location, memory: Some(bytes) }
+    }
+
+    /// All of its bytes, if they are in memory.
+    #[must_use]
+    pub fn memory(&self) -> Option<&Bytes> {
+        self.memory.as_ref()
     }
 
     /// Size in bytes.

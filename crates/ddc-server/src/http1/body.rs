@@ -9,7 +9,8 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::io::AsyncReadExt as _;
 
 use super::{Connection, Wire};
-use crate::upload::{SMALL_BYTES_MAX, Source};
+use crate::source::Source;
+use crate::upload::SMALL_BYTES_MAX;
 
 /// Bytes of a large body that are handed on together: enough for hashing at full speed, little
 /// enough to be in the second-level cache still when they are written.

@@ -409,11 +409,14 @@ async fn a_blob_that_breaks_off_at_the_upstream_leaves_the_others_alone() {
 
 /// An edge whose folder takes nothing: what it keeps exceeds its limit.
 async fn full_edge(upstream: SocketAddr) -> Server {
+    full_edge_with(upstream, Rules::default()).await
+}
+
+async fn full_edge_with(upstream: SocketAddr, mut rules: Rules) -> Server {
     let server = Server::start(Rules::default(), Listener::Public).await;
     let path = format!("/api/v1/blobs/kept/{}", IoHash::of(&[1; 100_000]));
     let reply = server.client().await.send("PUT", &path, &[OCTETS], vec![1; 100_000]).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
-    let mut rules = Rules::default();
     let kept = NamespaceRules { keeps: true, ..NamespaceRules::default() };
     rules.namespaces.insert("kept".parse().expect("a name"), kept);
     rules.maintenance.bytes_max = Some(1);
@@ -478,6 +481,54 @@ async fn a_full_edge_passes_on_what_it_cannot_keep() {
     assert_eq!(usage, throng_ddc_store::Usage::default(), "nothing was kept");
     let absent = format!("/api/v1/blobs/game/{}", IoHash::of(b"absent"));
     assert_eq!(client.get(&absent, "*/*").await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_edge_passes_on_a_package_that_is_larger_than_its_memory() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let far = core.client().await;
+    let put = async |path: &str, headers: &[&str], bytes: &[u8]| {
+        let reply = far.send("PUT", path, headers, bytes.to_vec()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text());
+    };
+    let blobs = [(1, 1_500_000), (2, 1_500_000), (3, 1_500_000), (4, 700_000), (5, 700_000), (6, 900)]
+        .map(|(byte, len)| vec![byte; len]);
+    for bytes in &blobs {
+        put(&format!("/api/v1/blobs/game/{}", IoHash::of(bytes)), &[OCTETS], bytes).await;
+    }
+    let raw: Vec<u8> = (0..3_u32 << 20).map(|at| ((at * 7) >> 3) as u8).collect();
+    let form = format!("/api/v1/compressed-blobs/game/{}", IoHash::of(&raw));
+    put(&form, &[COMP], &compress_lz4(&raw, 18)).await;
+    const OBJECT: &str = "Content-Type: application/x-ue-cb";
+    let inner = [8, 9].map(|byte| {
+        let text = ("Text", Value::String(vec![b'0' + byte; 2 << 20]));
+        Value::object([text, ("Raw", Value::BinaryAttachment(IoHash::of(&raw)))]).encode(Style::Plain)
+    });
+    for object in &inner {
+        put(&format!("/api/v1/objects/game/{}", IoHash::of(object)), &[OBJECT], object).await;
+    }
+    let names = ["A", "B", "C", "D", "E", "F"];
+    let attached =
+        names.into_iter().zip(blobs.iter().map(|bytes| Value::BinaryAttachment(IoHash::of(bytes))));
+    let objects = inner.iter().map(|object| Value::ObjectAttachment(IoHash::of(object)));
+    let object = Value::object(attached.chain(["G", "H"].into_iter().zip(objects))).encode(Style::Plain);
+    let path = format!("/api/v1/refs/game/default/{}", IoHash::of(&object));
+    put(&path, &[OBJECT, &format!("X-Jupiter-IoHash: {}", IoHash::of(&object))], &object).await;
+    let package = format!("{path}.uecbpkg");
+    let expected = far.get(&package, "*/*").await;
+    assert!(expected.body.len() > 9 << 20, "{} bytes", expected.body.len());
+
+    let rules = Rules { memory_bytes_max: 4 << 20, ..Rules::default() };
+    let server = full_edge_with(core.addr, rules).await;
+    let client = server.client().await;
+    for _ in 0..2 {
+        let got = client.get(&package, "*/*").await;
+        let title = if got.status == StatusCode::OK { "" } else { got.text() };
+        assert_eq!((got.status, title), (StatusCode::OK, ""));
+        assert_eq!(got.body.len(), expected.body.len());
+        assert!(got.body == expected.body);
+    }
+    assert_eq!(server.service().stats().damaged, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -241,7 +241,6 @@ const BUILT_ALONE: &[&str] = &[
 /// shorter.
 const CYCLES: &[(&str, &str)] = &[
     ("client", "event options"),
-    ("ddc-server", "answer blobs body fetch json passed preconditions service upload"),
     ("matcher-server", "engine frames hub policy service trials watch"),
     ("matcher-server", "http notify"),
     ("net", "enet::sessions event_loop handler inbox kcp::sessions listener stream"),
