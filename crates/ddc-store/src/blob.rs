@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
@@ -178,13 +177,14 @@ impl Blob {
     /// Reports whether its bytes can be read, have this hash, and are followed by their own sums.
     #[must_use]
     pub fn is_sound(&self, hash: &IoHash) -> bool {
-        self.is_sound_unless(hash, &AtomicBool::new(false))
+        self.is_sound_while(hash, &mut || true)
     }
 
-    /// The same; without meaning once `is_stopped`, which ends the reading.
-    pub(crate) fn is_sound_unless(&self, hash: &IoHash, is_stopped: &AtomicBool) -> bool {
+    /// The same; without meaning once `goes_on`, which is called before each piece, ends the
+    /// reading.
+    pub(crate) fn is_sound_while(&self, hash: &IoHash, goes_on: &mut dyn FnMut() -> bool) -> bool {
         let sums = self.location.kind != FileKind::Summed || self.sums().is_ok();
-        sums && self.hash_unless(is_stopped).is_ok_and(|found| found == *hash)
+        sums && self.hash_while(goes_on).is_ok_and(|found| found == *hash)
     }
 
     /// Reads everything, in pieces of at most 256 KiB, and hashes it.
@@ -192,15 +192,15 @@ impl Blob {
     /// # Errors
     /// As the system says.
     pub fn hash(&self) -> io::Result<IoHash> {
-        self.hash_unless(&AtomicBool::new(false))
+        self.hash_while(&mut || true)
     }
 
-    fn hash_unless(&self, is_stopped: &AtomicBool) -> io::Result<IoHash> {
+    fn hash_while(&self, goes_on: &mut dyn FnMut() -> bool) -> io::Result<IoHash> {
         let mut hasher = Hasher::new();
         let mut buf = vec![0; self.location.len.min(1 << 18) as usize];
         let mut done = 0;
         while done < self.location.len {
-            if is_stopped.load(Ordering::Relaxed) {
+            if !goes_on() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let piece = (self.location.len - done).min(buf.len() as u64) as usize;
