@@ -1,7 +1,8 @@
 //! Reading and writing the bytes of blobs.
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
@@ -16,6 +17,14 @@ pub const SUM_BYTES: u64 = 1 << 20;
 /// Path of a large blob.
 pub(crate) fn name(file: u64) -> String {
     format!("{FOLDER}/{file:016x}")
+}
+
+/// Remembers that the file of a large blob is open.
+pub(crate) fn note_open(files: &mut HashMap<u64, Weak<dyn File>>, number: u64, file: &Arc<dyn File>) {
+    if files.len() == files.capacity() {
+        files.retain(|_, file| file.strong_count() > 0);
+    }
+    files.insert(number, Arc::downgrade(file));
 }
 
 /// A stored blob that can be read, even if it is removed meanwhile.
@@ -292,6 +301,10 @@ impl LargeWriter {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn file(&self) -> &Arc<dyn File> {
+        &self.file
     }
 
     /// Bytes written.

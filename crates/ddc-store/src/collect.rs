@@ -385,8 +385,8 @@ impl Store {
         }
     }
 
-    /// Frees the space of a removed segment, and leaves the disk to requests meanwhile.
-    fn free_space_of(&self, file: &dyn File) {
+    /// Frees the space of a removed file, and leaves the disk to requests meanwhile.
+    pub(crate) fn free_space_of(&self, file: &dyn File) {
         let mut since = self.clock().elapsed();
         free_in_parts(file, self.index.is_stopped(), &mut || {
             self.pause_for(self.clock().elapsed().saturating_sub(since));

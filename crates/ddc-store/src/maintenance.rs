@@ -92,7 +92,7 @@ impl Store {
         named.sort_unstable();
         olds.retain(|file| named.binary_search(file).is_err());
         for file in olds {
-            self.fs.remove(&blob::name(file))?;
+            self.remove_large(file)?;
         }
         Ok(())
     }
