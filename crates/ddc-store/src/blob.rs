@@ -319,7 +319,7 @@ impl LargeWriter {
         self.hasher.finish()
     }
 
-    /// What was written so far, to read it again.
+    /// The bytes written so far, to read them again.
     #[must_use]
     pub fn blob(&self) -> Blob {
         let put = Timestamp::from_unix_ms(0);
