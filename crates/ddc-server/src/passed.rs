@@ -83,7 +83,7 @@ impl Service {
         Ok(Some(Found::Coming(body)))
     }
 
-    /// What a failed transfer of a blob of the upstream is to be noted with.
+    /// Receiver of the news that the transfer of a blob of the upstream failed.
     fn on_failure(self: &Arc<Service>, namespace: &Namespace, hash: &IoHash) -> Failed {
         let (service, wanted) = (Arc::clone(self), (namespace.clone(), *hash));
         Box::new(move |why: &io::Error| {

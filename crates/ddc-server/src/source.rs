@@ -19,11 +19,11 @@ const STALL: Duration = Duration::from_secs(8);
 /// Failure of a body that arrived.
 pub(crate) const OTHER_CONTENT: &str = "it came with other content than its name says";
 
-/// Where the body of a request comes from.
+/// Origin of the bytes of a body.
 pub(crate) trait Source: Send + Sync {
     /// The next bytes; `None` at the end.
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>>;
-    /// How many bytes are to come, if that was said.
+    /// Number of bytes to come, if the sender said it.
     fn declared(&self) -> Option<u64>;
     /// Takes back a piece that is of no more use, so that its memory can be the next one's.
     fn recycle(&mut self, _piece: Bytes) {}

@@ -1,8 +1,8 @@
 //! Reading and writing the bytes of blobs.
 
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
@@ -17,6 +17,14 @@ pub const SUM_BYTES: u64 = 1 << 20;
 /// Path of a large blob.
 pub(crate) fn name(file: u64) -> String {
     format!("{FOLDER}/{file:016x}")
+}
+
+/// Remembers that the file of a large blob is open.
+pub(crate) fn note_open(files: &mut HashMap<u64, Weak<dyn File>>, number: u64, file: &Arc<dyn File>) {
+    if files.len() == files.capacity() {
+        files.retain(|_, file| file.strong_count() > 0);
+    }
+    files.insert(number, Arc::downgrade(file));
 }
 
 /// A stored blob that can be read, even if it is removed meanwhile.
@@ -178,13 +186,14 @@ impl Blob {
     /// Reports whether its bytes can be read, have this hash, and are followed by their own sums.
     #[must_use]
     pub fn is_sound(&self, hash: &IoHash) -> bool {
-        self.is_sound_unless(hash, &AtomicBool::new(false))
+        self.is_sound_while(hash, &mut || true)
     }
 
-    /// The same; without meaning once `is_stopped`, which ends the reading.
-    pub(crate) fn is_sound_unless(&self, hash: &IoHash, is_stopped: &AtomicBool) -> bool {
+    /// The same; without meaning once `goes_on`, which is called before each piece, ends the
+    /// reading.
+    pub(crate) fn is_sound_while(&self, hash: &IoHash, goes_on: &mut dyn FnMut() -> bool) -> bool {
         let sums = self.location.kind != FileKind::Summed || self.sums().is_ok();
-        sums && self.hash_unless(is_stopped).is_ok_and(|found| found == *hash)
+        sums && self.hash_while(goes_on).is_ok_and(|found| found == *hash)
     }
 
     /// Reads everything, in pieces of at most 256 KiB, and hashes it.
@@ -192,15 +201,15 @@ impl Blob {
     /// # Errors
     /// As the system says.
     pub fn hash(&self) -> io::Result<IoHash> {
-        self.hash_unless(&AtomicBool::new(false))
+        self.hash_while(&mut || true)
     }
 
-    fn hash_unless(&self, is_stopped: &AtomicBool) -> io::Result<IoHash> {
+    fn hash_while(&self, goes_on: &mut dyn FnMut() -> bool) -> io::Result<IoHash> {
         let mut hasher = Hasher::new();
         let mut buf = vec![0; self.location.len.min(1 << 18) as usize];
         let mut done = 0;
         while done < self.location.len {
-            if is_stopped.load(Ordering::Relaxed) {
+            if !goes_on() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             let piece = (self.location.len - done).min(buf.len() as u64) as usize;
@@ -294,6 +303,10 @@ impl LargeWriter {
         Ok(())
     }
 
+    pub(crate) fn file(&self) -> &Arc<dyn File> {
+        &self.file
+    }
+
     /// Bytes written.
     #[must_use]
     pub fn written(&self) -> u64 {
@@ -306,7 +319,7 @@ impl LargeWriter {
         self.hasher.finish()
     }
 
-    /// What was written so far, to read it again.
+    /// The bytes written so far, to read them again.
     #[must_use]
     pub fn blob(&self) -> Blob {
         let put = Timestamp::from_unix_ms(0);

@@ -23,6 +23,7 @@ use crate::marks::Marks;
 use crate::reads::is_damage;
 use crate::record::{self, KEY_BYTES_MAX, Kind, LOSS_KEYS_MAX, NAMED_BYTES};
 use crate::store::Store;
+use crate::turn::Turn;
 use throng_platform::File;
 
 /// Bytes of blobs that are moved before the moves are committed, which are [`OWN_CHANGES_MAX`]
@@ -384,8 +385,8 @@ impl Store {
         }
     }
 
-    /// Frees the space of a removed segment, and leaves the disk to requests meanwhile.
-    fn free_space_of(&self, file: &dyn File) {
+    /// Frees the space of a removed file, and leaves the disk to requests meanwhile.
+    pub(crate) fn free_space_of(&self, file: &dyn File) {
         let mut since = self.clock().elapsed();
         free_in_parts(file, self.index.is_stopped(), &mut || {
             self.pause_for(self.clock().elapsed().saturating_sub(since));
@@ -508,7 +509,8 @@ impl Store {
 
     /// Writes the deletes of a segment again that an older record still needs, and the losses.
     fn move_deletes(&self, segment: u64) -> Result<(), StoreError> {
-        let mut deletes = Deletes { store: self, segment, lost: Vec::new(), failed: None };
+        let turn = Turn::begin();
+        let mut deletes = Deletes { store: self, segment, lost: Vec::new(), failed: None, turn };
         let read = self.segments.read(segment, 0, 0, log::ALL_SYNCED, &mut deletes);
         if let Some(failed) = deletes.failed {
             return Err(failed);
@@ -533,6 +535,7 @@ struct Deletes<'s> {
     segment: u64,
     lost: Vec<(u64, u64, u64)>,
     failed: Option<StoreError>,
+    turn: Turn,
 }
 
 impl Reader for Deletes<'_> {
@@ -541,6 +544,7 @@ impl Reader for Deletes<'_> {
             self.failed = Some(stopped.into());
             return Err(io::ErrorKind::Interrupted.into());
         }
+        self.turn.give_way(|| self.store.is_short_of_space());
         match found.kind {
             Kind::Delete => {
                 // A segment that is emptied with this one still exists: its removal may be lost.

@@ -179,7 +179,7 @@ impl Store {
     fn remove_freed_files(&self) {
         let files = std::mem::take(&mut *lock(&self.freed_files));
         for file in files {
-            let _ = self.fs.remove(&blob::name(file));
+            let _ = self.remove_large(file);
         }
     }
 

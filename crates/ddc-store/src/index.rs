@@ -26,6 +26,7 @@ use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::record::{self, LogPosition, RecordPosition};
 use crate::run::{self, BlockCache, Filter, Run, RunEntry, RunInfo, RunIter, RunWriter, random};
+use crate::turn::Turn;
 
 pub(crate) const FOLDER: &str = "index";
 /// Made when a block of the index does not check: the next start builds the index again.
@@ -661,10 +662,12 @@ impl Index {
         for run in merged {
             cursors.push(RunCursor::new(run, b"", None, false).map_err(|error| self.note_damage(error))?);
         }
+        let mut turn = Turn::begin();
         while let Some(next) =
             cursors.iter().filter_map(|cursor| cursor.head.as_ref().map(|(key, _)| key)).min().cloned()
         {
             self.check_stop()?;
+            turn.give_way(|| false);
             let mut newest: Option<Option<Box<[u8]>>> = None;
             for cursor in &mut cursors {
                 if cursor.head.as_ref().is_some_and(|(key, _)| *key == next)

@@ -61,6 +61,7 @@ mod run;
 mod space;
 mod store;
 mod tier;
+mod turn;
 mod unused;
 
 pub use blob::{Blob, BlobId, LargeWriter, SUM_BYTES};

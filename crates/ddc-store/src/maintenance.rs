@@ -14,6 +14,7 @@ use crate::locks::lock;
 use crate::log::{self, Missing, Reader as _};
 use crate::open::Damage;
 use crate::store::Store;
+use crate::turn::Turn;
 
 /// Changes of maintenance that are committed at a time: uploads that arrive meanwhile wait for all
 /// of them. One commit takes no longer than two of an upload by itself.
@@ -91,7 +92,7 @@ impl Store {
         named.sort_unstable();
         olds.retain(|file| named.binary_search(file).is_err());
         for file in olds {
-            self.fs.remove(&blob::name(file))?;
+            self.remove_large(file)?;
         }
         Ok(())
     }
@@ -113,8 +114,13 @@ impl Store {
             done.blobs += 1;
             done.bytes += location.len;
             let blob = self.open_blob(&location)?;
-            let is_stopped = self.index.is_stopped();
-            let sound = blob.as_ref().is_some_and(|blob| blob.is_sound_unless(&hash, is_stopped));
+            let mut turn = Turn::begin();
+            let sound = blob.as_ref().is_some_and(|blob| {
+                blob.is_sound_while(&hash, &mut || {
+                    turn.give_way(|| false);
+                    !self.is_ending()
+                })
+            });
             self.index.check_stop()?;
             if !sound && self.location(index_key)? == Some(location) {
                 match blob {
@@ -164,12 +170,12 @@ impl Store {
     /// As the system says.
     pub fn size_of(&self, namespace: &Namespace) -> Result<u64, StoreError> {
         let mut size = 0;
-        self.walk(&key::in_namespace(b'b', namespace), &mut |_, stored| {
-            size += Location::read(stored).map_or(0, |location| location.len);
+        self.walk_at_once(&key::in_namespace(b'b', namespace), &mut |_, entry| {
+            size += Location::read(&entry.value).map_or(0, |location| location.len);
             Ok(())
         })?;
-        self.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
-            size += stored.len() as u64;
+        self.walk_at_once(&key::in_namespace(b'r', namespace), &mut |_, entry| {
+            size += entry.value.len() as u64;
             Ok(())
         })?;
         Ok(size)
@@ -267,27 +273,26 @@ impl Store {
     }
 
     /// Calls `visit` with every entry under `prefix`, a step at a time; entries may change between
-    /// steps.
+    /// steps. Gives way to requests in between.
     ///
     /// # Errors
     /// Those of `visit`, those of the index, and once maintenance is to end.
     pub(crate) fn walk(&self, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        let mut after: Option<Box<[u8]>> = None;
-        loop {
-            let step = self.index.scan(prefix, after.as_deref(), STEP)?;
-            for (key, value) in &step {
-                self.index.check_stop()?;
-                visit(key, value)?;
-            }
-            match step.into_iter().last() {
-                Some((key, _)) => after = Some(key),
-                None => return Ok(()),
-            }
-        }
+        self.walk_entries(prefix, &mut |key, entry| visit(key, &entry.value))
     }
 
     /// The same with whole entries.
     pub(crate) fn walk_entries(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
+        let mut turn = Turn::begin();
+        self.walk_at_once(prefix, &mut |key, entry| {
+            visit(key, entry)?;
+            turn.give_way(|| self.is_short_of_space());
+            Ok(())
+        })
+    }
+
+    /// The same without giving way: requests wait for it.
+    fn walk_at_once(&self, prefix: &[u8], visit: &mut VisitEntry<'_>) -> Result<(), StoreError> {
         let mut after: Option<Box<[u8]>> = None;
         loop {
             let step = self.index.scan_entries(prefix, after.as_deref(), STEP)?;

@@ -191,6 +191,7 @@ impl Store {
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
             freed_files: Mutex::default(),
+            large_files: Mutex::default(),
             replaced: Mutex::default(),
             replaced_turn: Mutex::default(),
             quotas: RwLock::default(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use crate::blob::{self, Blob};
 use crate::change::Change;
 use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
+use crate::locks::lock;
 use crate::run::fingerprint;
 use crate::store::Store;
 
@@ -292,11 +294,34 @@ impl Store {
             let file = self.segments.open(location.file)?;
             return Ok(file.map(|file| Blob::new(file, location)));
         }
+        let mut files = lock(&self.large_files);
+        if let Some(file) = files.get(&location.file).and_then(Weak::upgrade) {
+            return Ok(Some(Blob::new(file, location)));
+        }
         match self.fs.open(&blob::name(location.file), false) {
-            Ok(file) => Ok(Some(Blob::new(file, location))),
+            Ok(file) => {
+                blob::note_open(&mut files, location.file, &file);
+                Ok(Some(Blob::new(file, location)))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Removes the file of a large blob that the index does not name any more.
+    pub(crate) fn remove_large(&self, number: u64) -> io::Result<()> {
+        let name = blob::name(number);
+        let file = {
+            let mut files = lock(&self.large_files);
+            let is_read = files.remove(&number).is_some_and(|file| file.strong_count() > 0);
+            let file = self.fs.open(&name, false).ok().filter(|_| !is_read);
+            self.fs.remove(&name)?;
+            file
+        };
+        if let Some(file) = file {
+            self.free_space_of(&*file);
+        }
+        Ok(())
     }
 }
 

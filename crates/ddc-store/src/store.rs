@@ -1,10 +1,10 @@
 //! The store: its parts, its opening, and its changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 
 use bytes::Bytes;
 use throng_ddc::{Bucket, IoHash, Key, Namespace, Timestamp};
@@ -19,7 +19,7 @@ use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Replaced, Sizes};
-use throng_platform::Fs;
+use throng_platform::{File, Fs};
 
 /// Time when a change is acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -200,6 +200,8 @@ pub struct Store {
     /// Files of large blobs that the index does not name any more. After a crash, the next
     /// collection removes them.
     pub(crate) freed_files: Mutex<Vec<u64>>,
+    /// Open files of large blobs, by number. Blobs may be removed while they are read.
+    pub(crate) large_files: Mutex<HashMap<u64, Weak<dyn File>>>,
     /// Refs that were replaced or deleted in namespaces with a quota, and in those that are kept.
     pub(crate) replaced: Mutex<Replaced>,
     /// Held while blobs of such refs are collected: one namespace at a time.
@@ -242,7 +244,10 @@ impl Store {
     pub fn begin_large(&self) -> Result<LargeWriter, StoreError> {
         self.check_uploads()?;
         let number = self.next_large.fetch_add(1, Ordering::Relaxed);
-        Ok(LargeWriter::create(Arc::clone(&self.fs), number)?)
+        let writer = LargeWriter::create(Arc::clone(&self.fs), number)?;
+        // It may be read while it is written.
+        blob::note_open(&mut lock(&self.large_files), number, writer.file());
+        Ok(writer)
     }
 
     /// Puts what a writer has written, under its hash. Waits for the disk before it returns, with

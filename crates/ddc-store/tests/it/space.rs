@@ -895,6 +895,44 @@ fn a_removed_segment_gives_its_space_back_in_parts_unless_it_is_read() {
 }
 
 #[test]
+fn a_deleted_large_blob_gives_its_space_back_in_parts_unless_it_is_read() {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum ReadBy {
+        Nobody,
+        Download,
+        /// Another request, while it was uploaded.
+        Stream,
+    }
+    for read_by in [ReadBy::Nobody, ReadBy::Download, ReadBy::Stream] {
+        let cuts = Cuts::default();
+        let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
+        let bytes = vec![7; 3 << 20];
+        let mut writer = store.begin_large().expect("there is room");
+        writer.write(&bytes).expect("the disk works");
+        let (hash, streamed) = (writer.hash(), writer.blob());
+        done(&store, |done| store.put_large(&namespace(), writer, at(0), done).expect("the disk works"));
+        let stored = store.blob(&namespace(), &hash).expect("readable").expect("stored");
+        let reader = match read_by {
+            ReadBy::Nobody => None,
+            ReadBy::Download => Some(stored.clone()),
+            ReadBy::Stream => Some(streamed.clone()),
+        };
+        drop((stored, streamed));
+        done(&store, |done| store.delete_blob(&namespace(), &hash, done));
+        let cuts = cuts.lock().expect("no panic").clone();
+        let of_blobs = cuts.iter().filter(|(path, _)| path.starts_with("large/"));
+        let lens: Vec<u64> = of_blobs.map(|(_, len)| len >> 20).collect();
+        match reader {
+            Some(reader) => {
+                assert_eq!(reader.read(0, bytes.len()).expect("it is still there"), bytes, "{read_by:?}");
+                assert!(lens.is_empty(), "{read_by:?}: {cuts:?}");
+            }
+            None => assert!(lens.starts_with(&[2, 1, 0]), "{cuts:?}"),
+        }
+    }
+}
+
+#[test]
 fn a_merged_run_of_the_index_gives_its_space_back_in_parts() {
     let cuts = Cuts::default();
     let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
