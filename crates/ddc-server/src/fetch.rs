@@ -692,8 +692,13 @@ impl Service {
         if found.is_none() && self.store.is_lost(namespace, bucket, key)? {
             return Ok(Seen::Stored(None));
         }
+        let is_whole = match &found {
+            Some(RefValue { inline: None, object, .. }) => self.store.has_blob(namespace, object)?,
+            found => found.is_some(),
+        };
+        let is_copy_of = |object: &IoHash| found.as_ref().is_some_and(|value| value.object == *object);
         match upstream.reference(name, self.rules().object_bytes_max).await {
-            Lookup::Found((object, _)) if found.as_ref().is_some_and(|value| value.object == object) => {
+            Lookup::Found((object, _)) if is_whole && is_copy_of(&object) => {
                 self.set_fresh(name);
                 Ok(Seen::Stored(found))
             }

@@ -248,3 +248,20 @@ async fn copies_of_the_upstream_yield_to_uploads_under_a_quota() {
         assert!(client.get(&path, "*/*").await.body == blob, "{path}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_whose_object_is_gone_is_fetched_again() {
+    // Objects are no blobs of this upstream.
+    let options = Options { inline_bytes_max: 1 << 20, ..Options::default() };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let core = Server::start_in(folder, options, Rules::default(), Listener::Public, Origin::Alone).await;
+    let edge = edge(core.addr).await;
+    let client = edge.client().await;
+    let long = object(&"long".repeat(50_000));
+    assert_eq!(put(&core.client().await, &path("long"), &long).await.text(), r#"{"needs":[]}"#);
+    let blob = format!("/api/v1/blobs/game/{}", IoHash::of(&long));
+    for _ in 0..2 {
+        assert!(client.get(&path("long"), CB).await.body == long);
+        assert_eq!(client.send("DELETE", &blob, &[], "").await.status, StatusCode::NO_CONTENT);
+    }
+}
