@@ -733,11 +733,11 @@ impl Service {
         fresh.insert(name.clone(), self.clock.elapsed());
     }
 
-    /// Makes the copy of a ref here the one that the upstream has, or deletes it if the upstream has
-    /// none. Gives the ref as it is then: one that was put here meanwhile stays.
+    /// Makes the copy of a ref here the one that the upstream has, or deletes it if the upstream
+    /// has none. Gives the ref as it is then: one that was put here meanwhile stays.
     ///
-    /// What the ref reaches may still be at the upstream. It is brought when a client wants it, and
-    /// is a miss if it cannot be had then.
+    /// Attachments may still be at the upstream. They are fetched when a client wants them, and are
+    /// misses if they cannot be had then.
     async fn adopt(&self, name: &RefName, brought: Option<RefValue>) -> Result<Option<RefValue>, Problem> {
         let RefName { namespace, bucket, key } = name;
         let lock = self.change_lock(name);
