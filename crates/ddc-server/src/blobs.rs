@@ -631,6 +631,9 @@ impl Service {
         }
         // Never the other way round: a copy here says that the object storage has the blob.
         self.share(namespace, &received).await?;
+        if self.upstream().is_some() && !self.store.fits_quota(namespace, received.len())? {
+            Box::pin(self.drop_copies(namespace)).await?;
+        }
         self.keep_here(namespace, received).await
     }
 

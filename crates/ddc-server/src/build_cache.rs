@@ -123,7 +123,6 @@ impl Service {
         let document = Document::parse(&bytes).map_err(Problem::bad)?;
         let blob = document.only_binary_attachment();
         self.touch(name);
-        self.adopt(name, &value).await?;
         self.keep_young(name, &value);
         Ok(blob)
     }

@@ -632,21 +632,33 @@ impl Service {
 
     // --- Refs
 
-    /// A ref, finalised or not, as it is now.
+    /// A ref, finalised or not, as it is now. What the upstream says about it is kept here before
+    /// this returns, so that nothing older is served when the upstream no longer answers.
     pub(crate) async fn reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
-        let RefName { namespace, bucket, key } = name;
-        match self.origin() {
-            Origin::Tier(tier) => Box::pin(self.shared_reference(tier, name)).await,
-            Origin::Alone => Ok(self.store.reference(namespace, bucket, key)?),
-            Origin::Upstream(upstream) => {
-                let found = self.store.reference(namespace, bucket, key)?;
-                let is_stale = |value: &RefValue| value.adopted && !self.is_fresh(name);
-                if found.as_ref().is_some_and(|value| value.finalised && !is_stale(value)) {
-                    return Ok(found);
-                }
-                Box::pin(self.reference_at(upstream, name, found)).await
-            }
+        match self.look_up(name).await? {
+            Seen::Stored(value) => Ok(value),
+            Seen::Upstream(value) => Box::pin(self.adopt(name, value)).await,
         }
+    }
+
+    /// A ref, finalised or not, of the node itself or its object storage: the upstream is not
+    /// asked.
+    pub(crate) async fn own_reference(&self, name: &RefName) -> Result<Option<RefValue>, Problem> {
+        match self.tier() {
+            Some(tier) => Box::pin(self.shared_reference(tier, name)).await,
+            None => Ok(self.store.reference(&name.namespace, &name.bucket, &name.key)?),
+        }
+    }
+
+    /// A ref, finalised or not, as it is now. Nothing is kept.
+    async fn look_up(&self, name: &RefName) -> Result<Seen, Problem> {
+        let found = self.own_reference(name).await?;
+        let Some(upstream) = self.upstream() else { return Ok(Seen::Stored(found)) };
+        // The upstream has no say about a ref that was put here, finished or not.
+        if found.as_ref().is_some_and(|value| !value.adopted || self.is_fresh(name)) {
+            return Ok(Seen::Stored(found));
+        }
+        Box::pin(self.look_up_at(upstream, name, found)).await
     }
 
     /// A ref of the object storage.
@@ -668,43 +680,39 @@ impl Service {
         }
     }
 
-    /// A ref of the upstream, or the one that was found here if that is the newer one.
-    async fn reference_at(
+    /// A ref that is not here, or is here as a copy of the upstream's.
+    async fn look_up_at(
         &self,
         upstream: &Upstream,
         name: &RefName,
         found: Option<RefValue>,
-    ) -> Result<Option<RefValue>, Problem> {
+    ) -> Result<Seen, Problem> {
         let RefName { namespace, bucket, key } = name;
         // The upstream may have an older value than the one that was lost.
         if found.is_none() && self.store.is_lost(namespace, bucket, key)? {
-            return Ok(None);
+            return Ok(Seen::Stored(None));
         }
-        let limit = self.rules().object_bytes_max;
-        let brought = match upstream.reference(name, limit).await {
-            Lookup::Found(brought) => brought,
-            Lookup::Missing => match found {
-                Some(value) if value.adopted => {
-                    let outcome = |done| self.store.delete_ref(namespace, bucket, key, done);
-                    self.commit(outcome).await?;
-                    return Ok(None);
-                }
-                found => return Ok(found),
-            },
+        let is_whole = match &found {
+            Some(RefValue { inline: None, object, .. }) => self.store.has_blob(namespace, object)?,
+            found => found.is_some(),
+        };
+        let is_copy_of = |object: &IoHash| found.as_ref().is_some_and(|value| value.object == *object);
+        match upstream.reference(name, self.rules().object_bytes_max).await {
+            Lookup::Found((object, _)) if is_whole && is_copy_of(&object) => {
+                self.set_fresh(name);
+                Ok(Seen::Stored(found))
+            }
+            Lookup::Found((object, bytes)) => {
+                let (put, inline) = (self.now(), Some(bytes));
+                Ok(Seen::Upstream(Some(RefValue { object, finalised: true, put, inline, adopted: true })))
+            }
+            Lookup::Missing if found.is_some() => Ok(Seen::Upstream(None)),
+            Lookup::Missing => Ok(Seen::Stored(None)),
             Lookup::Unknown => {
-                if found.as_ref().is_some_and(|value| value.finalised) {
+                if found.is_some() {
                     self.origin_counters.stale.fetch_add(1, Ordering::Relaxed);
                 }
-                return Ok(found);
-            }
-        };
-        self.set_fresh(name);
-        let (object, bytes) = brought;
-        match found {
-            Some(value) if value.finalised && value.object == object => Ok(Some(value)),
-            _ => {
-                let inline = Some(bytes);
-                Ok(Some(RefValue { object, finalised: true, put: self.now(), inline, adopted: true }))
+                Ok(Seen::Stored(found))
             }
         }
     }
@@ -725,35 +733,86 @@ impl Service {
         fresh.insert(name.clone(), self.clock.elapsed());
     }
 
-    /// Keeps a ref that came from the upstream, once everything that it reaches is here.
-    pub(crate) async fn adopt(&self, name: &RefName, value: &RefValue) -> Result<(), Problem> {
-        let (Some(_), Some(object)) = (self.upstream(), &value.inline) else { return Ok(()) };
-        Box::pin(self.adopt_object(name, value, object)).await
-    }
-
-    async fn adopt_object(&self, name: &RefName, value: &RefValue, object: &Bytes) -> Result<(), Problem> {
-        let here = self.store.reference(&name.namespace, &name.bucket, &name.key)?;
-        // A ref that was put here is never replaced by one of the upstream.
-        let replaces = here.as_ref().is_none_or(|here| here.adopted && here.object != value.object);
-        if !replaces || object.len() > self.store.inline_bytes_max() {
-            return Ok(());
+    /// Makes the copy of a ref here the one that the upstream has, or deletes it if the upstream
+    /// has none. Gives the ref as it is then: one that was put here meanwhile stays.
+    ///
+    /// Attachments may still be at the upstream. They are fetched when a client wants them, and are
+    /// misses if they cannot be had then.
+    async fn adopt(&self, name: &RefName, brought: Option<RefValue>) -> Result<Option<RefValue>, Problem> {
+        let RefName { namespace, bucket, key } = name;
+        let lock = self.change_lock(name);
+        // A change of the ref by this node may wait for the cache that asks.
+        let turn = if way().is_none() { Some(lock.write().await) } else { lock.try_write().ok() };
+        let here = self.store.reference(namespace, bucket, key)?;
+        if here.as_ref().is_some_and(|here| !here.adopted) {
+            return Ok(here);
         }
-        let closed = self.close(&name.namespace, object, Reach::Own).await?;
-        if closed.missing.is_empty() {
-            let put = PutRef {
-                namespace: name.namespace.clone(),
-                bucket: name.bucket.clone(),
-                key: name.key,
-                value: value.clone(),
-                overwrite: here.is_some(),
-                relies_on: closed.blobs,
-            };
-            // The answer needs no copy.
-            if let Err(error) = self.commit(|done| self.store.put_ref(put, done)).await {
-                self.count_passed(&name.namespace, &error.to_string());
+        if turn.is_none() {
+            return Ok(brought);
+        }
+        if let Some(value) = &brought {
+            match self.keep_copy(name, value, here.is_some()).await {
+                Ok(()) => {
+                    self.set_fresh(name);
+                    return Ok(brought);
+                }
+                // The answer needs no copy.
+                Err(problem) => self.count_passed(namespace, &problem.title),
             }
         }
-        Ok(())
+        if here.is_some() {
+            self.commit(|done| self.store.delete_ref(namespace, bucket, key, done)).await?;
+        }
+        Ok(brought)
+    }
+
+    /// Stores a ref of the upstream.
+    async fn keep_copy(&self, name: &RefName, value: &RefValue, overwrite: bool) -> Result<(), Problem> {
+        let (namespace, object) = (&name.namespace, value.inline.clone().unwrap_or_default());
+        self.store.check_room(namespace, object.len() as u64)?;
+        let document = Document::parse(&object).map_err(Problem::bad)?;
+        let (_, mut relies_on) = self.store.close(namespace, &document)?;
+        let mut value = value.clone();
+        if object.len() > self.store.inline_bytes_max() {
+            self.keep_here(namespace, Received::Small(object, value.object)).await?;
+            relies_on.push(value.object);
+            value.inline = None;
+        }
+        let (bucket, key) = (name.bucket.clone(), name.key);
+        let put = PutRef { namespace: namespace.clone(), bucket, key, value, overwrite, relies_on };
+        match self.commit(|done| self.store.put_ref(put, done)).await? {
+            ChangeResult::Done | ChangeResult::Unchanged => Ok(()),
+            ChangeResult::OverQuota => Err(self.over_quota(namespace)),
+            ChangeResult::Conflict(_) | ChangeResult::Lost => Err(Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "other requests change the ref, or delete blobs that it refers to",
+            )),
+        }
+    }
+
+    /// Deletes the copies of an upstream's refs in a namespace, which can be fetched again, to make
+    /// room for an upload.
+    pub(crate) async fn drop_copies(&self, namespace: &Namespace) -> Result<(), Problem> {
+        if self.upstream().is_none() {
+            return Ok(());
+        }
+        let mut after: Option<(Bucket, throng_ddc::Key)> = None;
+        loop {
+            let step = self.store.refs(namespace, None, after.as_ref().map(|(b, k)| (b, k)), 512)?;
+            let Some((last_bucket, last_key, _)) = step.last() else { return Ok(()) };
+            after = Some((last_bucket.clone(), *last_key));
+            let copies = step.into_iter().filter(|(.., value)| value.adopted);
+            let deletions = copies.map(|(bucket, key, _)| async move {
+                let name = RefName { namespace: namespace.clone(), bucket, key };
+                let _turn = self.change_lock(&name).write().await;
+                let here = self.store.reference(namespace, &name.bucket, &key)?;
+                if here.is_some_and(|here| here.adopted) {
+                    self.commit(|done| self.store.delete_ref(namespace, &name.bucket, &key, done)).await?;
+                }
+                Ok::<_, Problem>(())
+            });
+            stream::iter(deletions).buffer_unordered(LOOKUPS_MAX).try_collect::<()>().await?;
+        }
     }
 
     /// Waits until a ref may be changed, and for what a change depends on, if it still holds then.
@@ -778,7 +837,9 @@ impl Service {
 
     /// Decides about a change of a ref as it is now.
     async fn check_change(&self, name: &RefName, when: &Preconditions) -> Result<(), Problem> {
-        let found = self.reference(name).await?.filter(|value| value.finalised);
+        // The turn of the change is that of keeping what the upstream says.
+        let (Seen::Stored(found) | Seen::Upstream(found)) = self.look_up(name).await?;
+        let found = found.filter(|value| value.finalised);
         let hash = match &found {
             Some(value) if when.names_blob => {
                 let object = self.object_of(&name.namespace, value).await?;
@@ -863,6 +924,14 @@ impl Service {
             None => Ok(self.store.namespaces()?),
         }
     }
+}
+
+/// State of a ref.
+enum Seen {
+    /// It is stored like this.
+    Stored(Option<RefValue>),
+    /// The upstream has this instead of what is stored.
+    Upstream(Option<RefValue>),
 }
 
 /// The time in which a ref is changed.

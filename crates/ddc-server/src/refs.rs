@@ -157,6 +157,7 @@ impl Service {
                 }
                 ChangeResult::OverQuota if has_made_room => return Err(self.over_quota(&name.namespace)),
                 ChangeResult::OverQuota => {
+                    Box::pin(self.drop_copies(&name.namespace)).await?;
                     self.make_room(&name.namespace).await?;
                     has_made_room = true;
                 }
@@ -243,7 +244,7 @@ impl Service {
     ) -> Answer {
         let mut holds = Vec::new();
         for _ in 0..ATTEMPTS {
-            let value = self.reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
+            let value = self.own_reference(name).await?.ok_or_else(|| Problem::missing("no such ref"))?;
             if value.object != hash {
                 return Err(Problem::bad(format!("the ref holds the object {:X}", value.object)));
             }
@@ -311,7 +312,6 @@ impl Service {
         let used = self.touch(name).unwrap_or(value.put);
         let object = value.object;
         let mut response = self.form_of(&name.namespace, media, object, bytes, false).await?;
-        self.adopt(name, &value).await?;
         self.keep_young(name, &value);
         let headers = response.headers_mut();
         headers.extend(HeaderValue::try_from(used.month_first()).ok().map(|used| (LAST_ACCESS, used)));

@@ -50,7 +50,8 @@ pub struct Transferred {
     pub unreadable: u64,
     /// The first thousand of them.
     pub unreadable_names: Vec<String>,
-    /// Refs that stayed as they were, because they are newer than those of the stream.
+    /// Refs that stayed as they were, because they are newer than those of the stream, or because
+    /// the stream has copies of an upstream's.
     pub newer: u64,
     /// The first thousand of them.
     pub newer_names: Vec<String>,
@@ -211,8 +212,9 @@ impl Node {
     }
 
     /// Reads what [`export`](Node::export) wrote. Every blob is hashed before it is kept, every ref
-    /// resolved again. A ref that was put here later than in the exported cache stays; one that was
-    /// deleted here since comes back.
+    /// resolved again. A ref that was put here later than in the exported cache stays, and so does
+    /// one of which the stream has a copy from an upstream; one that was deleted here since comes
+    /// back.
     ///
     /// # Errors
     /// As [`TransferError`] says. What was brought in by then stays.
@@ -267,7 +269,8 @@ impl Service {
                 // One that was whole once is a miss when something of it is gone, not an unfinished
                 // upload. Older exports do not say so.
                 let was_finalised = entry["finalised"].as_bool().unwrap_or(false);
-                match import.reference(&name, bytes, put, was_finalised)? {
+                let adopted = entry["adopted"].as_bool().unwrap_or(false);
+                match import.reference(&name, bytes, put, (was_finalised, adopted))? {
                     true => done.refs += 1,
                     false => done.note_newer(ref_name(&name.namespace, &name.bucket, &name.key)),
                 }
@@ -389,6 +392,7 @@ fn export_ref(name: &RefName, value: &RefValue, object: &[u8], out: &mut dyn Wri
         &json!({
             "ref": name.key.as_str(), "bucket": name.bucket.as_str(), "put": value.put.unix_ms(),
             "bytes": object.len(), "namespace": name.namespace.as_str(), "finalised": value.finalised,
+            "adopted": value.adopted,
         }),
     )?;
     out.write_all(object)
@@ -485,18 +489,21 @@ impl Import<'_> {
         Ok(self.store.put_large(namespace, writer, now, sent)?)
     }
 
-    /// Puts a ref, unless a newer one is here; whether it did.
+    /// Puts a ref, unless one that is here stays; whether it did.
     fn reference(
         &mut self,
         name: &RefName,
         bytes: Bytes,
         put: Timestamp,
-        was_finalised: bool,
+        (was_finalised, adopted): (bool, bool),
     ) -> Result<bool, TransferError> {
         let RefName { namespace, bucket, key } = name.clone();
         let object = IoHash::of(&bytes);
         let present = self.store.reference(&namespace, &bucket, &key)?;
-        if present.is_some_and(|present| present.object != object && present.put > put) {
+        // A copy of an upstream's ref replaces none that clients put here.
+        let is_kept =
+            |present: &RefValue| present.object != object && present.put > put || adopted && !present.adopted;
+        if present.is_some_and(|present| is_kept(&present)) {
             return Ok(false);
         }
         let document =
@@ -509,7 +516,7 @@ impl Import<'_> {
         }
         let finalised = was_finalised || closure.missing().is_empty();
         let inline = inline.then(|| bytes.clone());
-        let value = RefValue { object, finalised, put, inline, adopted: false };
+        let value = RefValue { object, finalised, put, inline, adopted };
         let sent = self.sent();
         self.store.put_ref(PutRef { namespace, bucket, key, value, overwrite: true, relies_on }, sent);
         Ok(true)

@@ -3,13 +3,16 @@
 //! Any cache that speaks the Cloud DDC interface can be one. It is only read: uploads to this cache
 //! stay in it.
 //!
-//! The upstream is judged by its answers alone. [`FAILURES_IN_A_ROW`] requests in a row without one
-//! (no connection, a timeout, a status of 500 or above, 429) let it rest for [`REST`]; any other
-//! answer ends the row. A body that breaks off, stalls or is something else than its name says
-//! counts against its path, which is a miss for as long.
+//! The upstream is judged by its answers alone. After [`FAILURES_IN_A_ROW`] requests in a row
+//! without one (no connection, a timeout, a status of 500 or above, 429) it counts as silent, and
+//! no request waits for it. One of them at a time is sent as a probe, for whose answer nobody
+//! waits; the pause between probes grows from [`REST`] to [`PROBE_PAUSE_MAX`]. Any other answer
+//! ends that. A body that breaks off, stalls or is something else than its name says counts
+//! against its path, which is a miss for [`REST`].
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,20 +27,24 @@ use hyper::body::Body as _;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use throng_ddc::api::{Media, RefName};
-use throng_ddc::{IoHash, Namespace};
+use throng_ddc::{Document, IoHash, Namespace};
 use throng_ddc_store::{Clock, Incoming, SystemClock};
 use throng_platform::HttpClient;
+use tokio::time::Timeout;
 
 use crate::headers::IO_HASH;
+use crate::source::{FetchedBody, Source as _};
 
 /// Things that were not there and are remembered as such; when there are more, all that is
 /// forgotten.
 const MISSES_MAX: usize = 1 << 16;
-/// Requests in a row without an answer after which the upstream rests.
+/// Requests in a row without an answer after which the upstream counts as silent.
 const FAILURES_IN_A_ROW: u32 = 3;
-/// An upstream that does not answer, and a path whose body failed, is left alone for this long, so
-/// that no request waits for what others waited for in vain.
+/// Pause before the first probe of a silent upstream. A path whose body failed is left alone for as
+/// long.
 const REST: Duration = Duration::from_secs(1);
+/// Longest pause between two probes.
+const PROBE_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Where the other cache is and how it is asked.
 #[derive(Clone, Debug)]
@@ -104,8 +111,8 @@ pub struct Upstream {
     misses: Remembered,
     /// Paths whose body failed, and until when on the clock they are left alone.
     failed_bodies: Remembered,
-    health: Mutex<Health>,
-    pub(crate) failures: AtomicU64,
+    health: Arc<Mutex<Health>>,
+    pub(crate) failures: Arc<AtomicU64>,
 }
 
 /// State of the upstream, in time on the clock.
@@ -113,8 +120,12 @@ pub struct Upstream {
 struct Health {
     /// Requests without an answer since the last one with an answer.
     row: u32,
-    /// It is left alone until then.
-    rests_until: Duration,
+    /// The next probe of a silent upstream begins then or later.
+    probe_at: Duration,
+    /// Pause after the next probe, if that fails.
+    pause: Duration,
+    /// A probe is on its way.
+    is_probed: bool,
     /// The next failure is logged after that.
     quiet_until: Duration,
 }
@@ -155,11 +166,11 @@ impl Upstream {
     /// A client. Asks nothing yet.
     #[must_use]
     pub fn new(options: UpstreamOptions) -> Upstream {
-        let (web, timeout) = (HttpClient::new(&options.tls), options.timeout);
+        let web = HttpClient::new(&options.tls);
         let transport: Transport = Box::new(move |request| {
             let web = web.clone();
             Box::pin(async move {
-                let response = web.send(request, timeout).await.map_err(io::Error::other)?;
+                let response = web.send(request, Duration::MAX).await.map_err(io::Error::other)?;
                 Ok(response.map(|body| {
                     let len = body.size_hint().exact().unwrap_or(0);
                     Incoming { len, bytes: body.into_data_stream().map_err(io::Error::other).boxed() }
@@ -169,7 +180,7 @@ impl Upstream {
         Upstream {
             url: options.url.trim_end_matches('/').to_owned(),
             authorization: options.authorization,
-            timeout,
+            timeout: options.timeout,
             ..Upstream::over(transport, Arc::new(SystemClock::new()), options.miss)
         }
     }
@@ -187,8 +198,8 @@ impl Upstream {
             own_name: format!("throng-{:016x}", RandomState::new().hash_one(0)),
             misses: Mutex::default(),
             failed_bodies: Mutex::default(),
-            health: Mutex::default(),
-            failures: AtomicU64::new(0),
+            health: Arc::default(),
+            failures: Arc::default(),
         }
     }
 
@@ -265,22 +276,23 @@ impl Upstream {
         if media_of(&response) != Some(Media::CompactBinary) {
             return Err("a ref in another form than was asked for".to_owned());
         }
-        let mut pieces = response.into_body().bytes;
-        let body = async {
-            let mut bytes = BytesMut::new();
-            while let Some(piece) = pieces.try_next().await? {
-                bytes.extend_from_slice(&piece);
-                if bytes.len() as u64 > bytes_max {
-                    return Err(io::Error::other("the object of a ref is too large"));
-                }
+        let mut body = FetchedBody::new(response.into_body());
+        let mut bytes = BytesMut::new();
+        while let Some(piece) =
+            poll_fn(|context| body.poll_piece(context)).await.map_err(|why| why.to_string())?
+        {
+            bytes.extend_from_slice(&piece);
+            if bytes.len() as u64 > bytes_max {
+                return Err("the object of a ref is too large".to_owned());
             }
-            Ok(bytes.freeze())
-        };
-        let body = tokio::time::timeout(self.timeout, body).await.map_err(|error| error.to_string())?;
-        let bytes = body.map_err(|error| error.to_string())?;
-        match IoHash::of(&bytes) == claimed {
-            true => Ok((claimed, bytes)),
-            false => Err("the object of a ref has another hash than it came with".to_owned()),
+        }
+        let bytes = bytes.freeze();
+        if IoHash::of(&bytes) != claimed {
+            return Err("the object of a ref has another hash than it came with".to_owned());
+        }
+        match Document::parse(&bytes) {
+            Ok(_) => Ok((claimed, bytes)),
+            Err(defect) => Err(defect.to_string()),
         }
     }
 
@@ -294,7 +306,7 @@ impl Upstream {
         if self.is_missing(&path, now) {
             return Err(Absence::Missing);
         }
-        if self.is_failed(&path, now) || now < self.health().rests_until {
+        if self.is_failed(&path, now) {
             return Err(Absence::Silent);
         }
         let mut request = Request::get(format!("{}{path}", self.url)).header(header::ACCEPT, accept);
@@ -306,12 +318,30 @@ impl Upstream {
             Ok(request) => request,
             Err(error) => return Err(silent(&error, true)),
         };
-        let response = match (self.transport)(request).await {
-            Ok(response) => response,
-            Err(error) => return Err(silent(&error, false)),
+        let is_probe = {
+            let mut health = self.health();
+            let is_silent = health.row >= FAILURES_IN_A_ROW;
+            if is_silent && (health.is_probed || now < health.probe_at) {
+                return Err(Absence::Silent);
+            }
+            health.is_probed |= is_silent;
+            is_silent
+        };
+        let answer = tokio::time::timeout(self.timeout, (self.transport)(request));
+        if is_probe {
+            self.probe(answer);
+            return Err(Absence::Silent);
+        }
+        let response = match answer.await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(silent(&error, false)),
+            Err(_) => {
+                let why = format!("no answer within {} ms", self.timeout.as_millis());
+                return Err(silent(&why, false));
+            }
         };
         let status = response.status();
-        let is_answer = !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS;
+        let is_answer = is_answer(status);
         if is_answer {
             self.health().row = 0;
         }
@@ -324,6 +354,25 @@ impl Upstream {
             }
             status => Err(silent(&format!("status {status}"), is_answer)),
         }
+    }
+
+    /// Learns from a request whether a silent upstream answers again. Returns at once.
+    fn probe(&self, answer: Timeout<BoxFuture<'static, io::Result<Response<Incoming>>>>) {
+        let (health, failures) = (Arc::clone(&self.health), Arc::clone(&self.failures));
+        let (clock, url) = (Arc::clone(&self.clock), self.url.clone());
+        tokio::spawn(async move {
+            let answered = matches!(answer.await, Ok(Ok(response)) if is_answer(response.status()));
+            let mut health = health.lock().unwrap_or_else(PoisonError::into_inner);
+            health.is_probed = false;
+            if answered {
+                health.row = 0;
+                tracing::info!(url, "the upstream cache answers again");
+            } else {
+                failures.fetch_add(1, Ordering::Relaxed);
+                health.probe_at = clock.elapsed() + health.pause;
+                health.pause = (health.pause * 2).min(PROBE_PAUSE_MAX);
+            }
+        });
     }
 
     fn is_missing(&self, path: &str, now: Duration) -> bool {
@@ -344,8 +393,8 @@ impl Upstream {
         let mut health = self.health();
         if !is_answer {
             health.row = health.row.saturating_add(1);
-            if health.row >= FAILURES_IN_A_ROW {
-                health.rests_until = now + REST;
+            if health.row == FAILURES_IN_A_ROW {
+                (health.probe_at, health.pause) = (now + REST, 2 * REST);
             }
         }
         self.count_failure(
@@ -376,6 +425,11 @@ impl Upstream {
         }
         health.quiet_until = now + REST;
     }
+}
+
+/// Reports whether an upstream that says this answers.
+fn is_answer(status: StatusCode) -> bool {
+    !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS
 }
 
 /// Paths with the time until which something about them is known.
@@ -418,14 +472,15 @@ mod tests {
     use futures_util::FutureExt as _;
     use futures_util::stream;
     use throng_ddc::Timestamp;
+    use tokio::sync::oneshot;
 
     use super::*;
 
-    /// A clock that stands still, so that nothing rests for less than the test.
-    #[derive(Debug)]
-    struct Still;
+    /// A clock that tests move, in seconds.
+    #[derive(Debug, Default)]
+    struct Hand(AtomicU64);
 
-    impl Clock for Still {
+    impl Clock for Hand {
         fn sleep(&self, _: Duration) {}
 
         fn now(&self) -> Timestamp {
@@ -433,7 +488,7 @@ mod tests {
         }
 
         fn elapsed(&self) -> Duration {
-            Duration::from_secs(5)
+            Duration::from_secs(self.0.load(Ordering::Relaxed))
         }
     }
 
@@ -447,11 +502,93 @@ mod tests {
             let answer = Response::builder().status(status).body(body);
             Box::pin(async move { answer.map_err(io::Error::other) })
         });
-        Upstream::over(transport, Arc::new(Still), Duration::ZERO)
+        Upstream::over(transport, Arc::new(Hand::default()), Duration::ZERO)
     }
 
-    #[test]
-    fn the_upstream_rests_after_failures_in_a_row_and_after_no_others() {
+    #[tokio::test]
+    async fn no_request_waits_for_a_silent_upstream_but_one_probe_at_a_time() {
+        let answers: Arc<Mutex<Vec<oneshot::Sender<u16>>>> = Arc::default();
+        let sent = Arc::clone(&answers);
+        let transport: Transport = Box::new(move |_| {
+            let (sender, receiver) = oneshot::channel();
+            sent.lock().expect("no panic").push(sender);
+            Box::pin(async move {
+                let status = receiver.await.map_err(io::Error::other)?;
+                let body = Incoming { len: 0, bytes: stream::empty().boxed() };
+                Response::builder().status(status).body(body).map_err(io::Error::other)
+            })
+        });
+        let clock = Arc::new(Hand::default());
+        let upstream = Upstream::over(transport, Arc::clone(&clock) as Arc<dyn Clock>, Duration::ZERO);
+        let namespace: Namespace = "n".parse().expect("a name");
+        let hash = IoHash::of(b"wanted");
+        let probes = || answers.lock().expect("no panic").len();
+        // Three requests in a row get no answer.
+        for _ in 0..FAILURES_IN_A_ROW {
+            let (found, ()) = tokio::join!(upstream.blob(&namespace, &hash), async {
+                answers.lock().expect("no panic").clear();
+            });
+            assert!(found.is_none());
+        }
+        let ask = || upstream.blob(&namespace, &hash).now_or_never();
+        for pause in [1, 2, 4, 8, 16, 30, 30] {
+            clock.0.fetch_add(pause - 1, Ordering::Relaxed);
+            assert!(matches!(ask(), Some(None)) && probes() == 0, "no probe before {pause} s");
+            clock.0.fetch_add(1, Ordering::Relaxed);
+            // Nothing waits for the probe, and it is the only one.
+            for _ in 0..3 {
+                assert!(matches!(ask(), Some(None)), "a request waits after {pause} s");
+            }
+            assert_eq!(probes(), 1, "after {pause} s");
+            answers.lock().expect("no panic").clear();
+            while upstream.health().is_probed {
+                tokio::task::yield_now().await;
+            }
+        }
+        clock.0.fetch_add(30, Ordering::Relaxed);
+        assert!(matches!(ask(), Some(None)));
+        let probe = answers.lock().expect("no panic").pop().expect("a probe");
+        probe.send(404).expect("it is waited for");
+        while upstream.health().is_probed {
+            tokio::task::yield_now().await;
+        }
+        assert!(ask().is_none(), "the next request is sent and waits for its answer");
+    }
+
+    #[tokio::test]
+    async fn only_the_begin_of_an_answer_has_to_be_in_time() {
+        let object = Bytes::from(
+            throng_ddc::Value::object([("n", throng_ddc::Value::Integer(1))])
+                .encode(throng_ddc::Style::Plain),
+        );
+        let hash = IoHash::of(&object);
+        let transport: Transport = Box::new(move |_| {
+            let object = object.clone();
+            let pieces = stream::iter([object.slice(..1), object.slice(1..)]).then(|piece| async move {
+                // Until a timer that is due at once has fired, and with it all earlier ones.
+                let _ = tokio::time::timeout(Duration::ZERO, std::future::pending::<()>()).await;
+                Ok(piece)
+            });
+            let body = Incoming { len: object.len() as u64, bytes: pieces.boxed() };
+            let response = Response::builder()
+                .header(IO_HASH, hash.to_string())
+                .header(header::CONTENT_TYPE, Media::CompactBinary.name());
+            let answer = response.body(body).map_err(io::Error::other);
+            Box::pin(async move { answer })
+        });
+        let upstream = Upstream::over(transport, Arc::new(Hand::default()), Duration::ZERO);
+        // All that takes a moment takes too long.
+        let upstream = Upstream { timeout: Duration::ZERO, ..upstream };
+        let name = RefName {
+            namespace: "n".parse().expect("a name"),
+            bucket: "b".parse().expect("a name"),
+            key: hash.to_string().parse().expect("a key"),
+        };
+        assert!(matches!(upstream.reference(&name, 1_000).await, Lookup::Found((found, _)) if found == hash));
+    }
+
+    #[tokio::test]
+    async fn the_upstream_rests_after_failures_in_a_row_and_after_no_others() {
         let (status, asked) = (Arc::new(AtomicUsize::new(500)), Arc::new(AtomicUsize::new(0)));
         let upstream = upstream(&status, &asked);
         let namespace: Namespace = "n".parse().expect("a name");

@@ -26,3 +26,4 @@ mod s3;
 mod strangers;
 mod tier;
 mod tls;
+mod upstream;

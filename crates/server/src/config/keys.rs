@@ -776,13 +776,14 @@ section! {
         /// URL of a Throng or Cloud DDC to fetch from: `http://HOST:PORT` or `https://HOST:PORT`.
         /// Empty: none. Missing refs and blobs are fetched there, hashed and kept; uploads stay
         /// here. While the upstream does not answer, they are misses: after three requests in a row
-        /// without a connection, within `timeout_ms` or with a status of 500 and above it is left
-        /// alone for 1 s. A blob that breaks off, pauses for 8 s or has other content than its
+        /// without a connection, without an answer within `timeout_ms` or with a status of 500 and
+        /// above, no request waits for it; one at a time probes it, after pauses that grow from 1 s
+        /// to 30 s. A blob or ref that breaks off, pauses for 8 s or has other content than its
         /// name says is itself a miss for 1 s.
         url: String = "", Kind::Text;
         /// File with the value of the `Authorization` header to send, as in `ServiceAccount TOKEN`.
         authorization_file: String = "", Kind::Path;
-        /// Time within which an answer must begin.
+        /// Time within which an answer must begin; its body may take longer.
         timeout_ms: u64 = 5_000, int(100, 600_000), "ms";
         /// Time for which a miss of the upstream is remembered.
         miss_s: u32 = 10, int(0, 86_400), "s";
