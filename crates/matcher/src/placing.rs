@@ -418,6 +418,9 @@ impl Matcher {
         if gets_world && !data.iter().any(|(key, value)| *key == WORLD_KEY.as_bytes() && value.is_some()) {
             return Err(invalid("Data does not name the World of the match"));
         }
+        if gets_world {
+            self.rooms.set_host(room, turn.caller.srv);
+        }
         let connection = quote(connection);
         if found.is_none() && self.has_world(room) {
             let own = data.iter().map(|(key, value)| (*key, value.map_or(&[][..], |value| value.value)));

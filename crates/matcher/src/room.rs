@@ -79,6 +79,7 @@ pub(crate) struct RoomBuild {
     pub(crate) sealed: bool,
     pub(crate) data: DataMap,
     pub(crate) sides: Vec<u8>,
+    pub(crate) host: String,
     pub(crate) members: Vec<(PlayerKey, Info)>,
 }
 
@@ -106,6 +107,7 @@ impl RoomBuild {
             sides: &self.sides,
             creator: None,
             matched: None,
+            host: self.host.as_bytes(),
             backfill: None,
             history: &[],
         })

@@ -99,6 +99,9 @@ struct ExportedRoom {
     info: Box<RawValue>,
     forced_full: bool,
     sealed: bool,
+    /// Server that gave its match a world; empty for none.
+    #[serde(default)]
+    host: String,
 }
 
 /// The last line, without which an export is known to be cut off.
@@ -169,7 +172,8 @@ impl Matcher {
             json::decode(room_info(), &body, &mut info);
             let (forced_full, sealed) = (self.rooms[index].forced_full(), self.rooms[index].sealed());
             if let Ok(info) = one_line(&info) {
-                push(out, &Line::Room(ExportedRoom { info, forced_full, sealed }));
+                let host = text(self.rooms[index].host());
+                push(out, &Line::Room(ExportedRoom { info, forced_full, sealed, host }));
             }
         }
         let lines = out[start..].iter().filter(|byte| **byte == b'\n').count();
@@ -334,6 +338,8 @@ impl Import {
         if roles.is_empty() && !rules.keep_empty {
             return Err(invalid("it has no members, and its mode keeps no empty rooms"));
         }
+        crate::matcher::check_server_name(&room.host).map_err(invalid)?;
+        build.host.clone_from(&room.host);
         let exclusive = rules.exclusive;
         for role in &roles {
             let name = String::from_utf8_lossy(role.id).into_owned();

@@ -403,7 +403,10 @@ impl MatcherSession {
             Kind::Goaway => {
                 let reason = Reader::new(body).ok()?;
                 let status = status_of(reason.u64(1));
-                if status == Status::Draining {
+                // The matcher stops, or does not serve its area at the moment.
+                let is_passing =
+                    status == Status::Draining || status == Status::Unavailable && self.epoch != 0;
+                if is_passing {
                     self.lose();
                     return Some(());
                 }

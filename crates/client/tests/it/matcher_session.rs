@@ -180,14 +180,22 @@ fn a_goodbye_for_good_ends_every_call_and_one_for_a_restart_none() {
     };
     let mut session = open();
     let call = session.call(NOW, Method::PING, Writer::new()).unwrap();
-    session.handle_bytes(&goaway(Status::Draining));
-    assert_eq!(events(&mut session), [MatcherEvent::Lost]);
-    session.handle_connected(NOW);
+    // One that has no lease on its area yet says so, or the one that waits for it.
+    for status in [Status::Draining, Status::Unavailable] {
+        session.handle_bytes(&goaway(status));
+        assert_eq!(events(&mut session), [MatcherEvent::Lost], "{status:?}");
+        session.handle_connected(NOW);
+    }
     session.handle_bytes(&goaway(Status::Unauthenticated));
     let refused = MatcherEvent::Refused { status: Status::Unauthenticated, message: "bye".to_owned() };
     let ended = MatcherEvent::Answered { call, result: Err(CallError::Closed) };
     assert_eq!(events(&mut session), [ended, refused]);
     assert_eq!(session.call(NOW, Method::PING, Writer::new()), Err(CallError::Closed));
+    // A session that was never open is not kept open.
+    let mut session = MatcherSession::new(MatcherConfig::new("s"));
+    session.handle_connected(NOW);
+    session.handle_bytes(&goaway(Status::Unavailable));
+    assert!(session.is_over());
 }
 
 #[test]

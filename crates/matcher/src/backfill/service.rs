@@ -32,6 +32,9 @@ impl Matcher {
         if entry.backfill().is_some() {
             return Err(invalid("the room has a backfill"));
         }
+        if entry.matched().is_some_and(|found| self.room_that_waits(found).is_some()) {
+            return Err(invalid("the room's match waits for its server; start a backfill once it has that"));
+        }
         let open = asked.open_of(&compiled)?;
         self.check_has_places(room, &open)?;
         let owner = self.people.server_entry(turn.caller.srv.as_bytes());

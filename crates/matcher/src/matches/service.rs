@@ -6,10 +6,10 @@ use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 use super::{Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
-use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, RoomKey, TicketKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, TicketKey};
 use crate::matcher::{FORGOTTEN_PER_INPUT, Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
-use crate::queue::{Compiled, Filling, OnNo, Placed, RuleKind, State, TicketPlayer, View};
+use crate::queue::{Assign, Compiled, Filling, OnNo, Placed, RuleKind, State, TicketPlayer, View};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -313,8 +313,9 @@ impl Matcher {
         self.go_on(turn, ticket);
     }
 
-    /// The match of a ticket got no place, by `reason`: the ticket is held back for a while, so that
-    /// others are matched, and policy or allocator are not asked for the same players in every tick.
+    /// The match of a ticket got no place, by `reason`: the ticket is held back for a while, so
+    /// that others are matched, and policy or allocator are not asked for the same players in every
+    /// tick.
     fn hold_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey, reason: &str) {
         if self.queues[ticket].state != State::Placing {
             return;
@@ -351,7 +352,8 @@ impl Matcher {
         }
     }
 
-    /// After a restart: cancels open proposals without a penalty. One with a room is a match.
+    /// After a restart: cancels open proposals without a penalty. A match that waits for its server
+    /// still does, until the same time; the question to a policy is lost, and the match with it.
     pub(crate) fn reopen_proposals(&mut self, turn: &mut Turn<'_>) {
         let open: Vec<MatchKey> =
             self.matches.iter().filter(|(_, m)| m.stage() != Stage::Made).map(|(i, _)| i).collect();
@@ -359,13 +361,11 @@ impl Matcher {
             if !self.matches.has(index) {
                 continue;
             }
-            let room = self.matches[index].room().and_then(|room| self.rooms.get(RoomKey::new(room.index)));
-            match room.filter(|_| self.matches[index].stage() == Stage::Assigning) {
-                Some(room) => {
-                    let until = room.seats().iter().map(|seat| seat.until).max().unwrap_or(self.now);
-                    self.make_ready(turn, index, until);
-                }
-                None => self.reopen_proposal(turn, index),
+            let found = &self.matches[index];
+            if found.stage() != Stage::Assigning {
+                self.reopen_proposal(turn, index);
+            } else if self.queues[found.queue()].rules().set.assign == Assign::Policy {
+                self.end_unassigned(turn, found.id(), "policy_unavailable");
             }
         }
     }

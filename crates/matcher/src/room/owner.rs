@@ -54,6 +54,8 @@ pub(crate) struct Room {
     creator: Option<ServerKey>,
     /// The match that it is.
     matched: Option<Id>,
+    /// Server that gave the match its world; empty for none.
+    host: Box<[u8]>,
     backfill: Option<BackfillKey>,
     history: History,
 }
@@ -233,6 +235,7 @@ impl Rooms {
             sides: Sides::default(),
             creator,
             matched: None,
+            host: Box::default(),
             backfill: None,
             history: History::default(),
         })
@@ -243,6 +246,11 @@ impl Rooms {
         let room = &mut self.list[key];
         (room.full, room.forced_full) = (true, true);
         room.matched = Some(found);
+    }
+
+    /// Notes which server gave a room its world.
+    pub(crate) fn set_host(&mut self, key: RoomKey, srv: &str) {
+        self.list[key].host = srv.as_bytes().into();
     }
 
     pub(crate) fn set_backfill(&mut self, key: RoomKey, backfill: Option<BackfillKey>) {
@@ -546,6 +554,7 @@ impl Room {
             sides: self.sides.bytes(),
             creator: self.creator.and_then(|creator| numbers.server(creator)),
             matched: self.matched.map(Id::into),
+            host: &self.host,
             backfill: self.backfill.map(BackfillKey::index),
             history: self.history.bytes(),
         }
@@ -582,6 +591,7 @@ impl Room {
             sides: Sides::load(saved.sides),
             creator: saved.creator.map(ServerKey::new),
             matched: saved.matched.map(Id::from),
+            host: saved.host.into(),
             backfill: saved.backfill.map(BackfillKey::new),
             history: History::load(saved.history),
         }
@@ -653,6 +663,11 @@ impl Room {
     /// The match that it is.
     pub(crate) fn matched(&self) -> Option<Id> {
         self.matched
+    }
+
+    /// Server that gave the match its world; empty for none.
+    pub(crate) fn host(&self) -> &[u8] {
+        &self.host
     }
 
     pub(crate) fn backfill(&self) -> Option<BackfillKey> {

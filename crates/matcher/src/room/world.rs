@@ -2,6 +2,8 @@
 //!
 //! Such a room waits for its world as long as it is sealed and its data name no place.
 
+use std::collections::BTreeSet;
+
 use throng_wire::matcher::{Event, write_bytes, write_nested};
 
 use crate::history::Change;
@@ -86,7 +88,7 @@ impl Matcher {
         Ok(())
     }
 
-    /// Name of the server that gives a room its world, if its mode or queue has one.
+    /// Name of the server that gives a room its world, if its mode or queue has one now.
     pub(crate) fn allocator_of(&self, index: RoomKey) -> String {
         let mode = self.rooms.mode(self.rooms[index].mode());
         match self.queues.find(mode.name().as_bytes()) {
@@ -95,17 +97,23 @@ impl Matcher {
         }
     }
 
-    /// Returns whether a server has given a room its world.
-    pub(crate) fn hosts_world_of(&self, srv: &str, index: RoomKey) -> bool {
-        self.has_world(index) && !srv.is_empty() && self.allocator_of(index) == srv
+    /// Servers that follow the world of a room: the one that gave it, whatever the rules say now,
+    /// and the present allocator, which has taken it over.
+    fn hosts_of(&self, index: RoomKey) -> BTreeSet<Vec<u8>> {
+        let names = [self.rooms[index].host().to_vec(), self.allocator_of(index).into_bytes()];
+        names.into_iter().filter(|name| !name.is_empty()).collect()
     }
 
-    /// Tells the server that has given a room its world that the room is gone: its world ends.
+    /// Returns whether a server follows the world of a room.
+    pub(crate) fn hosts_world_of(&self, srv: &str, index: RoomKey) -> bool {
+        self.has_world(index) && self.hosts_of(index).contains(srv.as_bytes())
+    }
+
+    /// Tells the servers that follow a room's world that the room is gone: its world ends.
     pub(super) fn tell_allocator(&mut self, turn: &mut Turn<'_>, index: RoomKey) {
         if !self.has_world(index) {
             return;
         }
-        let Some(server) = self.people.server(self.allocator_of(index).as_bytes()) else { return };
         let mut event = std::mem::take(&mut self.scratch.event);
         event.clear();
         let room = &self.rooms[index];
@@ -115,8 +123,10 @@ impl Matcher {
             });
             write_about(out, room.id(), room.rev(), "room_deleted");
         });
+        for server in self.hosts_of(index).iter().filter_map(|name| self.people.server(name)) {
+            turn.notices.push(self.people.number(server), std::iter::empty(), &event, 0);
+        }
         self.scratch.event = event;
-        turn.notices.push(self.people.number(server), std::iter::empty(), &self.scratch.event, 0);
     }
 
     /// No world was opened in time: the match is off, and the room ends.

@@ -220,6 +220,8 @@ pub(crate) struct Room<'a> {
     pub(crate) creator: Option<u32>,
     /// Match that it is.
     pub(crate) matched: Option<Id>,
+    /// Server that gave its match a world; empty for none.
+    pub(crate) host: &'a [u8],
     /// Place of its backfill.
     pub(crate) backfill: Option<u32>,
     /// Its last changes, as encoded fields of a `GetRoomHistoryResponse`.

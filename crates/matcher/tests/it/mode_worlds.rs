@@ -236,6 +236,35 @@ fn the_allocator_of_a_queue_hears_of_the_end_of_its_rooms() {
     assert_eq!(ended(&mut world), ["\"arena-1\""]);
 }
 
+#[test]
+fn a_world_ends_with_its_room_although_the_rules_name_no_allocator_any_more() {
+    for is_transferred in [false, true] {
+        let mut world = duels();
+        let [other, room] = [with_world(&mut world), matched(&mut world, "arena")];
+        assert_eq!(assign(&mut world, "gateway", &room), Status::Ok);
+        for role in ["fay", "gus"] {
+            world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &room).str(2, role));
+        }
+        let sides = r#""sides": [{"name": "side", "count": 2, "min": 1, "max": 1}]"#;
+        assert_eq!(world.put_queue(&format!(r#"{{"name": "q", "tick_ms": 100, {sides}}}"#)).0, Status::Ok);
+        restart(&mut world);
+        if is_transferred {
+            world = imported(&world);
+        }
+        world.session("gateway", true);
+        let bare = ModeRules { world: None, allocator: String::new(), ..rules() };
+        let modes = [("duel".to_owned(), bare)].into();
+        world.matcher.reconfigure(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+        world.take_heard();
+        for room in [&room, &other] {
+            assert_eq!(assign(&mut world, "gateway", room), Status::Ok, "its home has moved");
+            assert_eq!(world.ask("s", Method::DELETE_ROOM, Writer::new().str(1, room)).0, Status::Ok);
+        }
+        world.pass(700_000);
+        assert_eq!(ended(&mut world), ["\"arena-1\"", "\"arena-1\""], "{is_transferred}");
+    }
+}
+
 /// A room that waits for its world from now on ends after ten seconds.
 fn ends_without_world(world: &mut World, room: &str) {
     world.pass(9_999);

@@ -334,6 +334,22 @@ fn a_match_gets_its_server_from_the_policy_or_its_tickets_search_on() {
 }
 
 #[test]
+fn a_match_whose_policy_was_asked_before_a_restart_is_made_again() {
+    let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
+    world.session("s", true);
+    for id in ["a", "b"] {
+        world.ok("s", Method::CREATE_TICKET, Writer::new().str(1, "m").nested(2, role(id)));
+    }
+    world.pass(100);
+    question(&mut world, HookPoint::OnCreate);
+    world.matcher = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
+    world.recover();
+    world.session("s", true);
+    world.pass(1_100);
+    question(&mut world, HookPoint::OnCreate);
+}
+
+#[test]
 fn a_policy_that_refuses_a_match_is_asked_about_its_tickets_less_and_less_often() {
     let mut world = World::new(config_of_queue(&[HookPoint::OnCreate]));
     world.session("s", true);

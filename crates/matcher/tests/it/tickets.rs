@@ -351,6 +351,60 @@ fn a_match_that_gets_no_world_is_made_again_after_growing_pauses_until_its_ticke
     assert_eq!(tries, [0, 11, 23, 37, 55]);
 }
 
+#[test]
+fn a_match_that_waits_for_its_server_waits_on_after_a_restart() {
+    for more in ["", r#", "world": {"class": "duel"}"#] {
+        for is_assigned in [true, false] {
+            let rules = r#""assign": "external", "assign_timeout_s": 10, "allocator": "alloc""#;
+            let mut world = duel_with(&format!("{rules}{more}"));
+            let (a, _) = (world.solo("s", "duel", "a", 0.0), world.solo("s", "duel", "b", 0.0));
+            world.pass(250);
+            let room = world.get_ticket(&a).room;
+            world.matcher = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
+            world.recover();
+            world.session("alloc", true);
+            world.session("s", true);
+            assert_eq!(world.get_ticket(&a).status, "placing", "{more}");
+            let listed = world.ok("alloc", Method::LIST_MINE, Writer::new());
+            let listed = Reader::new(&listed).unwrap().nested(4).unwrap();
+            assert_eq!((listed.str(2).unwrap(), listed.str(4).unwrap()), (&*room, "assigning"));
+            if is_assigned {
+                let name = Writer::new().str(1, "World").str(2, "\"duel-1\"");
+                let assign = Writer::new().str(1, &room).str(2, "10.0.0.1:7777").nested(3, name);
+                world.ok("alloc", Method::ASSIGN_MATCH, assign);
+                assert_eq!(world.take_kind(Event::MATCH_READY).len(), 2, "one for each side");
+                assert_eq!(world.get_ticket(&a).status, "matched");
+            } else {
+                world.pass(9_999);
+                assert_eq!(world.get_ticket(&a).status, "placing");
+                world.pass(1);
+                let a = world.get_ticket(&a);
+                assert_eq!((a.status.as_str(), a.reason.as_str()), ("searching", "no_server"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_match_that_waits_for_its_server_gets_no_backfill() {
+    let mut world = with(
+        r#"{"name": "fill", "sides": [{"name": "red", "min": 1, "max": 2}, {"name": "blue", "min": 1, "max": 2}],
+        "assign": "external", "allocator": "alloc", "backfill": {}}"#,
+    );
+    world.session("alloc", true);
+    let tickets = ["a", "b"].map(|id| world.ticket("s", "fill", vec![player(id, &[])]));
+    world.pass(1_000);
+    let room = world.get_ticket(&tickets[0]).room;
+    let start =
+        || Writer::new().str(1, &room).str(2, "fill").nested(3, Writer::new().str(1, "red").u64(2, 1));
+    let (status, why) = world.ask_as("game", Scope::Trusted, Method::START_BACKFILL, start());
+    assert_eq!(status, Status::Invalid);
+    assert!(String::from_utf8_lossy(&why).contains("waits for its server"));
+    let assign = Writer::new().str(1, &room).str(2, "10.0.0.1:7777");
+    world.ok("alloc", Method::ASSIGN_MATCH, assign);
+    assert_eq!(world.ask_as("game", Scope::Trusted, Method::START_BACKFILL, start()).0, Status::Ok);
+}
+
 const FIVES: &str = r#"{
     "name": "fives", "sides": [{"name": "side", "count": 2, "min": 2, "max": 2}],
     "attributes": {"skill": {"type": "number", "default": 0}}, "backfill": {"ack_s": 10}

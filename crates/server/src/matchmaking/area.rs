@@ -1,14 +1,16 @@
 //! The matcher that players ask: the one of this process, or one behind framed RPC.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use throng_client::{CallError, Matcher, Mine, Notice, Notices, Notification, Room};
+use throng_client::{CallError, Endpoint, Matcher, MatcherConfig, Mine, Notice, Notices, Notification, Room};
 use throng_matcher::Scope;
 use throng_matcher_server::{Batch, Handle, Watch};
 use throng_wire::WireError;
 use throng_wire::matcher::{Method, Reader, Status, Writer};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Pause before a request that failed is repeated, or a stream of notifications that ended is begun
@@ -39,7 +41,8 @@ where
 /// Returns whether the same request may succeed later.
 fn is_passing(error: &CallError) -> bool {
     match error {
-        CallError::Timeout | CallError::TooMany(_) => true,
+        // A session that ended is followed by another one.
+        CallError::Timeout | CallError::TooMany(_) | CallError::Closed => true,
         CallError::Refused { status, .. } => {
             matches!(status, Status::Timeout | Status::Overloaded | Status::Draining | Status::Unavailable)
         }
@@ -112,19 +115,96 @@ impl AllocatedMatch {
 
 /// The notifications of a session, in order.
 pub(super) trait AreaNotices: Send + 'static {
-    /// Waits for the next notification; `None` after the end. Cancel safe.
-    fn next(&mut self) -> impl Future<Output = Option<Notification>> + Send;
+    /// Waits for the next notification, or the news that some are missing. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Notification> + Send;
 }
 
-impl Area for Matcher {
-    async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
-        Matcher::call(self, method, body).await
+/// A matcher that is reached by framed RPC. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Remote(Arc<Mutex<Matcher>>);
+
+impl Remote {
+    /// Tries until the matcher is there: it may start after the gateway.
+    pub(super) async fn connect(endpoint: Endpoint, config: MatcherConfig) -> (Remote, RemoteNotices) {
+        let (matcher, notices) = connect(&endpoint, &config).await;
+        let remote = Remote(Arc::new(Mutex::new(matcher)));
+        let (connecting, began) = (JoinSet::new(), Instant::now());
+        let own = remote.clone();
+        let notices =
+            RemoteNotices { remote: own, endpoint, config, notices, connecting, began, pause: RETRY };
+        (remote, notices)
+    }
+
+    fn matcher(&self) -> MutexGuard<'_, Matcher> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl AreaNotices for Notices {
-    async fn next(&mut self) -> Option<Notification> {
-        Notices::next(self).await
+async fn connect(endpoint: &Endpoint, config: &MatcherConfig) -> (Matcher, Notices) {
+    let mut complained = false;
+    loop {
+        match Matcher::connect(endpoint.clone(), config.clone()).await {
+            Ok(connected) => return connected,
+            Err(error) if !complained => {
+                complained = true;
+                tracing::warn!(%error, "the matcher is not reachable yet; retrying");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+impl Area for Remote {
+    async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
+        let matcher = self.matcher().clone();
+        matcher.call(method, body).await
+    }
+}
+
+/// Notifications from a matcher that is reached by framed RPC. A session that the matcher ends is
+/// followed by another one: its reason may pass, such as another session of this server.
+pub(super) struct RemoteNotices {
+    remote: Remote,
+    endpoint: Endpoint,
+    config: MatcherConfig,
+    notices: Notices,
+    /// The next session, while it is being opened.
+    connecting: JoinSet<(Matcher, Notices)>,
+    /// Time when this session began, and the pause before the next one: two servers of one name do
+    /// not end each other's sessions in quick succession.
+    began: Instant,
+    pause: Duration,
+}
+
+impl AreaNotices for RemoteNotices {
+    async fn next(&mut self) -> Notification {
+        loop {
+            if let Some(Ok((matcher, notices))) = self.connecting.join_next().await {
+                *self.remote.matcher() = matcher;
+                (self.notices, self.began) = (notices, Instant::now());
+                return Notification::Gap;
+            }
+            match self.notices.next().await {
+                Some(Notification::Ended { status, message }) => {
+                    tracing::warn!(
+                        status = status.name(),
+                        message,
+                        "the matcher ended the session of the link"
+                    );
+                }
+                // The session's task has ended.
+                None => {}
+                Some(other) => return other,
+            }
+            let is_soon = self.began.elapsed() < PERSIST_MAX;
+            self.pause = if is_soon { (2 * self.pause).min(PERSIST_MAX) } else { RETRY };
+            let (pause, endpoint, config) = (self.pause, self.endpoint.clone(), self.config.clone());
+            self.connecting.spawn(async move {
+                tokio::time::sleep(pause).await;
+                connect(&endpoint, &config).await
+            });
+        }
     }
 }
 
@@ -190,10 +270,10 @@ impl LocalNotices {
 }
 
 impl AreaNotices for LocalNotices {
-    async fn next(&mut self) -> Option<Notification> {
+    async fn next(&mut self) -> Notification {
         loop {
             if let Some(notification) = self.waiting.pop_front() {
-                return Some(notification);
+                return notification;
             }
             if let Some(again) = self.again {
                 tokio::time::sleep_until(again).await;
@@ -213,11 +293,13 @@ impl AreaNotices for LocalNotices {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
-    fn matcher() -> throng_matcher_server::Service {
+    fn matcher(addr: Option<SocketAddr>) -> throng_matcher_server::Service {
         throng_matcher_server::start(throng_matcher_server::Options {
-            addr: None,
+            addr,
             unix: None,
             tls: None,
             config: throng_matcher::Config::default(),
@@ -255,7 +337,7 @@ mod tests {
             let (ended, attempts) = outcome(Err(gone));
             assert!(matches!(ended, Err(CallError::Refused { .. })) && attempts == 4, "{status:?}");
         }
-        assert!(matches!(outcome(Err(CallError::Closed)), (Err(CallError::Closed), 4)));
+        assert!(matches!(outcome(Err(CallError::BadAnswer)), (Err(CallError::BadAnswer), 4)));
     }
 
     #[test]
@@ -265,13 +347,13 @@ mod tests {
     }
 
     async fn play() {
-        let service = matcher();
+        let service = matcher(None);
         let local = Local::new(service.handle().clone(), "gateway", Scope::Server);
         let mut notices = local.notices();
         let role = Writer::new().nested(1, Writer::new().str(1, "ann"));
         let join = role.nested(2, Writer::new().str(1, "2v2"));
         local.call(Method::ROLE_JOIN_RANDOM_ROOM, join).await.expect("a room");
-        let Some(Notification::Notice(notice)) = notices.next().await else { panic!("no notice") };
+        let Notification::Notice(notice) = notices.next().await else { panic!("no notice") };
         assert_eq!(notice.roles, ["ann"]);
         let (rooms, _) = local.mine().await.expect("a list");
         assert_eq!(rooms[0].id, notice.room_id());
@@ -283,10 +365,24 @@ mod tests {
         // Another session of this server takes the stream. This one goes on where it stood.
         let other = service.handle().watch("gateway", None);
         local.leave_room("ann", &rooms[0].id).await.expect("it was a member");
-        let Some(Notification::Notice(left)) = notices.next().await else { panic!("no notice") };
+        let Notification::Notice(left) = notices.next().await else { panic!("no notice") };
         assert_eq!((&left.roles[..], left.room_id()), (&["ann".to_owned()][..], &*rooms[0].id));
         drop((other, service));
         let ended = local.mine().await;
         assert!(matches!(ended.err(), Some(CallError::Refused { status: Status::Unavailable, .. })));
+    }
+    #[test]
+    fn a_link_whose_session_another_one_ended_begins_the_next() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let service = matcher(Some("127.0.0.1:0".parse().expect("an address")));
+            let endpoint = Endpoint::tcp(service.addr().expect("it listens"));
+            let config = MatcherConfig::new("gateway");
+            let (remote, mut notices) = Remote::connect(endpoint.clone(), config.clone()).await;
+            let other = Matcher::connect(endpoint, config).await.expect("a session");
+            drop(other);
+            assert_eq!(notices.next().await, Notification::Gap);
+            remote.mine().await.expect("a list");
+        });
     }
 }

@@ -31,10 +31,12 @@ mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use throng_admin::Problem;
 use throng_client::{
-    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, Matcher, MatcherConfig, MatchmakingEvent,
-    MatchmakingRequest, Notice, Notices, Notification, SessionConfig,
+    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MatcherConfig, MatchmakingEvent,
+    MatchmakingRequest, Notice, Notification, SessionConfig,
 };
 use throng_gateway::ConnKind;
 use throng_matcher_server::Tokens;
@@ -43,7 +45,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use area::{Area, AreaNotices, Local, RETRY, persist};
+use area::{Area, AreaNotices, Local, RETRY, Remote, persist};
 use matches::Matches;
 
 use crate::config::Settings;
@@ -55,6 +57,10 @@ use crate::world::World;
 
 /// Results of tasks that wait for the link's loop.
 const DONE_MAX: usize = 1_024;
+/// Time for which the matcher waits for the world of a match, and the pause between two attempts to
+/// open it.
+const WORLD_WAIT: Duration = Duration::from_secs(10);
+const WORLD_PAUSE: Duration = Duration::from_secs(1);
 /// Broadcast value of a message to all of a channel.
 const TO_ALL: u32 = 2;
 /// Fields of the notification that a match is ready: its data, and the class of its world.
@@ -242,7 +248,7 @@ pub(crate) struct Around {
     pub(crate) news: mpsc::UnboundedReceiver<News>,
 }
 
-/// Serves until the gateway or the matcher has ended the link for good.
+/// Serves until the process ends, or its main world.
 pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
     let Plan { gateway, matcher, data_type } = plan;
     match matcher {
@@ -251,7 +257,7 @@ pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
             serve(local, notices, gateway, around, data_type, up).await;
         }
         Target::Remote(endpoint, config) => {
-            let (matcher, notices) = connect(&endpoint, &config).await;
+            let (matcher, notices) = Remote::connect(endpoint, config).await;
             serve(matcher, notices, gateway, around, data_type, up).await;
         }
     }
@@ -286,22 +292,6 @@ async fn serve<A: Area>(
     link.run(events, news, notices, results).await;
 }
 
-/// Tries until the matcher is there: it may start after the gateway.
-async fn connect(endpoint: &Endpoint, config: &MatcherConfig) -> (Matcher, Notices) {
-    let mut complained = false;
-    loop {
-        match Matcher::connect(endpoint.clone(), config.clone()).await {
-            Ok(connected) => return connected,
-            Err(error) if !complained => {
-                complained = true;
-                tracing::warn!(%error, "the matcher is not reachable yet; retrying");
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(RETRY).await;
-    }
-}
-
 impl<A: Area> Link<A> {
     async fn run(
         mut self,
@@ -323,11 +313,9 @@ impl<A: Area> Link<A> {
                     None => return,
                 },
                 notice = notices.next() => match notice {
-                    Some(Notification::Notice(notice)) => self.hear_matcher(notice),
-                    Some(Notification::Gap) => self.refetch(),
-                    ended => {
-                        return tracing::error!(?ended, "the matcher closed the session of the matchmaking link");
-                    }
+                    Notification::Notice(notice) => self.hear_matcher(notice),
+                    // Another session has begun, or notifications are missing.
+                    _ => self.refetch(),
                 },
                 Some(done) = results.recv() => self.finish(done),
                 () = reach(self.matches.next_deadline()) => {
@@ -519,19 +507,17 @@ impl<A: Area> Link<A> {
         let (process, matcher, class) = (Arc::clone(&self.process), self.matcher.clone(), class.to_owned());
         let done = self.done.clone();
         tokio::spawn(async move {
-            let opening = {
-                let (process, room) = (Arc::clone(&process), room.clone());
-                tokio::task::spawn_blocking(move || process.open_match_world(&class, &room, true))
+            let open = || {
+                let (process, room, class) = (Arc::clone(&process), room.clone(), class.clone());
+                let open = move || process.open_match_world(&class, &room, true);
+                let opening = tokio::task::spawn_blocking(open);
+                async { opening.await.unwrap_or_else(|error| Err(Problem::new(500, error.to_string()))) }
             };
-            let mut world = match opening.await {
-                Ok(Ok(opened)) => Some(opened),
-                // The match ends after 10 s, and its tickets wait again.
-                Ok(Err(problem)) => {
+            let mut world = match open_in_time(Instant::now() + WORLD_WAIT, WORLD_PAUSE, open).await {
+                Ok(opened) => Some(opened),
+                // The match ends, and its tickets wait again.
+                Err(problem) => {
                     tracing::warn!(room, why = problem.what, "a match got no world");
-                    None
-                }
-                Err(error) => {
-                    tracing::error!(room, %error, "a match got no world");
                     None
                 }
             };
@@ -591,9 +577,9 @@ impl<A: Area> Link<A> {
         });
     }
 
-    /// The world of a match has another home: the room's data name it. The matcher is asked until it
-    /// takes that, or does not know the match any more; at the longest until the world ends or moves
-    /// on.
+    /// The world of a match has another home: the room's data name it. The matcher is asked until
+    /// it takes that, or does not know the match any more; at the longest until the world ends or
+    /// moves on.
     fn assign_again(&mut self, room: String, world: MatchWorld) {
         let Some(hosted) = self.hosted.get_mut(&room) else { return };
         let (matcher, request) = (self.matcher.clone(), assignment(&room, &world));
@@ -807,6 +793,24 @@ impl<A: Area> Link<A> {
     }
 }
 
+/// Opens a world, again after pauses until a time while no node has room for it or serves it.
+async fn open_in_time<T, F>(
+    until: Instant,
+    pause: Duration,
+    mut open: impl FnMut() -> F,
+) -> Result<T, Problem>
+where
+    F: Future<Output = Result<T, Problem>>,
+{
+    loop {
+        match open().await {
+            Err(problem) if problem.status == 503 && Instant::now() + pause < until => {}
+            outcome => return outcome,
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
 /// Reads what concerns this server from the matcher. Of `hosted`, and of the worlds that an earlier
 /// life of this link has opened, it closes those whose rooms are gone: their ends may be among what
 /// was missed.
@@ -887,5 +891,23 @@ async fn reach(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_world_of_a_match_is_opened_again_while_no_node_takes_it_and_its_time_is_not_over() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        for (status, left, attempts) in [(503, 3_600, 3), (409, 3_600, 1), (503, 0, 1)] {
+            let (mut made, until) = (0, Instant::now() + Duration::from_secs(left));
+            let opened = runtime.block_on(open_in_time(until, Duration::ZERO, || {
+                made += 1;
+                std::future::ready(if made < 3 { Err(Problem::new(status, "no room")) } else { Ok(()) })
+            }));
+            assert_eq!((made, opened.is_ok()), (attempts, attempts == 3), "{status} {left}");
+        }
     }
 }
