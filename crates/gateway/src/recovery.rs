@@ -14,10 +14,12 @@
 //! so that a game does not take the player out of the world for a network hand-over; it is told
 //! when the time is up.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prost::Message;
 use smallvec::SmallVec;
+use throng_stdx::TimerKey;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
 use throng_wire::channeldpb::{
     AuthResultMessage, ChannelDataRecoveryMessage, ChannelOwnerLostMessage, ChannelOwnerRecoveredMessage,
@@ -44,6 +46,12 @@ pub(crate) const ALL_BUT_OWNER: u32 = crate::user_space::ALL_BUT_OWNER;
 /// Objects in one recovery message: half of a packet, the other half is for data.
 const OBJECTS_BYTES_MAX: usize = PACKET_BYTES_SEND_MAX / 2;
 const OBJECTS_TYPE_URL: &str = "type.googleapis.com/unrealpb.ChannelRecoveryData";
+
+/// Reports whether a connection is lost, and has not returned since its time was set to end with
+/// this timer.
+fn is_same_loss(lost: &BTreeMap<ConnId, Lost>, conn: ConnId, expiry: Option<TimerKey>) -> bool {
+    lost.get(&conn).is_some_and(|lost| lost.expiry == expiry)
+}
 
 impl Shard {
     // ---- Loss -----------------------------------------------------------------------------------
@@ -109,7 +117,9 @@ impl Shard {
         if global.lost.len() >= recovery.lost_max {
             evicted = loop {
                 match global.lost_clients.pop_front() {
-                    Some(oldest) if global.lost.contains_key(&oldest) => break Some(oldest),
+                    Some((oldest, expiry)) if is_same_loss(&global.lost, oldest, expiry) => {
+                        break Some(oldest);
+                    }
                     Some(_) => {}
                     None => break Some(conn),
                 }
@@ -123,7 +133,7 @@ impl Shard {
         let expiry = timeout.map(|timeout| self.board.timers.insert(now + timeout, Timer::Expire(conn)));
         match kind {
             ConnKind::Server => global.lost_servers.entry(lost.pit.clone()).or_default().push_back(conn),
-            ConnKind::Client => global.lost_clients.push_back(conn),
+            ConnKind::Client => global.lost_clients.push_back((conn, expiry)),
         }
         global.lost.insert(conn, Lost { expiry, ..lost });
         if let Some(evicted) = evicted {
@@ -169,7 +179,7 @@ impl Shard {
             ConnKind::Client => {
                 if global.lost_clients.len() > 64 + 2 * global.lost.len() {
                     let lost = &global.lost;
-                    global.lost_clients.retain(|other| lost.contains_key(other));
+                    global.lost_clients.retain(|&(other, expiry)| is_same_loss(lost, other, expiry));
                 }
             }
         }

@@ -18,7 +18,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, Subscribed, merge_options};
+use crate::channel::{Channel, RateBy, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
@@ -349,8 +349,10 @@ impl Shard {
             ConnKind::Server => ConnId(request.conn_id),
         };
         let config = Arc::clone(&board.config);
-        let peer = *board.peers.get(&target).ok_or(Refusal::UnknownConnection)?;
-        let address = board.address(target).ok_or(Refusal::UnknownConnection)?;
+        let known = board.peers.get(&target).copied().zip(board.address(target));
+        if known.is_none() && !channel.keeps_subscription(target) {
+            return Err(Refusal::UnknownConnection);
+        }
         let permissions = config.permissions.of(sender.kind);
         let mut options = request.sub_options;
         if target == sender.conn {
@@ -367,6 +369,9 @@ impl Shard {
                 return Err(Refusal::Permission);
             }
         }
+        let Some((peer, address)) = known else {
+            return channel.change_lost(board, sender.conn, head, target, options.as_ref());
+        };
         let existing = channel.subscription(target).map(|sub| sub.options.masks.len());
         check_masks(board, existing.unwrap_or(0), options.as_ref())?;
         // What a client asks for itself its own shard has admitted.
@@ -407,7 +412,10 @@ impl Shard {
         let board = &mut self.board;
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
         let target = ConnId(request.conn_id);
-        let peer = *board.peers.get(&target).ok_or(Refusal::UnknownConnection)?;
+        let peer = board.peers.get(&target).copied();
+        if peer.is_none() && !channel.keeps_subscription(target) {
+            return Err(Refusal::UnknownConnection);
+        }
         if target != sender.conn {
             let is_owner = channel.owner == Some(sender.conn);
             if !channel.settings.unsub.passes(is_owner, board.global_owner == Some(sender.conn)) {
@@ -417,6 +425,10 @@ impl Shard {
                 return Err(Refusal::Permission);
             }
         }
+        let Some(peer) = peer else {
+            channel.drop_lost(board, sender.conn, head, target);
+            return Ok(());
+        };
         let owner = channel.owner;
         failpoint!();
         if !channel.unsubscribe(board, target) {
@@ -513,7 +525,9 @@ impl Shard {
             }
         }
         if !board.peers.contains_key(&target) {
-            return Err(Refusal::UnknownConnection);
+            // One that is lost does not return.
+            let is_lost = self.global.as_ref().is_some_and(|global| global.lost.contains_key(&target));
+            return if is_lost { Ok(self.expire_lost(target)) } else { Err(Refusal::UnknownConnection) };
         }
         board.close(target, if target == sender.conn { CloseReason::Left } else { CloseReason::Kicked });
         Ok(())
@@ -538,6 +552,60 @@ impl Schemas {
             return Err(Refusal::DataTooLarge);
         }
         Ok(Some((plan, any.value)))
+    }
+}
+
+/// Requests about a connection that was lost and may return: they change what it returns to.
+impl Channel {
+    fn keeps_subscription(&self, conn: ConnId) -> bool {
+        self.lost.iter().any(|place| place.conn == conn && place.subscription.is_some())
+    }
+
+    /// Changes a subscription that is kept.
+    fn change_lost(
+        &mut self,
+        board: &mut Switchboard,
+        sender: ConnId,
+        head: Head,
+        conn: ConnId,
+        request: Option<&ChannelSubscriptionOptions>,
+    ) -> Result<(), Refusal> {
+        let place = self.lost.iter_mut().find(|place| place.conn == conn);
+        let kept = place.and_then(|place| Some((place.kind, place.subscription.as_mut()?)));
+        let Some((kind, (options, rate_by, _))) = kept else { return Err(Refusal::UnknownConnection) };
+        check_masks(board, options.masks.len(), request)?;
+        if let Some(request) = request {
+            options.merge(request);
+            if request.fan_out_interval_ms.is_some() {
+                *rate_by = RateBy::Subscriber;
+            }
+        }
+        let sub_options = Some(options.to_wire());
+        let result = SubscribedToChannelResultMessage { sub_options, ..self.sub_result(conn, kind) };
+        self.tell_asker_and_owner(board, sender, head, &result);
+        Ok(())
+    }
+
+    /// Ends a subscription that is kept, and with it the ownership, as that of a connection here.
+    fn drop_lost(&mut self, board: &mut Switchboard, sender: ConnId, head: Head, conn: ConnId) {
+        let Some(at) = self.lost.iter().position(|place| place.conn == conn) else { return };
+        let kind = self.lost.remove(at).kind;
+        board.remove_place(conn, self.id);
+        let result = self.unsub_result(conn, kind);
+        self.tell_asker_and_owner(board, sender, head, &result);
+    }
+
+    fn tell_asker_and_owner(
+        &self,
+        board: &mut Switchboard,
+        sender: ConnId,
+        head: Head,
+        result: &impl prost::Message,
+    ) {
+        board.send(sender, head, result);
+        if let Some(owner) = self.owner.filter(|owner| *owner != sender) {
+            board.send(owner, head.copy(), result);
+        }
     }
 }
 

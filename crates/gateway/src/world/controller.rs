@@ -292,8 +292,9 @@ impl Channel {
     pub(super) fn owner_replaced(&mut self, board: &mut Switchboard, owner: ConnId) -> bool {
         let was_lost = self.lost.iter().any(|place| place.was_owner);
         for place in &mut self.lost {
-            place.was_owner = false;
-            if let Some((options, ..)) = &mut place.subscription {
+            if std::mem::take(&mut place.was_owner)
+                && let Some((options, ..)) = &mut place.subscription
+            {
                 options.access = options.access.min(ChannelDataAccess::ReadAccess as i32);
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::common;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use throng_gateway::{
     CloseReason, Closed, Config, ConnKind, Recovery, Refusal, SecurityEventKind, StateMachine, failpoint,
 };
 use throng_wire::channeldpb::{
-    AuthMessage, AuthResultMessage, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
+    AuthMessage, AuthResultMessage, ChannelDataAccess, ChannelDataRecoveryMessage, ChannelDataUpdateMessage,
     ChannelSubscriptionOptions, CreateChannelMessage, CreateChannelResultMessage, DisconnectMessage,
     MessageType, SubscribedToChannelMessage, UnsubscribedFromChannelMessage,
     UnsubscribedFromChannelResultMessage,
@@ -822,4 +823,82 @@ fn in_development_a_ban_closes_no_other_connection_of_the_name_but_refuses_its_r
     let back = world.connect(ConnKind::Client);
     assert_eq!(auth_as(&mut world, back, "ann", &token), None);
     assert_eq!(world.closed(back), Some(CloseReason::BannedPlayer));
+}
+
+#[test]
+fn the_client_that_was_lost_first_makes_room_also_when_another_was_lost_before_and_returned() {
+    let recovery = Recovery { lost_max: 2, ..config().recovery };
+    let mut world = World::new(Config { recovery, ..config() });
+    let login = |world: &mut World, token: &[u8]| {
+        let client = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(world, client, token);
+        (client, result)
+    };
+    let (first, result) = login(&mut world, b"");
+    world.close(first);
+    let (second, of_second) = login(&mut world, b"");
+    world.close(second);
+    let (back, of_first) = login(&mut world, &result.resume_token);
+    assert!(of_first.should_recover);
+    world.close(back);
+    let (third, _) = login(&mut world, b"");
+    world.close(third);
+    assert!(login(&mut world, &of_first.resume_token).1.should_recover);
+    assert!(!login(&mut world, &of_second.resume_token).1.should_recover);
+}
+
+#[test]
+fn a_server_decides_about_a_client_that_is_lost() {
+    for shards in [1, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        create(&mut world, owner, 1, None);
+        let channel = create(&mut world, owner, 3, Some(&entry("a")));
+        let (stays, goes) = (create(&mut world, owner, 3, None), create(&mut world, owner, 3, None));
+        let client = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, client, b"");
+        let id = result.conn_id;
+        let named = |access: ChannelDataAccess| SubscribedToChannelMessage {
+            conn_id: id,
+            sub_options: Some(ChannelSubscriptionOptions {
+                data_access: Some(access as i32),
+                ..Default::default()
+            }),
+        };
+        let write = named(ChannelDataAccess::WriteAccess);
+        for channel in [channel, stays, goes] {
+            world.send(owner, [Send::new(MessageType::SubToChannel, &write).to(channel)]);
+        }
+        world.close(client);
+        world.take(owner);
+        // Another access, and the end of a subscription.
+        let read = named(ChannelDataAccess::ReadAccess);
+        world.send(owner, [Send::new(MessageType::SubToChannel, &read).to(channel)]);
+        let leave = UnsubscribedFromChannelMessage { conn_id: id };
+        world.send(owner, [Send::new(MessageType::UnsubFromChannel, &leave).to(goes)]);
+        assert_eq!(types(&world.take(owner)), [6, 7], "{shards} shards");
+        let back = world.connect(ConnKind::Client);
+        let (result, mut got) = auth_with(&mut world, back, &result.resume_token);
+        assert!(result.should_recover);
+        got.extend(world.take(back));
+        let restored = got.iter().filter(|message| message.msg_type == 20);
+        let restored: BTreeMap<u32, i32> = restored
+            .map(|message| {
+                let body: ChannelDataRecoveryMessage = message.decode();
+                (message.channel, body.sub_options.expect("options").data_access())
+            })
+            .map(|(channel, access)| (channel, access as i32))
+            .collect();
+        let (read, write) = (ChannelDataAccess::ReadAccess as i32, ChannelDataAccess::WriteAccess as i32);
+        assert_eq!(restored, BTreeMap::from([(channel, read), (stays, write)]), "{shards} shards");
+        // A kick ends its session.
+        world.close(back);
+        world.take(owner);
+        let kick = DisconnectMessage { conn_id: id };
+        world.send(owner, [Send::new(MessageType::Disconnect, &kick)]);
+        let told: Vec<u32> = types(&world.take(owner));
+        assert!(told.contains(&7), "{shards} shards: the owner hears that it does not return: {told:?}");
+        let again = world.connect(ConnKind::Client);
+        assert!(!auth_with(&mut world, again, &result.resume_token).0.should_recover, "{shards} shards");
+    }
 }
