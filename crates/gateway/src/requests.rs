@@ -527,7 +527,11 @@ impl Shard {
         if !board.peers.contains_key(&target) {
             // One that is lost does not return.
             let is_lost = self.global.as_ref().is_some_and(|global| global.lost.contains_key(&target));
-            return if is_lost { Ok(self.expire_lost(target)) } else { Err(Refusal::UnknownConnection) };
+            if !is_lost {
+                return Err(Refusal::UnknownConnection);
+            }
+            self.expire_lost(target);
+            return Ok(());
         }
         board.close(target, if target == sender.conn { CloseReason::Left } else { CloseReason::Kicked });
         Ok(())

@@ -427,7 +427,8 @@ section! {
         matcher: String = "", Kind::Text;
         /// `SrvID` of this gateway at the matcher; every gateway needs its own.
         srv: String = "gateway", Kind::Text;
-        /// File with the access token for the matcher; the scope `server` suffices.
+        /// File with the access token for the matcher; the scope `server` suffices, or `trusted`
+        /// where matches get worlds on other nodes.
         token_file: String = "", Kind::Path;
         /// Full name of the data type of match channels, which the players of a match update and
         /// receive. Empty: no data, messages only.
