@@ -100,7 +100,7 @@ pub enum StoreError {
     Busy,
     /// A write failed in a way that leaves the log's end unknown. Reads go on; writes need a
     /// restart.
-    #[error("the store refuses writes after one failed: {0}; mend the disk and restart")]
+    #[error("the store refuses writes after one failed: {0}; repair the disk and restart")]
     Broken(Arc<io::Error>),
     /// The system says no.
     #[error("the store failed: {0}")]

@@ -13,7 +13,7 @@ pub(crate) struct Held {
     /// Of these, in packets that were delivered and that the application has not taken.
     pub(crate) inbox: usize,
     /// Number of these packets.
-    pub(crate) inbox_count: usize,
+    pub(crate) inbox_count: u32,
     /// The application has not admitted the peer.
     pub(crate) is_newcomer: bool,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Held {
 impl Held {
     /// Bytes held, but for the overhead of packets that the application can take.
     pub(crate) fn content(self) -> usize {
-        self.bytes - self.inbox_count * OVERHEAD
+        self.bytes - self.inbox_count as usize * OVERHEAD
     }
 
     /// Bytes of packets that cannot be delivered yet, and could be dropped.

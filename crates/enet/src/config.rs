@@ -44,14 +44,14 @@ pub struct Config {
     /// acknowledged; what is not next in its lane may use half. At least twice
     /// [`packet_bytes_max`](Self::packet_bytes_max). Default 65 MiB.
     pub peer_bytes_max: usize,
-    /// Bytes of packets received from one peer and not yet taken, without what the host itself needs
-    /// for them, from which on nothing more of it is received; so one packet of any length may
-    /// exceed it. A packet that is next in its lane counts only those that could be taken already.
-    /// Default: no such limit.
+    /// Bytes of packets received from one peer and not yet taken, without what the host itself
+    /// needs for them, from which on nothing more of it is received; so one packet of any length
+    /// may exceed it. A packet that is next in its lane counts only those that could be taken
+    /// already. Default: no such limit.
     pub waiting_bytes_max: usize,
-    /// The limit of [`peer_bytes_max`](Self::peer_bytes_max) for a peer that has connected to this host, until [`Host::admit`] is called for it:
-    /// for servers whose clients log in. Longer packets are not received before that. Default: no
-    /// limit of its own.
+    /// The limit of [`peer_bytes_max`](Self::peer_bytes_max) for a peer that has connected to this
+    /// host, until [`Host::admit`] is called for it: for servers whose clients log in. Longer
+    /// packets are not received before that. Default: no limit of its own.
     ///
     /// [`Host::admit`]: crate::Host::admit
     pub newcomer_bytes_max: usize,

@@ -44,8 +44,8 @@ pub(crate) struct Registry {
     pub(crate) lost: BTreeMap<ConnId, Lost>,
     /// Lost servers per player identifier, longest lost first.
     pub(crate) lost_servers: BTreeMap<Box<str>, VecDeque<ConnId>>,
-    /// Lost clients, longest lost first, each with the timer of its loss; those that have returned since
-    /// are skipped.
+    /// Lost clients, longest lost first, each with the timer of its loss; those that have returned
+    /// since are skipped.
     pub(crate) lost_clients: VecDeque<(ConnId, Option<TimerKey>)>,
     /// Resume tokens by their first half: to whom they belong and the second half.
     pub(crate) tokens: BTreeMap<u64, (ConnId, [u8; 16])>,

@@ -755,7 +755,7 @@ impl Peer {
         );
         assert_eq!(self.held.inbox, inbox);
         let received = self.inbox.iter().filter(|event| matches!(event, Event::Received { .. }));
-        assert_eq!(self.held.inbox_count, received.count());
+        assert_eq!(self.held.inbox_count as usize, received.count());
         assert_eq!(self.rank, Ranks::rank(self.held));
         assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
         assert!(self.lanes.is_sorted_by_key(|lane| lane.id));

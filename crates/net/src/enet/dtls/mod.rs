@@ -169,7 +169,7 @@ pub(super) struct Dtls {
     epoch: std::time::Instant,
     cookies: Cookies,
     associations: HashMap<SocketAddr, Association>,
-    /// How many of them have ended: their addresses stay behind until their lease is over.
+    /// Number of those that have ended: their addresses stay behind until their lease is over.
     ended: usize,
     /// Addresses of young associations, the oldest first.
     young: Vec<SocketAddr>,
