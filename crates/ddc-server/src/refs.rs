@@ -870,7 +870,7 @@ mod tests {
 
         let mut context = Context::from_waker(Waker::noop());
         let lock = service.change_lock(&name);
-        let mut turn = lock.try_write().expect("nobody has it");
+        let mut turn = lock.try_write().expect("it is free");
         let when = Preconditions::default();
         let mut upload = pin!(service.store_ref(&name, object, true, &when));
         for attempt in 0.. {

@@ -5,8 +5,8 @@
 //!
 //! The upstream is judged by its answers alone. After [`FAILURES_IN_A_ROW`] requests in a row
 //! without one (no connection, a timeout, a status of 500 or above, 429) it counts as silent, and
-//! no request waits for it. One of them at a time is sent as a probe, for whose answer nobody
-//! waits; the pause between probes grows from [`REST`] to [`PROBE_PAUSE_MAX`]. Any other answer
+//! no request waits for it. One of them at a time is sent as a probe in the background; the pause
+//! between probes grows from [`REST`] to [`PROBE_PAUSE_MAX`]. Any other answer
 //! ends that. A body that breaks off, stalls or is something else than its name says counts
 //! against its path, which is a miss for [`REST`].
 

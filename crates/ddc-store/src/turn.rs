@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 ///
 /// Linux protects a running thread for a slice of 1.4 ms and more, up to a tick of 4 ms, whatever
 /// its priority: a thread that a request wakes on this processor waits for the end of it, and a
-/// request wakes several. With this, nine of ten waits took 0.1 ms instead of 1.4 ms, and a second
-/// thread got as much done as before; with 0.2 ms they took 0.3 ms.
+/// request wakes several. In a model of two threads on one processor, nine of ten waits took 0.1 ms
+/// instead of 0.2 to 1.4 ms; the effect on a server's uploads is not measured.
 const TURN: Duration = Duration::from_micros(100);
 
 /// Turn of maintenance on a processor.
