@@ -566,7 +566,12 @@ impl Service {
             return Err(unverifiable());
         }
         let (hash, len) = (received.hash(), received.len());
+        // Copies that make room take along every form that they reach.
+        let joins_copies = self.upstream().is_some() && self.store.best_form(namespace, &raw)?.is_some();
         self.keep(namespace, received).await?;
+        if joins_copies {
+            self.store.note_repeated(namespace, &hash);
+        }
         self.put_form(namespace, raw, (len, hash, found.hash_checked)).await?;
         Ok(raw)
     }
@@ -624,7 +629,10 @@ impl Service {
         if let Some(copy) = self.store.blob(namespace, &hash)? {
             return match (self.tier(), &received) {
                 // If the end of the log is unknown, a delete that failed may be found there.
-                (None, _) => Ok(self.store.check_writable()?),
+                (None, _) => {
+                    self.store.note_repeated(namespace, &hash);
+                    Ok(self.store.check_writable()?)
+                }
                 (Some(tier), Received::Known(..)) => self.share_copy(tier, namespace, &hash, &copy).await,
                 (Some(_), _) => self.share(namespace, &received).await,
             };
@@ -632,7 +640,7 @@ impl Service {
         // Never the other way round: a copy here says that the object storage has the blob.
         self.share(namespace, &received).await?;
         if self.upstream().is_some() && !self.store.fits_quota(namespace, received.len())? {
-            Box::pin(self.drop_copies(namespace)).await?;
+            Box::pin(self.drop_copies(namespace, received.len())).await?;
         }
         self.keep_here(namespace, received).await
     }

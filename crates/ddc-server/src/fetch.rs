@@ -392,7 +392,7 @@ impl Service {
         }
         let Some(received) = self.bring(namespace, hash, streamed).await? else { return Ok(None) };
         let brought = received.blob();
-        if let Err(problem) = self.keep_here(namespace, received).await {
+        if let Err(problem) = self.keep_fetched(namespace, received).await {
             if self.upstream().is_none() || brought.is_none() {
                 return Err(problem);
             }
@@ -505,7 +505,7 @@ impl Service {
                     }
                 };
                 self.count_fetched(&received);
-                if let Err(problem) = self.keep_here(namespace, received).await {
+                if let Err(problem) = self.keep_fetched(namespace, received).await {
                     self.count_passed(namespace, &problem.title);
                 }
                 return Ok(Some(Located::raw(id)));
@@ -535,7 +535,7 @@ impl Service {
         let (hash, len) = (received.hash(), received.len());
         self.count_fetched(&received);
         let form = (len, hash, found.hash_checked);
-        let kept = match self.keep_here(namespace, received).await {
+        let kept = match self.keep_fetched(namespace, received).await {
             Ok(()) => self.commit(|done| self.store.put_content(namespace, *id, form, done)).await,
             Err(problem) => {
                 self.count_passed(namespace, &problem.title);
@@ -766,15 +766,32 @@ impl Service {
         Ok(brought)
     }
 
+    /// Stores what the upstream or the object storage gave.
+    async fn keep_fetched(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
+        self.check_copy(namespace, received.len())?;
+        self.keep_here(namespace, received).await
+    }
+
+    /// Refuses to keep a copy in the half of a quota that is left to uploads.
+    fn check_copy(&self, namespace: &Namespace, len: u64) -> Result<(), Problem> {
+        if self.upstream().is_none() || self.store.fits_copy(namespace, len)? {
+            return Ok(());
+        }
+        let title =
+            format!("half of the quota of the namespace {namespace} is used: it keeps no more copies");
+        Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title))
+    }
+
     /// Stores a ref of the upstream.
     async fn keep_copy(&self, name: &RefName, value: &RefValue, overwrite: bool) -> Result<(), Problem> {
         let (namespace, object) = (&name.namespace, value.inline.clone().unwrap_or_default());
+        self.check_copy(namespace, object.len() as u64)?;
         self.store.check_room(namespace, object.len() as u64)?;
         let document = Document::parse(&object).map_err(Problem::bad)?;
         let (_, mut relies_on) = self.store.close(namespace, &document)?;
         let mut value = value.clone();
         if object.len() > self.store.inline_bytes_max() {
-            self.keep_here(namespace, Received::Small(object, value.object)).await?;
+            self.keep_fetched(namespace, Received::Small(object, value.object)).await?;
             relies_on.push(value.object);
             value.inline = None;
         }
@@ -791,9 +808,9 @@ impl Service {
     }
 
     /// Deletes the copies of an upstream's refs in a namespace, which can be fetched again, to make
-    /// room for an upload.
-    pub(crate) async fn drop_copies(&self, namespace: &Namespace) -> Result<(), Problem> {
-        if self.upstream().is_none() {
+    /// room for an upload of `len` bytes, unless even an empty namespace has none.
+    pub(crate) async fn drop_copies(&self, namespace: &Namespace, len: u64) -> Result<(), Problem> {
+        if self.upstream().is_none() || self.store.quota(namespace).is_some_and(|quota| len > quota) {
             return Ok(());
         }
         let mut after: Option<(Bucket, throng_ddc::Key)> = None;

@@ -33,6 +33,19 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn fits_quota(&self, namespace: &Namespace, len: u64) -> Result<bool, StoreError> {
+        self.fits(namespace, len, 1)
+    }
+
+    /// Reports whether it may hold a copy of `len` bytes of what an upstream has. Copies come while
+    /// half of the quota is free, which is left to uploads.
+    ///
+    /// # Errors
+    /// As the system says.
+    pub fn fits_copy(&self, namespace: &Namespace, len: u64) -> Result<bool, StoreError> {
+        self.fits(namespace, len, 2)
+    }
+
+    fn fits(&self, namespace: &Namespace, len: u64, part: u64) -> Result<bool, StoreError> {
         let quotas = self.quotas();
         let Some(quota) = quotas.of(namespace) else { return Ok(true) };
         let known = lock(&self.sizes).known(namespace);
@@ -45,7 +58,7 @@ impl Store {
                 *sizes.size(namespace, || self.size_of(namespace))?
             }
         };
-        Ok(size.saturating_add(len) <= quota)
+        Ok(size.saturating_add(len) <= quota / part)
     }
 
     /// Removes what only those refs of a namespace reached that were replaced or deleted since the

@@ -14,6 +14,7 @@ use crate::change::{Change, ChangeResult, Done, PutRef, Queue};
 use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
 use crate::gaps::Gaps;
+use crate::hold::Repeated;
 use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
@@ -134,11 +135,12 @@ pub(crate) struct Reliance {
     pub(crate) blobs: BTreeSet<Vec<u8>>,
     /// Those that uploads hold, and the number of uploads.
     pub(crate) held: BTreeMap<Vec<u8>, u32>,
+    pub(crate) repeated: Repeated,
 }
 
 impl Reliance {
     pub(crate) fn has(&self, blob: &[u8]) -> bool {
-        self.blobs.contains(blob) || self.held.contains_key(blob)
+        self.blobs.contains(blob) || self.held.contains_key(blob) || self.repeated.has(blob)
     }
 }
 

@@ -250,6 +250,65 @@ async fn copies_of_the_upstream_yield_to_uploads_under_a_quota() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_without_a_ref_leave_half_of_a_quota_to_uploads() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let far = core.client().await;
+    let edge = edge(core.addr).await;
+    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
+    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let client = edge.client().await;
+    for number in 1..=5 {
+        let blob = vec![number; 70_000];
+        put_blob(&far, &blob).await;
+        let path = format!("/api/v1/blobs/game/{}", IoHash::of(&blob));
+        assert!(client.get(&path, "*/*").await.body == blob, "{path}");
+    }
+    for number in 11..=12 {
+        let reply = client.send("PUT", &format!("/kv/game/own{number}"), &[], vec![number; 70_000]).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.text());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_that_never_fits_takes_no_copies_along() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let far = core.client().await;
+    let edge = edge(core.addr).await;
+    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
+    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let client = edge.client().await;
+    assert_eq!(far.send("PUT", "/kv/game/copy", &[], vec![1; 70_000]).await.status, StatusCode::OK);
+    assert!(client.get("/kv/game/copy", "*/*").await.body == vec![1; 70_000]);
+    let refused = client.send("PUT", "/kv/game/own", &[], vec![2; 300_001]).await;
+    assert_eq!(refused.status, StatusCode::INSUFFICIENT_STORAGE);
+    drop(core.stop());
+    assert!(client.get("/kv/game/copy", "*/*").await.body == vec![1; 70_000]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_blob_that_is_uploaded_again_outlasts_the_ref_that_reached_it() {
+    let core = Server::start(Rules::default(), Listener::Public).await;
+    let far = core.client().await;
+    let edge = edge(core.addr).await;
+    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
+    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let client = edge.client().await;
+    let shared = vec![1; 70_000];
+    assert_eq!(far.send("PUT", "/kv/game/copy", &[], shared.clone()).await.status, StatusCode::OK);
+    assert!(client.get("/kv/game/copy", "*/*").await.body == shared);
+    put_blob(&client, &shared).await;
+    // The copy makes room for the last of them.
+    for number in 11..=14 {
+        let reply = client.send("PUT", &format!("/kv/game/own{number}"), &[], vec![number; 65_000]).await;
+        assert_eq!(reply.status.is_success(), number < 14, "{number}");
+    }
+    drop(core.stop());
+    assert_eq!(client.get("/kv/game/copy", "*/*").await.status, StatusCode::NOT_FOUND);
+    let path = format!("/api/v1/blobs/game/{}", IoHash::of(&shared));
+    assert!(client.get(&path, "*/*").await.body == shared);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_whose_object_is_gone_is_fetched_again() {
     // Objects are no blobs of this upstream.
     let options = Options { inline_bytes_max: 1 << 20, ..Options::default() };
