@@ -9,12 +9,14 @@ use std::{fmt, io};
 use bytes::Bytes;
 use futures_util::stream::StreamExt as _;
 use http_body::Body as _;
+use throng_admin::Pace;
 use throng_ddc_store::Incoming;
+use tokio::time::Instant;
 
 use crate::watchdog::Watchdog;
 
-/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
-/// for the first byte.
+/// A transfer from elsewhere in which nothing arrives for this long has failed, as has one that
+/// falls behind its [`Pace`]. Editors wait 10 s for the first byte.
 const STALL: Duration = Duration::from_secs(8);
 /// Failure of a body that arrived.
 pub(crate) const OTHER_CONTENT: &str = "it came with other content than its name says";
@@ -58,16 +60,25 @@ impl Source for Streamed {
 pub(crate) struct FetchedBody {
     incoming: Mutex<Incoming>,
     watchdog: Watchdog,
+    pace: Pace,
+    /// Time of the last piece.
+    given: Instant,
 }
 
 impl FetchedBody {
     pub(crate) fn new(incoming: Incoming) -> FetchedBody {
-        FetchedBody { incoming: Mutex::new(incoming), watchdog: Watchdog::new(STALL) }
+        let (watchdog, pace) = (Watchdog::new(STALL), Pace::begin());
+        FetchedBody { incoming: Mutex::new(incoming), watchdog, pace, given: Instant::now() }
     }
 
-    /// The time for the next bytes begins now.
+    /// The time for the next bytes begins now: the last ones were of no use before.
     pub(crate) fn begin_wait(&mut self) {
-        self.watchdog.within(STALL);
+        self.pace.excuse(self.given);
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        self.watchdog.until(self.pace.due().min(Instant::now() + STALL));
     }
 }
 
@@ -85,7 +96,11 @@ impl Source for FetchedBody {
                 Poll::Pending => return self.watchdog.poll(context),
                 Poll::Ready(Some(Ok(piece))) if piece.is_empty() => {}
                 Poll::Ready(piece) => {
-                    self.watchdog.within(STALL);
+                    if let Some(Ok(piece)) = &piece {
+                        self.pace.moved(piece.len());
+                    }
+                    self.given = Instant::now();
+                    self.wait();
                     return Poll::Ready(piece.transpose());
                 }
             }
