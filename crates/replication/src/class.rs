@@ -392,7 +392,8 @@ impl ClassBuilder {
         self
     }
 
-    /// Resends all properties that were sent together, together.
+    /// Resends all properties that were sent together, together. A change after the lost one may
+    /// still arrive before it.
     #[must_use]
     pub fn atomic(mut self, on: bool) -> Self {
         self.flags.atomic = on;

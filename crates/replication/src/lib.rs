@@ -65,7 +65,8 @@
 //! excepted, and objects to which a prioritiser gives no priority at all. A value is resent only
 //! after a loss, and then the current value is sent, not the old one: a replica never goes back.
 //! Intermediate values may be skipped, and two properties that changed together may arrive apart
-//! when a packet between them is lost, unless the class is [atomic](ClassBuilder::atomic).
+//! when a packet is lost. An [atomic](ClassBuilder::atomic) class resends them together; a change
+//! after the lost one may still arrive before it.
 //!
 //! # Scope
 //!

@@ -235,6 +235,12 @@ struct Peer {
     inputs: (u64, u64),
     /// Names of startup objects that have ended.
     ended: BTreeSet<String>,
+    /// Calls of the client that came.
+    taken: BTreeMap<Handle, u64>,
+    /// Owner and parent of each replica, as told by events.
+    roles: BTreeMap<Handle, (bool, Option<Handle>)>,
+    /// Objects that were in its scope at some time.
+    shown: BTreeSet<Handle>,
 }
 
 struct World {
@@ -270,6 +276,10 @@ struct World {
     wide: Option<Rng>,
     /// Texts of elements.
     labels: Vec<u32>,
+    /// Objects that get their owner back, and the frame.
+    returns: Vec<(u32, usize, ConnId)>,
+    /// Counts and healths that objects of the atomic class had.
+    changes: BTreeMap<Handle, BTreeSet<(u64, u64)>>,
 }
 
 impl World {
@@ -344,6 +354,8 @@ impl World {
             keeps_pawns,
             wide: wide.then(|| Rng::new(!seed)),
             labels,
+            returns: Vec::new(),
+            changes: BTreeMap::new(),
             clean: false,
             config,
             rng,
@@ -388,6 +400,9 @@ impl World {
             dropped: BTreeMap::new(),
             inputs: (0, 0),
             ended: BTreeSet::new(),
+            taken: BTreeMap::new(),
+            roles: BTreeMap::new(),
+            shown: BTreeSet::new(),
         });
     }
 
@@ -401,6 +416,83 @@ impl World {
     fn disowned(&mut self, id: ConnId) {
         for object in self.objects.iter_mut().filter(|object| object.owner == Some(id)) {
             object.owner = None;
+        }
+    }
+
+    fn set_owner(&mut self, at: usize, owner: Option<ConnId>) {
+        self.server.set_owner(self.objects[at].handle, owner).expect("both exist");
+        for object in 0..self.objects.len() {
+            if object == at || self.objects[object].alive && self.objects[object].root == Some(at) {
+                let object = &mut self.objects[object];
+                let since = if object.owner == owner { object.owned_since } else { self.frame };
+                (object.owner, object.owned_since) = (owner, since);
+            }
+        }
+    }
+
+    /// Takes an object from its owner, who calls on it before it knows, and gives it back when that
+    /// call has arrived. The owner goes on calling: its calls must not wait for the refused one.
+    fn lend(&mut self, at: usize) {
+        let object = &self.objects[at];
+        let (Some(id), true) = (object.owner, self.returns.is_empty() && object.kind != Kind::Callable)
+        else {
+            return;
+        };
+        if self.call_up_on(id, at) {
+            self.set_owner(at, None);
+            self.returns.push((self.frame + self.delay + 1, at, id));
+        }
+    }
+
+    fn take_returns(&mut self) {
+        for (due, at, id) in core::mem::take(&mut self.returns) {
+            if !self.objects[at].alive || !self.peers.iter().any(|peer| peer.id == id) {
+                continue;
+            }
+            if due == self.frame {
+                self.set_owner(at, Some(id));
+            }
+            if due <= self.frame {
+                self.call_up_on(id, at);
+            }
+            if self.frame < due + 4 {
+                self.returns.push((due, at, id));
+            }
+        }
+    }
+
+    /// A reliable call without arguments, if the client believes that it may.
+    fn call_up_on(&mut self, id: ConnId, at: usize) -> bool {
+        let handle = self.objects[at].handle;
+        self.serial += 1;
+        let (call, frame) = (self.serial, self.frame);
+        let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id && !peer.silent) else {
+            return false;
+        };
+        let called = peer.client.attach(handle, call, &[], true).is_ok();
+        if called {
+            peer.called.entry(handle).or_default().0.insert(call, frame);
+        }
+        called
+    }
+
+    /// Uses the handle of an object that has ended, which is invalid even if its index is in use
+    /// again.
+    fn use_ended(&mut self) {
+        let (seed, rng) = (self.seed, self.wide.as_mut().unwrap_or(&mut self.rng));
+        let ended: Vec<&Model> = self.objects.iter().filter(|object| !object.alive).collect();
+        let Some(object) = ended.get(rng.below(ended.len().max(1) as u64) as usize) else { return };
+        let handle = object.handle;
+        assert_eq!(
+            self.server.set(handle, COUNT, 0_u32),
+            Err(ObjectError::Unknown),
+            "seed {seed}: {handle:?}"
+        );
+        let ended = self.server.destroy(handle, DestroyReason::Destroyed, true);
+        assert_eq!(ended, Err(ObjectError::Unknown), "seed {seed}: {handle:?}");
+        for peer in &self.peers {
+            let called = self.server.attach(peer.id, handle, 1, b"", true);
+            assert_eq!(called, Err(AttachError::UnknownObject), "seed {seed}: {handle:?}");
         }
     }
 
@@ -523,6 +615,13 @@ impl World {
     fn at_once(&mut self, at: usize, to: Option<ConnId>) {
         let Some(wide) = &mut self.wide else { return };
         let (sleeps, ends) = (wide.chance(0.05), wide.chance(0.03));
+        let (lends, names_ended) = (wide.chance(0.2), wide.chance(0.05));
+        if lends {
+            self.lend(at);
+        }
+        if names_ended {
+            self.use_ended();
+        }
         if sleeps && self.objects[at].dormant {
             self.server.flush_dormant(self.objects[at].handle).expect("it exists");
             self.objects[at].flushes = true;
@@ -654,14 +753,7 @@ impl World {
             }
             13..=14 => {
                 let owner = someone.filter(|_| self.rng.chance(0.7));
-                self.server.set_owner(handle, owner).expect("it exists");
-                for object in 0..self.objects.len() {
-                    if object == at || self.objects[object].alive && self.objects[object].root == Some(at) {
-                        let object = &mut self.objects[object];
-                        let since = if object.owner == owner { object.owned_since } else { self.frame };
-                        (object.owner, object.owned_since) = (owner, since);
-                    }
-                }
+                self.set_owner(at, owner);
             }
             15 => {
                 let dormant = self.rng.chance(0.6);
@@ -876,6 +968,7 @@ impl World {
     }
 
     fn step(&mut self) {
+        self.take_returns();
         self.frame += 1;
         self.now += FRAME;
         let frame = self.frame;
@@ -915,12 +1008,31 @@ impl World {
         while let Some(event) = self.server.poll_event() {
             self.take_server_event(event);
         }
+        for object in self.objects.iter().filter(|object| object.alive) {
+            let handle = object.handle;
+            if object.kind == Kind::Atomic {
+                let values = [COUNT, HEALTH].map(|at| self.server.quantised(handle, at));
+                let [Ok(Value::UInt(count)), Ok(Value::UInt(health))] = values else { panic!("{values:?}") };
+                self.changes.entry(handle).or_default().insert((count, health));
+            }
+            for peer in self.peers.iter_mut().filter(|peer| self.server.in_scope(peer.id, handle)) {
+                peer.shown.insert(handle);
+            }
+        }
         for at in 0..self.peers.len() {
+            // Another receiver of the same packets, whose events are taken after the last.
+            let due = self.peers[at].down.iter().filter(|(due, ..)| *due <= frame).count();
+            let late = (due > 1 && self.wide.is_some() && self.seed.is_multiple_of(4))
+                .then(|| self.peers[at].client.clone());
+            let (mut late, mut told) = (late, Vec::new());
             while let Some(place) = self.peers[at].down.iter().position(|(due, ..)| *due <= frame) {
                 let (_, packet, _) = self.peers[at].down.remove(place).expect("it is there");
                 // Packets that this one overtakes will be stale: they count as lost from now on.
                 if self.peers[at].down.iter().take(place).any(|(.., copy)| !copy) {
                     self.peers[at].lost_at = frame;
+                }
+                if let Some(late) = &mut late {
+                    late.receive(&packet).expect("the first receiver says if it is wrong");
                 }
                 match self.peers[at].client.receive(&packet) {
                     Ok(Received::Applied) => self.peers[at].owes = true,
@@ -929,7 +1041,12 @@ impl World {
                         panic!("seed {}, frame {frame}: the server's packet is refused: {error}", self.seed)
                     }
                 }
-                self.take_client_events(at);
+                told.extend(self.take_client_events(at));
+            }
+            if let Some(mut late) = late {
+                let events: Vec<ClientEvent> = core::iter::from_fn(|| late.poll_event()).collect();
+                let (events, told) = (described(&events), described(&joined(told)));
+                assert_eq!(events, told, "seed {}, frame {frame}: events taken late", self.seed);
             }
             let peer = &mut self.peers[at];
             if !peer.silent
@@ -951,6 +1068,11 @@ impl World {
                 assert!(sent.contains_key(&call.method), "seed {seed}: {call:?} was never sent");
                 assert!(call.method > *last, "seed {seed}: {call:?} came after {last}");
                 *last = call.method;
+                *peer.taken.entry(call.object).or_default() += 1;
+                let object = self.objects.iter().find(|object| object.handle == call.object);
+                let object = object.expect("it was there");
+                let right = object.owner == Some(id) || object.kind == Kind::Callable;
+                assert!(object.alive && right, "seed {seed}: {call:?} of {id:?} without right: {object:?}");
             }
             Event::AttachmentsDropped { connection, object, count } => {
                 let peer = self.peers.iter_mut().find(|peer| peer.id == connection);
@@ -979,16 +1101,30 @@ impl World {
         }
     }
 
-    fn take_client_events(&mut self, at: usize) {
+    fn take_client_events(&mut self, at: usize) -> Vec<ClientEvent> {
         let seed = self.seed;
         let peer = &mut self.peers[at];
-        while let Some(event) = peer.client.poll_event() {
+        let events: Vec<ClientEvent> = core::iter::from_fn(|| peer.client.poll_event()).collect();
+        let calls = events.iter().skip_while(|event| !matches!(event, ClientEvent::Attachment(_)));
+        let others = calls.filter(|event| !matches!(event, ClientEvent::Attachment(_))).count();
+        assert_eq!(others, 0, "seed {seed}: something is reported after the calls of its packet: {events:?}");
+        for event in events.clone() {
             let count = |handle: Handle| peer.client.get(handle).map(|replica| number(replica, COUNT));
             match event {
                 ClientEvent::Created(handle) => {
                     // A creation that was repeated because its acknowledgement was lost comes
                     // again.
                     peer.reported.insert(handle, count(handle).unwrap_or(0));
+                    if let Some(replica) = peer.client.get(handle) {
+                        let role = (replica.is_owner(), replica.parent());
+                        peer.roles.entry(handle).or_insert(role);
+                    }
+                }
+                ClientEvent::OwnerChanged { handle, owner } => {
+                    peer.roles.entry(handle).and_modify(|role| role.0 = owner);
+                }
+                ClientEvent::ParentChanged { handle, parent } => {
+                    peer.roles.entry(handle).and_modify(|role| role.1 = parent);
                 }
                 ClientEvent::Updated { handle, .. } => {
                     let known = peer.reported.get_mut(&handle).expect("changes come after the creation");
@@ -998,6 +1134,7 @@ impl World {
                 }
                 ClientEvent::Destroyed { handle, reason, last } => {
                     assert!(peer.reported.remove(&handle).is_some(), "seed {seed}: {handle:?} ended twice");
+                    peer.roles.remove(&handle);
                     let object = &self.objects[number(&last, ID).max(1) as usize - 1];
                     if object.flushed && reason != DestroyReason::OutOfScope {
                         let state = (number(&last, COUNT), number(&last, HEALTH));
@@ -1055,7 +1192,28 @@ impl World {
             }
         }
         for (_, replica) in peer.client.replicas() {
+            let handle = replica.handle();
             let Some(Value::Handle(reference)) = replica.value(TARGET) else { panic!("a reference") };
+            let hides = matches!(replica.class().name(), "Pawn" | "Delta" | "Callable");
+            let shown = !hides || reference == Handle::NONE || peer.shown.contains(&reference);
+            assert!(
+                shown,
+                "seed {seed}: {handle:?} names {reference:?}, which this client never had in scope"
+            );
+            let role = (replica.is_owner(), replica.parent());
+            assert_eq!(
+                peer.roles.get(&handle),
+                Some(&role),
+                "seed {seed}: nothing told of a role of {handle:?}"
+            );
+            // A value never comes before others that changed with it.
+            if replica.class().name() == "Atomic" && !self.partial {
+                let (count, health) = (number(replica, COUNT), number(replica, HEALTH));
+                let states = self.changes.get(&handle).into_iter().flatten();
+                let first = states.filter(|(_, with)| *with == health).map(|(count, _)| *count).min();
+                let together = first.is_none_or(|first| first <= count);
+                assert!(together, "seed {seed}: {handle:?} is torn: count {count} with health {health}");
+            }
             if let Some(target) = peer.client.resolve(reference) {
                 let id = number(peer.client.get(target).expect("it was resolved"), ID);
                 if id > 0 {
@@ -1067,6 +1225,7 @@ impl World {
                 }
             }
         }
+        events
     }
 
     fn keeps(&self, object: &Model) -> bool {
@@ -1316,6 +1475,45 @@ impl Model {
     }
 }
 
+/// The events of a receiver that takes those of several packets at once: changes of an object join
+/// up to the next call on it.
+fn joined(events: Vec<ClientEvent>) -> Vec<ClientEvent> {
+    let (mut joined, mut open) = (Vec::new(), BTreeMap::new());
+    for event in events {
+        match &event {
+            ClientEvent::Updated { handle, mask, frame } => {
+                if let Some(ClientEvent::Updated { mask: all, frame: newest, .. }) =
+                    open.get(handle).and_then(|at: &usize| joined.get_mut(*at))
+                {
+                    (*all, *newest) = (*all | mask, *frame);
+                    continue;
+                }
+                open.insert(*handle, joined.len());
+            }
+            ClientEvent::Created(handle) | ClientEvent::Destroyed { handle, .. } => {
+                open.remove(handle);
+            }
+            ClientEvent::Attachment(call) => {
+                open.remove(&call.object);
+            }
+            _ => {}
+        }
+        joined.push(event);
+    }
+    joined
+}
+
+/// Events without what a replica notes of events.
+fn described(events: &[ClientEvent]) -> Vec<String> {
+    let describe = |event: &ClientEvent| match event {
+        ClientEvent::Destroyed { handle, reason, last } => {
+            format!("{handle:?} {reason:?} {:?}", last.words())
+        }
+        event => format!("{event:?}"),
+    };
+    events.iter().map(describe).collect()
+}
+
 /// An element of array 0; label and note are 0 if it has none.
 fn element(replica: &Replica, key: u32) -> Option<Element> {
     let values = replica.element(0, key)?;
@@ -1384,6 +1582,10 @@ fn play(seed: u64, wide: bool) {
     }
     world.quiet(12, true);
     world.check();
+    // Every index that no object has is free again, whoever left without a word.
+    let (living, max) = (world.living().len(), world.config.objects_max as usize);
+    let free = (living..).find(|_| world.server.create(ClassId(0)).is_err());
+    assert_eq!(free, Some(max), "seed {seed}: indices of ended objects are not free");
     for peer in &world.peers {
         assert!(!(peer.silent && peer.addressed), "seed {seed}: {:?} is silent, and still there", peer.id);
         let scope = world.scope(peer);
@@ -1394,6 +1596,15 @@ fn play(seed: u64, wide: bool) {
             let accounted = !ended || peer.silent || came + dropped >= sent.len();
             assert!(accounted, "seed {seed}: calls on {handle:?}: {came} came, {dropped} dropped, {sent:?}");
         }
+        // Calls without right were dropped, and counted.
+        let came = |handle: &Handle| peer.taken.get(handle).copied().unwrap_or(0);
+        let settled = peer
+            .called
+            .iter()
+            .filter(|(_, (sent, last))| sent.last_key_value().map(|(call, _)| call) == Some(last));
+        let refused: u64 = settled.map(|(handle, (sent, _))| sent.len() as u64 - came(handle)).sum();
+        let counted = world.server.connection_stats(peer.id).map_or(0, |stats| stats.calls_refused);
+        assert!(counted >= refused, "seed {seed}: {refused} calls were refused, {counted} counted");
         for (handle, (sent, last)) in &peer.called {
             let object =
                 world.objects.iter().position(|object| object.handle == *handle).expect("it was there");
