@@ -6,6 +6,7 @@
 //!           1. every shard renames the fresh connection to the old id
 //!           2. AUTH result with the old id
 //!           3. every shard gives back the places: RECOVERY_CHANNEL_DATA per channel
+//!           Messages of the connection wait on a shard between 1 and 3.
 //! settled   at least a second later, when every shard has done so: RECOVERY_END, then OWNER_RECOVERED where it owns
 //! expired   the places are free, as if the connection had closed only now
 //! ```
@@ -35,7 +36,7 @@ use crate::data::split;
 use crate::failpoint::failpoint;
 use crate::fanout::compile_mask;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
-use crate::mail::{Head, Letter};
+use crate::mail::{Head, Letter, MessageBatch};
 use crate::registry::{Lost, PendingAuth, Settling};
 use crate::settings::ChannelType;
 use crate::shard::Shard;
@@ -188,6 +189,7 @@ impl Shard {
 
     /// A lost connection will not return: frees its places here.
     pub(crate) fn on_expired(&mut self, conn: ConnId, kind: ConnKind) {
+        self.board.lost.remove(&conn);
         if let Some(world) = &mut self.world {
             world.forget_connection(conn);
         }
@@ -327,7 +329,10 @@ impl Shard {
 
     /// `fresh` goes by the name of `old` from now on.
     pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId, kind: ConnKind, shard: ShardIndex) {
+        self.board.lost.remove(&old);
         let Some(peer) = self.board.peers.remove(&fresh) else {
+            self.board.lost.remove(&fresh);
+            self.board.lost.insert(old, kind);
             // It has closed before its shard could know its new name. Said again under that name,
             // the closure frees the places once more; who has not heard of it yet hears of the
             // recovery first.
@@ -342,6 +347,7 @@ impl Shard {
         self.leave_channels(fresh, peer.kind, false);
         let peer = crate::switchboard::Peer { recovering: true, full: false, ..peer };
         self.board.peers.insert(old, peer);
+        self.board.restoring.insert(old, MessageBatch::default());
         if peer.shard == self.board.index
             && let Some(conn) = self.board.conns.get_mut(peer.slot as usize)
         {
@@ -356,10 +362,16 @@ impl Shard {
         }
     }
 
-    /// Gives a returned connection its places in the channels of this shard.
+    /// Gives a returned connection its places in the channels of this shard. Its messages, which may
+    /// come first, have waited for that.
     pub(crate) fn on_restore(&mut self, conn: ConnId, fresh: ConnId) {
+        let waiting = self.board.restoring.remove(&conn);
         self.as_whole(|shard| shard.restore_places(conn));
         self.board.post(ShardIndex::FIRST, Letter::Restored { conn, fresh });
+        self.settle_interest(conn);
+        if let Some(waiting) = waiting {
+            self.handle_letter(Letter::Messages(waiting));
+        }
     }
 
     fn restore_places(&mut self, conn: ConnId) {
@@ -443,7 +455,6 @@ impl Shard {
             }
         }
         self.settle_owners(conn);
-        self.settle_interest(conn);
     }
 }
 

@@ -7,10 +7,13 @@ use crate::reason::Refusal;
 use crate::requests::Sender;
 
 impl Shard {
-    pub(super) fn handle_letter(&mut self, letter: Letter) {
+    pub(crate) fn handle_letter(&mut self, letter: Letter) {
         match letter {
             Letter::Messages(batch) => {
                 for (conn, head, body) in batch.iter() {
+                    if self.board.hold_back(conn, head, body) {
+                        continue;
+                    }
                     match self.board.peers.get(&conn) {
                         Some(peer) => self.dispatch(Sender { conn, kind: peer.kind }, head, body),
                         None => self.board.refuse(Refusal::ClosingConnection),

@@ -68,15 +68,16 @@ impl Shard {
 
     fn record(&mut self, slot: u32, packet: &[u8]) {
         let board = &mut self.board;
-        let unix_seconds = board.unix_now_ns() / 1_000_000_000;
+        let unix_ns = board.next_recording_ns();
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         let Some(recorder) = &mut conn.recorder else { return };
         let fits = recorder.record(board.now, packet);
-        let (id, part) = (conn.id, recorder.take_part(conn.id.0, unix_seconds));
+        let (id, part) = (conn.id, recorder.take_part(conn.id.0, unix_ns));
         if !fits {
             board.refuse(Refusal::RecordingFull);
         }
         if let Some((name, bytes)) = part {
+            board.recording_ns = unix_ns;
             board.effect(Effect::Recording { conn: id, name, bytes });
         }
     }
@@ -132,7 +133,9 @@ impl Shard {
         // Authentication takes effect after the read that brought it, as if it had gone through a
         // queue: whatever was sent along with it is still refused (spec §4.3).
         if home == board.index && msg_type != MessageType::Auth as u32 {
-            self.dispatch(sender, head, message.body);
+            if !board.hold_back(sender.conn, head, message.body) {
+                self.dispatch(sender, head, message.body);
+            }
         } else {
             if msg_type == MessageType::Auth as u32
                 && let Some(conn) = board.conns.get_mut(slot as usize)
