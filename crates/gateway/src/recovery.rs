@@ -145,8 +145,8 @@ impl Shard {
     /// Shard 0: a lost connection will not return.
     pub(crate) fn expire_lost(&mut self, conn: ConnId) {
         let Some(lost) = self.take_lost(conn) else { return };
-        if let (Some(global), Some(token)) = (&mut self.global, lost.token) {
-            global.tokens.remove(&token);
+        if let Some(global) = &mut self.global {
+            global.void_tokens(&lost.tokens);
         }
         self.board.stats.recoveries_expired += 1;
         self.board.post_others(|| Letter::Expired { conn, kind: lost.kind });
@@ -224,19 +224,17 @@ impl Shard {
     pub(crate) fn resume(&mut self, token: &[u8], pending: &PendingAuth) -> bool {
         let Some(global) = &mut self.global else { return false };
         let Some(old) = global.redeem_token(token, &pending.pit) else { return false };
-        if let Some(lost) = global.lost.get_mut(&old) {
-            lost.token = None;
-            self.resume_as(old, pending);
+        let pending = PendingAuth { token: Some(token.to_vec()), ..pending.clone() };
+        if global.lost.contains_key(&old) {
+            self.resume_as(old, &pending);
             return true;
         }
         // The network has not noticed yet that the older connection is dead: close it and take over
         // then.
-        let Some(entry) = global.entries.get_mut(&old) else { return false };
-        entry.token = None;
         if let Some(waiting) = global.entries.get_mut(&pending.conn) {
             waiting.pending = true;
         }
-        global.superseding.insert(old, pending.clone());
+        global.superseding.insert(old, pending);
         self.board.close(old, crate::CloseReason::Superseded);
         true
     }
@@ -261,7 +259,7 @@ impl Shard {
         entry.authenticated = true;
         entry.pit = pit;
         self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;
-        self.recover(pending.conn, old, pending.head, true);
+        self.recover(pending.conn, old, pending.head, pending.token.as_deref());
     }
 
     /// A client cannot resume what it wanted to: its login is an ordinary one.
@@ -275,12 +273,13 @@ impl Shard {
         }
     }
 
-    /// Shard 0: the authenticated connection `fresh` takes the place of `old`.
-    pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
-        self.as_whole(|shard| shard.take_place(fresh, old, head, with_token));
+    /// Shard 0: the authenticated connection `fresh`, a client with this resume token or a server,
+    /// takes the place of `old`.
+    pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, token: Option<&[u8]>) {
+        self.as_whole(|shard| shard.take_place(fresh, old, head, token));
     }
 
-    fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
+    fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, token: Option<&[u8]>) {
         let Some(lost) = self.take_lost(old) else { return };
         let Some(global) = &mut self.global else { return };
         let Some(mut entry) = global.entries.remove(&fresh) else { return };
@@ -303,7 +302,9 @@ impl Shard {
         self.board.post_others(|| Letter::Recovered { fresh, old, kind: lost.kind, shard });
         self.on_recovered(fresh, old, lost.kind, shard);
 
-        let resume_token = if with_token { self.token_for(old) } else { Vec::new() };
+        let global = self.global.as_mut();
+        let resume_token = global.zip(token).map(|(global, token)| global.reissue_token(old, token));
+        let resume_token = resume_token.unwrap_or_default();
         let result = AuthResultMessage {
             should_recover: true,
             resume_token,
@@ -352,6 +353,7 @@ impl Shard {
             && let Some(conn) = self.board.conns.get_mut(peer.slot as usize)
         {
             conn.id = old;
+            conn.has_answer = kind == ConnKind::Server;
             conn.held.clear();
             let mut renamed = conn.renamed.take().unwrap_or_else(|| Renamed::of(fresh));
             renamed.by.push(self.board.index);

@@ -47,6 +47,11 @@ impl Shard {
                     entry.proven = true;
                 }
             }
+            Letter::HasAnswer { conn } => {
+                if let Some(global) = &mut self.global {
+                    global.confirm_token(conn);
+                }
+            }
             Letter::Leave { conn, departure } => self.on_leave(conn, *departure),
             Letter::CloseConn { conn, reason, world } => self.board.close_naming(conn, reason, world),
             Letter::Resume { channel, conn } => self.on_resume(channel, conn),

@@ -87,6 +87,7 @@ impl Shard {
                 state: config.state_machine(kind).init(),
                 authenticated: false,
                 recoverable: false,
+                has_answer: true,
                 writable: false,
                 doomed: None,
                 farewell_world: None,
@@ -227,7 +228,7 @@ impl Shard {
                 kind,
                 pit: entry.pit,
                 channels: entry.channels,
-                token: entry.token,
+                tokens: entry.tokens,
                 asked_matcher: entry.asked_matcher,
                 expiry: None,
             };
@@ -236,9 +237,7 @@ impl Shard {
                 self.resume_as(conn, &pending);
             }
         } else {
-            if let Some(token) = entry.token {
-                global.tokens.remove(&token);
-            }
+            global.void_tokens(&entry.tokens);
             global.ids.release(conn);
             if entry.asked_matcher {
                 self.tell_matcher_of_end(conn, &entry.pit);

@@ -9,8 +9,8 @@ use throng_wire::{MessagePack, Packet};
 
 use super::Shard;
 use crate::effect::Effect;
-use crate::ids::{ChannelId, ConnId, ConnKind};
-use crate::mail::Head;
+use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
+use crate::mail::{Head, Letter};
 use crate::reason::{CloseReason, Refusal};
 use crate::requests::Sender;
 use crate::world::is_object_message;
@@ -33,6 +33,11 @@ impl Shard {
         // needs the shard.
         let mut reader = mem::take(&mut conn.reader);
         let mut scratch = mem::take(&mut self.scratch);
+        if !conn.has_answer {
+            conn.has_answer = true;
+            let conn = conn.id;
+            board.post(ShardIndex::FIRST, Letter::HasAnswer { conn });
+        }
         let result = reader.feed_with(&mut scratch, bytes, &mut |packet| self.packet(slot, packet));
         self.scratch = scratch;
 

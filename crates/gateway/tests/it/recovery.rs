@@ -267,7 +267,7 @@ fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
         let back = world.connect(ConnKind::Client);
         let (result, got) = auth_with(&mut world, back, &token);
         assert_eq!((result.conn_id, result.should_recover), (id, true));
-        assert_ne!(result.resume_token, token, "a token is good for one return");
+        assert_ne!(result.resume_token, token, "every return has a new token");
         assert_eq!(types(&got), [1, 20]);
         let data: ChannelDataRecoveryMessage = got[1].decode();
         assert_eq!(data.channel_data.expect("data").value, [entry("a"), entry("b")].concat());
@@ -1028,4 +1028,48 @@ fn every_connection_of_a_session_has_a_recording_of_its_own() {
     assert!(recordings.iter().all(|(conn, _)| *conn == recordings[0].0), "one session: {recordings:?}");
     let names: std::collections::BTreeSet<_> = recordings.iter().map(|(_, name)| name).collect();
     assert_eq!(names.len(), 3, "{recordings:?}");
+}
+
+#[test]
+fn a_token_holds_until_the_answer_to_it_has_arrived() {
+    for shards in [1, 4] {
+        let mut world = World::sharded(config(), shards);
+        let server = world.join(ConnKind::Server, "s");
+        create(&mut world, server, 1, None);
+        let channel = create(&mut world, server, 3, Some(&entry("a")));
+        let client = world.connect(ConnKind::Client);
+        let (AuthResultMessage { conn_id, resume_token: first, .. }, _) = auth_with(&mut world, client, b"");
+        subscribe(&mut world, client, channel);
+        world.close(client);
+        let resume = |world: &mut World, token: &[u8]| {
+            let back = world.connect(ConnKind::Client);
+            let (result, _) = auth_with(world, back, token);
+            assert_eq!(result.should_recover, result.conn_id == conn_id);
+            (back, result.should_recover, result.resume_token)
+        };
+        // The link is lost with the answer, and then seems to live.
+        let (back, has_resumed, lost_token) = resume(&mut world, &first);
+        assert!(has_resumed);
+        world.close(back);
+        let (stale, has_resumed, _) = resume(&mut world, &first);
+        assert!(has_resumed, "{shards} shards: the answer was lost");
+        let (back, has_resumed, second) = resume(&mut world, &first);
+        assert!(has_resumed, "{shards} shards: the answer was lost again");
+        assert_eq!(world.closed(stale), Some(CloseReason::Superseded));
+        assert!(!resume(&mut world, &lost_token).1, "{shards} shards: a token of a session that ended");
+        // What it sends shows that it has the answer.
+        update(&mut world, back, channel, "b");
+        assert!(!resume(&mut world, &first).1, "{shards} shards: the answer has arrived");
+        assert_eq!(world.closed(back), None);
+        // The new one replaces the one before as well.
+        let (_, has_resumed, third) = resume(&mut world, &second);
+        assert!(has_resumed, "{shards} shards");
+        assert_eq!(world.closed(back), Some(CloseReason::Superseded));
+        // A kick voids both.
+        let kick = DisconnectMessage { conn_id };
+        world.send(server, [Send::new(MessageType::Disconnect, &kick)]);
+        for token in [&second, &third] {
+            assert!(!resume(&mut world, token).1, "{shards} shards: its session was ended");
+        }
+    }
 }
