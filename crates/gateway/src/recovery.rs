@@ -364,8 +364,8 @@ impl Shard {
         }
     }
 
-    /// Gives a returned connection its places in the channels of this shard. Its messages, which may
-    /// come first, have waited for that.
+    /// Gives a returned connection its places in the channels of this shard. Its messages, which
+    /// may come first, have waited for that.
     pub(crate) fn on_restore(&mut self, conn: ConnId, fresh: ConnId) {
         let waiting = self.board.restoring.remove(&conn);
         self.as_whole(|shard| shard.restore_places(conn));
