@@ -245,7 +245,7 @@ impl Shard {
             ConnKind::Client => None,
         };
         if let Some(old) = returning {
-            self.recover(conn, old, head, false);
+            self.recover(conn, old, head, None);
             return;
         }
         let recoverable = match kind {

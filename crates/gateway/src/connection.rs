@@ -32,6 +32,9 @@ pub(crate) struct Connection {
     pub(crate) authenticated: bool,
     /// Its places are kept when it is lost by accident.
     pub(crate) recoverable: bool,
+    /// False for one that has resumed until something comes from it, which shows that it has the
+    /// answer.
+    pub(crate) has_answer: bool,
     /// On the list of connections with output; stays until the outbox is drained.
     pub(crate) writable: bool,
     /// Why it will be closed when the current input is done.

@@ -94,6 +94,8 @@ impl Shard {
             );
             findings.expect(conn.doomed.is_none(), "a doomed connection outlives its input");
         }
+        let is_lost = self.board.lost.keys().find(|conn| is_live(**conn));
+        findings.expect(is_lost.is_none(), "a live connection counts as lost");
         for (conn, peer) in &self.board.peers {
             // Its closure was interrupted: its subscriptions stay, and updates to it go nowhere.
             let is_whole = peer.shard != self.board.index

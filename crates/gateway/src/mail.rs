@@ -11,7 +11,7 @@
 //! | a channel's home | shard 0 | [`Letter::ChannelRemoved`], [`Letter::Restored`], [`Letter::SpawnInCell`], [`Letter::ObjectSpawned`], [`Letter::ObjectDestroyed`] |
 //! | any | a connection's shard | [`Letter::CloseConn`] |
 //! | shard 0 | a connection's shard | [`Letter::Leave`] |
-//! | a connection's shard | shard 0 | [`Letter::Proven`] |
+//! | a connection's shard | shard 0 | [`Letter::Proven`], [`Letter::HasAnswer`] |
 //! | all but shard 0 | a connection's shard | [`Letter::Renamed`] |
 
 use std::net::IpAddr;
@@ -125,6 +125,10 @@ pub(crate) enum Letter {
     },
     /// A connection has shown that it owns its address.
     Proven {
+        conn: ConnId,
+    },
+    /// A connection that has resumed sends, so it has the answer with its new token.
+    HasAnswer {
         conn: ConnId,
     },
     /// A connection of the receiving shard belongs to another world of the process.

@@ -14,7 +14,7 @@ pub(crate) struct Recorder {
     handed_out: usize,
     bytes_max: usize,
     previous: Option<Instant>,
-    /// Chosen when the first part is handed out, the same for all.
+    /// Chosen when the first part is handed out, the same for all parts.
     name: Option<String>,
     full: bool,
 }
@@ -54,20 +54,20 @@ impl Recorder {
     }
 
     /// The next part if it is large enough.
-    pub(crate) fn take_part(&mut self, conn: u32, unix_seconds: u64) -> Option<(String, Vec<u8>)> {
-        if self.part.len() < PART_BYTES { None } else { self.take(conn, unix_seconds) }
+    pub(crate) fn take_part(&mut self, conn: u32, unix_ns: u64) -> Option<(String, Vec<u8>)> {
+        if self.part.len() < PART_BYTES { None } else { self.take(conn, unix_ns) }
     }
 
     /// Whatever is left; `None` when nothing was recorded since the last part.
-    pub(crate) fn finish(mut self, conn: u32, unix_seconds: u64) -> Option<(String, Vec<u8>)> {
-        self.take(conn, unix_seconds)
+    pub(crate) fn finish(mut self, conn: u32, unix_ns: u64) -> Option<(String, Vec<u8>)> {
+        self.take(conn, unix_ns)
     }
 
-    fn take(&mut self, conn: u32, unix_seconds: u64) -> Option<(String, Vec<u8>)> {
+    fn take(&mut self, conn: u32, unix_ns: u64) -> Option<(String, Vec<u8>)> {
         if self.part.is_empty() {
             return None;
         }
-        let name = self.name.get_or_insert_with(|| cpr::file_name(conn, unix_seconds)).clone();
+        let name = self.name.get_or_insert_with(|| cpr::file_name(conn, unix_ns)).clone();
         let bytes = mem::replace(&mut self.part, CprWriter::new(PART_BYTES_MAX)).into_bytes();
         self.handed_out += bytes.len();
         Some((name, bytes))

@@ -6,6 +6,7 @@
 //!           1. every shard renames the fresh connection to the old id
 //!           2. AUTH result with the old id
 //!           3. every shard gives back the places: RECOVERY_CHANNEL_DATA per channel
+//!           Messages of the connection wait on a shard between 1 and 3.
 //! settled   at least a second later, when every shard has done so: RECOVERY_END, then OWNER_RECOVERED where it owns
 //! expired   the places are free, as if the connection had closed only now
 //! ```
@@ -35,7 +36,7 @@ use crate::data::split;
 use crate::failpoint::failpoint;
 use crate::fanout::compile_mask;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
-use crate::mail::{Head, Letter};
+use crate::mail::{Head, Letter, MessageBatch};
 use crate::registry::{Lost, PendingAuth, Settling};
 use crate::settings::ChannelType;
 use crate::shard::Shard;
@@ -144,8 +145,8 @@ impl Shard {
     /// Shard 0: a lost connection will not return.
     pub(crate) fn expire_lost(&mut self, conn: ConnId) {
         let Some(lost) = self.take_lost(conn) else { return };
-        if let (Some(global), Some(token)) = (&mut self.global, lost.token) {
-            global.tokens.remove(&token);
+        if let Some(global) = &mut self.global {
+            global.void_tokens(&lost.tokens);
         }
         self.board.stats.recoveries_expired += 1;
         self.board.post_others(|| Letter::Expired { conn, kind: lost.kind });
@@ -188,6 +189,7 @@ impl Shard {
 
     /// A lost connection will not return: frees its places here.
     pub(crate) fn on_expired(&mut self, conn: ConnId, kind: ConnKind) {
+        self.board.lost.remove(&conn);
         if let Some(world) = &mut self.world {
             world.forget_connection(conn);
         }
@@ -222,19 +224,17 @@ impl Shard {
     pub(crate) fn resume(&mut self, token: &[u8], pending: &PendingAuth) -> bool {
         let Some(global) = &mut self.global else { return false };
         let Some(old) = global.redeem_token(token, &pending.pit) else { return false };
-        if let Some(lost) = global.lost.get_mut(&old) {
-            lost.token = None;
-            self.resume_as(old, pending);
+        let pending = PendingAuth { token: Some(token.to_vec()), ..pending.clone() };
+        if global.lost.contains_key(&old) {
+            self.resume_as(old, &pending);
             return true;
         }
         // The network has not noticed yet that the older connection is dead: close it and take over
         // then.
-        let Some(entry) = global.entries.get_mut(&old) else { return false };
-        entry.token = None;
         if let Some(waiting) = global.entries.get_mut(&pending.conn) {
             waiting.pending = true;
         }
-        global.superseding.insert(old, pending.clone());
+        global.superseding.insert(old, pending);
         self.board.close(old, crate::CloseReason::Superseded);
         true
     }
@@ -259,7 +259,7 @@ impl Shard {
         entry.authenticated = true;
         entry.pit = pit;
         self.board.stats.kind_mut(ConnKind::Client).authenticated += 1;
-        self.recover(pending.conn, old, pending.head, true);
+        self.recover(pending.conn, old, pending.head, pending.token.as_deref());
     }
 
     /// A client cannot resume what it wanted to: its login is an ordinary one.
@@ -273,12 +273,13 @@ impl Shard {
         }
     }
 
-    /// Shard 0: the authenticated connection `fresh` takes the place of `old`.
-    pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
-        self.as_whole(|shard| shard.take_place(fresh, old, head, with_token));
+    /// Shard 0: the authenticated connection `fresh`, a client with this resume token or a server,
+    /// takes the place of `old`.
+    pub(crate) fn recover(&mut self, fresh: ConnId, old: ConnId, head: Head, token: Option<&[u8]>) {
+        self.as_whole(|shard| shard.take_place(fresh, old, head, token));
     }
 
-    fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, with_token: bool) {
+    fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, token: Option<&[u8]>) {
         let Some(lost) = self.take_lost(old) else { return };
         let Some(global) = &mut self.global else { return };
         let Some(mut entry) = global.entries.remove(&fresh) else { return };
@@ -301,7 +302,9 @@ impl Shard {
         self.board.post_others(|| Letter::Recovered { fresh, old, kind: lost.kind, shard });
         self.on_recovered(fresh, old, lost.kind, shard);
 
-        let resume_token = if with_token { self.token_for(old) } else { Vec::new() };
+        let global = self.global.as_mut();
+        let resume_token = global.zip(token).map(|(global, token)| global.reissue_token(old, token));
+        let resume_token = resume_token.unwrap_or_default();
         let result = AuthResultMessage {
             should_recover: true,
             resume_token,
@@ -327,7 +330,10 @@ impl Shard {
 
     /// `fresh` goes by the name of `old` from now on.
     pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId, kind: ConnKind, shard: ShardIndex) {
+        self.board.lost.remove(&old);
         let Some(peer) = self.board.peers.remove(&fresh) else {
+            self.board.lost.remove(&fresh);
+            self.board.lost.insert(old, kind);
             // It has closed before its shard could know its new name. Said again under that name,
             // the closure frees the places once more; who has not heard of it yet hears of the
             // recovery first.
@@ -342,10 +348,12 @@ impl Shard {
         self.leave_channels(fresh, peer.kind, false);
         let peer = crate::switchboard::Peer { recovering: true, full: false, ..peer };
         self.board.peers.insert(old, peer);
+        self.board.restoring.insert(old, MessageBatch::default());
         if peer.shard == self.board.index
             && let Some(conn) = self.board.conns.get_mut(peer.slot as usize)
         {
             conn.id = old;
+            conn.has_answer = kind == ConnKind::Server;
             conn.held.clear();
             let mut renamed = conn.renamed.take().unwrap_or_else(|| Renamed::of(fresh));
             renamed.by.push(self.board.index);
@@ -356,10 +364,16 @@ impl Shard {
         }
     }
 
-    /// Gives a returned connection its places in the channels of this shard.
+    /// Gives a returned connection its places in the channels of this shard. Its messages, which
+    /// may come first, have waited for that.
     pub(crate) fn on_restore(&mut self, conn: ConnId, fresh: ConnId) {
+        let waiting = self.board.restoring.remove(&conn);
         self.as_whole(|shard| shard.restore_places(conn));
         self.board.post(ShardIndex::FIRST, Letter::Restored { conn, fresh });
+        self.settle_interest(conn);
+        if let Some(waiting) = waiting {
+            self.handle_letter(Letter::Messages(waiting));
+        }
     }
 
     fn restore_places(&mut self, conn: ConnId) {
@@ -443,7 +457,6 @@ impl Shard {
             }
         }
         self.settle_owners(conn);
-        self.settle_interest(conn);
     }
 }
 

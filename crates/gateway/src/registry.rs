@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use throng_stdx::TimerKey;
 use throng_wire::channeldpb::auth_result_message::AuthResult;
 
@@ -81,8 +82,8 @@ pub(crate) struct Registered {
     pub(crate) delayed: Option<Box<(PendingAuth, FailedLogin)>>,
     /// Channels it created that still exist.
     pub(crate) channels: usize,
-    /// First half of its resume token.
-    pub(crate) token: Option<u64>,
+    /// First halves of the resume tokens that lead to it, the newest last.
+    pub(crate) tokens: SmallVec<[u64; 2]>,
     /// The matcher must hear when it is gone.
     pub(crate) asked_matcher: bool,
     /// It has come from another world.
@@ -137,7 +138,7 @@ pub(crate) struct Lost {
     pub(crate) kind: ConnKind,
     pub(crate) pit: Box<str>,
     pub(crate) channels: usize,
-    pub(crate) token: Option<u64>,
+    pub(crate) tokens: SmallVec<[u64; 2]>,
     pub(crate) asked_matcher: bool,
     pub(crate) expiry: Option<TimerKey>,
 }
@@ -246,7 +247,7 @@ impl Registry {
             proven: true,
             delayed: None,
             channels: 0,
-            token: None,
+            tokens: SmallVec::new(),
             asked_matcher: false,
             moved: false,
             asked: None,
@@ -271,30 +272,63 @@ impl Registry {
         Some(entry)
     }
 
-    /// A fresh resume token for a connection; its former one is void.
+    /// A fresh resume token for a connection.
     pub(crate) fn issue_token(&mut self, conn: ConnId) -> Vec<u8> {
-        if let Some(old) = self.entries.get_mut(&conn).and_then(|entry| entry.token.take()) {
-            self.tokens.remove(&old);
-        }
         self.token_counter += 1;
         let part = |label: &[u8]| self.secret.nth(label, self.token_counter);
         let first = part(b"resume-name");
         let mut second = [0; 16];
         second[..8].copy_from_slice(&part(b"resume-proof-low").to_le_bytes());
         second[8..].copy_from_slice(&part(b"resume-proof-high").to_le_bytes());
-        self.tokens.insert(first, (conn, second));
-        if let Some(entry) = self.entries.get_mut(&conn) {
-            entry.token = Some(first);
-        }
+        self.add_token(conn, first, second);
         [&first.to_le_bytes()[..], &second, self.token_tag.as_bytes()].concat()
     }
 
-    /// Whose token this is, if that is a session of this player. It is void from then on. The bans
-    /// and locks that the login has passed are those of its name, which must be the session's.
-    pub(crate) fn redeem_token(&mut self, token: &[u8], pit: &str) -> Option<ConnId> {
+    /// A fresh resume token for a connection that has returned with the token `shown`, which stays
+    /// valid until [`Self::confirm_token`]: the answer with the fresh one may be lost.
+    pub(crate) fn reissue_token(&mut self, conn: ConnId, shown: &[u8]) -> Vec<u8> {
+        if let Some((first, proof)) = self.halves(shown)
+            && let Ok(second) = proof.try_into()
+        {
+            self.add_token(conn, first, second);
+        }
+        self.issue_token(conn)
+    }
+
+    fn add_token(&mut self, conn: ConnId, first: u64, second: [u8; 16]) {
+        let Some(entry) = self.entries.get_mut(&conn) else { return };
+        entry.tokens.push(first);
+        self.tokens.insert(first, (conn, second));
+    }
+
+    /// A connection has its newest token: the one that it has returned with is void.
+    pub(crate) fn confirm_token(&mut self, conn: ConnId) {
+        let Some(entry) = self.entries.get_mut(&conn) else { return };
+        let newest = entry.tokens.pop();
+        for old in std::mem::replace(&mut entry.tokens, newest.into_iter().collect()) {
+            self.tokens.remove(&old);
+        }
+    }
+
+    /// Voids tokens of a session.
+    pub(crate) fn void_tokens(&mut self, tokens: &[u64]) {
+        for token in tokens {
+            self.tokens.remove(token);
+        }
+    }
+
+    /// The halves of a token of this world.
+    fn halves<'a>(&self, token: &'a [u8]) -> Option<(u64, &'a [u8])> {
         let token = token.strip_suffix(self.token_tag.as_bytes())?;
         let (first, proof) = token.split_first_chunk::<8>()?;
-        let first = u64::from_le_bytes(*first);
+        Some((u64::from_le_bytes(*first), proof))
+    }
+
+    /// Whose token this is, if that is a session of this player. All tokens of the session are void
+    /// from then on. The bans and locks that the login has passed are those of its name, which must
+    /// be the session's.
+    pub(crate) fn redeem_token(&mut self, token: &[u8], pit: &str) -> Option<ConnId> {
+        let (first, proof) = self.halves(token)?;
         let (conn, expected) = self.tokens.get(&first)?;
         // All bytes are looked at whatever they are, so that time tells nothing about them.
         let same = proof.len() == expected.len()
@@ -303,11 +337,14 @@ impl Registry {
             return None;
         }
         let conn = *conn;
-        let live = self.entries.get(&conn).map(|entry| &entry.pit);
-        if **live.or_else(|| self.lost.get(&conn).map(|lost| &lost.pit))? != *pit {
+        let live = self.entries.get_mut(&conn).map(|entry| (&entry.pit, &mut entry.tokens));
+        let (session_pit, tokens) =
+            live.or_else(|| self.lost.get_mut(&conn).map(|lost| (&lost.pit, &mut lost.tokens)))?;
+        if **session_pit != *pit {
             return None;
         }
-        self.tokens.remove(&first);
+        let void = std::mem::take(tokens);
+        self.void_tokens(&void);
         Some(conn)
     }
 }
@@ -351,11 +388,16 @@ mod tests {
             wrong[cut] ^= 1;
             assert_eq!(registry.redeem_token(&wrong, "ann"), None);
         }
-        let second = registry.issue_token(ConnId(5));
-        assert_eq!(registry.redeem_token(&first, "ann"), None, "replaced");
-        assert_eq!(registry.redeem_token(&second, "bob"), None, "another's");
-        assert_eq!(registry.redeem_token(&second, "ann"), Some(ConnId(5)));
-        assert_eq!(registry.redeem_token(&second, "ann"), None, "used");
+        assert_eq!(registry.redeem_token(&first, "bob"), None, "another's");
+        assert_eq!(registry.redeem_token(&first, "ann"), Some(ConnId(5)));
+        assert_eq!(registry.redeem_token(&first, "ann"), None, "used");
+        let second = registry.reissue_token(ConnId(5), &first);
+        assert_eq!(registry.redeem_token(&first, "ann"), Some(ConnId(5)), "its answer was lost");
+        assert_eq!(registry.redeem_token(&second, "ann"), None, "void with the other");
+        let third = registry.reissue_token(ConnId(5), &first);
+        registry.confirm_token(ConnId(5));
+        assert_eq!(registry.redeem_token(&first, "ann"), None, "its answer has arrived");
+        assert_eq!(registry.redeem_token(&third, "ann"), Some(ConnId(5)));
         assert!(registry.tokens.is_empty());
     }
 

@@ -18,7 +18,7 @@ use throng_wire::channeldpb::{
 use throng_wire::frame::PACKET_BYTES_SEND_MAX;
 use throng_wire::{DataUpdate, entry_len_with};
 
-use crate::channel::{Channel, RateBy, Subscribed, merge_options};
+use crate::channel::{Channel, LostPlace, Options, RateBy, Subscribed, merge_options};
 use crate::data::{ChannelData, Plan, Schemas, Update};
 use crate::failpoint::failpoint;
 use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
@@ -349,8 +349,9 @@ impl Shard {
             ConnKind::Server => ConnId(request.conn_id),
         };
         let config = Arc::clone(&board.config);
+        let away = board.away(target);
         let known = board.peers.get(&target).copied().zip(board.address(target));
-        if known.is_none() && !channel.keeps_subscription(target) {
+        if known.is_none() && away.is_none() {
             return Err(Refusal::UnknownConnection);
         }
         let permissions = config.permissions.of(sender.kind);
@@ -369,9 +370,16 @@ impl Shard {
                 return Err(Refusal::Permission);
             }
         }
-        let Some((peer, address)) = known else {
-            return channel.change_lost(board, sender.conn, head, target, options.as_ref());
-        };
+        let gives_write = target != sender.conn
+            && options.as_ref().and_then(|options| options.data_access)
+                == Some(ChannelDataAccess::WriteAccess as i32);
+        let forgiving = self.world.as_mut().filter(|_| gives_write);
+        if let Some(kind) = away {
+            channel.change_kept(board, sender.conn, head, (target, kind), options.as_ref())?;
+            forgiving.into_iter().for_each(|world| world.forgive(head.channel, target));
+            return Ok(());
+        }
+        let Some((peer, address)) = known else { return Err(Refusal::UnknownConnection) };
         let existing = channel.subscription(target).map(|sub| sub.options.masks.len());
         check_masks(board, existing.unwrap_or(0), options.as_ref())?;
         // What a client asks for itself its own shard has admitted.
@@ -379,14 +387,7 @@ impl Shard {
             return Err(Refusal::SubscriptionsPerConnection);
         }
         let subscribed = channel.subscribe_as_asked(board, address, peer.kind, options.as_ref());
-        let gives_write = options.as_ref().and_then(|options| options.data_access)
-            == Some(ChannelDataAccess::WriteAccess as i32);
-        if target != sender.conn
-            && gives_write
-            && let Some(world) = &mut self.world
-        {
-            world.forgive(head.channel, target);
-        }
+        forgiving.into_iter().for_each(|world| world.forgive(head.channel, target));
         if subscribed == Subscribed::Silently {
             // Clients change their level of detail this way and expect no answer (spec §9.5).
             return Ok(());
@@ -412,8 +413,9 @@ impl Shard {
         let board = &mut self.board;
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
         let target = ConnId(request.conn_id);
+        let is_away = board.away(target).is_some();
         let peer = board.peers.get(&target).copied();
-        if peer.is_none() && !channel.keeps_subscription(target) {
+        if peer.is_none() && !is_away {
             return Err(Refusal::UnknownConnection);
         }
         if target != sender.conn {
@@ -425,10 +427,10 @@ impl Shard {
                 return Err(Refusal::Permission);
             }
         }
-        let Some(peer) = peer else {
-            channel.drop_lost(board, sender.conn, head, target);
-            return Ok(());
-        };
+        if is_away {
+            return channel.drop_kept(board, sender.conn, head, target);
+        }
+        let Some(peer) = peer else { return Err(Refusal::UnknownConnection) };
         let owner = channel.owner;
         failpoint!();
         if !channel.unsubscribe(board, target) {
@@ -559,44 +561,61 @@ impl Schemas {
     }
 }
 
-/// Requests about a connection that was lost and may return: they change what it returns to.
+/// Requests about a connection that is away: they change the places that it returns to.
 impl Channel {
-    fn keeps_subscription(&self, conn: ConnId) -> bool {
-        self.lost.iter().any(|place| place.conn == conn && place.subscription.is_some())
-    }
-
-    /// Changes a subscription that is kept.
-    fn change_lost(
+    /// Changes the subscription that a connection returns to, or adds one.
+    fn change_kept(
         &mut self,
         board: &mut Switchboard,
         sender: ConnId,
         head: Head,
-        conn: ConnId,
+        (conn, kind): (ConnId, ConnKind),
         request: Option<&ChannelSubscriptionOptions>,
     ) -> Result<(), Refusal> {
-        let place = self.lost.iter_mut().find(|place| place.conn == conn);
-        let kept = place.and_then(|place| Some((place.kind, place.subscription.as_mut()?)));
-        let Some((kind, (options, rate_by, _))) = kept else { return Err(Refusal::UnknownConnection) };
-        check_masks(board, options.masks.len(), request)?;
-        if let Some(request) = request {
-            options.merge(request);
-            if request.fan_out_interval_ms.is_some() {
-                *rate_by = RateBy::Subscriber;
+        let at = self.lost.iter().position(|place| place.conn == conn);
+        let kept = at.and_then(|at| self.lost[at].subscription.clone());
+        check_masks(board, kept.as_ref().map_or(0, |(options, ..)| options.masks.len()), request)?;
+        let (options, mut rate_by, since) = match kept {
+            Some((mut options, rate_by, since)) => {
+                request.into_iter().for_each(|request| options.merge(request));
+                (options, rate_by, since)
             }
+            None => (Options::new(&self.settings, request), RateBy::Default, board.now),
+        };
+        if request.is_some_and(|request| request.fan_out_interval_ms.is_some()) {
+            rate_by = RateBy::Subscriber;
         }
         let sub_options = Some(options.to_wire());
+        let subscription = Some((options, rate_by, since));
+        match at {
+            Some(at) => self.lost[at].subscription = subscription,
+            None => {
+                board.changing = Some(self.id);
+                self.lost.push(LostPlace { conn, kind, was_owner: false, subscription });
+                board.add_place(conn, self.id);
+            }
+        }
         let result = SubscribedToChannelResultMessage { sub_options, ..self.sub_result(conn, kind) };
         self.tell_asker_and_owner(board, sender, head, &result);
         Ok(())
     }
 
-    /// Ends a subscription that is kept, and with it the ownership, as that of a connection here.
-    fn drop_lost(&mut self, board: &mut Switchboard, sender: ConnId, head: Head, conn: ConnId) {
-        let Some(at) = self.lost.iter().position(|place| place.conn == conn) else { return };
+    /// Ends the subscription that a connection would return to, and with it the ownership, as that
+    /// of a connection here.
+    fn drop_kept(
+        &mut self,
+        board: &mut Switchboard,
+        sender: ConnId,
+        head: Head,
+        conn: ConnId,
+    ) -> Result<(), Refusal> {
+        let is_kept = |place: &LostPlace| place.conn == conn && place.subscription.is_some();
+        let at = self.lost.iter().position(is_kept).ok_or(Refusal::NotSubscribed)?;
         let kind = self.lost.remove(at).kind;
         board.remove_place(conn, self.id);
         let result = self.unsub_result(conn, kind);
         self.tell_asker_and_owner(board, sender, head, &result);
+        Ok(())
     }
 
     fn tell_asker_and_owner(

@@ -71,6 +71,8 @@ pub(crate) struct Switchboard {
     /// The time of the input being handled.
     pub(crate) now: Instant,
     pub(crate) unix_start_ns: u64,
+    /// Time for which a recording was named last, in nanoseconds since 1970.
+    pub(crate) recording_ns: u64,
     pub(crate) stats: Stats,
     /// The channel that the input being handled is about, as far as it is about one.
     pub(crate) at_hand: Option<ChannelId>,
@@ -91,6 +93,11 @@ pub(crate) struct Switchboard {
     /// Channels of this shard in which a connection, live or lost, is subscribed or owner, in
     /// ascending order.
     pub(crate) places: IdMap<ConnId, SmallVec<[ChannelId; 4]>>,
+    /// Connections of any shard that are lost and may return.
+    pub(crate) lost: IdMap<ConnId, ConnKind>,
+    /// Messages of connections that have returned and wait for their places on this shard. Empty
+    /// nearly always.
+    pub(crate) restoring: IdMap<ConnId, MessageBatch>,
     /// Letters from this shard to itself, handled after the current input.
     pub(crate) inbox: VecDeque<Letter>,
     /// Connections to close after the current input, by the driver's name.
@@ -146,6 +153,7 @@ impl Switchboard {
             count,
             now: Instant::ZERO,
             unix_start_ns,
+            recording_ns: 0,
             stats,
             at_hand: None,
             changing: None,
@@ -158,6 +166,8 @@ impl Switchboard {
             handles: IdMap::with_hasher(hasher),
             conns: Slab::new(),
             places: IdMap::with_hasher(hasher),
+            lost: IdMap::with_hasher(hasher),
+            restoring: IdMap::with_hasher(hasher),
             inbox: VecDeque::new(),
             doomed: Vec::new(),
             writable: VecDeque::new(),
@@ -452,6 +462,23 @@ impl Switchboard {
         self.post(home, Letter::Messages(batch));
     }
 
+    /// Keeps a message whose sender waits for its places on this shard. False for any other sender.
+    #[inline]
+    pub(crate) fn hold_back(&mut self, sender: ConnId, head: Head, body: &[u8]) -> bool {
+        if self.restoring.is_empty() {
+            return false;
+        }
+        let Some(waiting) = self.restoring.get_mut(&sender) else { return false };
+        waiting.push(sender, head, body);
+        true
+    }
+
+    /// The kind of a connection that has places to return to: it is lost, or waits for them.
+    pub(crate) fn away(&self, conn: ConnId) -> Option<ConnKind> {
+        let waits = || self.peers.get(&conn).filter(|_| self.restoring.contains_key(&conn));
+        self.lost.get(&conn).copied().or_else(|| waits().map(|peer| peer.kind))
+    }
+
     fn append(&mut self, shard: ShardIndex, to: ConnId, write: impl FnOnce(&mut Vec<u8>)) {
         if let Some(Letter::Append { batch, .. }) = self.newest_letter(shard)
             && batch.bytes() < BATCH_BYTES
@@ -534,6 +561,11 @@ impl Switchboard {
 
     pub(crate) fn unix_now_ns(&self) -> u64 {
         self.unix_start_ns.saturating_add(self.now.as_nanos())
+    }
+
+    /// Time for the name of the next recording of this shard: no two have the same.
+    pub(crate) fn next_recording_ns(&self) -> u64 {
+        self.unix_now_ns().max(self.recording_ns + 1)
     }
 
     // ---- Places ---------------------------------------------------------------------------------

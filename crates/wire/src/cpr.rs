@@ -203,17 +203,19 @@ pub fn summarize(bytes: &[u8]) -> Result<Summary, CprError> {
     Ok(summary)
 }
 
-/// Name of the recording of connection `conn_id` that ended `unix_seconds` after 1970, in UTC:
-/// `session_<id>_<yy-mm-dd>_<HH-MM-SS>.cpr`.
+/// Name of the recording of connection `conn_id` at `unix_ns` nanoseconds after 1970, in UTC:
+/// `session_<id>_<yy-mm-dd>_<HH-MM-SS>.<nanoseconds>.cpr`.
 ///
 /// The reference gateway writes the hour on the 12-hour clock where the seconds should be, so that
-/// its recordings of one minute overwrite each other; this is the name it meant.
+/// its recordings of one minute overwrite each other. A session that is resumed keeps its id, so
+/// seconds alone would not tell its recordings apart either.
 #[must_use]
-pub fn file_name(conn_id: u32, unix_seconds: u64) -> String {
+pub fn file_name(conn_id: u32, unix_ns: u64) -> String {
+    let (unix_seconds, nanoseconds) = (unix_ns / 1_000_000_000, unix_ns % 1_000_000_000);
     let (days, second_of_day) = (unix_seconds / 86_400, unix_seconds % 86_400);
     let (year, month, day) = civil_date(days);
     format!(
-        "session_{conn_id}_{:02}-{month:02}-{day:02}_{:02}-{:02}-{:02}.cpr",
+        "session_{conn_id}_{:02}-{month:02}-{day:02}_{:02}-{:02}-{:02}.{nanoseconds:09}.cpr",
         year % 100,
         second_of_day / 3600,
         second_of_day / 60 % 60,

@@ -7,10 +7,13 @@ use crate::reason::Refusal;
 use crate::requests::Sender;
 
 impl Shard {
-    pub(super) fn handle_letter(&mut self, letter: Letter) {
+    pub(crate) fn handle_letter(&mut self, letter: Letter) {
         match letter {
             Letter::Messages(batch) => {
                 for (conn, head, body) in batch.iter() {
+                    if self.board.hold_back(conn, head, body) {
+                        continue;
+                    }
                     match self.board.peers.get(&conn) {
                         Some(peer) => self.dispatch(Sender { conn, kind: peer.kind }, head, body),
                         None => self.board.refuse(Refusal::ClosingConnection),
@@ -42,6 +45,11 @@ impl Shard {
             Letter::Proven { conn } => {
                 if let Some(entry) = self.global.as_mut().and_then(|global| global.entries.get_mut(&conn)) {
                     entry.proven = true;
+                }
+            }
+            Letter::HasAnswer { conn } => {
+                if let Some(global) = &mut self.global {
+                    global.confirm_token(conn);
                 }
             }
             Letter::Leave { conn, departure } => self.on_leave(conn, *departure),

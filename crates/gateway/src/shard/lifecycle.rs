@@ -87,6 +87,7 @@ impl Shard {
                 state: config.state_machine(kind).init(),
                 authenticated: false,
                 recoverable: false,
+                has_answer: true,
                 writable: false,
                 doomed: None,
                 farewell_world: None,
@@ -159,9 +160,9 @@ impl Shard {
     pub(super) fn close_local(&mut self, handle: ConnHandle, reason: CloseReason, tell_driver: bool) {
         let Some(mut conn) = self.take_out(handle, reason) else { return };
         let board = &mut self.board;
-        let unix_seconds = board.unix_now_ns() / 1_000_000_000;
-        if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_seconds))
-        {
+        let unix_ns = board.next_recording_ns();
+        if let Some((name, bytes)) = conn.recorder.take().and_then(|rec| rec.finish(conn.id.0, unix_ns)) {
+            board.recording_ns = unix_ns;
             board.effect(Effect::Recording { conn: conn.id, name, bytes });
         }
         if tell_driver {
@@ -185,7 +186,12 @@ impl Shard {
 
     /// A connection of any shard is gone.
     pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
-        self.board.peers.remove(&conn);
+        let was_known = self.board.peers.remove(&conn).is_some();
+        if !keep {
+            self.board.lost.remove(&conn);
+        } else if was_known {
+            self.board.lost.insert(conn, kind);
+        }
         failpoint!();
         if self.board.global_owner == Some(conn) {
             self.board.global_owner = None;
@@ -222,7 +228,7 @@ impl Shard {
                 kind,
                 pit: entry.pit,
                 channels: entry.channels,
-                token: entry.token,
+                tokens: entry.tokens,
                 asked_matcher: entry.asked_matcher,
                 expiry: None,
             };
@@ -231,9 +237,7 @@ impl Shard {
                 self.resume_as(conn, &pending);
             }
         } else {
-            if let Some(token) = entry.token {
-                global.tokens.remove(&token);
-            }
+            global.void_tokens(&entry.tokens);
             global.ids.release(conn);
             if entry.asked_matcher {
                 self.tell_matcher_of_end(conn, &entry.pit);

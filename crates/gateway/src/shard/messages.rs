@@ -9,8 +9,8 @@ use throng_wire::{MessagePack, Packet};
 
 use super::Shard;
 use crate::effect::Effect;
-use crate::ids::{ChannelId, ConnId, ConnKind};
-use crate::mail::Head;
+use crate::ids::{ChannelId, ConnId, ConnKind, ShardIndex};
+use crate::mail::{Head, Letter};
 use crate::reason::{CloseReason, Refusal};
 use crate::requests::Sender;
 use crate::world::is_object_message;
@@ -33,6 +33,11 @@ impl Shard {
         // needs the shard.
         let mut reader = mem::take(&mut conn.reader);
         let mut scratch = mem::take(&mut self.scratch);
+        if !conn.has_answer {
+            conn.has_answer = true;
+            let conn = conn.id;
+            board.post(ShardIndex::FIRST, Letter::HasAnswer { conn });
+        }
         let result = reader.feed_with(&mut scratch, bytes, &mut |packet| self.packet(slot, packet));
         self.scratch = scratch;
 
@@ -68,15 +73,16 @@ impl Shard {
 
     fn record(&mut self, slot: u32, packet: &[u8]) {
         let board = &mut self.board;
-        let unix_seconds = board.unix_now_ns() / 1_000_000_000;
+        let unix_ns = board.next_recording_ns();
         let Some(conn) = board.conns.get_mut(slot as usize) else { return };
         let Some(recorder) = &mut conn.recorder else { return };
         let fits = recorder.record(board.now, packet);
-        let (id, part) = (conn.id, recorder.take_part(conn.id.0, unix_seconds));
+        let (id, part) = (conn.id, recorder.take_part(conn.id.0, unix_ns));
         if !fits {
             board.refuse(Refusal::RecordingFull);
         }
         if let Some((name, bytes)) = part {
+            board.recording_ns = unix_ns;
             board.effect(Effect::Recording { conn: id, name, bytes });
         }
     }
@@ -132,7 +138,9 @@ impl Shard {
         // Authentication takes effect after the read that brought it, as if it had gone through a
         // queue: whatever was sent along with it is still refused (spec §4.3).
         if home == board.index && msg_type != MessageType::Auth as u32 {
-            self.dispatch(sender, head, message.body);
+            if !board.hold_back(sender.conn, head, message.body) {
+                self.dispatch(sender, head, message.body);
+            }
         } else {
             if msg_type == MessageType::Auth as u32
                 && let Some(conn) = board.conns.get_mut(slot as usize)

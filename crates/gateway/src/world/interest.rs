@@ -118,7 +118,7 @@ impl Shard {
     }
 
     fn is_lost(&self, conn: ConnId) -> bool {
-        self.global.as_ref().is_some_and(|global| global.lost.contains_key(&conn))
+        self.board.lost.contains_key(&conn)
     }
 
     /// The interest of a client follows its entity, where that is configured.
@@ -129,8 +129,8 @@ impl Shard {
         let Some(entity) = world.entities.get(&id).filter(|_| radius > 0.0) else { return };
         let (Some(client), Some(centre)) = (entity.client, entity.position) else { return };
         // What a server controls is its own, and its interest is its border.
-        let lost = self.global.as_ref().and_then(|global| global.lost.get(&client));
-        let kind = self.board.peers.get(&client).map(|peer| peer.kind).or(lost.map(|lost| lost.kind));
+        let lost = self.board.lost.get(&client).copied();
+        let kind = self.board.peers.get(&client).map(|peer| peer.kind).or(lost);
         if kind != Some(ConnKind::Client) {
             return;
         }

@@ -572,7 +572,7 @@ fn recordings_hold_what_clients_sent_and_nothing_of_servers() {
         .collect();
     assert_eq!(recordings.len(), 1);
     let (name, bytes) = recordings[0];
-    assert_eq!(name, "session_1_23-11-14_22-13-20.cpr");
+    assert_eq!(name, "session_1_23-11-14_22-13-20.010000000.cpr");
     let packets: Vec<_> =
         throng_wire::cpr::CprReader::new(bytes).map(|packet| packet.expect("valid")).collect();
     assert_eq!(packets.len(), 2);

@@ -267,7 +267,7 @@ fn a_client_resumes_with_its_token_and_nobody_notices_the_gap() {
         let back = world.connect(ConnKind::Client);
         let (result, got) = auth_with(&mut world, back, &token);
         assert_eq!((result.conn_id, result.should_recover), (id, true));
-        assert_ne!(result.resume_token, token, "a token is good for one return");
+        assert_ne!(result.resume_token, token, "every return has a new token");
         assert_eq!(types(&got), [1, 20]);
         let data: ChannelDataRecoveryMessage = got[1].decode();
         assert_eq!(data.channel_data.expect("data").value, [entry("a"), entry("b")].concat());
@@ -858,21 +858,14 @@ fn a_server_decides_about_a_client_that_is_lost() {
         let client = world.connect(ConnKind::Client);
         let (result, _) = auth_with(&mut world, client, b"");
         let id = result.conn_id;
-        let named = |access: ChannelDataAccess| SubscribedToChannelMessage {
-            conn_id: id,
-            sub_options: Some(ChannelSubscriptionOptions {
-                data_access: Some(access as i32),
-                ..Default::default()
-            }),
-        };
-        let write = named(ChannelDataAccess::WriteAccess);
+        let write = named(id, ChannelDataAccess::WriteAccess);
         for channel in [channel, stays, goes] {
             world.send(owner, [Send::new(MessageType::SubToChannel, &write).to(channel)]);
         }
         world.close(client);
         world.take(owner);
         // Another access, and the end of a subscription.
-        let read = named(ChannelDataAccess::ReadAccess);
+        let read = named(id, ChannelDataAccess::ReadAccess);
         world.send(owner, [Send::new(MessageType::SubToChannel, &read).to(channel)]);
         let leave = UnsubscribedFromChannelMessage { conn_id: id };
         world.send(owner, [Send::new(MessageType::UnsubFromChannel, &leave).to(goes)]);
@@ -900,5 +893,183 @@ fn a_server_decides_about_a_client_that_is_lost() {
         assert!(told.contains(&7), "{shards} shards: the owner hears that it does not return: {told:?}");
         let again = world.connect(ConnKind::Client);
         assert!(!auth_with(&mut world, again, &result.resume_token).0.should_recover, "{shards} shards");
+    }
+}
+
+/// A subscription of another connection, with this access.
+fn named(conn_id: u32, access: ChannelDataAccess) -> SubscribedToChannelMessage {
+    let sub_options =
+        Some(ChannelSubscriptionOptions { data_access: Some(access as i32), ..Default::default() });
+    SubscribedToChannelMessage { conn_id, sub_options }
+}
+
+fn connect_on(world: &mut World, shard: usize) -> Id {
+    loop {
+        let id = world.connect(ConnKind::Client);
+        if world.shard_of(id) == shard {
+            return id;
+        }
+    }
+}
+
+#[test]
+fn what_is_sent_at_the_answer_to_a_resumption_finds_the_subscriptions() {
+    for (shard, by_owner) in [(1, false), (2, false), (3, false), (3, true)] {
+        let mut world = World::sharded(config(), 4);
+        let owner = world.join(ConnKind::Server, "s");
+        let channels: Vec<u32> = (0..8).map(|_| create(&mut world, owner, 3, Some(&entry("a")))).collect();
+        let client = connect_on(&mut world, shard);
+        let (result, _) = auth_with(&mut world, client, b"");
+        let write = named(result.conn_id, ChannelDataAccess::WriteAccess);
+        for channel in &channels {
+            world.send(owner, [Send::new(MessageType::SubToChannel, &write).to(*channel)]);
+        }
+        world.close(client);
+        let back = connect_on(&mut world, shard);
+        // The client and the other shards are faster than the rest of the mail of shard 0.
+        world.slow_shard = Some(0);
+        let auth = AuthMessage {
+            player_identifier_token: "ann".into(),
+            login_token: "lt".into(),
+            resume_token: Some(result.resume_token),
+            ..Default::default()
+        };
+        world.send(back, [Send::new(MessageType::Auth, &auth)]);
+        while world.take_types(back) != [1] {
+            assert!(world.deliver_held(), "an answer comes");
+        }
+        for channel in &channels {
+            if by_owner {
+                let read = named(result.conn_id, ChannelDataAccess::ReadAccess);
+                world.send(owner, [Send::new(MessageType::SubToChannel, &read).to(*channel)]);
+            } else {
+                update(&mut world, back, *channel, "b");
+            }
+        }
+        while world.deliver_held() {}
+        world.slow_shard = None;
+        assert!(world.take_types(back).iter().filter(|msg_type| **msg_type == 20).count() == 8);
+        if by_owner {
+            for channel in &channels {
+                update(&mut world, back, *channel, "b");
+            }
+        }
+        assert_eq!(world.refused(Refusal::WriteAccess), if by_owner { 8 } else { 0 }, "on shard {shard}");
+        for channel in &channels {
+            let id = throng_gateway::ChannelId(*channel);
+            let data = world.shards.iter().find_map(|shard| shard.channel_data(id)).expect("a channel").1;
+            assert_eq!(data.ends_with(&entry("b")), !by_owner, "on shard {shard}");
+        }
+    }
+}
+
+#[test]
+fn a_server_subscribes_a_client_that_is_lost() {
+    for shards in [1, 4] {
+        let mut world = World::sharded(config(), shards);
+        let owner = world.join(ConnKind::Server, "s");
+        let channels: Vec<u32> = (0..4).map(|_| create(&mut world, owner, 3, Some(&entry("a")))).collect();
+        let client = world.connect(ConnKind::Client);
+        let (result, _) = auth_with(&mut world, client, b"");
+        world.close(client);
+        world.take(owner);
+        let write = named(result.conn_id, ChannelDataAccess::WriteAccess);
+        let leave = UnsubscribedFromChannelMessage { conn_id: result.conn_id };
+        for channel in &channels {
+            world.send(owner, [Send::new(MessageType::UnsubFromChannel, &leave).to(*channel)]);
+            world.send(owner, [Send::new(MessageType::SubToChannel, &write).to(*channel)]);
+        }
+        assert_eq!(types(&world.take(owner)), [6; 4], "{shards} shards");
+        assert_eq!(world.refused(Refusal::NotSubscribed), 4, "{shards} shards");
+        let back = world.connect(ConnKind::Client);
+        let (result, mut got) = auth_with(&mut world, back, &result.resume_token);
+        got.extend(world.take(back));
+        let restored = got.iter().filter(|message| message.msg_type == 20);
+        let mut restored: Vec<u32> = restored
+            .map(|message| {
+                let body: ChannelDataRecoveryMessage = message.decode();
+                let options = body.sub_options.expect("options");
+                assert_eq!(options.data_access(), ChannelDataAccess::WriteAccess);
+                assert_eq!(body.channel_data.expect("data").value, entry("a"));
+                message.channel
+            })
+            .collect();
+        restored.sort_unstable();
+        assert_eq!(restored, channels, "{shards} shards");
+        for channel in &channels {
+            update(&mut world, back, *channel, "b");
+        }
+        assert_eq!(world.refused(Refusal::WriteAccess), 0, "{shards} shards");
+        // One that does not return is unknown.
+        world.close(back);
+        world.run(Duration::from_secs(31));
+        world.take(owner);
+        let again = named(result.conn_id, ChannelDataAccess::ReadAccess);
+        world.send(owner, [Send::new(MessageType::SubToChannel, &again).to(channels[0])]);
+        assert_eq!(world.refused(Refusal::UnknownConnection), 1, "{shards} shards");
+        assert_eq!(world.take(owner), [], "{shards} shards");
+    }
+}
+
+#[test]
+fn every_connection_of_a_session_has_a_recording_of_its_own() {
+    let mut world = World::new(Config { recording: true, ..config() });
+    let mut token = Vec::new();
+    for _ in 0..3 {
+        let client = world.connect(ConnKind::Client);
+        token = auth_with(&mut world, client, &token).0.resume_token;
+        world.close(client);
+    }
+    let recordings = world.effects.iter().filter_map(|effect| match effect {
+        throng_gateway::Effect::Recording { conn, name, .. } => Some((*conn, name.as_str())),
+        _ => None,
+    });
+    let recordings: Vec<_> = recordings.collect();
+    assert!(recordings.iter().all(|(conn, _)| *conn == recordings[0].0), "one session: {recordings:?}");
+    let names: std::collections::BTreeSet<_> = recordings.iter().map(|(_, name)| name).collect();
+    assert_eq!(names.len(), 3, "{recordings:?}");
+}
+
+#[test]
+fn a_token_holds_until_the_answer_to_it_has_arrived() {
+    for shards in [1, 4] {
+        let mut world = World::sharded(config(), shards);
+        let server = world.join(ConnKind::Server, "s");
+        create(&mut world, server, 1, None);
+        let channel = create(&mut world, server, 3, Some(&entry("a")));
+        let client = world.connect(ConnKind::Client);
+        let (AuthResultMessage { conn_id, resume_token: first, .. }, _) = auth_with(&mut world, client, b"");
+        subscribe(&mut world, client, channel);
+        world.close(client);
+        let resume = |world: &mut World, token: &[u8]| {
+            let back = world.connect(ConnKind::Client);
+            let (result, _) = auth_with(world, back, token);
+            assert_eq!(result.should_recover, result.conn_id == conn_id);
+            (back, result.should_recover, result.resume_token)
+        };
+        // The link is lost with the answer, and then seems to live.
+        let (back, has_resumed, lost_token) = resume(&mut world, &first);
+        assert!(has_resumed);
+        world.close(back);
+        let (stale, has_resumed, _) = resume(&mut world, &first);
+        assert!(has_resumed, "{shards} shards: the answer was lost");
+        let (back, has_resumed, second) = resume(&mut world, &first);
+        assert!(has_resumed, "{shards} shards: the answer was lost again");
+        assert_eq!(world.closed(stale), Some(CloseReason::Superseded));
+        assert!(!resume(&mut world, &lost_token).1, "{shards} shards: a token of a session that ended");
+        // What it sends shows that it has the answer.
+        update(&mut world, back, channel, "b");
+        assert!(!resume(&mut world, &first).1, "{shards} shards: the answer has arrived");
+        assert_eq!(world.closed(back), None);
+        // The new one replaces the one before as well.
+        let (_, has_resumed, third) = resume(&mut world, &second);
+        assert!(has_resumed, "{shards} shards");
+        assert_eq!(world.closed(back), Some(CloseReason::Superseded));
+        // A kick voids both.
+        let kick = DisconnectMessage { conn_id };
+        world.send(server, [Send::new(MessageType::Disconnect, &kick)]);
+        for token in [&second, &third] {
+            assert!(!resume(&mut world, token).1, "{shards} shards: its session was ended");
+        }
     }
 }

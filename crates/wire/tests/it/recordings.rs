@@ -263,12 +263,14 @@ fn a_packet_without_content_is_recorded_as_such() {
 }
 
 #[test]
-fn files_are_named_by_connection_and_second() {
+fn files_are_named_by_connection_and_time() {
+    let name = |conn, unix_seconds: u64| file_name(conn, unix_seconds * 1_000_000_000);
     // The reference would have named this one ..._14-41-02: the hour on the 12-hour clock.
-    assert_eq!(file_name(1, 1_662_561_695), "session_1_22-09-07_14-41-35.cpr");
-    assert_eq!(file_name(7, 0), "session_7_70-01-01_00-00-00.cpr");
-    assert_eq!(file_name(7, 951_782_399), "session_7_00-02-28_23-59-59.cpr");
-    assert_eq!(file_name(7, 951_782_400), "session_7_00-02-29_00-00-00.cpr");
-    assert_eq!(file_name(7, 4_107_542_400), "session_7_00-03-01_00-00-00.cpr");
-    assert_eq!(file_name(u32::MAX, 1_798_761_599), "session_4294967295_26-12-31_23-59-59.cpr");
+    assert_eq!(name(1, 1_662_561_695), "session_1_22-09-07_14-41-35.000000000.cpr");
+    assert_eq!(name(7, 0), "session_7_70-01-01_00-00-00.000000000.cpr");
+    assert_eq!(name(7, 951_782_399), "session_7_00-02-28_23-59-59.000000000.cpr");
+    assert_eq!(name(7, 951_782_400), "session_7_00-02-29_00-00-00.000000000.cpr");
+    assert_eq!(name(7, 4_107_542_400), "session_7_00-03-01_00-00-00.000000000.cpr");
+    assert_eq!(name(u32::MAX, 1_798_761_599), "session_4294967295_26-12-31_23-59-59.000000000.cpr");
+    assert_eq!(file_name(1, 1_662_561_695_000_000_012), "session_1_22-09-07_14-41-35.000000012.cpr");
 }

@@ -247,6 +247,23 @@ fn a15_a_former_owner_writes_no_more_until_it_owns_the_entity_or_is_given_write(
 }
 
 #[test]
+fn a_server_that_is_given_write_while_it_is_away_is_no_former_owner_when_it_returns() {
+    let (mut world, a, _) = border(Config { permissions: Permissions::permissive(), ..recovering() });
+    let write = SubscribedToChannelMessage {
+        conn_id: world.conn(a),
+        sub_options: Some(ChannelSubscriptionOptions { data_access: Some(2), ..Default::default() }),
+    };
+    world.close(a);
+    let c = spatial_server(&mut world, "c");
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(c))));
+    world.send(c, [Send::new(MessageType::SubToChannel, &write).to(E + 1)]);
+    let back = returns(&mut world, "a");
+    move_to(&mut world, back, E + 1, 15.0);
+    assert_eq!(world.refused(Refusal::FormerOwner), 0);
+    assert_eq!(entity(&world, E + 1).0, Some(CELL + 1), "its update counts");
+}
+
+#[test]
 fn a15_a_server_whose_cell_was_taken_over_is_a_former_owner_when_it_returns() {
     let mut world = world(Config { permissions: Permissions::permissive(), ..recovering() });
     let (a, b) = (spatial_server(&mut world, "a"), spatial_server(&mut world, "b"));

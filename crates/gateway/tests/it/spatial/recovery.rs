@@ -94,6 +94,15 @@ fn another_server_takes_the_slot_of_one_that_never_returns() {
 /// Logs a client in, or resumes as the one that had the token; its new token, and what it was
 /// subscribed to.
 fn log_in(world: &mut World, token: &[u8]) -> (Id, Vec<u8>, Vec<(u32, u32)>) {
+    let client = send_login(world, token);
+    world.run_ms(1500);
+    let got = world.take(client);
+    let result: AuthResultMessage = got[0].decode();
+    assert_eq!(result.should_recover, !token.is_empty());
+    (client, result.resume_token, subscriptions(&got))
+}
+
+fn send_login(world: &mut World, token: &[u8]) -> Id {
     let client = world.connect(ConnKind::Client);
     let body = AuthMessage {
         player_identifier_token: "ann".into(),
@@ -102,11 +111,43 @@ fn log_in(world: &mut World, token: &[u8]) -> (Id, Vec<u8>, Vec<(u32, u32)>) {
         ..Default::default()
     };
     world.send(client, [Send::new(MessageType::Auth, &body)]);
-    world.run_ms(1500);
-    let got = world.take(client);
-    let result: AuthResultMessage = got[0].decode();
-    assert_eq!(result.should_recover, !token.is_empty());
-    (client, result.resume_token, subscriptions(&got))
+    client
+}
+
+#[test]
+fn a_client_that_resumes_leaves_the_cells_of_before_at_once() {
+    for shards in [1, 4] {
+        let mut world = World::with_schemas(config(4, 1), shards, schemas_of(&["tps"]));
+        let a = spatial_server(&mut world, "a");
+        let (client, token, _) = log_in(&mut world, b"");
+        let conn = world.conn(client);
+        interest(&mut world, a, conn, 5.0, 4.0);
+        world.close(client);
+        interest(&mut world, a, conn, 25.0, 4.0);
+        let back = send_login(&mut world, &token);
+        assert_eq!(subscriptions(&world.take(back)), [(7, CELL), (6, CELL + 2)], "{shards} shards");
+    }
+}
+
+#[test]
+fn a_client_that_is_away_keeps_its_access_when_its_entity_changes_servers() {
+    let (mut world, a, b) = border(config(2, 2));
+    let (client, token, _) = log_in(&mut world, b"");
+    let write = SubscribedToChannelMessage {
+        conn_id: world.conn(client),
+        sub_options: Some(ChannelSubscriptionOptions { data_access: Some(2), ..Default::default() }),
+    };
+    world.send(a, [Send::new(MessageType::SubToChannel, &write).to(E + 1)]);
+    world.close(client);
+    move_to(&mut world, a, E + 1, 15.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL + 1), Some(world.conn(b))));
+    let back = send_login(&mut world, &token);
+    let got = world.take(back);
+    let restored = got.iter().find(|message| message.msg_type == 20).expect("its channel");
+    let restored: ChannelDataRecoveryMessage = restored.decode();
+    assert_eq!(restored.sub_options.expect("options").data_access(), ChannelDataAccess::WriteAccess);
+    move_to(&mut world, back, E + 1, 5.0);
+    assert_eq!(entity(&world, E + 1), (Some(CELL), Some(world.conn(a))), "its update counts");
 }
 
 // Its servers are not told that it is away, so they do not ask again.
