@@ -555,12 +555,19 @@ impl Service {
         decoder: Option<&mut Decoder>,
     ) -> Result<Received, Problem> {
         let len = incoming.len;
-        let upload = Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)?;
-        let streamed = streamed.filter(|_| len > SMALL_BYTES_MAX as u64);
-        if let Some(streamed) = streamed {
+        let mut upload = Upload::new(Box::new(FetchedBody::new(incoming)), self.rules().blob_bytes_max)?
+            .charged_to(&self.memory);
+        if let Some(streamed) = streamed.filter(|_| len > SMALL_BYTES_MAX as u64) {
+            // A disk that fills later must not break off answers that an upstream can give without
+            // a copy here.
+            let file = match self.upstream() {
+                Some(_) => blocking::in_place(|| self.store.begin_large_of(len))?,
+                None => self.store.begin_large()?,
+            };
+            upload = upload.shown_to(streamed, file);
             streamed.begin(len);
         }
-        upload.charged_to(&self.memory).shown_to(streamed).receive(&self.store, None, decoder).await
+        upload.receive(&self.store, None, decoder).await
     }
 
     /// Outcome of a transfer from elsewhere. One that an upstream broke off, or that is too large

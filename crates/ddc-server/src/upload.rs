@@ -29,6 +29,8 @@ pub(crate) struct Upload<'c> {
     rest: Bytes,
     received: u64,
     limit: u64,
+    /// File for what is received, whatever its size.
+    file: Option<Box<LargeWriter>>,
     /// Learns what was written to a file.
     shown_to: Option<&'c StreamedBlob>,
     /// Hashes everything, if the name of the upload is a SHA-256.
@@ -83,6 +85,7 @@ impl<'c> Upload<'c> {
             rest: Bytes::new(),
             received: 0,
             limit,
+            file: None,
             shown_to: None,
             sha256: None,
             memory: None,
@@ -94,9 +97,9 @@ impl<'c> Upload<'c> {
         Ok(upload)
     }
 
-    /// Shows what comes while it comes.
-    pub(crate) fn shown_to(self, shown_to: Option<&'c StreamedBlob>) -> Upload<'c> {
-        Upload { shown_to, ..self }
+    /// Receives into a file, and shows what comes while it comes.
+    pub(crate) fn shown_to(self, shown_to: &'c StreamedBlob, file: LargeWriter) -> Upload<'c> {
+        Upload { shown_to: Some(shown_to), file: Some(Box::new(file)), ..self }
     }
 
     /// Takes the memory of what is received as a whole from that of all requests.
@@ -262,7 +265,7 @@ impl<'c> Upload<'c> {
     ) -> Result<Received, Problem> {
         let mut wanted = count.unwrap_or(u64::MAX);
         let expected = count.or(self.declared()).unwrap_or(0);
-        let mut writer: Option<Box<LargeWriter>> = None;
+        let mut writer = self.file.take();
         let mut buffer = BytesMut::new();
         let mut only: Option<Bytes> = None;
         let mut decoding = None;

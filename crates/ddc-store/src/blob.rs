@@ -19,6 +19,11 @@ pub(crate) fn name(file: u64) -> String {
     format!("{FOLDER}/{file:016x}")
 }
 
+/// Bytes of the file of a large blob of `len` bytes: those and their sums.
+pub(crate) fn file_bytes(len: u64) -> u64 {
+    len.saturating_add(4 * len.div_ceil(SUM_BYTES))
+}
+
 /// Remembers that the file of a large blob is open.
 pub(crate) fn note_open(files: &mut HashMap<u64, Weak<dyn File>>, number: u64, file: &Arc<dyn File>) {
     if files.len() == files.capacity() {

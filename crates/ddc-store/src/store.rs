@@ -252,6 +252,27 @@ impl Store {
         Ok(writer)
     }
 
+    /// A writer for a blob of `len` bytes, whose space it takes at once: writing them does not fail
+    /// because the disk fills meanwhile.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] if the disk has less; else as the system says.
+    pub fn begin_large_of(&self, len: u64) -> Result<LargeWriter, StoreError> {
+        let writer = self.begin_large()?;
+        let bytes = blob::file_bytes(len);
+        let lacks = |bytes: u64| Ok::<_, StoreError>(self.fs.free_bytes()?.is_some_and(|free| free < bytes));
+        if lacks(bytes.saturating_add(self.options.free_bytes_min))? {
+            return Err(StoreError::Full);
+        }
+        let file = writer.file();
+        file.reserve(0, bytes);
+        // Not every file system reserves space; another writer may have taken it.
+        if file.len()? < bytes && lacks(bytes)? {
+            return Err(StoreError::Full);
+        }
+        Ok(writer)
+    }
+
     /// Puts what a writer has written, under its hash. Waits for the disk before it returns, with
     /// [`Durability::Sync`].
     ///

@@ -110,16 +110,26 @@ fn parse_status(status: &str) -> Memory {
 
 /// GETs `path` and returns the body of a 200 answer.
 pub(crate) fn fetch(from: SocketAddr, path: &str) -> io::Result<String> {
+    request(from, "GET", path, METRICS_TIMEOUT)
+}
+
+/// Sends a request without a body and returns the body of a 200 answer. `patience` is the longest
+/// pause of the answer.
+pub(crate) fn request(from: SocketAddr, method: &str, path: &str, patience: Duration) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&from, METRICS_TIMEOUT)?;
-    stream.set_read_timeout(Some(METRICS_TIMEOUT))?;
-    stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nHost: {from}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    stream.set_read_timeout(Some(patience))?;
+    let head =
+        format!("{method} {path} HTTP/1.1\r\nHost: {from}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes())?;
     let mut answer = Vec::new();
     stream.take(METRICS_BYTES_MAX).read_to_end(&mut answer)?;
     let answer = String::from_utf8_lossy(&answer);
     match answer.split_once("\r\n\r\n") {
         Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(body.to_owned()),
-        _ => Err(io::Error::other("no answer with status 200")),
+        _ => {
+            let status = answer.lines().next().unwrap_or_default();
+            Err(io::Error::other(format!("{method} {path} was answered with `{status}` instead of 200")))
+        }
     }
 }
 

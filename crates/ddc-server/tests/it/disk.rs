@@ -1,6 +1,6 @@
 //! Clients on a disk that decays or is full.
 
-use std::io::{IoSlice, Read as _, Write as _};
+use std::io::{self, IoSlice, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,6 +159,36 @@ fn damage_is_noticed_at_the_next_read_or_once_the_last_check_is_too_old() {
         decay(&node.disk, &bytes);
         node = node.restart();
         assert_eq!(get(&node).expect("a whole answer").0, StatusCode::NOT_FOUND, "{len}");
+    }
+}
+
+#[test]
+fn an_upload_that_is_aborted_leaves_no_file() {
+    let node = Node::open(SimulatedDisk::new(DiskState::default()));
+    let bytes = Bytes::from(noise(5 << 20));
+    let large = || node.disk.list("large").expect("listed").len();
+    let upload = |path: &str, pieces: Vec<io::Result<Bytes>>, ends: bool| {
+        let rest = if ends { stream::empty().boxed() } else { stream::pending().boxed() };
+        let request = Request::builder().method("PUT").uri(path).header("Host", "localhost");
+        let request = request.header("Content-Type", "application/octet-stream");
+        let request = request.header("X-Jupiter-IoHash", IoHash::of(b"the whole").to_string());
+        let pieces = stream::iter(pieces).chain(rest).boxed();
+        Box::pin(node.service.exchange(Listener::Public, request.body(pieces).expect("a request")))
+    };
+    let raw_ref = "/api/v1/refs/game/default/00000000000000000000000000000000000000aa".to_owned();
+    for path in [blob(b"the whole"), raw_ref] {
+        // The connection ends, which drops the request.
+        let mut dropped = upload(&path, vec![Ok(bytes.clone())], false);
+        let polled = node.runtime.block_on(async { futures_util::poll!(&mut dropped) });
+        assert!(polled.is_pending() && large() == 1, "{path}: {} files", large());
+        drop(dropped);
+        assert_eq!(large(), 0, "{path}");
+        // The body breaks off, or has another hash.
+        let broken = vec![Ok(bytes.clone()), Err(io::ErrorKind::ConnectionReset.into())];
+        for pieces in [broken, vec![Ok(bytes.clone())]] {
+            let answer = node.runtime.block_on(upload(&path, pieces, true)).expect("a whole answer");
+            assert_eq!((answer.status(), large()), (StatusCode::BAD_REQUEST, 0), "{path}");
+        }
     }
 }
 

@@ -12,13 +12,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Client, Server};
-use hyper::StatusCode;
+use futures_util::stream::{self, StreamExt as _};
+use hyper::{Request, StatusCode};
 use s3::S3;
 use throng_ddc::compressed::{OodleDecoder, OodleOutcome, compress_lz4, wrap_oodle};
 use throng_ddc::policy::{Acl, Action, Policies, Policy, Scope};
 use throng_ddc::{IoHash, Style, Value};
-use throng_ddc_server::{Access, Listener, NamespaceRules, Origin, Rules, Tokens, Upstream, UpstreamOptions};
-use throng_ddc_store::Options;
+use throng_ddc_server::{
+    Access, Listener, NamespaceRules, Origin, Rules, Service, Tokens, Upstream, UpstreamOptions,
+};
+use throng_ddc_store::{Options, Store};
+use throng_platform::{DiskState, Fs as _, SimulatedDisk};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -294,14 +298,18 @@ async fn edge_with(upstream: SocketAddr, rules: Rules) -> Server {
 }
 
 async fn edge_in(folder: tempfile::TempDir, upstream: SocketAddr, rules: Rules) -> Server {
-    let origin = Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
-        url: format!("http://{upstream}"),
+    let origin = upstream_at(upstream);
+    Server::start_in(folder, Options::default(), rules, Listener::Public, origin).await
+}
+
+fn upstream_at(addr: SocketAddr) -> Origin {
+    Origin::Upstream(Box::new(Upstream::new(UpstreamOptions {
+        url: format!("http://{addr}"),
         authorization: None,
         timeout: Duration::from_secs(20),
         miss: Duration::ZERO,
         tls: s3::tls(),
-    })));
-    Server::start_in(folder, Options::default(), rules, Listener::Public, origin).await
+    })))
 }
 
 /// Asks for a blob on a connection of its own, and reads to the end of the head.
@@ -545,6 +553,76 @@ async fn an_edge_with_little_room_passes_on_what_is_too_large_for_it() {
         assert!(client.get(&path, "*/*").await.body == *bytes, "{} bytes", bytes.len());
     }
     assert_eq!(server.service().stats().passed, 1);
+}
+
+/// A cache that answers everything with `bytes`, the second half of them once `goes_on` is true.
+async fn waiting_upstream(bytes: Vec<u8>, goes_on: impl Fn() -> bool + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a request"));
+            }
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {}\r\n\
+                 Connection: close\r\n\r\n",
+                bytes.len()
+            );
+            let (first, second) = bytes.split_at(bytes.len() / 2);
+            // One that has no room for it does not take all of it.
+            let _ = stream.write_all(&[answer.as_bytes(), first].concat()).await;
+            while !goes_on() {
+                tokio::task::yield_now().await;
+            }
+            let _ = stream.write_all(second).await;
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_is_whole_though_the_disk_has_no_space_for_the_blob_or_fills_while_it_comes() {
+    for fills_meanwhile in [false, true] {
+        let bytes: Vec<u8> = (0..4_u32 << 20).map(|at| ((at * 7) >> 5) as u8).collect();
+        let disk = SimulatedDisk::new(DiskState::default());
+        let options =
+            Options { reserve_bytes: 0, zero_bytes: 0, free_bytes_min: 1_000, ..Options::default() };
+        let store = Store::open(Arc::new(disk.clone()), options).expect("the store opens");
+        let filling = disk.clone();
+        let goes_on = move || {
+            let is_half_here = |name: &String| {
+                let file = filling.open(&format!("large/{name}"), false);
+                file.is_ok_and(|file| file.len().is_ok_and(|len| len >= 1 << 20))
+            };
+            let goes_on =
+                !fills_meanwhile || filling.list("large").is_ok_and(|names| names.iter().any(is_half_here));
+            if fills_meanwhile && goes_on {
+                filling.set_capacity(Some(1));
+            }
+            goes_on
+        };
+        if !fills_meanwhile {
+            disk.set_capacity(Some(1 << 30));
+            let used = (1 << 30) - disk.free_bytes().expect("simulated").expect("there is a limit");
+            disk.set_capacity(Some(used + (2 << 20)));
+        }
+        let upstream = upstream_at(waiting_upstream(bytes.clone(), goes_on).await);
+        let service = Service::new(Arc::clone(&store), Rules::default(), upstream);
+        let served = Arc::clone(&store);
+        let commits = std::thread::spawn(move || served.run());
+        let request = Request::builder().uri(format!("/api/v1/blobs/game/{}", IoHash::of(&bytes)));
+        let request = request.header("Host", "localhost").body(stream::empty().boxed()).expect("a request");
+        let answer = service.exchange(Listener::Public, request).await;
+        let body = answer.expect("the answer does not break off").into_body();
+        assert!(body == bytes, "{fills_meanwhile}: {} bytes", body.len());
+        assert_eq!(service.stats().passed, 1, "{fills_meanwhile}");
+        store.shut();
+        commits.join().expect("no panic");
+        assert_eq!(disk.list("large").expect("listed"), Vec::<String>::new(), "{fills_meanwhile}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -40,6 +40,11 @@ impl Set {
         }
     }
 
+    /// Bytes of its first item.
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes_of(0)
+    }
+
     fn bytes_of(self, index: usize) -> usize {
         match self {
             Set::Small => 64 << 10,

@@ -3,8 +3,13 @@
 //! A folder of made-up blobs is served twice. The first server does no maintenance; it gives the
 //! rate that 32 connections reach, and the latencies at half of it. The second one scrubs, collects
 //! and evicts from its start on, while the same requests arrive at the same rate, until all three
-//! have ended.
+//! have ended. The windows are short, so that every test meets every phase of the maintenance.
+//!
+//! Uploads are of blobs that the server does not have: a repeated one is only looked up. They fill
+//! the folder faster than an eviction empties it, so that a window sends no more of them than fit
+//! between the size at which an eviction begins and the one at which uploads are refused.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -12,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::engine::{self, Pace, Plan, Seen};
+use super::data::Set;
+use super::engine::{Pace, Plan, Seen};
 use super::peer::Peer;
-use super::{Bench, CONNECTIONS, TESTS, Test};
+use super::{Bench, CONNECTIONS, TESTS, Test, What};
+use crate::child;
 use crate::probe;
 use crate::report::{Better, Row};
 use crate::suites::BenchError;
@@ -31,6 +38,11 @@ const SCRUB_MIB_PER_S_MIN: f64 = 20.0;
 const HELD_PERCENT: u64 = 97;
 /// Time for all maintenance to end.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// Part of the blobs' number that a window of uploads sends at most: 500 of 64 KiB, 31 MiB. About
+/// 150 MiB fit in before uploads are refused, and an eviction may take several rounds of the tests.
+const UPLOADS_PART: u64 = 400;
+/// Windows without maintenance.
+const QUIET_WINDOWS: usize = 3;
 /// Tests without names: those whose data are small beside the folder.
 const DEFAULT_TESTS: &[&str] = &[
     "small_blob_uploads",
@@ -48,6 +60,9 @@ struct Case {
     busy: Seen,
 }
 
+/// Collection that was started over HTTP; its thread ends with the answer.
+type Collection = JoinHandle<io::Result<String>>;
+
 impl Bench<'_> {
     pub(super) fn maintenance(&mut self, progress: &mut dyn FnMut(&str)) -> Result<(), BenchError> {
         if self.options.url.is_some() {
@@ -55,56 +70,69 @@ impl Bench<'_> {
                 "`--maintenance` needs its own server; leave --url away".to_owned(),
             ));
         }
-        let blobs = if self.options.smoke { SMOKE_BLOBS } else { BLOBS };
+        let blobs = self.blobs();
         let data = self.folder.path("maintained");
         progress(&format!("making {blobs} blobs"));
         // A third of the entries are refs.
         let entries = (blobs * 3 / 2).to_string();
         self.run_tool(&data, &["fill", &entries, "--blob-bytes", &BLOB_BYTES.to_string()])?;
 
-        let (mut cases, held) = self.without_maintenance(&data, blobs, progress)?;
-        let internal = crate::child::free_address()?;
+        let (mut cases, held) = self.without_maintenance(&data, progress)?;
+        let internal = child::free_address()?;
         let limit = held * 100 / HELD_PERCENT;
         let settings = format!(
             "bytes_max = {limit}\nscrub_hours = 1\nscrub_bytes_per_s = {SCRUB_BYTES_PER_S}\ninternal_addr = \"{internal}\"\n"
         );
         let peer = self.server_with(&data, &settings)?;
         let started = Instant::now();
-        let (mut scrubbed, mut collection) = (None, None);
+        let (mut scrubbed, mut collection) = (None, None::<Collection>);
         while started.elapsed() < PATIENCE {
             for case in &mut cases {
                 let seen = self.at_rate(&peer, case.test, case.rate)?;
                 let p99 = seen.latency.quantile_ms(0.99);
                 progress(&format!("{} with maintenance: p99 {p99:.1} ms", case.test.name));
                 case.busy.add(&seen);
-                if scrubbed.is_none() {
-                    let figures = figures(peer.addr)?;
-                    let bytes = figures["scrubbed_bytes"].as_u64().filter(|bytes| *bytes > 0);
-                    scrubbed = bytes.zip(figures["scrubbed_s"].as_f64());
-                }
             }
-            // A collection before the eviction would leave it nothing to do.
-            if collection.is_none() && evicted_refs(peer.addr)? > 0 {
-                collection = Some(self.begin_collection(internal)?);
+            let figures = figures(peer.addr)?;
+            let bytes = figures["scrubbed_bytes"].as_u64().filter(|bytes| *bytes > 0);
+            scrubbed = scrubbed.or(bytes.zip(figures["scrubbed_s"].as_f64()));
+            // A collection before the eviction would leave it nothing to do, and those of these
+            // servers remove no refs.
+            if collection.is_none() && figures["collections"]["refs"].as_u64() > Some(0) {
+                collection = Some(begin_collection(internal)?);
             }
-            if scrubbed.is_some() && collection.as_ref().is_some_and(JoinHandle::is_finished) {
+            let is_collected = collection.as_ref().is_some_and(JoinHandle::is_finished);
+            let failures = figures["upkeep_failures"].as_u64().unwrap_or(0);
+            if scrubbed.is_some() && is_collected || failures > 0 {
                 break;
             }
         }
-        let collected = match collection.map(JoinHandle::join) {
-            Some(Ok(seen)) => seen?,
-            _ => Seen::default(),
-        };
-        self.judge_maintenance(&peer, scrubbed, &collected)?;
+        let failures = figures(peer.addr)?["upkeep_failures"].as_u64().unwrap_or(0);
+        let missing: Vec<String> = [
+            failures.gt(&0).then(|| format!("{failures} runs of maintenance failed")),
+            scrubbed.is_none().then(|| "no scrub ended".to_owned()),
+            why_not_collected(collection),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        if !missing.is_empty() {
+            return Err(BenchError::Unfit(format!(
+                "after {} s beside the tests: {}; the server's log:\n{}",
+                started.elapsed().as_secs(),
+                missing.join(", "),
+                child::tail(&data.join("log.txt"))
+            )));
+        }
+        self.judge_maintenance(&peer, scrubbed.unwrap_or_default())?;
         self.judge_latencies(cases);
         Ok(())
     }
 
-    /// Rates and latencies of a server that does nothing beside, and the bytes of its blobs.
+    /// Rates and latencies of a server that does nothing beside, and the bytes of its folder.
     fn without_maintenance(
         &mut self,
         data: &Path,
-        blobs: u64,
         progress: &mut dyn FnMut(&str),
     ) -> Result<(Vec<Case>, u64), BenchError> {
         let peer = self.server_with(data, "scrub_hours = 0\ncollect_minutes = 0\n")?;
@@ -122,13 +150,20 @@ impl Bench<'_> {
         for test in tests {
             progress(test.name);
             let pace = Pace::Closed { connections: CONNECTIONS };
-            let rate = self.play(&peer, test, pace, self.window(Duration::from_secs(2)))?.per_second() / 2.0;
-            let quiet = self.at_rate(&peer, test, rate)?;
+            let window = self.window(Duration::from_secs(2));
+            let rate = self.play_beside(&peer, test, pace, window)?.per_second() / 2.0;
+            let mut quiet = Seen::default();
+            for _ in 0..QUIET_WINDOWS {
+                quiet.add(&self.at_rate(&peer, test, rate)?);
+            }
             cases.push(Case { test, rate, quiet, busy: Seen::default() });
         }
-        let items = sets.into_iter().flat_map(|set| self.items(set).to_vec());
-        let held = blobs * BLOB_BYTES + items.map(|item| item.len as u64).sum::<u64>();
-        Ok((cases, held))
+        let held = figures(peer.addr)?["disk"]["used_bytes"].as_u64();
+        Ok((cases, held.ok_or_else(|| BenchError::Unfit("the server reports no used bytes".to_owned()))?))
+    }
+
+    fn blobs(&self) -> u64 {
+        if self.options.smoke { SMOKE_BLOBS } else { BLOBS }
     }
 
     fn server_with(&self, data: &Path, settings: &str) -> Result<Peer, BenchError> {
@@ -141,39 +176,30 @@ impl Bench<'_> {
     }
 
     fn at_rate(&mut self, peer: &Peer, test: &Test, rate: f64) -> Result<Seen, BenchError> {
-        self.play(peer, test, Pace::Open { rate }, self.window(Duration::from_secs(10)))
+        self.play_beside(peer, test, Pace::Open { rate }, self.window(Duration::from_secs(3)))
     }
 
-    /// Starts a collection, which ends with its answer.
-    fn begin_collection(
-        &self,
-        internal: SocketAddr,
-    ) -> Result<JoinHandle<std::io::Result<Seen>>, BenchError> {
-        let head = self.head("POST", "/api/v1/admin/refCleanup", "", Some(0));
-        let plan = Plan {
-            addr: internal,
-            tls: false,
-            http2: false,
-            pace: Pace::Closed { connections: 1 },
-            window: PATIENCE,
-            count: 1,
-        };
-        let work =
-            move || engine::run(&plan, &probe::Probe::new(None, None)?, &mut |_, out| out.set_head(&head));
-        Ok(std::thread::Builder::new().name("collection".to_owned()).spawn(work)?)
-    }
-
-    /// Reports whether all maintenance ended well.
-    fn judge_maintenance(
+    /// Plays a test; uploads are of blobs that the server does not have.
+    fn play_beside(
         &mut self,
         peer: &Peer,
-        scrubbed: Option<(u64, f64)>,
-        collected: &Seen,
-    ) -> Result<(), BenchError> {
-        let Some((bytes, seconds)) = scrubbed.filter(|_| collected.succeeded == 1) else {
-            let why = format!("scrub or collection did not end within {PATIENCE:?}, or failed");
-            return Err(BenchError::Unfit(why));
-        };
+        test: &Test,
+        pace: Pace,
+        window: Duration,
+    ) -> Result<Seen, BenchError> {
+        if test.what != What::PutBlob {
+            return self.play(peer, test, pace, window);
+        }
+        let len = test.set.map_or(0, Set::bytes);
+        // Before there is a limit, more of them give a steadier rate.
+        let part = if matches!(pace, Pace::Closed { .. }) { UPLOADS_PART / 8 } else { UPLOADS_PART };
+        let count = (Set::Small.bytes() * self.blobs() as usize).div_ceil(len * part as usize) as u64;
+        let plan = Plan { addr: peer.addr, tls: false, http2: false, pace, window, count };
+        self.put_fresh(&plan, peer, len)
+    }
+
+    /// Reports what the maintenance did.
+    fn judge_maintenance(&mut self, peer: &Peer, (bytes, seconds): (u64, f64)) -> Result<(), BenchError> {
         let rate = bytes as f64 / f64::from(1 << 20) / seconds.max(1e-9);
         let row = Row::new("scrub beside the tests", "MiB/s", Better::Higher, rate);
         self.report.row(row.marks(SCRUB_MIB_PER_S_MIN, SCRUB_MIB_PER_S_MIN));
@@ -213,7 +239,21 @@ fn figures(addr: SocketAddr) -> Result<Value, BenchError> {
     serde_json::from_str(&text).map_err(|error| BenchError::Unfit(error.to_string()))
 }
 
-/// Refs that evictions removed: the collections of these servers remove none.
-fn evicted_refs(addr: SocketAddr) -> Result<u64, BenchError> {
-    Ok(figures(addr)?["collections"]["refs"].as_u64().unwrap_or(0))
+/// Starts a collection.
+fn begin_collection(internal: SocketAddr) -> Result<Collection, BenchError> {
+    let collect = move || probe::request(internal, "POST", "/api/v1/admin/refCleanup", PATIENCE);
+    Ok(std::thread::Builder::new().name("collection".to_owned()).spawn(collect)?)
+}
+
+/// Reason why there was no collection after an eviction; `None` if there was one.
+fn why_not_collected(collection: Option<Collection>) -> Option<String> {
+    let Some(collection) = collection else { return Some("no eviction removed refs".to_owned()) };
+    if !collection.is_finished() {
+        return Some("the collection did not end".to_owned());
+    }
+    match collection.join() {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(format!("the collection failed: {error}")),
+        Err(_) => Some("the thread of the collection panicked".to_owned()),
+    }
 }

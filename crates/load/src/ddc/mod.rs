@@ -15,7 +15,8 @@
 //!   kill.
 //!
 //! `--maintenance` plays published tests at half of the rate that they reach, beside scrub,
-//! collection and eviction of a folder of 200,000 blobs, and without them.
+//! collection and eviction of a folder of 200,000 blobs, and without them. Its uploads are of blobs
+//! that the server does not have.
 //!
 //! `start` and `memory` also measure a folder with made-up entries, 30 million by default: the time
 //! to open it, memory and open segments while they are looked up, and the memory of a collection.
@@ -248,7 +249,8 @@ impl<'o> Bench<'o> {
             None => Folder::new(),
         };
         let folder = folder.map_err(|error| BenchError::Unfit(error.to_string()))?;
-        let fresh = u64::from(std::process::id()) << 40;
+        // A server that runs already may have the bodies of an earlier run.
+        let fresh = if options.url.is_some() { u64::from(std::process::id()) << 40 } else { 0 };
         Ok(Self { options, report, items: BTreeMap::new(), folder, fresh })
     }
 
@@ -468,6 +470,22 @@ impl<'o> Bench<'o> {
             }
         })?;
         Ok(seen)
+    }
+
+    /// Uploads blobs of `len` bytes that the server does not have.
+    fn put_fresh(&mut self, plan: &Plan, peer: &Peer, len: usize) -> Result<Seen, BenchError> {
+        let first = self.fresh;
+        self.fresh += 1 << 30;
+        // A stamp makes each body another one.
+        let rest: Arc<[u8]> = vec![0xA5; len - STAMP_BYTES].into();
+        let mut content = vec![0xA5; len];
+        Ok(engine::run(plan, &peer.probe, &mut |number, out| {
+            content[..STAMP_BYTES].copy_from_slice(&(first + number).to_le_bytes());
+            let head = self.put_blob(&IoHash::of(&content), len);
+            out.set_head(&head);
+            out.head.extend_from_slice(&content[..STAMP_BYTES]);
+            out.set_body(Arc::clone(&rest));
+        })?)
     }
 
     fn record(&mut self, name: &str, seen: &Seen) {

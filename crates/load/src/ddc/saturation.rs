@@ -9,7 +9,7 @@ use throng_ddc::IoHash;
 use super::data::Set;
 use super::engine::{self, Pace, Plan, Seen};
 use super::peer::{self, Certificate, Peer};
-use super::{Bench, CONNECTIONS, OCTETS, STAMP_BYTES, What};
+use super::{Bench, CONNECTIONS, OCTETS, What};
 use crate::report::{Better, Row};
 use crate::stats::Times;
 use crate::suites::BenchError;
@@ -235,25 +235,16 @@ impl Bench<'_> {
                 }
             })?);
         }
-        let first = self.fresh;
-        self.fresh += 1 << 30;
         if case.what == What::PutObject {
+            let first = self.fresh;
+            self.fresh += 1 << 30;
             let attachment = self.items(Set::Binary)[0].hash;
             return Ok(engine::run(&plan, &peer.probe, &mut |number, out| {
                 let key = IoHash::of(&(first + number).to_le_bytes());
                 out.set_head(&self.put_object(&key, &attachment));
             })?);
         }
-        // A stamp makes each body another one.
-        let rest: Arc<[u8]> = vec![0xA5; case.len - STAMP_BYTES].into();
-        let mut content = vec![0xA5; case.len];
-        Ok(engine::run(&plan, &peer.probe, &mut |number, out| {
-            content[..STAMP_BYTES].copy_from_slice(&(first + number).to_le_bytes());
-            let head = self.put_blob(&IoHash::of(&content), case.len);
-            out.set_head(&head);
-            out.head.extend_from_slice(&content[..STAMP_BYTES]);
-            out.set_body(Arc::clone(&rest));
-        })?)
+        self.put_fresh(&plan, peer, case.len)
     }
 
     /// Time of the disk alone to make bytes durable: no upload that waits for it can be faster.

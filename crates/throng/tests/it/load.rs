@@ -62,7 +62,7 @@ fn every_test_runs_small_and_passes() {
 /// Scrub, eviction and collection end while the tests of the cache are played beside them.
 #[test]
 fn the_cache_is_measured_beside_its_maintenance() {
-    let names = ["small_blob_downloads", "uecb_download"];
+    let names = ["small_blob_uploads", "small_blob_downloads", "uecb_download"];
     let output = run(&[&["bench", "ddc", "--maintenance", "--smoke", "--json"], &names[..]].concat());
     let report: Value = serde_json::from_str(&stdout_of(&output, 0)).expect("JSON");
     let row = |what: &str| {
