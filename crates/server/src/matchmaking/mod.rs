@@ -246,7 +246,7 @@ struct Link<A> {
     players: BTreeMap<String, Player>,
     /// Tickets that players are making.
     creating: usize,
-    /// Tickets that have ended meanwhile.
+    /// Tickets that have ended meanwhile and were not known, such as those.
     ended_early: BTreeSet<String>,
     matches: Matches,
     /// Worlds that this link has opened for rooms. Each lasts as long as its room, and the room as
@@ -454,15 +454,16 @@ impl<A: Area> Link<A> {
 
     /// The players of a ticket that are of this gateway wait by it, or not any more.
     fn note_ticket(&mut self, ticket: TicketNews) {
+        let mut was_known = false;
         for name in &ticket.players {
             let Some(player) = self.players.get_mut(name) else { continue };
             if ticket.is_live {
                 player.tickets.insert(ticket.id.clone());
             } else {
-                player.tickets.remove(&ticket.id);
+                was_known |= player.tickets.remove(&ticket.id);
             }
         }
-        if !ticket.is_live && self.creating > 0 {
+        if !ticket.is_live && !was_known && self.creating > 0 {
             self.ended_early.insert(ticket.id);
         }
     }
@@ -730,7 +731,7 @@ impl<A: Area> Link<A> {
             Done::Ticket { maker, ticket } => {
                 self.creating -= 1;
                 // The news of its end may come before the answer.
-                let live = ticket.filter(|ticket| !self.ended_early.contains(&ticket.id));
+                let live = ticket.filter(|ticket| !self.ended_early.remove(&ticket.id));
                 if self.creating == 0 {
                     self.ended_early.clear();
                 }
