@@ -418,22 +418,19 @@ impl Matcher {
         if gets_world && !data.iter().any(|(key, value)| *key == WORLD_KEY.as_bytes() && value.is_some()) {
             return Err(invalid("Data does not name the World of the match"));
         }
+        let connection = quote(connection);
+        let own = data.iter().map(|(key, value)| (*key, value.map_or(&[][..], |value| value.value)));
+        let place: Vec<_> = own.chain([(CONNECTION_KEY.as_bytes(), connection.as_bytes())]).collect();
+        let mut values = self.rooms[room].data().clone();
+        for (key, value) in &place {
+            values.set(ROOM_DATA_FIELD, key, value)?;
+        }
         if gets_world {
             self.rooms.set_host(room, turn.caller.srv);
         }
-        let connection = quote(connection);
-        if found.is_none() && self.has_world(room) {
-            let own = data.iter().map(|(key, value)| (*key, value.map_or(&[][..], |value| value.value)));
-            let place = own.chain([(CONNECTION_KEY.as_bytes(), connection.as_bytes())]);
-            return self.change_place(turn, room, &place.collect::<Vec<_>>());
-        }
-        let mut values = self.rooms[room].data().clone();
-        for (key, value) in data {
-            values.set(ROOM_DATA_FIELD, key, value.map_or(&[][..], |value| value.value))?;
-        }
-        values.set(ROOM_DATA_FIELD, CONNECTION_KEY.as_bytes(), connection.as_bytes())?;
         match found {
             Some(index) => self.give_server(turn, self.matches[index].id(), room, values),
+            None if self.has_world(room) => return self.change_place(turn, room, &place),
             None => self.give_world(turn, room, values),
         }
         Ok(())

@@ -13,6 +13,9 @@ pub(super) enum NoHome {
     UnknownClass,
     /// No node that knows the class has room.
     NoRoom,
+    /// No other has room than those that have let an assignment lapse, and whose records have not
+    /// changed since.
+    Silent,
 }
 
 impl Node {
@@ -39,17 +42,24 @@ impl Node {
         }
         let labels = self.setup.classes.get(&record.class).map(|class| &class.labels);
         let mut best: [Option<(u64, &Name, &NodeRecord)>; 2] = [None, None];
+        let mut none = NoHome::NoRoom;
         for (name, slot) in &self.nodes {
             let Some(node) = slot.known.record() else { continue };
             let hash = self.class_of(name, node, &record.class);
             let is_candidate = node.state == NodeState::Up
                 && without != Some(name)
-                && !self.avoided.contains_key(name)
                 && hash.is_some_and(|hash| !is_kept || *hash == record.class_hash)
                 && labels.into_iter().flatten().all(|(label, value)| node.labels.get(label) == Some(value))
-                && self.room(name, node) > 0
                 && (*name != self.setup.node || !self.drain.is_active());
             if !is_candidate {
+                continue;
+            }
+            // It had room, which that assignment may take.
+            if self.avoided.contains_key(name) {
+                none = NoHome::Silent;
+                continue;
+            }
+            if self.room(name, node) == 0 {
                 continue;
             }
             let found = (weight(world, name), name, node);
@@ -63,7 +73,7 @@ impl Node {
             }
         }
         let chosen = best.into_iter().flatten().min_by_key(|(_, name, node)| self.load_permille(name, node));
-        let (_, name, node) = chosen.ok_or(NoHome::NoRoom)?;
+        let (_, name, node) = chosen.ok_or(none)?;
         if let Some(hash) = self.class_of(name, node, &record.class) {
             hash.clone_into(&mut record.class_hash);
         }

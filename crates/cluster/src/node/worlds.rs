@@ -775,6 +775,7 @@ impl Node {
                 self.stats.no_room += 1;
                 let why = match none {
                     NoHome::NoRoom => "no node has room",
+                    NoHome::Silent => "no node has room and answers",
                     NoHome::UnknownClass => "no node knows its class",
                 };
                 why.clone_into(&mut record.why);

@@ -37,7 +37,7 @@ impl Matcher {
         let bodies = if asked.team.is_empty() {
             std::mem::take(&mut asked.players)
         } else {
-            from_team = self.team_as_players(turn.caller, asked.team, &compiled)?;
+            from_team = self.team_as_players(turn.caller, &asked, &compiled)?;
             from_team.iter().map(Vec::as_slice).collect()
         };
         check_size(&bodies)?;
@@ -146,9 +146,18 @@ impl Matcher {
 
     /// The members of a team as players: numbers and texts of their infos are attributes where the
     /// queue declares them.
-    fn team_as_players(&self, caller: Caller<'_>, team: &[u8], compiled: &Compiled) -> Outcome<Vec<Vec<u8>>> {
-        let team = &self.teams[self.find_team(team)?];
+    fn team_as_players(
+        &self,
+        caller: Caller<'_>,
+        asked: &TicketRequest<'_>,
+        compiled: &Compiled,
+    ) -> Outcome<Vec<Vec<u8>>> {
+        let team = &self.teams[self.find_team(asked.team)?];
         self.check_acts_for(caller, team.leader())?;
+        let leader = self.people[team.leader()].id();
+        if parse_players(&asked.players)?.iter().any(|(player, _)| player.role != &**leader) {
+            return Err(Problem::new(Status::Forbidden, "only the leader of a team may queue it"));
+        }
         let declared = |key: &[u8]| compiled.set.attributes.keys().any(|known| known.as_bytes() == key);
         let mut players = Vec::with_capacity(team.members().len());
         for member in team.members() {
@@ -280,8 +289,8 @@ impl<'a> TicketRequest<'a> {
                 _ => {}
             }
         }
-        if asked.players.is_empty() == asked.team.is_empty() {
-            return Err(invalid("a ticket has either Players or a TeamID"));
+        if asked.players.is_empty() && asked.team.is_empty() {
+            return Err(invalid("a ticket has Players or a TeamID"));
         }
         Ok(asked)
     }

@@ -2,7 +2,7 @@
 
 use crate::world;
 
-use throng_matcher::{Config, MatchWorld, Matcher, ModeRules, OnFull};
+use throng_matcher::{Config, MatchWorld, Matcher, ModeRules, OnFull, Scope};
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
 use world::{World, role, to_room};
 
@@ -263,6 +263,24 @@ fn a_world_ends_with_its_room_although_the_rules_name_no_allocator_any_more() {
         world.pass(700_000);
         assert_eq!(ended(&mut world), ["\"arena-1\"", "\"arena-1\""], "{is_transferred}");
     }
+}
+
+#[test]
+fn a_refused_assignment_changes_nothing() {
+    let mut world = duels();
+    let room = with_world(&mut world);
+    let (before, _) = (world.room(&room), world.take_heard());
+    let long = format!("\"{}\"", "x".repeat(1 << 20));
+    let request = Writer::new().str(1, &room).str(2, "tcp://there:1");
+    let request = request.nested(3, data("World", "\"arena-2\"")).nested(3, data("Addresses", &long));
+    let refused = world.ask_as("director", Scope::Trusted, Method::ASSIGN_MATCH, request);
+    assert_eq!((refused.0, world.room(&room)), (Status::TooLarge, before));
+    let bare = ModeRules { world: None, allocator: String::new(), ..rules() };
+    let modes = [("duel".to_owned(), bare)].into();
+    world.matcher.reconfigure(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+    world.ok("s", Method::DELETE_ROOM, Writer::new().str(1, &room));
+    world.pass(700_000);
+    assert_eq!(ended(&mut world), ["\"arena-1\""], "the server that gave the world hears of its end");
 }
 
 /// A room that waits for its world from now on ends after ten seconds.

@@ -81,12 +81,7 @@ fn a_ticket_has_bounds() {
     for (priority, wanted) in [(10, Ok(())), (-10, Ok(())), (11, Err((Status::Invalid, "-10 to 10")))] {
         check("a priority", urgent(priority), Scope::Trusted, wanted);
     }
-    check(
-        "players and a team",
-        of([player("a", &[])]).str(3, "team"),
-        server,
-        Err((Status::Invalid, "TeamID")),
-    );
+    check("neither players nor a team", of([]), server, Err((Status::Invalid, "TeamID")));
 }
 
 #[test]

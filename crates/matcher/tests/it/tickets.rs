@@ -475,6 +475,22 @@ fn a_backfill_gets_players_and_needs_signs_of_life() {
 }
 
 #[test]
+fn a_player_who_queues_its_team_leads_it() {
+    let mut world = with(FIVES);
+    let team = world.create_team("s", "a", 3, "");
+    world.join_team("s", "b", &team, "");
+    let mut ask = |who| {
+        let asked = Writer::new().str(1, "fives").str(3, &team).nested(2, Writer::new().str(1, who));
+        world.ask("s", Method::CREATE_TICKET, asked)
+    };
+    assert_eq!(ask("b").0, Status::Forbidden);
+    let (status, ticket) = ask("a");
+    assert_eq!(status, Status::Ok);
+    let ticket = Reader::new(&ticket).unwrap().nested(1).unwrap();
+    assert_eq!((ticket.all(3).count(), ticket.str(4).unwrap()), (2, &*team));
+}
+
+#[test]
 fn a_team_waits_together_and_is_never_split() {
     let mut world = with(FIVES);
     let team = world.create_team("s", "a", 3, "");

@@ -1,6 +1,6 @@
 //! The matcher that players ask: the one of this process, or one behind framed RPC.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,18 +55,20 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
     /// Calls a method with its request body and returns the response body.
     fn call(&self, method: u16, body: Writer) -> impl Future<Output = Result<Bytes, CallError>> + Send;
 
-    /// Returns the rooms of this server's roles, and the matches of which it is the allocator.
-    fn mine(&self) -> impl Future<Output = Result<(Vec<Room>, Vec<AllocatedMatch>), CallError>> + Send {
+    /// Returns what concerns this server.
+    fn mine(&self) -> impl Future<Output = Result<Listed, CallError>> + Send {
         async {
-            let (mut mine, mut matches, mut from) = (Mine::default(), Vec::new(), String::new());
+            let (mut mine, mut listed, mut from) = (Mine::default(), Listed::default(), String::new());
             loop {
                 let page = self.call(Method::LIST_MINE, Writer::new().str(2, &from)).await?;
                 from = mine.add_page(&page)?;
-                let found = Reader::new(&page).ok();
-                let found = found.iter().flat_map(|page| page.all(4));
-                matches.extend(found.filter_map(|found| AllocatedMatch::read(found).ok()));
+                let page = Reader::new(&page).map_err(|_| CallError::BadAnswer)?;
+                listed.matches.extend(page.all(4).filter_map(|found| AllocatedMatch::read(found).ok()));
+                let tickets = page.all(3).filter_map(|ticket| Reader::new(ticket).ok());
+                listed.tickets.extend(tickets.filter_map(|ticket| ticket.str(1).ok().map(str::to_owned)));
                 if from.is_empty() {
-                    return Ok((mine.rooms, matches));
+                    listed.rooms = mine.rooms;
+                    return Ok(listed);
                 }
             }
         }
@@ -85,6 +87,20 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         }
     }
 
+    /// Returns a ticket, encoded; `None` if the matcher does not know it.
+    fn ticket(&self, ticket: &str) -> impl Future<Output = Result<Option<Vec<u8>>, CallError>> + Send {
+        async move {
+            match self.call(Method::GET_TICKET, Writer::new().str(1, ticket)).await {
+                Ok(answer) => {
+                    let answer = Reader::new(&answer).map_err(|_| CallError::BadAnswer)?;
+                    Ok(answer.all(1).next().map(<[u8]>::to_vec))
+                }
+                Err(CallError::Refused { status: Status::NotFound, .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+    }
+
     /// Leaves a room.
     fn leave_room(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
         self.call(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, role).str(2, room))
@@ -94,6 +110,17 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
     fn claim_seat(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
         self.call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role))
     }
+}
+
+/// Everything in the matcher that concerns a server.
+#[derive(Default)]
+pub(super) struct Listed {
+    /// Rooms of its roles.
+    pub(super) rooms: Vec<Room>,
+    /// Live tickets of its roles, and matched ones whose seats are not claimed.
+    pub(super) tickets: BTreeSet<String>,
+    /// Matches of which it is the allocator.
+    pub(super) matches: Vec<AllocatedMatch>,
 }
 
 /// A match of which this server is the allocator.
@@ -355,7 +382,7 @@ mod tests {
         local.call(Method::ROLE_JOIN_RANDOM_ROOM, join).await.expect("a room");
         let Notification::Notice(notice) = notices.next().await else { panic!("no notice") };
         assert_eq!(notice.roles, ["ann"]);
-        let (rooms, _) = local.mine().await.expect("a list");
+        let rooms = local.mine().await.expect("a list").rooms;
         assert_eq!(rooms[0].id, notice.room_id());
         let shown = local.room(&rooms[0].id).await.expect("an answer").expect("the room");
         assert_eq!(shown, rooms[0]);

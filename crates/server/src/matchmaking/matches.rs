@@ -93,6 +93,12 @@ impl Matches {
         }
     }
 
+    /// The rooms that the matcher has, as far as is known here, with their members here.
+    pub(crate) fn joined(&self) -> impl Iterator<Item = (&String, &BTreeSet<String>)> {
+        let joined = self.rooms.iter().filter(|(_, found)| !found.is_closed);
+        joined.map(|(room, found)| (room, &found.members))
+    }
+
     /// The world of all channels has ended. Matches with worlds of their own go on.
     pub(crate) fn lose_channels(&mut self) {
         self.rooms.retain(|_, found| found.world.is_some());

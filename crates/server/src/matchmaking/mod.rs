@@ -45,7 +45,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use area::{Area, AreaNotices, Local, RETRY, Remote, persist};
+use area::{Area, AreaNotices, Listed, Local, RETRY, Remote, persist};
 use matches::Matches;
 
 use crate::config::Settings;
@@ -63,7 +63,8 @@ const WORLD_WAIT: Duration = Duration::from_secs(10);
 const WORLD_PAUSE: Duration = Duration::from_secs(1);
 /// Broadcast value of a message to all of a channel.
 const TO_ALL: u32 = 2;
-/// Fields of the notification that a match is ready: its data, and the class of its world.
+/// Fields of the notification that a match is ready: match, data, and the class of its world.
+const MATCH: u32 = 1;
 const DATA: u32 = 11;
 const CLASS: u32 = 12;
 
@@ -195,8 +196,8 @@ enum Done {
     HostedMoved { room: String, world: MatchWorld },
     /// A world that this link has opened has ended.
     HostedOver { room: String },
-    /// A ticket turned out to be the player's.
-    Ticket { player: String, ticket: String },
+    /// A player has made a ticket, for itself or for its team, or could not.
+    Ticket { maker: String, ticket: Option<TicketNews> },
     /// Everything that concerns this server, at the start or after a gap.
     Mine(Mine),
 }
@@ -209,6 +210,20 @@ struct Mine {
     assigning: Vec<(String, String)>,
     /// Rooms with a world of its own, as their data say.
     hosted: Vec<(String, MatchWorld)>,
+    /// Rooms that the matcher has no longer.
+    gone: BTreeSet<String>,
+    /// Tickets that have ended, encoded.
+    ended: Vec<(String, Vec<u8>)>,
+}
+
+/// What a link knew before it read from the matcher what concerns it.
+struct Known {
+    /// Rooms and worlds that it has opened for them.
+    hosted: BTreeSet<(String, String)>,
+    /// Rooms with members among its players.
+    rooms: BTreeSet<String>,
+    /// Tickets by which its players wait.
+    tickets: BTreeSet<String>,
 }
 
 /// A world that a link has opened for a room.
@@ -229,6 +244,10 @@ struct Link<A> {
     process: Arc<Watch>,
     matcher: A,
     players: BTreeMap<String, Player>,
+    /// Tickets that players are making.
+    creating: usize,
+    /// Tickets that have ended meanwhile and were not known, such as those.
+    ended_early: BTreeSet<String>,
     matches: Matches,
     /// Worlds that this link has opened for rooms. Each lasts as long as its room, and the room as
     /// long as its world.
@@ -287,8 +306,20 @@ async fn serve<A: Area>(
     let _ = up.send(());
     let (opening, refetching) = (BTreeSet::new(), JoinSet::new());
     let gateway = client;
-    let link =
-        Link { gateway, process, matcher, players, matches, hosted, opening, refetching, done, data_type };
+    let link = Link {
+        gateway,
+        process,
+        matcher,
+        players,
+        matches,
+        hosted,
+        opening,
+        refetching,
+        done,
+        data_type,
+        creating: 0,
+        ended_early: BTreeSet::new(),
+    };
     link.run(events, news, notices, results).await;
 }
 
@@ -368,15 +399,15 @@ impl<A: Area> Link<A> {
             return self.tell(at, stub, &MatchmakingEvent::Answered { method, result: Err(refused) });
         };
         let (matcher, process, done) = (self.matcher.clone(), Arc::clone(&self.process), self.done.clone());
-        let player = name.to_owned();
+        let maker = name.to_owned();
+        let makes_ticket = method == Method::CREATE_TICKET;
+        self.creating += usize::from(makes_ticket);
         tokio::spawn(async move {
             let result = matcher.call(method, body).await;
-            if let (Method::CREATE_TICKET, Ok(answer)) = (method, &result)
-                && let Ok(ticket) = Reader::new(answer).and_then(|body| body.nested(1))
-                && let Ok(ticket) = ticket.str(1)
-            {
+            if makes_ticket {
+                let ticket = result.as_ref().ok().and_then(|answer| TicketNews::read(answer));
                 // The loop ends only with the process.
-                let _ = done.send(Done::Ticket { player, ticket: ticket.to_owned() }).await;
+                let _ = done.send(Done::Ticket { maker, ticket }).await;
             }
             at.tell(&process.mailboxes, stub, &MatchmakingEvent::Answered { method, result });
             drop(slot);
@@ -421,6 +452,27 @@ impl<A: Area> Link<A> {
         });
     }
 
+    /// The players of a ticket that are of this gateway wait by it, or not any more.
+    fn note_ticket(&mut self, ticket: TicketNews) {
+        let mut was_known = false;
+        for name in &ticket.players {
+            let Some(player) = self.players.get_mut(name) else { continue };
+            if ticket.is_live {
+                player.tickets.insert(ticket.id.clone());
+            } else {
+                was_known |= player.tickets.remove(&ticket.id);
+            }
+        }
+        if !ticket.is_live && !was_known && self.creating > 0 {
+            self.ended_early.insert(ticket.id);
+        }
+    }
+
+    fn cancel(&self, ticket: &str) {
+        let (matcher, cancel) = (self.matcher.clone(), Writer::new().str(1, ticket));
+        tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
+    }
+
     fn hear_matcher(&mut self, notice: Notice) {
         let room = notice.room_id().to_owned();
         let world = if notice.kind == Kind::MATCH_READY { world_of(&notice) } else { None };
@@ -458,13 +510,25 @@ impl<A: Area> Link<A> {
             }
             // The matcher asks where the match is to be played.
             Kind::MATCH_READY if notice.roles.is_empty() => self.find_place(room, notice.text(CLASS)),
+            // The only news of it to members of a team that was queued at another gateway.
+            Kind::TICKET_UPDATE => {
+                let Some(ticket) = TicketNews::read(&notice.body) else { return };
+                // A member was gone before its team was queued.
+                let is_gone = |role| !self.players.contains_key(role);
+                if ticket.is_live && ticket.is_of_team && notice.roles.iter().any(is_gone) {
+                    self.cancel(&ticket.id);
+                }
+                self.note_ticket(TicketNews { players: notice.roles, ..ticket });
+            }
             Kind::SEAT_EXPIRED | Kind::MATCH_CANCELLED => {
                 self.matches.end_wait(&room);
                 self.close_empty();
             }
             Kind::MATCH_READY => {
+                // Rooms that players have filled by themselves have no match, and end no tickets.
+                let is_of_tickets = !notice.text(MATCH).is_empty();
                 for role in &notice.roles {
-                    if let Some(player) = self.players.get_mut(role).filter(|_| world.is_some()) {
+                    if let Some(player) = self.players.get_mut(role).filter(|_| is_of_tickets) {
                         // They have led here, and end well.
                         player.tickets.clear();
                     }
@@ -602,10 +666,14 @@ impl<A: Area> Link<A> {
     fn refetch(&mut self) {
         let (matcher, done, process) = (self.matcher.clone(), self.done.clone(), Arc::clone(&self.process));
         let hosted = self.hosted.iter().map(|(room, hosted)| (room.clone(), hosted.world.name.clone()));
-        let hosted: BTreeSet<(String, String)> = hosted.collect();
+        let hosted = hosted.collect();
+        let rooms = self.matches.joined().filter(|(_, members)| !members.is_empty());
+        let rooms = rooms.map(|(room, _)| room.clone()).collect();
+        let tickets = self.players.values().flat_map(|player| &player.tickets).cloned().collect();
+        let known = Known { hosted, rooms, tickets };
         self.refetching = JoinSet::new();
         self.refetching.spawn(async move {
-            if let Ok(mine) = persist(RETRY, || read_mine(&matcher, &process, &hosted)).await {
+            if let Ok(mine) = persist(RETRY, || read_mine(&matcher, &process, &known)).await {
                 // The loop ends only with the process.
                 let _ = done.send(Done::Mine(mine)).await;
             }
@@ -660,15 +728,23 @@ impl<A: Area> Link<A> {
                     tokio::spawn(async move { matcher.call(Method::DELETE_ROOM, delete).await.map(drop) });
                 }
             }
-            Done::Ticket { player, ticket } => match self.players.get_mut(&player) {
-                Some(player) => drop(player.tickets.insert(ticket)),
-                None => {
-                    let matcher = self.matcher.clone();
-                    let cancel = Writer::new().str(1, &ticket);
-                    tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
+            Done::Ticket { maker, ticket } => {
+                self.creating -= 1;
+                // The news of its end may come before the answer.
+                let live = ticket.filter(|ticket| !self.ended_early.remove(&ticket.id));
+                if self.creating == 0 {
+                    self.ended_early.clear();
                 }
-            },
-            Done::Mine(Mine { rooms, assigning, hosted }) => {
+                match live {
+                    Some(ticket) if !self.players.contains_key(&maker) => self.cancel(&ticket.id),
+                    Some(ticket) => self.note_ticket(ticket),
+                    None => {}
+                }
+            }
+            Done::Mine(Mine { rooms, assigning, hosted, gone, ended }) => {
+                for notice in self.missed(&gone, ended) {
+                    self.hear_matcher(notice);
+                }
                 for (room, class) in assigning {
                     if !self.hosted.contains_key(&room) {
                         self.find_place(room, &class);
@@ -690,6 +766,20 @@ impl<A: Area> Link<A> {
                 }
             }
         }
+    }
+
+    /// The notices that players have not heard of the ends of rooms and tickets: a matcher that came
+    /// back without its state sends none.
+    fn missed(&self, gone: &BTreeSet<String>, ended: Vec<(String, Vec<u8>)>) -> Vec<Notice> {
+        let gone = self.matches.joined().filter(|(room, _)| gone.contains(*room));
+        let left = gone.flat_map(|(room, members)| members.iter().map(|member| room_gone(room, member)));
+        let ended = ended.into_iter().map(|(ticket, shown)| {
+            let waits = |(_, player): &(&String, &Player)| player.tickets.contains(&ticket);
+            let roles = self.players.iter().filter(waits).map(|(name, _)| name.clone()).collect();
+            let body = Writer::new().bytes(1, &shown).into_bytes().into();
+            Notice { roles, kind: Kind::TICKET_UPDATE, body }
+        });
+        left.chain(ended.filter(|notice| !notice.roles.is_empty())).collect()
     }
 
     /// Takes up the world of a match that an earlier life of this link has opened. The addresses of
@@ -811,26 +901,31 @@ where
     }
 }
 
-/// Reads what concerns this server from the matcher. Of `hosted`, and of the worlds that an earlier
-/// life of this link has opened, it closes those whose rooms are gone: their ends may be among what
-/// was missed.
-async fn read_mine<A: Area>(
-    matcher: &A,
-    process: &Arc<Watch>,
-    hosted: &BTreeSet<(String, String)>,
-) -> Result<Mine, CallError> {
+/// Reads what concerns this server from the matcher. Of the worlds that this link has opened, in an
+/// earlier life too, it closes those whose rooms are gone: their ends may be among what was missed.
+async fn read_mine<A: Area>(matcher: &A, process: &Arc<Watch>, known: &Known) -> Result<Mine, CallError> {
     let opened = {
         let process = Arc::clone(process);
         tokio::task::spawn_blocking(move || process.opened_match_worlds())
     };
-    let mut worlds = hosted.clone();
+    let mut worlds = known.hosted.clone();
     worlds.extend(opened.await.unwrap_or_default());
     for (room, world) in worlds {
         if matcher.room(&room).await?.is_none() {
             process.close_match_world(&world);
         }
     }
-    let (rooms, matches) = matcher.mine().await?;
+    let Listed { rooms, tickets, matches } = matcher.mine().await?;
+    let (mut gone, mut ended) = (BTreeSet::new(), Vec::new());
+    for room in &known.rooms {
+        if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
+            gone.insert(room.clone());
+        }
+    }
+    for ticket in known.tickets.difference(&tickets) {
+        let shown = matcher.ticket(ticket).await?;
+        ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
+    }
     let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
     for found in matches {
         if found.is_assigning {
@@ -842,7 +937,40 @@ async fn read_mine<A: Area>(
             hosted.push((found.room, world));
         }
     }
-    Ok(Mine { rooms, assigning, hosted })
+    Ok(Mine { rooms, assigning, hosted, gone, ended })
+}
+
+/// The notice that a player's room is gone.
+fn room_gone(room: &str, player: &str) -> Notice {
+    let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
+    Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
+}
+
+/// A ticket that the matcher has lost.
+fn cancelled(ticket: &str) -> Vec<u8> {
+    Writer::new().str(1, ticket).str(8, "cancelled").str(10, "disconnected").into_bytes()
+}
+
+/// A ticket in a response or notification.
+struct TicketNews {
+    id: String,
+    players: Vec<String>,
+    is_of_team: bool,
+    is_live: bool,
+}
+
+impl TicketNews {
+    fn read(body: &[u8]) -> Option<TicketNews> {
+        let ticket = Reader::new(body).ok()?.nested(1).ok()?;
+        let players =
+            ticket.all(3).filter_map(|player| Reader::new(player).ok()?.str(1).ok().map(str::to_owned));
+        Some(TicketNews {
+            id: ticket.str(1).ok()?.to_owned(),
+            players: players.collect(),
+            is_of_team: !ticket.str(4).ok()?.is_empty(),
+            is_live: matches!(ticket.str(8).ok()?, "searching" | "proposed" | "placing"),
+        })
+    }
 }
 
 /// The next event of the connection to the main world, for ever without one.

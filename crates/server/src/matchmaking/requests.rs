@@ -30,8 +30,8 @@ const ALLOWED: &[(u16, Role, &[u32])] = &[
     (Method::ROLE_LEAVE_ROOM, Role::Id(1), &[3]),
     (Method::GET_ROOM_LIST, Role::Nowhere, &[]),
     (Method::LIST_ROOMS, Role::Nowhere, &[]),
-    // Neither a team, which others are in, nor a priority.
-    (Method::CREATE_TICKET, Role::Player(2), &[3, 5]),
+    // Without a priority. A team is queued only if the player leads it.
+    (Method::CREATE_TICKET, Role::Player(2), &[5]),
     (Method::CANCEL_TICKET, Role::Nowhere, &[]),
     (Method::GET_TICKET, Role::Nowhere, &[]),
     (Method::ACCEPT_MATCH, Role::Id(3), &[]),
@@ -107,8 +107,8 @@ mod tests {
         let ticket =
             players.into_iter().fold(Writer::new().str(1, "ranked5"), |body, player| body.nested(2, player));
         let bytes = asked(Method::CREATE_TICKET, ticket.str(3, "team").u64(5, 20)).unwrap();
-        let wanted = Writer::new().str(1, "ranked5").nested(2, Writer::new().str(5, "tank").str(1, "me"));
-        assert_eq!(bytes, wanted.into_bytes());
+        let me = Writer::new().str(5, "tank").str(1, "me");
+        assert_eq!(bytes, Writer::new().str(1, "ranked5").str(3, "team").nested(2, me).into_bytes());
     }
 
     #[test]

@@ -473,16 +473,78 @@ fn players_of_a_game_server_have_a_world_as_long_as_their_room_and_the_room_as_l
     });
 }
 
+fn start(flags: &[(&str, &str)]) -> Running {
+    let loader = Loader::new().text("throng.toml", WORLDS).flag("t", "http.addr", "");
+    let loader = flags.iter().fold(loader, |loader, (key, value)| loader.flag("t", *key, *value));
+    throng_server::start(loader.load().unwrap()).unwrap()
+}
+
+#[test]
+fn players_hear_of_the_places_that_a_matcher_lost() {
+    let data = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        std::fs::write(data.path().join(name), text).unwrap();
+        data.path().join(name).to_str().unwrap().to_owned()
+    };
+    let (rules, tokens) = (file("modes.toml", RULES), file("tokens", "operator admin\ngateway server"));
+    let (token, socket) = (file("token", "gateway"), data.path().join("matcher.sock"));
+    let socket = socket.to_str().unwrap();
+    let matcher = || {
+        start(&[
+            ("server.only", "matcher"),
+            ("server.data", data.path().join("m").to_str().unwrap()),
+            ("matcher.unix_path", socket),
+            ("matcher.tokens_file", &tokens),
+            ("matcher.durability", "none"),
+            ("matcher.rules", &rules),
+        ])
+    };
+    let first = matcher();
+    let gateway = start(&[
+        ("server.only", "gateway"),
+        ("server.data", data.path().join("g").to_str().unwrap()),
+        ("gateway.dev", "true"),
+        ("gateway.servers.addr", "127.0.0.1:0"),
+        ("gateway.clients.addr", "127.0.0.1:0"),
+        ("gateway.matchmaking.matcher", &format!("unix://{socket}")),
+        ("gateway.matchmaking.token_file", &token),
+    ]);
+    let addr = gateway.address(Service::Clients).unwrap();
+    let played = async {
+        let config = MatcherConfig::new("director").token("operator");
+        let (director, _notices) =
+            Matcher::connect(format!("unix://{socket}").parse().unwrap(), config).await.unwrap();
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        while ann.client.join_queue("ranked5").await.is_err() {}
+        bob.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        drop(first);
+        let _second = matcher();
+        loop {
+            let MatchmakingEvent::Notice(notice) = ann.next().await else { continue };
+            let shown = Reader::new(&notice.body).unwrap().nested(1).unwrap();
+            if shown.str(8).unwrap() == "cancelled" {
+                assert_eq!((notice.name(), shown.str(10).unwrap()), ("ticketUpdateMsg", "disconnected"));
+                break;
+            }
+        }
+        loop {
+            let MatchmakingEvent::Notice(notice) = bob.next().await else { continue };
+            if notice.name() == "roleLeaveRoomMsg" {
+                assert_eq!((notice.text(2), notice.text(22)), ("bob", "room_deleted"));
+                break;
+            }
+        }
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
+}
+
 #[test]
 fn a_gateway_that_starts_again_takes_up_the_matches_of_its_former_life() {
     let data = tempfile::tempdir().unwrap();
     let rules = data.path().join("modes.toml");
     std::fs::write(&rules, RULES).unwrap();
-    let start = |flags: &[(&str, &str)]| {
-        let loader = Loader::new().text("throng.toml", WORLDS).flag("t", "http.addr", "");
-        let loader = flags.iter().fold(loader, |loader, (key, value)| loader.flag("t", *key, *value));
-        throng_server::start(loader.load().unwrap()).unwrap()
-    };
     let matcher = start(&[
         ("server.only", "matcher"),
         ("server.data", data.path().join("m").to_str().unwrap()),
@@ -557,6 +619,43 @@ fn a_full_room_is_a_match_as_well() {
         // The ninth has not read since it joined.
         let (_, channel) = players[8].entered().await;
         assert_ne!(channel, ChannelId::GLOBAL);
+    });
+}
+
+#[test]
+fn the_leader_of_a_team_queues_it_and_no_other_member_does() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let director = world.matcher().await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        let id_in =
+            |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+        let four = Writer::new().nested(2, Writer::new().u64(3, 4 << 1));
+        let team = id_in(&ann.ask(Method::CREATE_TEAM, four).await.unwrap());
+        bob.ask(Method::JOIN_TEAM, Writer::new().str(2, &team)).await.unwrap();
+        let ticket = || Writer::new().str(1, "ranked5").str(3, &team);
+        let refused = bob.ask(Method::CREATE_TICKET, ticket()).await;
+        assert!(matches!(refused, Err(CallError::Refused { status: Status::Forbidden, .. })), "{refused:?}");
+        let answer = ann.ask(Method::CREATE_TICKET, ticket()).await.unwrap();
+        let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+        let queued: Vec<_> =
+            shown.all(3).map(|player| Reader::new(player).unwrap().str(1).unwrap().to_owned()).collect();
+        assert_eq!((queued, shown.str(4).unwrap()), (vec!["ann".to_owned(), "bob".to_owned()], &*team));
+        // The team waits no longer than each of its members is there.
+        bob.client.close().await;
+        loop {
+            let MatchmakingEvent::Notice(notice) = ann.next().await else { continue };
+            if notice.name() != "ticketUpdateMsg" {
+                continue;
+            }
+            let shown = Reader::new(&notice.body).unwrap().nested(1).unwrap();
+            assert_eq!(shown.str(1).unwrap(), id_in(&answer));
+            if shown.str(8).unwrap() == "cancelled" {
+                break;
+            }
+        }
     });
 }
 

@@ -266,7 +266,7 @@ message!(Ticket {
     14 EtaP50Ms U64, "p50 of the waiting time of similar tickets";
     15 EtaP90Ms U64, "p90 of the waiting time";
 });
-message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "instead of players: a team, whose members form the party"; 4 ExpiresMs U64, "timeout in ms, if shorter than the queue's"; 5 Priority I64, "-10 to 10; trusted callers only"; });
+message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "a team, whose members form the party; `Players`, if given, names the player who asks, which must be its leader"; 4 ExpiresMs U64, "timeout in ms, if shorter than the queue's"; 5 Priority I64, "-10 to 10; trusted callers only"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
 message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with it as a member (also those being removed), or with a seat reserved for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones with unclaimed seats"; 6 Next Str, "token of the next page; empty: no more pages"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });

@@ -293,6 +293,20 @@ fn a_node_that_cannot_make_a_world_passes_it_on() {
 }
 
 #[test]
+fn an_arrival_waits_while_the_only_node_with_room_stands_still() {
+    let mut run = start(2, |_, setup| setup.record.worlds_max = 1);
+    open(&mut run, 1);
+    let full = run.server(&name("w0")).expect("it serves");
+    run.stop(1 - full, run.now + 6 * S);
+    let id = run.arrive(full, &name("w1"));
+    run.run_until(run.now + 5 * S);
+    assert_eq!(run.machines[full].answers.get(&id), None);
+    run.run_until(run.now + 3 * S);
+    assert!(matches!(run.machines[full].answers.get(&id), Some(Answer::Elsewhere { .. })));
+    assert_eq!((run.server(&name("w1")), run.violation), (Some(1 - full), None));
+}
+
+#[test]
 fn an_assignment_that_is_not_accepted_is_given_to_another_node() {
     let mut run = start(3, |_, _| {});
     run.arrive(0, &name("w0"));
