@@ -454,16 +454,18 @@ impl<A: Area> Link<A> {
 
     /// The players of a ticket that are of this gateway wait by it, or not any more.
     fn note_ticket(&mut self, ticket: TicketNews) {
-        let mut was_known = false;
+        let (mut is_here, mut was_known) = (false, false);
         for name in &ticket.players {
             let Some(player) = self.players.get_mut(name) else { continue };
+            is_here = true;
             if ticket.is_live {
                 player.tickets.insert(ticket.id.clone());
             } else {
                 was_known |= player.tickets.remove(&ticket.id);
             }
         }
-        if !ticket.is_live && !was_known && self.creating > 0 {
+        // Of players who are gone nothing is to be remembered.
+        if !ticket.is_live && is_here && !was_known && self.creating > 0 {
             self.ended_early.insert(ticket.id);
         }
     }
