@@ -212,6 +212,7 @@ impl Store {
     pub(crate) fn note_reliance(&self, begins: bool) {
         let _log = lock(&self.log);
         let mut relied_on = lock(&self.relied_on);
+        relied_on.repeated.age(self.clock().elapsed());
         match begins {
             true => relied_on.collections += 1,
             false => relied_on.collections -= 1,

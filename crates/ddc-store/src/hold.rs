@@ -1,18 +1,10 @@
 //! Blobs that an upload in progress holds, or that one has repeated a moment ago.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
-
-use throng_ddc::gc::UPLOAD_AGE_MIN;
 use throng_ddc::{IoHash, Namespace};
 
 use crate::key;
 use crate::locks::lock;
-use crate::run::fingerprint;
 use crate::store::Store;
-
-/// Repeated uploads that are remembered, twice.
-const REPEATED_MAX: usize = 1 << 16;
 
 /// Blobs of an upload that no collection or eviction removes until this is dropped. Requests that
 /// delete blobs are made all the same.
@@ -39,30 +31,6 @@ impl Store {
     pub fn note_repeated(&self, namespace: &Namespace, blob: &IoHash) {
         let now = self.clock().elapsed();
         lock(&self.relied_on).repeated.insert(&key::blob(namespace, blob), now);
-    }
-}
-
-/// Fingerprints of blobs that were uploaded again: kept for [`UPLOAD_AGE_MIN`], and up to twice as
-/// long; less if there are too many.
-#[derive(Default)]
-pub(crate) struct Repeated {
-    young: BTreeSet<u64>,
-    old: BTreeSet<u64>,
-    turned: Duration,
-}
-
-impl Repeated {
-    fn insert(&mut self, blob: &[u8], now: Duration) {
-        if self.young.len() >= REPEATED_MAX || now.saturating_sub(self.turned) >= UPLOAD_AGE_MIN {
-            self.old = std::mem::take(&mut self.young);
-            self.turned = now;
-        }
-        self.young.insert(fingerprint(blob));
-    }
-
-    pub(crate) fn has(&self, blob: &[u8]) -> bool {
-        let blob = fingerprint(blob);
-        self.young.contains(&blob) || self.old.contains(&blob)
     }
 }
 

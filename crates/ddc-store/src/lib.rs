@@ -56,6 +56,7 @@ mod plan;
 mod quota;
 mod reads;
 mod record;
+mod repeated;
 mod replaced;
 mod run;
 mod space;

@@ -14,12 +14,12 @@ use crate::change::{Change, ChangeResult, Done, PutRef, Queue};
 use crate::clock::{Clock, SystemClock};
 use crate::error::StoreError;
 use crate::gaps::Gaps;
-use crate::hold::Repeated;
 use crate::index::Index;
 use crate::key::{self, Location};
 use crate::locks::lock;
 use crate::log::{Log, Segments};
 use crate::quota::{Quotas, Replaced, Sizes};
+use crate::repeated::Repeated;
 use throng_platform::{File, Fs};
 
 /// Time when a change is acknowledged.

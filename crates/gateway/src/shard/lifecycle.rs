@@ -51,8 +51,8 @@ impl Shard {
             return Err(AcceptRefusal::ConnectionsPerAddress);
         }
         let conn = global.ids.allocate().ok_or(AcceptRefusal::IdsExhausted)?;
-        // What game servers say of a world concerns channels of shard 0: read there, it needs no
-        // mail.
+        // Requests of game servers about a world concern channels of shard 0: read there, they need
+        // no mail.
         let of_world = kind == ConnKind::Server && self.board.config.spatial.is_world();
         let shard = shard.unwrap_or_else(|| if of_world { ShardIndex::FIRST } else { global.least_loaded() });
         global.register(conn, kind, addr, shard);

@@ -216,7 +216,7 @@ struct Mine {
     ended: Vec<(String, Vec<u8>)>,
 }
 
-/// What a link knew before it read from the matcher what concerns it.
+/// State of a link before it reads from the matcher what concerns it.
 struct Known {
     /// Rooms and worlds that it has opened for them.
     hosted: BTreeSet<(String, String)>,
@@ -770,8 +770,8 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// The notices that players have not heard of the ends of rooms and tickets: a matcher that came
-    /// back without its state sends none.
+    /// The notices that players have not heard of the ends of rooms and tickets: a matcher that
+    /// came back without its state sends none.
     fn missed(&self, gone: &BTreeSet<String>, ended: Vec<(String, Vec<u8>)>) -> Vec<Notice> {
         let gone = self.matches.joined().filter(|(room, _)| gone.contains(*room));
         let left = gone.flat_map(|(room, members)| members.iter().map(|member| room_gone(room, member)));
