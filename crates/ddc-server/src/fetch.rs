@@ -36,6 +36,25 @@ const LOOKUPS_MAX: usize = 32;
 /// Bytes of an object that are read to see whether the object storage works.
 const BEGIN_BYTES: u64 = 1 << 20;
 
+/// Room in a namespace with a quota, until the copy that it is for is stored.
+struct CopyRoom<'s> {
+    service: &'s Service,
+    taken: Option<(Namespace, u64)>,
+}
+
+impl Drop for CopyRoom<'_> {
+    fn drop(&mut self) {
+        let Some((namespace, len)) = self.taken.take() else { return };
+        let mut coming = self.service.copies_coming.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bytes) = coming.get_mut(&namespace) {
+            *bytes -= len;
+            if *bytes == 0 {
+                coming.remove(&namespace);
+            }
+        }
+    }
+}
+
 impl Service {
     pub(crate) fn tier(&self) -> Option<&Tier> {
         match self.origin() {
@@ -775,29 +794,37 @@ impl Service {
 
     /// Stores what the upstream or the object storage gave.
     async fn keep_fetched(&self, namespace: &Namespace, received: Received) -> Result<(), Problem> {
-        self.check_copy(namespace, received.len())?;
+        let _room = self.room_for_copy(namespace, received.len())?;
         self.keep_here(namespace, received).await
     }
 
-    /// Refuses to keep a copy in the half of a quota that is left to uploads.
-    fn check_copy(&self, namespace: &Namespace, len: u64) -> Result<(), Problem> {
-        if self.upstream().is_none() || self.store.fits_copy(namespace, len)? {
-            return Ok(());
+    /// Takes room for a copy that is to be stored. Refuses it in the half of a quota that is left to
+    /// uploads.
+    fn room_for_copy(&self, namespace: &Namespace, len: u64) -> Result<CopyRoom<'_>, Problem> {
+        if self.upstream().is_none() || self.store.quota(namespace).is_none() {
+            return Ok(CopyRoom { service: self, taken: None });
         }
-        let title =
-            format!("half of the quota of the namespace {namespace} is used: it keeps no more copies");
-        Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title))
+        let mut coming = self.copies_coming.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = coming.get(namespace).copied().unwrap_or(0);
+        if !self.store.fits_copy(namespace, others + len)? {
+            let title =
+                format!("half of the quota of the namespace {namespace} is used: it keeps no more copies");
+            return Err(Problem::new(StatusCode::INSUFFICIENT_STORAGE, title));
+        }
+        *coming.entry(namespace.clone()).or_default() += len;
+        Ok(CopyRoom { service: self, taken: Some((namespace.clone(), len)) })
     }
 
     /// Stores a ref of the upstream.
     async fn keep_copy(&self, name: &RefName, value: &RefValue, overwrite: bool) -> Result<(), Problem> {
         let (namespace, object) = (&name.namespace, value.inline.clone().unwrap_or_default());
-        self.check_copy(namespace, object.len() as u64)?;
+        let is_inline = object.len() <= self.store.inline_bytes_max();
+        let _room = self.room_for_copy(namespace, if is_inline { object.len() as u64 } else { 0 })?;
         self.store.check_room(namespace, object.len() as u64)?;
         let document = Document::parse(&object).map_err(Problem::bad)?;
         let (_, mut relies_on) = self.store.close(namespace, &document)?;
         let mut value = value.clone();
-        if object.len() > self.store.inline_bytes_max() {
+        if !is_inline {
             self.keep_fetched(namespace, Received::Small(object, value.object)).await?;
             relies_on.push(value.object);
             value.inline = None;

@@ -207,6 +207,8 @@ pub struct Service {
     /// Blobs whose bytes were seen to have their hash, by where they lie, each with the time of the
     /// service's clock.
     pub(crate) verified: Mutex<HashMap<throng_ddc_store::BlobId, Duration>>,
+    /// Bytes of copies on their way into namespaces with a quota.
+    pub(crate) copies_coming: Mutex<HashMap<Namespace, u64>>,
     /// Refs that came from the upstream, and when it last said that they are as they were.
     pub(crate) fresh: Mutex<HashMap<RefName, Duration>>,
     pub(crate) accesses: Mutex<Accesses>,
@@ -292,6 +294,7 @@ impl Service {
             origin,
             origin_counters: OriginCounters::default(),
             flights: Flights::default(),
+            copies_coming: Mutex::default(),
             changes: (0..CHANGE_LOCKS).map(|_| tokio::sync::RwLock::default()).collect(),
             refreshes: Mutex::default(),
             streamed: Mutex::default(),

@@ -257,11 +257,21 @@ async fn copies_without_a_ref_leave_half_of_a_quota_to_uploads() {
     let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
     edge.service().set_rules(Rules { quotas, ..Rules::default() });
     let client = edge.client().await;
-    for number in 1..=5 {
+    let mut names = Vec::new();
+    for number in 1..=8 {
         let blob = vec![number; 70_000];
         put_blob(&far, &blob).await;
-        let path = format!("/api/v1/blobs/game/{}", IoHash::of(&blob));
-        assert!(client.get(&path, "*/*").await.body == blob, "{path}");
+        names.push(IoHash::of(&blob).to_string());
+    }
+    // The first are fetched side by side.
+    let ask = format!(
+        "/api/v1/blobs/game/exists?{}",
+        names.iter().map(|name| format!("id={name}&")).collect::<String>()
+    );
+    assert_eq!(client.send("POST", ask.trim_end_matches('&'), &[], "").await.text(), r#"{"needs":[]}"#);
+    for (name, number) in names.iter().zip(1..) {
+        let path = format!("/api/v1/blobs/game/{name}");
+        assert!(client.get(&path, "*/*").await.body == vec![number; 70_000], "{path}");
     }
     for number in 11..=12 {
         let reply = client.send("PUT", &format!("/kv/game/own{number}"), &[], vec![number; 70_000]).await;
