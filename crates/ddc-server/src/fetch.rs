@@ -798,8 +798,8 @@ impl Service {
         self.keep_here(namespace, received).await
     }
 
-    /// Takes room for a copy that is to be stored. Refuses it in the half of a quota that is left to
-    /// uploads.
+    /// Takes room for a copy that is to be stored. Refuses it in the half of a quota that is left
+    /// to uploads.
     fn room_for_copy(&self, namespace: &Namespace, len: u64) -> Result<CopyRoom<'_>, Problem> {
         if self.upstream().is_none() || self.store.quota(namespace).is_none() {
             return Ok(CopyRoom { service: self, taken: None });
