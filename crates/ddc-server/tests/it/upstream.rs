@@ -249,13 +249,19 @@ async fn copies_of_the_upstream_yield_to_uploads_under_a_quota() {
     }
 }
 
+/// A node with an upstream whose namespaces may hold 300,000 bytes each.
+async fn edge_under_a_quota(upstream: SocketAddr) -> Server {
+    let edge = edge(upstream).await;
+    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
+    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    edge
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copies_without_a_ref_leave_half_of_a_quota_to_uploads() {
     let core = Server::start(Rules::default(), Listener::Public).await;
     let far = core.client().await;
-    let edge = edge(core.addr).await;
-    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
-    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let edge = edge_under_a_quota(core.addr).await;
     let client = edge.client().await;
     let mut names = Vec::new();
     for number in 1..=8 {
@@ -283,9 +289,7 @@ async fn copies_without_a_ref_leave_half_of_a_quota_to_uploads() {
 async fn an_upload_that_never_fits_takes_no_copies_along() {
     let core = Server::start(Rules::default(), Listener::Public).await;
     let far = core.client().await;
-    let edge = edge(core.addr).await;
-    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
-    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let edge = edge_under_a_quota(core.addr).await;
     let client = edge.client().await;
     assert_eq!(far.send("PUT", "/kv/game/copy", &[], vec![1; 70_000]).await.status, StatusCode::OK);
     assert!(client.get("/kv/game/copy", "*/*").await.body == vec![1; 70_000]);
@@ -299,9 +303,7 @@ async fn an_upload_that_never_fits_takes_no_copies_along() {
 async fn a_blob_that_is_uploaded_again_outlasts_the_ref_that_reached_it() {
     let core = Server::start(Rules::default(), Listener::Public).await;
     let far = core.client().await;
-    let edge = edge(core.addr).await;
-    let quotas = Quotas { default: Some(300_000), ..Quotas::default() };
-    edge.service().set_rules(Rules { quotas, ..Rules::default() });
+    let edge = edge_under_a_quota(core.addr).await;
     let client = edge.client().await;
     let shared = vec![1; 70_000];
     assert_eq!(far.send("PUT", "/kv/game/copy", &[], shared.clone()).await.status, StatusCode::OK);

@@ -1057,7 +1057,7 @@ fn a_token_holds_until_the_answer_to_it_has_arrived() {
         assert!(has_resumed, "{shards} shards: the answer was lost again");
         assert_eq!(world.closed(stale), Some(CloseReason::Superseded));
         assert!(!resume(&mut world, &lost_token).1, "{shards} shards: a token of a session that ended");
-        // What it sends shows that it has the answer.
+        // A message from it proves that the answer has arrived.
         update(&mut world, back, channel, "b");
         assert!(!resume(&mut world, &first).1, "{shards} shards: the answer has arrived");
         assert_eq!(world.closed(back), None);

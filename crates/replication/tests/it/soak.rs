@@ -1582,7 +1582,7 @@ fn play(seed: u64, wide: bool) {
     }
     world.quiet(12, true);
     world.check();
-    // Every index that no object has is free again, whoever left without a word.
+    // Every index without an object is free again, also after clients that left silently.
     let (living, max) = (world.living().len(), world.config.objects_max as usize);
     let free = (living..).find(|_| world.server.create(ClassId(0)).is_err());
     assert_eq!(free, Some(max), "seed {seed}: indices of ended objects are not free");
