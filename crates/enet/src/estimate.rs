@@ -4,8 +4,16 @@
 //! rounding.
 
 /// Estimates of one connection's round trip time, and the throttle on its unreliable packets.
+///
+/// Its size and the place of `throttle` decide the cache lines of a peer.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct Estimate {
+    /// Share of unreliable packets that pass, 0 to [`THROTTLE_SCALE`].
+    pub(crate) throttle: u32,
+    counter: u32,
+    /// Upper end for `throttle`, when bandwidth is short for this peer in particular.
+    pub(crate) limit: Option<u32>,
     pub(crate) rtt_ms: u32,
     pub(crate) variance_ms: u32,
     /// Lowest and highest of the current epoch.
@@ -16,11 +24,6 @@ pub(crate) struct Estimate {
     last_variance_ms: u32,
     /// Start of the epoch; `None` before the first acknowledgement.
     epoch_ms: Option<u64>,
-    /// Share of unreliable packets that pass, 0 to [`THROTTLE_SCALE`].
-    pub(crate) throttle: u32,
-    /// Upper end for `throttle`, when bandwidth is short for this peer in particular.
-    pub(crate) limit: Option<u32>,
-    counter: u32,
     pub(crate) interval_ms: u32,
     pub(crate) acceleration: u32,
     pub(crate) deceleration: u32,

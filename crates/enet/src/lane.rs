@@ -34,8 +34,9 @@ pub(crate) struct LaneState {
     flight: Option<Box<Flight>>,
 }
 
-/// Reliable commands of a lane that are on their way.
+/// Reliable commands of a lane that are on their way. A cache line.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Flight {
     unacknowledged: Numbers,
     /// Unacknowledged commands in each sixteenth of the number space.
@@ -71,6 +72,15 @@ impl Inward<'_> {
 
     fn has_room(&mut self, len: usize, is_next: bool) -> bool {
         self.budget.has_room(*self.held, len + OVERHEAD, is_next)
+    }
+
+    /// True if packets wait: without a look at `waiting`, which most datagrams do not need.
+    fn has_waiting(&self) -> bool {
+        self.held.waiting() > 0
+    }
+
+    fn is_waiting(&self, key: PacketKey) -> bool {
+        self.has_waiting() && self.waiting.contains(key)
     }
 }
 
@@ -155,7 +165,7 @@ impl LaneState {
             Position::Behind => return Receipt::Taken,
         };
         let key = self.reliable_key(at);
-        if at == self.delivered || inward.waiting.contains(key) {
+        if at == self.delivered || inward.is_waiting(key) {
             return Receipt::Taken;
         }
         if at != self.delivered + 1 {
@@ -168,8 +178,10 @@ impl LaneState {
         self.delivered = at;
         self.unreliable_in = 0;
         inward.deliver(Bytes::copy_from_slice(payload), Delivery::Reliable);
-        self.deliver_waiting(inward);
-        self.deliver_loose(inward);
+        if inward.has_waiting() {
+            self.deliver_waiting(inward);
+            self.deliver_loose(inward);
+        }
         Receipt::Taken
     }
 
@@ -230,7 +242,7 @@ impl LaneState {
     ) -> Receipt {
         let Position::Acceptable(at) = self.position(number) else { return Receipt::Taken };
         let key = self.loose_key(at, unreliable_number);
-        if at == self.delivered && unreliable_number <= self.unreliable_in || inward.waiting.contains(key) {
+        if at == self.delivered && unreliable_number <= self.unreliable_in || inward.is_waiting(key) {
             return Receipt::Taken;
         }
         if at != self.delivered {
@@ -243,7 +255,9 @@ impl LaneState {
         }
         self.unreliable_in = unreliable_number;
         inward.deliver(Bytes::copy_from_slice(payload), Delivery::Unreliable);
-        self.drop_late(inward);
+        if inward.has_waiting() {
+            self.drop_late(inward);
+        }
         Receipt::Taken
     }
 

@@ -7,13 +7,14 @@
 //!                         heap of deadlines, stale entries skipped         timeout: O(log n)
 //! ```
 
-use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use bytes::Bytes;
 
 use crate::path::Snapshot;
+use crate::queue::Queue;
 use crate::wire::{Body, CHANNEL_NONE, Command, Fragment};
 use crate::work;
 
@@ -97,13 +98,16 @@ pub(crate) type SentIndex = u32;
 #[repr(C)]
 pub(crate) struct SentLog {
     entries: Vec<Sent>,
-    free: Vec<SentIndex>,
-    /// Oldest and newest transmission in flight.
-    head: SentIndex,
-    tail: SentIndex,
     /// (deadline, order of the transmission, command); the order tells whether the entry still
     /// means anything.
     deadlines: BinaryHeap<Reverse<(u64, u64, SentIndex)>>,
+    /// Oldest and newest transmission in flight.
+    head: SentIndex,
+    tail: SentIndex,
+    /// First of the free entries, which are threaded by `next`.
+    free: SentIndex,
+    /// Entries that are not free.
+    len: u32,
     in_flight: usize,
     transmissions: u64,
     /// Latest transmission that was acknowledged.
@@ -114,10 +118,11 @@ impl SentLog {
     pub(crate) fn new() -> Self {
         Self {
             entries: Vec::new(),
-            free: Vec::new(),
+            deadlines: BinaryHeap::new(),
             head: NONE,
             tail: NONE,
-            deadlines: BinaryHeap::new(),
+            free: NONE,
+            len: 0,
             in_flight: 0,
             transmissions: 0,
             acknowledged: 0,
@@ -126,7 +131,7 @@ impl SentLog {
 
     /// Commands that were sent and not acknowledged.
     pub(crate) fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.len as usize
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -169,12 +174,8 @@ impl SentLog {
             previous: NONE,
             next: NONE,
         };
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.entries[index as usize] = sent;
-                index
-            }
-            None => {
+        let index = match self.free {
+            NONE => {
                 if self.entries.capacity() == 0 {
                     // Vec would begin with room for four; an idle connection only ever has its ping
                     // on the way.
@@ -184,7 +185,13 @@ impl SentLog {
                 self.entries.push(sent);
                 (self.entries.len() - 1) as SentIndex
             }
+            index => {
+                self.free = self.entries[index as usize].next;
+                self.entries[index as usize] = sent;
+                index
+            }
         };
+        self.len += 1;
         self.transmit(now_ms, index);
         index
     }
@@ -237,7 +244,9 @@ impl SentLog {
         let content = core::mem::replace(&mut self.entries[index as usize].content, empty);
         // The order 0 belongs to no transmission: what still names this entry is stale.
         self.entries[index as usize].order = 0;
-        self.free.push(index);
+        self.entries[index as usize].next = self.free;
+        self.free = index;
+        self.len -= 1;
         if self.is_empty() {
             self.clear();
         } else if self.deadlines.len() > 2 * self.in_flight + 64 {
@@ -253,13 +262,11 @@ impl SentLog {
     /// Forgets everything, and gives back memory beyond that for a few commands.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
-        self.free.clear();
         self.deadlines.clear();
-        (self.head, self.tail, self.in_flight) = (NONE, NONE, 0);
+        (self.head, self.tail, self.free, self.len, self.in_flight) = (NONE, NONE, NONE, 0, 0);
         // Not after every burst: a busy connection would allocate all the time.
         if self.entries.capacity() > KEPT {
             self.entries = Vec::new();
-            self.free = Vec::new();
             self.deadlines = BinaryHeap::new();
         }
     }
@@ -337,7 +344,7 @@ pub(crate) struct Numbers {
     /// Number of the first entry.
     base: u16,
     /// [`NONE`] where a number was acknowledged or never sent. The first entry is never [`NONE`].
-    ring: VecDeque<SentIndex>,
+    ring: Queue<SentIndex>,
 }
 
 impl Numbers {
@@ -370,13 +377,10 @@ impl Numbers {
             self.ring.pop_front();
             self.base = self.base.wrapping_add(1);
         }
-        if self.ring.is_empty() && self.ring.capacity() > KEPT {
-            self.ring = VecDeque::new();
-        }
     }
 
     pub(crate) fn clear(&mut self) {
-        self.ring.clear();
+        self.ring = Queue::new();
     }
 }
 

@@ -84,9 +84,10 @@ impl Header {
         if self.sent_time.is_some() {
             word |= SENT_TIME;
         }
-        out.extend_from_slice(&word.to_be_bytes());
-        if let Some(time) = self.sent_time {
-            out.extend_from_slice(&time.to_be_bytes());
+        let [a, b] = word.to_be_bytes();
+        match self.sent_time.map(u16::to_be_bytes) {
+            Some([c, d]) => out.extend_from_slice(&[a, b, c, d]),
+            None => out.extend_from_slice(&[a, b]),
         }
     }
 }
@@ -265,39 +266,47 @@ impl<'a> Command<'a> {
         if self.unsequenced {
             first |= FLAG_UNSEQUENCED;
         }
-        out.extend_from_slice(&[first, self.channel]);
-        out.extend_from_slice(&self.number.to_be_bytes());
+        let [high, low] = self.number.to_be_bytes();
+        let head = [first, self.channel, high, low];
+        let two = |first: u16, second: u16| {
+            let ([a, b], [c, d]) = (first.to_be_bytes(), second.to_be_bytes());
+            let [h0, h1, h2, h3] = head;
+            [h0, h1, h2, h3, a, b, c, d]
+        };
         let len = u16::try_from(payload.len()).expect("payloads are cut at the MTU");
+        // The first three in one piece: nearly all commands are of them.
         match self.body {
-            Body::Acknowledge { number, sent_time } => {
-                out.extend_from_slice(&number.to_be_bytes());
-                out.extend_from_slice(&sent_time.to_be_bytes());
-            }
+            Body::Acknowledge { number, sent_time } => out.extend_from_slice(&two(number, sent_time)),
+            Body::SendReliable { .. } => out.extend_from_slice(&two(len, 0)[..6]),
+            Body::SendUnreliable { unreliable_number: number, .. }
+            | Body::SendUnsequenced { group: number, .. } => out.extend_from_slice(&two(number, len)),
             Body::Connect(handshake, data) => {
+                out.extend_from_slice(&head);
                 handshake.encode(out);
                 out.extend_from_slice(&data.to_be_bytes());
             }
-            Body::VerifyConnect(handshake) => handshake.encode(out),
-            Body::Disconnect { data } => out.extend_from_slice(&data.to_be_bytes()),
-            Body::Ping => {}
-            Body::SendReliable { .. } => out.extend_from_slice(&len.to_be_bytes()),
-            Body::SendUnreliable { unreliable_number: number, .. }
-            | Body::SendUnsequenced { group: number, .. } => {
-                out.extend_from_slice(&number.to_be_bytes());
-                out.extend_from_slice(&len.to_be_bytes());
+            Body::VerifyConnect(handshake) => {
+                out.extend_from_slice(&head);
+                handshake.encode(out);
             }
+            Body::Disconnect { data } => {
+                out.extend_from_slice(&head);
+                out.extend_from_slice(&data.to_be_bytes());
+            }
+            Body::Ping => out.extend_from_slice(&head),
             Body::SendFragment(fragment) | Body::SendUnreliableFragment(fragment) => {
-                out.extend_from_slice(&fragment.start.to_be_bytes());
-                out.extend_from_slice(&len.to_be_bytes());
+                out.extend_from_slice(&two(fragment.start, len));
                 for word in [fragment.count, fragment.index, fragment.total, fragment.offset] {
                     out.extend_from_slice(&word.to_be_bytes());
                 }
             }
             Body::BandwidthLimit { incoming, outgoing } => {
+                out.extend_from_slice(&head);
                 out.extend_from_slice(&incoming.to_be_bytes());
                 out.extend_from_slice(&outgoing.to_be_bytes());
             }
             Body::ThrottleConfigure { interval, acceleration, deceleration } => {
+                out.extend_from_slice(&head);
                 for word in [interval, acceleration, deceleration] {
                     out.extend_from_slice(&word.to_be_bytes());
                 }

@@ -60,6 +60,7 @@ impl Host {
         peer.is_mapped = true;
         peer.live_at = self.live.len() as u32;
         self.live.push(peer.id.index);
+        self.hints.reserve(self.live.len());
         if self.ctx.config.peers_per_ip_max != usize::MAX {
             *self.per_ip.entry(Block::of_ip(peer.address.ip())).or_insert(0) += 1;
         }
@@ -70,32 +71,14 @@ impl Host {
 
     /// Updates the host's tables after a peer changed. `mark`: the peer may have something to send.
     pub(super) fn settle(&mut self, index: u32, mark: bool) {
-        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
-        let rank = Ranks::rank(peer.held);
-        if rank != peer.rank {
-            self.ctx.budget.ranks.change(index, peer.rank, rank);
-            peer.rank = rank;
-        }
-        if peer.state == State::Over {
-            self.unmap(index);
-        } else if peer.remote_id != PEER_ID_NONE && !peer.is_remote_mapped {
-            peer.is_remote_mapped = true;
-            let limited = peer.incoming_bandwidth != 0;
-            self.by_remote.insert(Key::new(peer.address, peer.remote_id), index);
-            self.bandwidth.limited += usize::from(limited);
-            peer.is_limited = limited;
-            self.peers_changed();
-        }
-        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
-        if peer.is_remote_mapped && peer.is_limited != (peer.incoming_bandwidth != 0) {
-            peer.is_limited = !peer.is_limited;
-            if peer.is_limited {
-                self.bandwidth.limited += 1
-            } else {
-                self.bandwidth.limited -= 1
-            }
-            self.update_meters();
-            self.arm_bandwidth();
+        let Some(peer) = self.slots[index as usize].peer.as_deref() else { return };
+        let is_known = peer.remote_id != PEER_ID_NONE;
+        if Ranks::rank(peer.held) != peer.rank
+            || peer.state == State::Over
+            || peer.is_remote_mapped != is_known
+            || peer.is_limited != (is_known && peer.incoming_bandwidth != 0)
+        {
+            self.settle_standing(index);
         }
         let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
         if peer.metered_bytes > 0 && !peer.in_active {
@@ -124,8 +107,42 @@ impl Host {
                 peer.timer = Some((deadline, key));
             }
         }
-        if mark && peer.has_output(self.ctx.now_ms) {
-            self.mark_dirty(index);
+        if mark && !peer.in_dirty && peer.has_output(self.ctx.now_ms) {
+            peer.in_dirty = true;
+            self.dirty.push_back(index);
+        }
+    }
+
+    /// The part of [`settle`](Self::settle) that few datagrams need: rank, the table of remote ids,
+    /// and bandwidth.
+    #[cold]
+    fn settle_standing(&mut self, index: u32) {
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        let rank = Ranks::rank(peer.held);
+        if rank != peer.rank {
+            self.ctx.budget.ranks.change(index, peer.rank, rank);
+            peer.rank = rank;
+        }
+        if peer.state == State::Over {
+            self.unmap(index);
+        } else if peer.remote_id != PEER_ID_NONE && !peer.is_remote_mapped {
+            peer.is_remote_mapped = true;
+            let limited = peer.incoming_bandwidth != 0;
+            self.by_remote.insert(Key::new(peer.address, peer.remote_id), index);
+            self.bandwidth.limited += usize::from(limited);
+            peer.is_limited = limited;
+            self.peers_changed();
+        }
+        let Some(peer) = self.slots[index as usize].peer.as_deref_mut() else { return };
+        if peer.is_remote_mapped && peer.is_limited != (peer.incoming_bandwidth != 0) {
+            peer.is_limited = !peer.is_limited;
+            if peer.is_limited {
+                self.bandwidth.limited += 1
+            } else {
+                self.bandwidth.limited -= 1
+            }
+            self.update_meters();
+            self.arm_bandwidth();
         }
     }
 

@@ -67,34 +67,6 @@ impl LocalIds {
         }
     }
 
-    /// Shows `found` the owner of the only id towards each of `addresses`, where it has one.
-    ///
-    /// All hashes of a part first: the reads of its entries, which are not in the processor's
-    /// cache, overlap then.
-    pub(super) fn only_owners(
-        &self,
-        mut addresses: impl Iterator<Item = SocketAddr>,
-        mut found: impl FnMut(Owner),
-    ) {
-        let mut part = [(Key::default(), 0); 32];
-        loop {
-            let mut len = 0;
-            for (place, address) in part.iter_mut().zip(&mut addresses) {
-                let key = Key::new(address, 0);
-                *place = (key, self.keyed.hash_one(key));
-                len += 1;
-            }
-            for (key, hash) in &part[..len] {
-                if let Some((_, Ids::One(_, owner))) = self.addresses.find(*hash, |(known, _)| known == key) {
-                    found(*owner);
-                }
-            }
-            if len < part.len() {
-                return;
-            }
-        }
-    }
-
     /// True if an id towards `address` belongs to a peer.
     pub(super) fn has_peer_at(&self, address: SocketAddr) -> bool {
         self.find(address).is_some_and(|ids| match ids {

@@ -3,6 +3,7 @@
 mod bandwidth;
 mod closed;
 mod handshake;
+mod hints;
 mod index;
 mod introspection;
 mod local_ids;
@@ -21,6 +22,7 @@ use throng_stdx::{Instant, TimerWheel};
 
 use bandwidth::Bandwidth;
 use closed::Closed;
+use hints::Hints;
 use local_ids::LocalIds;
 
 use crate::address::{Block, Key};
@@ -73,10 +75,9 @@ pub struct Host {
     /// Peers with commands that were put off, and the last millisecond in which they had a turn.
     put_off: VecDeque<u32>,
     turn_ms: u64,
-    /// Peers of the batch that was announced last, in order of its datagrams, and the first of them
-    /// whose datagram has not come.
-    expected: Vec<u32>,
-    expected_at: usize,
+    hints: Hints,
+    /// Peers of the batch that was announced last.
+    announced: Vec<u32>,
     /// Commands of the datagram being read or written, before and after compression.
     body: Vec<u8>,
     packed: Vec<u8>,
@@ -165,8 +166,8 @@ impl Host {
             broadcasts: 0,
             put_off: VecDeque::new(),
             turn_ms: 0,
-            expected: Vec::new(),
-            expected_at: 0,
+            hints: Hints::new(),
+            announced: Vec::new(),
             body: Vec::new(),
             packed: Vec::new(),
             ctx: Context {
@@ -267,18 +268,14 @@ impl Host {
     /// while those of one datagram after the other do not: call it before the datagrams of the
     /// batch. Has no effect that can be seen.
     pub fn prefetch(&mut self, senders: impl IntoIterator<Item = SocketAddr>) {
-        let mut expected = core::mem::take(&mut self.expected);
-        expected.clear();
-        self.local_ids.only_owners(senders.into_iter(), |owner| {
-            if let Owner::Peer(index) = owner {
-                expected.push(index);
-            }
-        });
+        let mut announced = core::mem::take(&mut self.announced);
+        announced.clear();
+        announced.extend(senders.into_iter().filter_map(|sender| self.hints.get(sender)));
         // Loops of their own: nothing keeps the processor from many reads at once.
-        let peer = |index: &u32| self.slots[*index as usize].peer.as_deref();
-        expected.iter().filter_map(peer).for_each(Peer::prefetch);
-        expected.iter().filter_map(peer).for_each(Peer::prefetch_parts);
-        (self.expected, self.expected_at) = (expected, 0);
+        let peer = |index: &u32| self.slots.get(*index as usize)?.peer.as_deref();
+        announced.iter().filter_map(peer).for_each(Peer::prefetch);
+        announced.iter().filter_map(peer).for_each(Peer::prefetch_parts);
+        self.announced = announced;
     }
 
     /// Does everything that is due at `now`: pings, lost commands, peers that no longer answer, and
@@ -331,12 +328,14 @@ impl Host {
                     let (transmit, envelope) = (peer.transmit(), peer.envelope());
                     let sent_time = needs_time.then_some(self.ctx.now_ms as u16);
                     self.seal(envelope, sent_time, &body, buf);
-                    let mut has_more = false;
+                    let (mut has_more, mut needs_settling) = (false, needs_time);
                     if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
                         peer.traffic.datagrams_out += 1;
                         peer.traffic.bytes_out += buf.len() as u64;
                         has_more = peer.has_output(self.ctx.now_ms);
                         peer.in_dirty = has_more;
+                        // What needs no acknowledgement changes no deadline.
+                        needs_settling |= peer.state == State::Over;
                     }
                     self.burst += 1;
                     if !has_more {
@@ -347,7 +346,9 @@ impl Host {
                         self.burst = 0;
                         self.dirty.rotate_left(1);
                     }
-                    self.settle(index, false);
+                    if needs_settling {
+                        self.settle(index, false);
+                    }
                     self.note_transmit(buf.len());
                     written = Some(transmit);
                     break;

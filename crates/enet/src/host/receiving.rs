@@ -15,7 +15,7 @@ use crate::work;
 impl Host {
     pub(super) fn find_owner(&mut self, from: SocketAddr, header: &Header) -> Option<Owner> {
         let mut owner =
-            self.expected_owner(from, header.peer_id).or_else(|| self.local_ids.get(from, header.peer_id));
+            self.hinted_owner(from, header.peer_id).or_else(|| self.known_owner(from, header.peer_id));
         if owner.is_none() && self.broadcasts > 0 {
             owner = self.adopt_broadcast(from, header.peer_id);
         }
@@ -30,16 +30,21 @@ impl Host {
         owner.filter(|_| session == header.session)
     }
 
-    /// The owner without a look into the tables, if it is the next one that was
-    /// [announced](Host::prefetch), or the one after that: a datagram may have been dropped.
-    fn expected_owner(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
-        let next = self.expected.iter().enumerate().skip(self.expected_at).take(2);
-        let (at, index) = next.map(|(at, &index)| (at, index)).find(|&(_, index)| {
-            let peer = self.slots[index as usize].peer.as_deref();
-            peer.is_some_and(|peer| peer.is_mapped && peer.local_id == id && peer.address == from)
-        })?;
-        self.expected_at = at + 1;
-        Some(Owner::Peer(index))
+    /// The owner without a search of the table, if the hint for its address names it.
+    fn hinted_owner(&self, from: SocketAddr, id: u16) -> Option<Owner> {
+        let index = self.hints.get(from)?;
+        let peer = self.slots.get(index as usize)?.peer.as_deref()?;
+        let is_owner = peer.is_mapped && peer.local_id == id && peer.address == from;
+        is_owner.then_some(Owner::Peer(index))
+    }
+
+    /// The owner by the table; a peer's address gets its hint.
+    fn known_owner(&mut self, from: SocketAddr, id: u16) -> Option<Owner> {
+        let owner = self.local_ids.get(from, id)?;
+        if let Owner::Peer(index) = owner {
+            self.hints.note(from, index);
+        }
+        Some(owner)
     }
 
     /// Dialect of a datagram's sender. Spec: enet §18

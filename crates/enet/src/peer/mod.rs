@@ -19,7 +19,7 @@ use crate::config::{Config, FRAGMENTS_MAX, Pings, WINDOW_MAX, WINDOW_MIN, Window
 use crate::estimate::{Estimate, Loss};
 use crate::lane::LaneState;
 use crate::path::Path;
-use crate::queue::Queue;
+use crate::queue::{Queue, RareQueue};
 use crate::sent::{CONTROL, Numbers, SentIndex, SentLog};
 use crate::statistics::{Counts, Traffic};
 use crate::types::{Delivery, Event, Lane, PeerId, PeerInfo, PeerState, Reason, SendError, Stats, Via};
@@ -117,37 +117,35 @@ pub(crate) struct Peer {
     /// back.
     loose: Queue<Queued<Outgoing>>,
 
-    waiting: Waiting,
     acks: Queue<Ack>,
-
     /// In order of their numbers; only lanes in use.
     lanes: Vec<LaneState>,
     pub(crate) timer: Option<(u64, TimerKey)>,
+
     backlog: Option<Box<backlog::Backlog>>,
     group_base: u16,
     group_out: u16,
     control_number: u16,
-
-    sent: SentLog,
     /// Time of the other side's last acknowledgement.
     last_ack_ms: Option<u64>,
     /// The present turn, in milliseconds, and the commands that were obeyed in it.
     turn_ms: u32,
     turn_commands: u32,
-
-    pub(crate) estimate: Estimate,
-    loss: Loss,
     /// Commands about the connection.
-    control: Queue<Queued<Box<Body<'static>>>>,
+    control: RareQueue<Queued<Body<'static>>>,
+    /// Commands to be sent again, connection and data, in the order they were found lost.
+    resend_control: RareQueue<Queued<SentIndex>>,
+    resend_data: RareQueue<Queued<SentIndex>>,
 
     /// Reliable data.
     reliable: Queue<Queued<Outgoing>>,
 
-    /// Commands to be sent again, connection and data, in the order they were found lost.
-    resend_control: Queue<Queued<SentIndex>>,
-    resend_data: Queue<Queued<SentIndex>>,
+    sent: SentLog,
+    pub(crate) estimate: Estimate,
+    loss: Loss,
 
     // Not read in advance.
+    waiting: Waiting,
     control_unacknowledged: Numbers,
     resent_commands: u64,
     /// Oldest of the transmissions that have expired since the last acknowledgement.
@@ -175,13 +173,11 @@ macro_rules! look_at_lines {
         $look!($peer.in_flight_bytes, $peer.in_flight_bytes);
         $look!($peer.loose, $peer.loose.is_empty());
         $look!($peer.acks, $peer.acks.is_empty());
-        $look!($peer.group_out, $peer.group_out);
-        $look!($peer.sent, $peer.sent.len());
         $look!($peer.last_ack_ms, $peer.last_ack_ms);
-        $look!($peer.estimate.throttle, $peer.estimate.throttle);
-        $look!($peer.control, $peer.control.is_empty());
         $look!($peer.reliable, $peer.reliable.is_empty());
-        $look!($peer.resend_data, $peer.resend_data.is_empty());
+        $look!($peer.sent, $peer.sent.is_empty());
+        $look!($peer.estimate.throttle, $peer.estimate.throttle);
+        $look!($peer.loss, $peer.loss.sent);
     };
 }
 
@@ -343,10 +339,10 @@ impl Peer {
             turn_commands: 0,
             estimate,
             loss: Loss::default(),
-            control: Queue::new(),
+            control: RareQueue::new(),
             reliable: Queue::new(),
-            resend_control: Queue::new(),
-            resend_data: Queue::new(),
+            resend_control: RareQueue::new(),
+            resend_data: RareQueue::new(),
             control_unacknowledged: Numbers::default(),
             resent_commands: 0,
             earliest_loss_ms: None,
@@ -856,7 +852,7 @@ mod tests {
             };
         }
         look_at_lines!(peer, note);
-        let used = core::mem::offset_of!(Peer, control_unacknowledged) / 64;
+        let used = core::mem::offset_of!(Peer, waiting) / 64;
         assert!(lines.iter().copied().eq(0..used), "{lines:?} of {used}");
     }
 

@@ -8,7 +8,7 @@ use super::{Ack, Context, Flow, Peer, State, find_lane, lane_mut, window};
 use crate::budget::{Budget, Held, OVERHEAD};
 use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN};
 use crate::lane::{Inward, Receipt};
-use crate::queue::Queue;
+use crate::queue::RareQueue;
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Delivery, Event, Lane, Reason};
 use crate::wire::{Body, Command, Fragment, Handshake, PEER_ID_NONE};
@@ -245,7 +245,7 @@ impl Peer {
         if let Some(index) = self.control_unacknowledged.get(1) {
             self.forget_sent(ctx, index);
         }
-        self.resend_control = Queue::new();
+        self.resend_control = RareQueue::new();
         self.lanes_max = self.lanes_max.min(verify.channels as u8);
         self.remote_id = verify.peer_id;
         self.session_in = verify.incoming_session;

@@ -1,6 +1,5 @@
 //! Assembly of a peer's datagrams. Spec: enet §11.3, §12.5, §13.1
 
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
@@ -8,7 +7,7 @@ use bytes::Bytes;
 use super::{Ack, Context, Envelope, Kind, Outgoing, Peer, Queued, State, find_lane, floor_ms, lane_mut};
 use crate::budget::OVERHEAD;
 use crate::estimate::THROTTLE_SCALE;
-use crate::queue::Queue;
+use crate::queue::{Queue, RareQueue};
 use crate::sent::{CONTROL, Content, SentIndex};
 use crate::types::{Reason, Transmit};
 use crate::wire::{Body, Command, Fragment, PEER_ID_NONE};
@@ -195,7 +194,7 @@ impl Peer {
     /// These three write one command: `None` when it does not fit, else whether it has to be
     /// acknowledged.
     fn write_control(&mut self, ctx: &mut Context, writer: &mut Writer<'_>, timeout_ms: u32) -> Option<bool> {
-        let body = *self.control.front()?.item;
+        let body = self.control.front()?.item;
         if !self.write_body(ctx, writer, timeout_ms, body) {
             return None;
         }
@@ -297,8 +296,7 @@ impl Peer {
 
     pub(super) fn queue_control(&mut self, body: Body<'static>) {
         self.stamp += 1;
-        // In a box: pings do not pass through it, and the rest is rare.
-        self.control.push_back(Queued { stamp: self.stamp, item: Box::new(body) });
+        self.control.push_back(Queued { stamp: self.stamp, item: body });
     }
 
     pub(super) fn disconnect_if_drained(&mut self, ctx: &mut Context) {
@@ -319,11 +317,11 @@ impl Peer {
     }
 
     pub(super) fn clear_outgoing(&mut self, ctx: &mut Context) {
-        self.control = Queue::new();
+        self.control = RareQueue::new();
         self.reliable = Queue::new();
         self.loose = Queue::new();
-        self.resend_control = Queue::new();
-        self.resend_data = Queue::new();
+        self.resend_control = RareQueue::new();
+        self.resend_data = RareQueue::new();
         ctx.queued_bytes -= core::mem::take(&mut self.queued_bytes);
         self.in_flight_bytes = 0;
         self.sent.clear();
