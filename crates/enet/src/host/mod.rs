@@ -270,9 +270,13 @@ impl Host {
     pub fn prefetch(&mut self, senders: impl IntoIterator<Item = SocketAddr>) {
         let mut announced = core::mem::take(&mut self.announced);
         announced.clear();
-        announced.extend(senders.into_iter().filter_map(|sender| self.hints.get(sender)));
         // Loops of their own: nothing keeps the processor from many reads at once.
-        let peer = |index: &u32| self.slots.get(*index as usize)?.peer.as_deref();
+        announced.extend(senders.into_iter().map(|sender| self.hints.get(sender)));
+        let slot = |index: &u32| self.slots.get(*index as usize);
+        announced.iter().filter_map(slot).for_each(|slot| {
+            core::hint::black_box(slot.generation);
+        });
+        let peer = |index: &u32| slot(index)?.peer.as_deref();
         announced.iter().filter_map(peer).for_each(Peer::prefetch);
         announced.iter().filter_map(peer).for_each(Peer::prefetch_parts);
         self.announced = announced;
@@ -334,7 +338,7 @@ impl Host {
                         peer.traffic.bytes_out += buf.len() as u64;
                         has_more = peer.has_output(self.ctx.now_ms);
                         peer.in_dirty = has_more;
-                        // What needs no acknowledgement changes no deadline.
+                        // A datagram without reliable commands changes no deadline.
                         needs_settling |= peer.state == State::Over;
                     }
                     self.burst += 1;

@@ -32,7 +32,7 @@ impl Host {
 
     /// The owner without a search of the table, if the hint for its address names it.
     fn hinted_owner(&self, from: SocketAddr, id: u16) -> Option<Owner> {
-        let index = self.hints.get(from)?;
+        let index = self.hints.get(from);
         let peer = self.slots.get(index as usize)?.peer.as_deref()?;
         let is_owner = peer.is_mapped && peer.local_id == id && peer.address == from;
         is_owner.then_some(Owner::Peer(index))

@@ -123,8 +123,7 @@ pub(crate) struct Peer {
     pub(crate) timer: Option<(u64, TimerKey)>,
 
     backlog: Option<Box<backlog::Backlog>>,
-    group_base: u16,
-    group_out: u16,
+    ping_interval_ms: u32,
     control_number: u16,
     /// Time of the other side's last acknowledgement.
     last_ack_ms: Option<u64>,
@@ -152,7 +151,8 @@ pub(crate) struct Peer {
     earliest_loss_ms: Option<u64>,
 
     round_trips: Counts,
-    ping_interval_ms: u32,
+    group_base: u16,
+    group_out: u16,
     timeout_limit: u32,
     timeout_min_ms: u32,
     timeout_max_ms: u32,
