@@ -102,6 +102,8 @@ pub(crate) struct Stream {
     rest: Vec<u8>,
     /// The header of a proxy, which comes before anything else.
     proxy: Option<Box<HeaderReader>>,
+    /// The buffered API of rustls. Its unbuffered one (0.23) seals into a vector of its own as well
+    /// and then copies the record into the caller's buffer; input it copies just the same.
     tls: Option<Box<Tls>>,
     ws: Option<Box<ws::Endpoint>>,
 }

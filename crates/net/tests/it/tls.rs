@@ -3,7 +3,7 @@
 use crate::common;
 
 use std::io::{IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,6 +193,65 @@ fn slices_of_one_write_share_a_record() {
     node.until("the client is done", |_| client.is_finished());
     // Type and tag of TLS 1.3.
     assert_eq!(client.join().unwrap().into_iter().filter(|len| *len == 215 + 17).count(), 1);
+}
+
+#[test]
+fn a_client_hello_in_any_pieces_completes_the_handshake() {
+    let certified = certified();
+    let one_byte_writes = |hello: &[u8]| hello.chunks(1).map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let one_byte_records = |hello: &[u8]| hello[5..].iter().map(|byte| vec![22, 3, 1, 0, 1, *byte]).collect();
+    for pieces in [one_byte_writes as fn(&[u8]) -> Vec<Vec<u8>>, one_byte_records] {
+        let mut node = Node::new();
+        node.seen.echo = true;
+        let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+        let config = certified.client.clone();
+        let client = std::thread::spawn(move || {
+            let mut client = plain_client(addr, config);
+            client.sock.set_nodelay(true).unwrap();
+            let mut hello = Vec::new();
+            client.conn.write_tls(&mut hello).unwrap();
+            for piece in pieces(&hello) {
+                client.sock.write_all(&piece).unwrap();
+            }
+            client.write_all(b"here").unwrap();
+            client.read_exact(&mut [0; 4]).unwrap();
+        });
+        node.until("the client is done", |_| client.is_finished());
+        client.join().unwrap();
+    }
+}
+
+#[test]
+fn a_handshake_message_without_end_is_refused_at_its_first_bytes() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let mut raw = TcpStream::connect(addr).unwrap();
+    // A ClientHello of 16 MiB, of which one record has come.
+    raw.write_all(&[&[22, 3, 1, 0, 8, 1, 0xFF, 0xFF, 0xFF][..], &[0; 4]].concat()).unwrap();
+    node.until("the handshake fails", |node| node.net.stats().handshakes_failed == 1);
+    assert!(node.seen.accepted.is_empty());
+}
+
+#[test]
+fn bytes_in_the_smallest_records_arrive_and_a_bare_end_of_stream_is_reported() {
+    let certified = certified();
+    let mut node = Node::new();
+    let addr = node.listen_with(spec(Transport::Tcp, &certified.acceptor));
+    let mut config = (*certified.client).clone();
+    config.max_fragment_size = Some(32);
+    let client = std::thread::spawn(move || {
+        let mut client = plain_client(addr, Arc::new(config));
+        client.write_all(&pattern(200_000)).unwrap();
+        // Without the goodbye of TLS.
+        client.sock.shutdown(Shutdown::Write).unwrap();
+        client
+    });
+    let key = node.accepted_one();
+    node.until("the connection ends", |node| node.seen.closed.contains_key(&key));
+    assert!(node.received(key) == pattern(200_000));
+    assert!(matches!(node.seen.closed[&key], CloseCause::EndOfStream));
+    client.join().unwrap();
 }
 
 #[test]
