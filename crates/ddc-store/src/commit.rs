@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use throng_ddc::Timestamp;
 
-use crate::blob;
 use crate::change::{Change, ChangeResult, Done, Queue};
 use crate::error::StoreError;
 use crate::index::{IndexChange, IndexEntry, Totals};
@@ -205,7 +204,7 @@ impl Store {
             }
             Err(error) => {
                 if let Change::Large { location, .. } = change {
-                    let _ = self.fs.remove(&blob::name(location.file));
+                    lock(&self.freed_files).push(location.file);
                 }
                 done(Err(error));
             }
