@@ -36,7 +36,7 @@ pub(crate) const HASH_FIRST_BYTES_MAX: u64 = 64 << 20;
 /// Bytes and the memory that is held for them.
 pub(crate) struct HeldBytes {
     pub(crate) bytes: Bytes,
-    pub(crate) _held: Held,
+    pub(crate) _held: Option<Held>,
 }
 
 impl AsRef<[u8]> for HeldBytes {
@@ -463,8 +463,8 @@ impl Service {
             read => read?,
         };
         Ok(Some(match held {
-            Some(held) => Bytes::from_owner(HeldBytes { bytes, _held: held }),
             None => bytes,
+            held => Bytes::from_owner(HeldBytes { bytes, _held: held }),
         }))
     }
 

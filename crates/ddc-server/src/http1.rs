@@ -17,7 +17,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
@@ -62,7 +62,9 @@ pub(crate) struct Connection<S> {
     /// Memory for the next piece, while a large body comes.
     spare: BytesMut,
     watchdog: Watchdog,
-    /// Of the body or answer that is being transferred; without one the watchdog stays as it is.
+    /// A body or answer is being transferred; without one the watchdog stays as it is.
+    is_transfer: bool,
+    /// Pace of the transfer since it first waited for the client: the usual one never does.
     pace: Option<Pace>,
     guest: Guest,
     /// While a request is worked on, and its body not waited for.
@@ -94,6 +96,7 @@ pub(crate) async fn serve<S: Wire>(
         piece: BytesMut::new(),
         spare: BytesMut::new(),
         watchdog: Watchdog::new(HEAD_TIMEOUT),
+        is_transfer: false,
         pace: None,
         guest,
         work: None,
@@ -197,7 +200,7 @@ impl<S: Wire> Connection<S> {
     /// Answers one request. Whether the connection can take another.
     async fn exchange(&mut self, head: Head, service: &Arc<Service>, listener: Listener) -> io::Result<bool> {
         self.left = head.left;
-        self.pace = Some(Pace::begin());
+        self.begin_transfer();
         self.work = Some(self.guest.work());
         let answer = {
             let question = RawRequest {
@@ -224,7 +227,7 @@ impl<S: Wire> Connection<S> {
             return Ok(false);
         }
         if !self.left.is_done() {
-            self.pace = None;
+            self.is_transfer = false;
             self.watchdog.within(LINGER);
             while !self.left.is_done() {
                 poll_fn(|context| self.poll_piece(context)).await?;
@@ -233,12 +236,24 @@ impl<S: Wire> Connection<S> {
         Ok(true)
     }
 
+    fn begin_transfer(&mut self) {
+        (self.is_transfer, self.pace) = (true, None);
+    }
+
     /// Counts bytes of the body or answer that is being transferred.
     fn moved(&mut self, bytes: usize) {
         if let Some(pace) = &mut self.pace {
             pace.moved(bytes);
+            self.guest.moved(bytes);
         }
-        self.guest.moved(bytes);
+    }
+
+    /// Waits for the client, as long as the pace of the transfer allows.
+    fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if self.is_transfer {
+            self.watchdog.until(self.pace.get_or_insert_with(Pace::begin).due());
+        }
+        self.watchdog.poll(context)
     }
 
     async fn refuse(&mut self, problem: Problem) -> io::Result<()> {
@@ -250,7 +265,7 @@ impl<S: Wire> Connection<S> {
     /// Ends the connection so that what was sent last arrives: closing with bytes unread would
     /// destroy it.
     async fn linger(&mut self) {
-        self.pace = None;
+        self.is_transfer = false;
         self.watchdog.within(LINGER);
         let Connection { stream, watchdog, .. } = self;
         let shutdown = poll_fn(|context| match pin!(stream.shutdown()).poll(context) {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use hyper::StatusCode;
 use throng_ddc::{IoHash, Namespace};
 use throng_ddc_store::{Blob, Incoming};
 use tokio::time::Instant;
@@ -123,7 +124,13 @@ impl Service {
         if len <= in_memory_max {
             let body = FetchedBody::new(incoming);
             let blob = self.receive_in_memory(namespace, hash, body, len, &problem.title).await?;
-            return Ok(blob.map(Found::Here));
+            return match blob {
+                // Its length was unknown.
+                Some(blob) if blob.len() > in_memory_max => {
+                    self.relay_later(namespace, hash, blob.len()).await.map(Some)
+                }
+                blob => Ok(blob.map(Found::Here)),
+            };
         }
         drop(incoming);
         if len > self.rules().blob_bytes_max {
@@ -151,7 +158,7 @@ impl Service {
                 }
             });
             match Box::pin(incoming).await {
-                Some(incoming) if incoming.len == len => Ok(incoming.bytes),
+                Some(incoming) if [len, 0].contains(&incoming.len) => Ok(incoming.bytes),
                 _ => Err(io::Error::other("the upstream no longer has the blob")),
             }
         };
@@ -180,7 +187,8 @@ impl Service {
         self.receive_in_memory(namespace, hash, FetchedBody::new(incoming), len, why).await
     }
 
-    /// Receives a blob of `len` bytes, or of an unknown length if that is 0.
+    /// Receives a blob of `len` bytes; if that is 0, of an unknown length, which takes its memory as
+    /// it arrives.
     async fn receive_in_memory(
         &self,
         namespace: &Namespace,
@@ -189,16 +197,30 @@ impl Service {
         len: u64,
         why: &str,
     ) -> Result<Option<Blob>, Problem> {
-        let limit = if len == 0 { SMALL_BYTES_MAX as u64 } else { len };
-        if limit > IN_MEMORY_BYTES_MAX {
+        if len > IN_MEMORY_BYTES_MAX {
             self.count_passed(namespace, &format!("{why}; a blob of {len} bytes is too large for memory"));
             return Ok(None);
         }
-        let held = self.memory.take(limit, Instant::now() + MEMORY_WAIT).await?;
+        let (limit, expected) = match len {
+            0 => (IN_MEMORY_BYTES_MAX.min(self.rules().blob_bytes_max), SMALL_BYTES_MAX as u64),
+            len => (len, len),
+        };
+        let mut held = Some(self.memory.take(expected, Instant::now() + MEMORY_WAIT).await?);
         let received = match Upload::new(Box::new(body), limit) {
+            Ok(upload) if len == 0 => {
+                let mut upload = upload.charged_to(&self.memory);
+                let received = upload.all().await;
+                upload.give_held(&mut held);
+                received
+            }
             Ok(mut upload) => upload.all().await,
             Err(problem) => Err(problem),
         };
+        if len == 0 && matches!(&received, Err(problem) if problem.status == StatusCode::PAYLOAD_TOO_LARGE) {
+            let why = format!("{why}; a blob of more than {limit} bytes is too large for memory");
+            self.count_passed(namespace, &why);
+            return Ok(None);
+        }
         let received = received.map(|bytes| {
             let found = match bytes.len() > SMALL_BYTES_MAX {
                 true => blocking::in_place(|| IoHash::of(&bytes)),

@@ -392,7 +392,9 @@ impl Service {
     ) -> Answer {
         let RawRequest { method, path, query, headers, source } = question;
         let verb = method;
-        let target = match Entry::of_path(path) {
+        // No entry of a build cache has a path like most of the interface's.
+        let entry = if path.starts_with("/api/v1/") { None } else { Entry::of_path(path) };
+        let target = match entry {
             Some(entry) => Target::Build(entry.map_err(Problem::bad)?),
             None => Target::Api(find_route(verb, path)?),
         };

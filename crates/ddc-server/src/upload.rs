@@ -235,6 +235,13 @@ impl<'c> Upload<'c> {
         Ok(())
     }
 
+    /// Adds the memory of what was received as a whole to `held`.
+    pub(crate) fn give_held(&mut self, held: &mut Option<Held>) {
+        if let Some(own) = self.held.take() {
+            Held::add(held, own);
+        }
+    }
+
     /// Verifies a piece of a compressed buffer. Gives the memory that the decoder needs, once it is
     /// known, if that is more than any upload may hold.
     async fn decode(&self, decoder: &mut Decoder, piece: &[u8]) -> Result<Option<Held>, Problem> {

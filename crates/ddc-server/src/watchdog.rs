@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use throng_admin::Pace;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A time limit that is moved with every request and looked at only when it could have passed:
@@ -31,13 +30,6 @@ impl Watchdog {
         self.due = due;
         if self.due < self.sleep.deadline() {
             self.sleep.as_mut().reset(self.due);
-        }
-    }
-
-    /// There is as much time as a transfer has.
-    pub(crate) fn keep(&mut self, pace: &Option<Pace>) {
-        if let Some(pace) = pace {
-            self.until(pace.due());
         }
     }
 

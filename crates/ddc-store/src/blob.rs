@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::Bytes;
 use throng_ddc::{Hasher, IoHash, Timestamp};
 
 use crate::key::{FileKind, Location};
+use crate::locks::lock;
 use throng_platform::{File, Fs};
 
 pub(crate) const FOLDER: &str = "large";
@@ -257,7 +258,8 @@ impl File for MemoryFile {
     }
 }
 
-/// A large blob that is being received. Dropping it removes what was written.
+/// A large blob that is being received. If it is dropped, the store removes what was written: a
+/// thread of requests does not wait until a file system has freed the space of a large file.
 #[derive(Debug)]
 pub struct LargeWriter {
     fs: Arc<dyn Fs>,
@@ -268,11 +270,17 @@ pub struct LargeWriter {
     /// CRC-32C of each whole MiB, and of what there is of the next.
     sums: Vec<u32>,
     sum: u32,
+    /// Numbers of files that the store removes.
+    freed: Arc<Mutex<Vec<u64>>>,
     keep: bool,
 }
 
 impl LargeWriter {
-    pub(crate) fn create(fs: Arc<dyn Fs>, number: u64) -> io::Result<LargeWriter> {
+    pub(crate) fn create(
+        fs: Arc<dyn Fs>,
+        number: u64,
+        freed: Arc<Mutex<Vec<u64>>>,
+    ) -> io::Result<LargeWriter> {
         let file = fs.open(&name(number), true)?;
         file.set_len(0)?;
         Ok(LargeWriter {
@@ -283,6 +291,7 @@ impl LargeWriter {
             hasher: Hasher::new(),
             sums: Vec::new(),
             sum: 0,
+            freed,
             keep: false,
         })
     }
@@ -357,7 +366,7 @@ fn damaged() -> io::Error {
 impl Drop for LargeWriter {
     fn drop(&mut self) {
         if !self.keep {
-            let _ = self.fs.remove(&name(self.number));
+            lock(&self.freed).push(self.number);
         }
     }
 }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use throng_ddc::Timestamp;
 
-use crate::blob;
 use crate::change::{Change, ChangeResult, Done, Queue};
 use crate::error::StoreError;
 use crate::index::{IndexChange, IndexEntry, Totals};
@@ -129,6 +128,7 @@ impl Store {
         let changes = std::mem::take(&mut *lock(&self.own_changes));
         if !changes.is_empty() {
             let mut queue = lock(&self.queue);
+            let mut is_awaited = false;
             for change in changes {
                 let failed = Arc::clone(&self.own_failure);
                 let done = move |outcome| {
@@ -136,8 +136,10 @@ impl Store {
                         *lock(&failed) = Some(error);
                     }
                 };
-                self.push(&mut queue, change, Box::new(done));
+                is_awaited |= queue.push(change, Box::new(done));
             }
+            drop(queue);
+            self.wake_commits(is_awaited);
         }
         self.await_commits();
         self.pause_for(self.clock().elapsed().saturating_sub(started));
@@ -164,8 +166,9 @@ impl Store {
             let done: Done = Box::new(move |_| {
                 let _ = sender.send(());
             });
-            self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
+            let is_awaited = queue.push(Change::Delete { key: Vec::new() }, done);
             drop(queue);
+            self.wake_commits(is_awaited);
             let _ = receiver.recv();
         } else {
             drop(queue);
@@ -205,7 +208,7 @@ impl Store {
             }
             Err(error) => {
                 if let Change::Large { location, .. } = change {
-                    let _ = self.fs.remove(&blob::name(location.file));
+                    lock(&self.freed_files).push(location.file);
                 }
                 done(Err(error));
             }
@@ -233,13 +236,14 @@ impl Store {
 
     /// Queues without regard to limits: for what is bounded otherwise.
     pub(crate) fn enqueue(&self, change: Change, done: Done) {
-        self.push(&mut lock(&self.queue), change, done);
+        let is_awaited = lock(&self.queue).push(change, done);
+        self.wake_commits(is_awaited);
     }
 
-    fn push(&self, queue: &mut Queue, change: Change, done: Done) {
-        queue.bytes += change.payload_len() + 256;
-        queue.changes.push((change, done));
-        if queue.changes.len() == queue.wanted {
+    /// Wakes the thread that commits, if it `is_awaited`. Not under the lock of the queue, for
+    /// which the thread would only sleep again.
+    fn wake_commits(&self, is_awaited: bool) {
+        if is_awaited {
             self.arrived.notify_all();
         }
     }

@@ -189,6 +189,8 @@ pub(crate) struct Index {
     /// Runs that merges replaced, until their files are removed. Walks may still read them.
     replaced: Mutex<Vec<(u64, Weak<Run>)>>,
     next_run: AtomicU64,
+    /// Bytes of all runs: each upload asks for them.
+    bytes: AtomicU64,
     damaged: AtomicBool,
     /// Walks and merges are to end.
     stopped: AtomicBool,
@@ -214,6 +216,7 @@ impl Index {
             merge: Mutex::default(),
             replaced: Mutex::default(),
             next_run: AtomicU64::new(1),
+            bytes: AtomicU64::new(0),
             damaged: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             fell_back: false,
@@ -263,6 +266,7 @@ impl Index {
                 }
             }
             let bytes: u64 = manifest.runs.iter().map(|run| run.len).sum();
+            index.bytes = AtomicU64::new(bytes);
             if bytes <= CHECKED_BYTES_MAX
                 && let Err(error) = index.check()
             {
@@ -308,7 +312,7 @@ impl Index {
 
     /// Bytes of all runs.
     pub(crate) fn bytes(&self) -> u64 {
-        self.runs().iter().map(|run| run.info.len).sum()
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Reports whether a block did not check.
@@ -553,6 +557,7 @@ impl Index {
         // A merge changes the list only under the same lock.
         runs.extend(self.runs().iter().cloned());
         self.write_manifest(&mut manifest, (position, totals), &runs)?;
+        self.count_bytes(&runs);
         let mut layers = self.layers.write().unwrap_or_else(PoisonError::into_inner);
         let done = (std::mem::take(&mut layers.frozen), std::mem::replace(&mut layers.runs, Arc::new(runs)));
         drop(layers);
@@ -560,6 +565,10 @@ impl Index {
         // Dropping them takes a while, in which others may read.
         drop((frozen, done));
         Ok(())
+    }
+
+    fn count_bytes(&self, runs: &[Arc<Run>]) {
+        self.bytes.store(runs.iter().map(|run| run.info.len).sum(), Ordering::Relaxed);
     }
 
     /// Writes a run of what `fill` adds. `None` if that is nothing. A run that fails leaves no
@@ -647,6 +656,7 @@ impl Index {
         let contained = (manifest.position, manifest.totals);
         self.write_manifest(&mut manifest, contained, &replaced)?;
         lock(&self.replaced).extend(merged.iter().map(|run| (run.info.number, Arc::downgrade(run))));
+        self.count_bytes(&replaced);
         self.layers.write().unwrap_or_else(PoisonError::into_inner).runs = Arc::new(replaced);
         Ok(true)
     }

@@ -190,7 +190,7 @@ impl Store {
             own_changes: Mutex::default(),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),
-            freed_files: Mutex::default(),
+            freed_files: Arc::default(),
             large_files: Mutex::default(),
             replaced: Mutex::default(),
             replaced_turn: Mutex::default(),

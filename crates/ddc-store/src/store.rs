@@ -199,9 +199,10 @@ pub struct Store {
     /// Blobs that are not removed. Those that refs came to rely on are only used while `log` is
     /// held.
     pub(crate) relied_on: Mutex<Reliance>,
-    /// Files of large blobs that the index does not name any more. After a crash, the next
+    /// Files of large blobs that the index does not name any more, and of uploads that ended early.
+    /// After a crash, the next
     /// collection removes them.
-    pub(crate) freed_files: Mutex<Vec<u64>>,
+    pub(crate) freed_files: Arc<Mutex<Vec<u64>>>,
     /// Open files of large blobs, by number. Blobs may be removed while they are read.
     pub(crate) large_files: Mutex<HashMap<u64, Weak<dyn File>>>,
     /// Refs that were replaced or deleted in namespaces with a quota, and in those that are kept.
@@ -246,7 +247,7 @@ impl Store {
     pub fn begin_large(&self) -> Result<LargeWriter, StoreError> {
         self.check_uploads()?;
         let number = self.next_large.fetch_add(1, Ordering::Relaxed);
-        let writer = LargeWriter::create(Arc::clone(&self.fs), number)?;
+        let writer = LargeWriter::create(Arc::clone(&self.fs), number, Arc::clone(&self.freed_files))?;
         // It may be read while it is written.
         blob::note_open(&mut lock(&self.large_files), number, writer.file());
         Ok(writer)

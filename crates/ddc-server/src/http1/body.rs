@@ -108,7 +108,7 @@ impl<S: Wire> Connection<S> {
             Framing::Length(left) => self.poll_length(context, left),
             _ => self.poll_chunked(context),
         };
-        if self.pace.is_some() {
+        if self.is_transfer {
             match polled {
                 Poll::Ready(_) if self.work.is_none() => self.work = Some(self.guest.work()),
                 Poll::Ready(_) => {}
@@ -116,12 +116,6 @@ impl<S: Wire> Connection<S> {
             }
         }
         polled
-    }
-
-    /// Waits for the client, as long as the pace of the body allows.
-    fn poll_patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        self.watchdog.keep(&self.pace);
-        self.watchdog.poll(context)
     }
 
     /// Tells the client to send.

@@ -14,8 +14,6 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use throng_admin::Pace;
-
 use super::{Connection, SOURCE_TIMEOUT, Wire};
 use crate::body::{Body, FilePart};
 
@@ -33,9 +31,7 @@ const SENDFILE_FIRST_BYTES: u64 = 48 << 10;
 impl<S: Wire> Connection<S> {
     pub(super) async fn send(&mut self, answer: Response<Body>, keep: bool, old: bool) -> io::Result<()> {
         let (parts, mut body) = answer.into_parts();
-        let pace = Pace::begin();
-        self.watchdog.until(pace.due());
-        self.pace = Some(pace);
+        self.begin_transfer();
         self.out.clear();
         let (status, out) = (parts.status, &mut self.out);
         for part in ["HTTP/1.1 ", status.as_str(), " ", status.canonical_reason().unwrap_or("-"), "\r\n"] {
@@ -80,10 +76,9 @@ impl<S: Wire> Connection<S> {
         }
         self.flush(false).await?;
         if self.stream.tcp().is_none() {
-            let Connection { stream, watchdog, .. } = self;
-            poll_fn(|context| match Pin::new(&mut *stream).poll_flush(context) {
+            poll_fn(|context| match Pin::new(&mut self.stream).poll_flush(context) {
                 Poll::Ready(flushed) => Poll::Ready(flushed),
-                Poll::Pending => watchdog.poll(context),
+                Poll::Pending => self.poll_patience(context),
             })
             .await?;
         }
@@ -149,11 +144,9 @@ impl<S: Wire> Connection<S> {
                 let flags = if more { SendFlags::NOSIGNAL | SendFlags::MORE } else { SendFlags::NOSIGNAL };
                 self.with_socket(|socket| Ok(rustix::net::send(socket, bytes, flags)?)).await?
             } else {
-                let Connection { stream, watchdog, pace, .. } = self;
-                watchdog.keep(pace);
-                let count = poll_fn(|context| match Pin::new(&mut *stream).poll_write(context, bytes) {
+                let count = poll_fn(|context| match Pin::new(&mut self.stream).poll_write(context, bytes) {
                     Poll::Ready(written) => Poll::Ready(written),
-                    Poll::Pending => watchdog.poll(context),
+                    Poll::Pending => self.poll_patience(context),
                 })
                 .await?;
                 self.moved(count);
@@ -172,10 +165,8 @@ impl<S: Wire> Connection<S> {
         &mut self,
         mut send: impl FnMut(&TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let Connection { stream, watchdog, pace, .. } = self;
-        let socket = stream.tcp().ok_or(io::ErrorKind::Unsupported)?;
-        watchdog.keep(pace);
         loop {
+            let socket = self.stream.tcp().ok_or(io::ErrorKind::Unsupported)?;
             match socket.try_io(Interest::WRITABLE, || send(socket)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -185,9 +176,9 @@ impl<S: Wire> Connection<S> {
                     return Ok(count);
                 }
             }
-            poll_fn(|context| match socket.poll_write_ready(context) {
-                Poll::Ready(ready) => Poll::Ready(ready),
-                Poll::Pending => watchdog.poll(context),
+            poll_fn(|context| match self.stream.tcp().map(|socket| socket.poll_write_ready(context)) {
+                Some(Poll::Ready(ready)) => Poll::Ready(ready),
+                Some(Poll::Pending) | None => self.poll_patience(context),
             })
             .await?;
         }

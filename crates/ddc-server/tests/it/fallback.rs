@@ -539,6 +539,40 @@ async fn a_full_edge_passes_on_a_package_that_is_larger_than_its_memory() {
     assert_eq!(server.service().stats().damaged, 0);
 }
 
+/// A cache that answers everything with `bytes`, whose length it does not say.
+async fn chunked_upstream(bytes: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+    let addr = listener.local_addr().expect("it is bound");
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a request"));
+            }
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\
+                 Connection: close\r\n\r\n{:x}\r\n",
+                bytes.len()
+            );
+            // One that has no room for it does not take all of it.
+            let _ = stream.write_all(&[answer.as_bytes(), &bytes, b"\r\n0\r\n\r\n"].concat()).await;
+        }
+    });
+    addr
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_edge_passes_on_a_blob_whose_length_the_upstream_does_not_say() {
+    for (len, status) in [(4 << 20, StatusCode::OK), (65 << 20, StatusCode::NOT_FOUND)] {
+        let bytes = vec![3; len];
+        let server = full_edge(chunked_upstream(bytes.clone()).await).await;
+        let got =
+            server.client().await.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&bytes)), "*/*").await;
+        assert_eq!((got.status, got.body == bytes), (status, status == StatusCode::OK), "{len}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_edge_with_little_room_passes_on_what_is_too_large_for_it() {
     let (large, small) = (vec![3; 4 << 20], vec![4; 2_000]);

@@ -933,6 +933,18 @@ fn a_deleted_large_blob_gives_its_space_back_in_parts_unless_it_is_read() {
 }
 
 #[test]
+fn an_aborted_upload_gives_its_space_back_in_parts() {
+    let cuts = Cuts::default();
+    let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
+    let mut writer = store.begin_large().expect("there is room");
+    writer.write(&vec![7; 3 << 20]).expect("the disk works");
+    drop(writer);
+    store.commit();
+    let lens: Vec<u64> = cuts.lock().expect("no panic").iter().map(|(_, len)| len >> 20).collect();
+    assert_eq!(lens, [2, 0]);
+}
+
+#[test]
 fn a_merged_run_of_the_index_gives_its_space_back_in_parts() {
     let cuts = Cuts::default();
     let store = open(NotedCuts { disk: disk(), cuts: Arc::clone(&cuts) });
