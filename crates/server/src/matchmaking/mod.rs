@@ -83,27 +83,31 @@ pub(crate) struct Plan {
 pub(crate) enum Target {
     /// The one of this process.
     Own(Local),
-    /// One that is reached by framed RPC, with the credentials for it.
-    Remote(Endpoint, MatcherConfig),
+    /// The one of an area that serves, which is reached by framed RPC at one of these places, with
+    /// the credentials for it.
+    Remote(Vec<Endpoint>, MatcherConfig),
 }
 
-/// Place where the configured matcher is, if one is configured and not the one of this process.
+/// Places where the configured matchers of the area are; none if no matcher is configured or it is
+/// the one of this process.
 ///
 /// # Errors
-/// Why it cannot be used.
-pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, String> {
+/// Why they cannot be used.
+pub(crate) fn matcher_endpoints(settings: &Settings) -> Result<Vec<Endpoint>, String> {
     match settings.matchmaking.matcher.as_str() {
-        "" => Ok(None),
+        "" => Ok(Vec::new()),
         "own" if !crate::matcher::is_wanted(settings) => {
             Err("this process has no matcher; set `matcher.addr`, or another of its addresses".to_owned())
         }
-        "own" => Ok(None),
-        other => {
-            let endpoint: Endpoint = other.parse().map_err(|error| format!("{error}"))?;
-            match endpoint.is_encrypted() {
-                true => Err("TLS connections to the matcher are not supported".to_owned()),
-                false => Ok(Some(endpoint)),
-            }
+        "own" => Ok(Vec::new()),
+        others => {
+            let endpoint = |text: &str| match text.trim().parse::<Endpoint>() {
+                Ok(endpoint) if endpoint.is_encrypted() => {
+                    Err("TLS connections to the matcher are not supported".to_owned())
+                }
+                parsed => parsed.map_err(|error| error.to_string()),
+            };
+            others.split(',').map(endpoint).collect()
         }
     }
 }
@@ -133,7 +137,7 @@ pub(crate) fn check_files(settings: &Settings) -> Result<(), String> {
         return Ok(());
     }
     let token = read_token(settings)?;
-    let is_own = matcher_endpoint(settings)?.is_none() && crate::matcher::is_wanted(settings);
+    let is_own = matcher_endpoints(settings)?.is_empty() && crate::matcher::is_wanted(settings);
     match crate::matcher::tokens(settings) {
         // The matcher's file has a problem of its own.
         Ok(tokens) if is_own && tokens.scope(token.trim(), &settings.matchmaking.srv).is_none() => {
@@ -168,13 +172,13 @@ pub(crate) fn plan(
     let gateway = name.map(reach).transpose()?;
     let token = read_token(settings).map_err(StartError::File)?;
     let (token, srv) = (token.trim(), &*matching.srv);
-    let matcher = match matcher_endpoint(settings).map_err(|why| wrong(&why))? {
-        Some(endpoint) => Target::Remote(endpoint, MatcherConfig::new(srv).token(token)),
-        None => {
-            let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
-            let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
-            Target::Own(Local::new(handle.clone(), srv, scope))
-        }
+    let endpoints = matcher_endpoints(settings).map_err(|why| wrong(&why))?;
+    let matcher = if endpoints.is_empty() {
+        let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
+        let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
+        Target::Own(Local::new(handle.clone(), srv, scope))
+    } else {
+        Target::Remote(endpoints, MatcherConfig::new(srv).token(token))
     };
     let data_type = matching.data_type.as_str().into();
     Ok(Some(Plan { gateway, matcher, data_type }))
@@ -275,8 +279,8 @@ pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
             let notices = local.notices();
             serve(local, notices, gateway, around, data_type, up).await;
         }
-        Target::Remote(endpoint, config) => {
-            let (matcher, notices) = Remote::connect(endpoint, config).await;
+        Target::Remote(endpoints, config) => {
+            let (matcher, notices) = Remote::connect(endpoints.into(), config).await;
             serve(matcher, notices, gateway, around, data_type, up).await;
         }
     }
