@@ -1,6 +1,6 @@
 //! The matcher that players ask: the one of this process, or one behind framed RPC.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,8 +69,8 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
                 from = mine.add_page(&page)?;
                 let page = Reader::new(&page).map_err(|_| CallError::BadAnswer)?;
                 listed.matches.extend(page.all(4).filter_map(|found| AllocatedMatch::read(found).ok()));
-                let tickets = page.all(3).filter_map(|ticket| Reader::new(ticket).ok());
-                listed.tickets.extend(tickets.filter_map(|ticket| ticket.str(1).ok().map(str::to_owned)));
+                let id = |ticket| Some(Reader::new(ticket).ok()?.str(1).ok()?.to_owned());
+                listed.tickets.extend(page.all(3).filter_map(|ticket| Some((id(ticket)?, ticket.to_vec()))));
                 if from.is_empty() {
                     listed.rooms = mine.rooms;
                     return Ok(listed);
@@ -122,8 +122,9 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
 pub(super) struct Listed {
     /// Rooms of its roles.
     pub(super) rooms: Vec<Room>,
-    /// Live tickets of its roles, and matched ones whose seats are not claimed.
-    pub(super) tickets: BTreeSet<String>,
+    /// Live tickets of its roles, and matched ones whose seats are not claimed, encoded, by their
+    /// ids.
+    pub(super) tickets: BTreeMap<String, Vec<u8>>,
     /// Matches of which it is the allocator.
     pub(super) matches: Vec<AllocatedMatch>,
 }

@@ -67,6 +67,8 @@ const TO_ALL: u32 = 2;
 const MATCH: u32 = 1;
 const DATA: u32 = 11;
 const CLASS: u32 = 12;
+/// Key of the address in a room's data.
+const CONNECTION: &str = "connection";
 
 /// Options of a link.
 pub(crate) struct Plan {
@@ -75,6 +77,8 @@ pub(crate) struct Plan {
     pub(crate) gateway: Option<(Endpoint, Arc<str>)>,
     /// The matcher.
     pub(crate) matcher: Target,
+    /// `SrvID` of this gateway there.
+    pub(crate) srv: String,
     /// Type of the data of a match's channel; empty for none.
     pub(crate) data_type: Arc<str>,
 }
@@ -181,7 +185,7 @@ pub(crate) fn plan(
         Target::Remote(endpoints, MatcherConfig::new(srv).token(token))
     };
     let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, matcher, data_type }))
+    Ok(Some(Plan { gateway, matcher, srv: srv.to_owned(), data_type }))
 }
 
 /// Result of a task of the link.
@@ -218,6 +222,8 @@ struct Mine {
     gone: BTreeSet<String>,
     /// Tickets that have ended, encoded.
     ended: Vec<(String, Vec<u8>)>,
+    /// Notices of matches that are ready, to one player each, with the ticket that led there.
+    ready: Vec<(String, Notice)>,
 }
 
 /// State of a link before it reads from the matcher what concerns it.
@@ -247,6 +253,8 @@ struct Link<A> {
     gateway: Option<Client>,
     process: Arc<Watch>,
     matcher: A,
+    /// `SrvID` of this gateway.
+    srv: String,
     players: BTreeMap<String, Player>,
     /// Tickets that players are making.
     creating: usize,
@@ -273,21 +281,21 @@ pub(crate) struct Around {
 
 /// Serves until the process ends, or its main world.
 pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
-    let Plan { gateway, matcher, data_type } = plan;
+    let Plan { gateway, matcher, srv, data_type } = plan;
     match matcher {
         Target::Own(local) => {
             let notices = local.notices();
-            serve(local, notices, gateway, around, data_type, up).await;
+            serve((local, srv), notices, gateway, around, data_type, up).await;
         }
         Target::Remote(endpoints, config) => {
             let (matcher, notices) = Remote::connect(endpoints.into(), config).await;
-            serve(matcher, notices, gateway, around, data_type, up).await;
+            serve((matcher, srv), notices, gateway, around, data_type, up).await;
         }
     }
 }
 
 async fn serve<A: Area>(
-    matcher: A,
+    (matcher, srv): (A, String),
     notices: impl AreaNotices,
     gateway: Option<(Endpoint, Arc<str>)>,
     around: Around,
@@ -314,6 +322,7 @@ async fn serve<A: Area>(
         gateway,
         process,
         matcher,
+        srv,
         players,
         matches,
         hosted,
@@ -474,6 +483,27 @@ impl<A: Area> Link<A> {
         }
     }
 
+    /// Players of this gateway are in a room, which may be a match. Those who are gone leave it: the
+    /// matcher has let them in too late, or has kept the places of an earlier life of this gateway.
+    fn join(&mut self, room: &str, players: Vec<String>, shown: &throng_client::Room) {
+        let (here, gone): (Vec<_>, Vec<_>) =
+            players.into_iter().partition(|role| self.players.contains_key(role));
+        // They may be in the world of their match.
+        if !self.matches.has_world(room) {
+            self.leave_for(room, gone);
+        }
+        self.matches.join(room, here, has_channel(shown));
+        self.open(room);
+    }
+
+    /// Has players who are gone leave a room.
+    fn leave_for(&self, room: &str, gone: Vec<String>) {
+        for player in gone {
+            let (matcher, room) = (self.matcher.clone(), room.to_owned());
+            tokio::spawn(async move { matcher.leave_room(&player, &room).await.map(drop) });
+        }
+    }
+
     fn cancel(&self, ticket: &str) {
         let (matcher, cancel) = (self.matcher.clone(), Writer::new().str(1, ticket));
         tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
@@ -494,10 +524,9 @@ impl<A: Area> Link<A> {
         match notice.kind {
             Kind::ROLES_JOIN_ROOM => {
                 let shown = notice.room().unwrap_or_default();
-                let joined: Vec<String> = notice.texts(2).map(str::to_owned).collect();
-                let own = joined.into_iter().filter(|role| self.players.contains_key(role));
-                self.matches.join(&room, own, has_channel(&shown));
-                self.open(&room);
+                let joined = notice.texts(2).map(str::to_owned);
+                let own = joined.filter(|role| notice.roles.contains(role));
+                self.join(&room, own.collect(), &shown);
             }
             // To the allocator of the room's world.
             Kind::ROLE_LEAVE_ROOM if notice.roles.is_empty() => {
@@ -519,9 +548,8 @@ impl<A: Area> Link<A> {
             // The only news of it to members of a team that was queued at another gateway.
             Kind::TICKET_UPDATE => {
                 let Some(ticket) = TicketNews::read(&notice.body) else { return };
-                // A member was gone before its team was queued.
-                let is_gone = |role| !self.players.contains_key(role);
-                if ticket.is_live && ticket.is_of_team && notice.roles.iter().any(is_gone) {
+                // A player was gone before its team was queued, or before its match got no server.
+                if ticket.is_live && notice.roles.iter().any(|role| !self.players.contains_key(role)) {
                     self.cancel(&ticket.id);
                 }
                 self.note_ticket(TicketNews { players: notice.roles, ..ticket });
@@ -539,11 +567,14 @@ impl<A: Area> Link<A> {
                         player.tickets.clear();
                     }
                 }
+                let (here, gone): (Vec<_>, Vec<_>) =
+                    notice.roles.into_iter().partition(|role| self.players.contains_key(role));
+                self.leave_for(&room, gone);
                 match world {
-                    Some(world) => self.enter_world(&room, world, notice.roles.iter().cloned()),
+                    Some(world) => self.enter_world(&room, world, here.iter().cloned()),
                     None => self.matches.join(&room, [], true),
                 }
-                for role in notice.roles {
+                for role in here {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
                     // The membership that comes of it is told like any other; without a seat there
                     // is none.
@@ -747,8 +778,8 @@ impl<A: Area> Link<A> {
                     None => {}
                 }
             }
-            Done::Mine(Mine { rooms, assigning, hosted, gone, ended }) => {
-                for notice in self.missed(&gone, ended) {
+            Done::Mine(Mine { rooms, assigning, hosted, gone, ended, ready }) => {
+                for notice in self.missed(&gone, ended, ready) {
                     self.hear_matcher(notice);
                 }
                 for (room, class) in assigning {
@@ -760,23 +791,34 @@ impl<A: Area> Link<A> {
                     self.adopt(room, world);
                 }
                 for room in rooms {
-                    let is_complete = has_channel(&room);
-                    let own = room.roles.into_iter().map(|role| role.id);
-                    if let Some(world) = room.data.get("World").and_then(|json| unquoted(json)) {
-                        self.enter_world(&room.id, world, own);
-                        continue;
+                    let own = room.roles.iter().filter(|role| role.srv == self.srv);
+                    let own: Vec<String> = own.map(|role| role.id.clone()).collect();
+                    match room.data.get("World").and_then(|json| unquoted(json)) {
+                        Some(world) => {
+                            let here = own.iter().filter(|role| self.players.contains_key(*role));
+                            let roles: Vec<String> = here.cloned().collect();
+                            // The notice of it is among those that were missed.
+                            if !roles.is_empty() && !self.matches.has_world(&room.id) {
+                                let body = place_of(&room).into_bytes().into();
+                                self.hear_matcher(Notice { roles, kind: Kind::MATCH_READY, body });
+                            }
+                            self.enter_world(&room.id, world, own.into_iter());
+                        }
+                        None => self.join(&room.id, own, &room),
                     }
-                    let own = own.filter(|role| self.players.contains_key(role));
-                    self.matches.join(&room.id, own, is_complete);
-                    self.open(&room.id);
                 }
             }
         }
     }
 
     /// The notices that players have not heard of the ends of rooms and tickets: a matcher that
-    /// came back without its state sends none.
-    fn missed(&self, gone: &BTreeSet<String>, ended: Vec<(String, Vec<u8>)>) -> Vec<Notice> {
+    /// came back without its state sends none, and one that restarts none again.
+    fn missed(
+        &self,
+        gone: &BTreeSet<String>,
+        ended: Vec<(String, Vec<u8>)>,
+        ready: Vec<(String, Notice)>,
+    ) -> Vec<Notice> {
         let gone = self.matches.joined().filter(|(room, _)| gone.contains(*room));
         let left = gone.flat_map(|(room, members)| members.iter().map(|member| room_gone(room, member)));
         let ended = ended.into_iter().map(|(ticket, shown)| {
@@ -785,7 +827,14 @@ impl<A: Area> Link<A> {
             let body = Writer::new().bytes(1, &shown).into_bytes().into();
             Notice { roles, kind: Kind::TICKET_UPDATE, body }
         });
-        left.chain(ended.filter(|notice| !notice.roles.is_empty())).collect()
+        // The notice itself ends that wait.
+        let waits = |role: &String, ticket: &str| {
+            self.players.get(role).is_some_and(|player| player.tickets.contains(ticket))
+        };
+        let ready =
+            ready.into_iter().filter(|(ticket, notice)| notice.roles.iter().all(|role| waits(role, ticket)));
+        let ended = ended.filter(|notice| !notice.roles.is_empty());
+        left.chain(ended).chain(ready.map(|(_, notice)| notice)).collect()
     }
 
     /// Takes up the world of a match that an earlier life of this link has opened. The addresses of
@@ -922,15 +971,20 @@ async fn read_mine<A: Area>(matcher: &A, process: &Arc<Watch>, known: &Known) ->
         }
     }
     let Listed { rooms, tickets, matches } = matcher.mine().await?;
-    let (mut gone, mut ended) = (BTreeSet::new(), Vec::new());
+    let (mut gone, mut ended, mut ready) = (BTreeSet::new(), Vec::new(), Vec::new());
     for room in &known.rooms {
         if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
             gone.insert(room.clone());
         }
     }
-    for ticket in known.tickets.difference(&tickets) {
-        let shown = matcher.ticket(ticket).await?;
-        ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
+    for ticket in &known.tickets {
+        if let Some(shown) = tickets.get(ticket) {
+            let notices = ready_notices(shown, &rooms).unwrap_or_default();
+            ready.extend(notices.into_iter().map(|notice| (ticket.clone(), notice)));
+        } else {
+            let shown = matcher.ticket(ticket).await?;
+            ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
+        }
     }
     let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
     for found in matches {
@@ -943,13 +997,38 @@ async fn read_mine<A: Area>(matcher: &A, process: &Arc<Watch>, known: &Known) ->
             hosted.push((found.room, world));
         }
     }
-    Ok(Mine { rooms, assigning, hosted, gone, ended })
+    Ok(Mine { rooms, assigning, hosted, gone, ended, ready })
 }
 
 /// The notice that a player's room is gone.
 fn room_gone(room: &str, player: &str) -> Notice {
     let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
     Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
+}
+
+/// The notices to the players of a ticket that its match is ready; none if it is not matched.
+fn ready_notices(ticket: &[u8], rooms: &[throng_client::Room]) -> Option<Vec<Notice>> {
+    let ticket = Reader::new(ticket).ok()?;
+    let (found, at) = (ticket.str(11).ok()?, ticket.str(12).ok()?);
+    let room = rooms.iter().find(|room| room.id == at).filter(|_| ticket.str(8) == Ok("matched"))?;
+    let same = place_of(room).str(MATCH, found).str(5, ticket.str(18).ok()?).str(7, ticket.str(2).ok()?);
+    let same = same.into_bytes();
+    let notice = |player| {
+        let role = Reader::new(player).ok()?.str(1).ok()?.to_owned();
+        let side = room.sides.iter().find(|(_, roles)| roles.contains(&role));
+        let side = Writer::new().str(3, side.map_or("", |(name, _)| name)).into_bytes();
+        let body = [&side[..], &same].concat().into();
+        Some(Notice { roles: vec![role], kind: Kind::MATCH_READY, body })
+    };
+    ticket.all(3).map(notice).collect()
+}
+
+/// Fields of the notification that a match is ready: its place, as the data of its room say.
+fn place_of(room: &throng_client::Room) -> Writer {
+    let place = room.data.get(CONNECTION).and_then(|json| unquoted(json)).unwrap_or_default();
+    let world = room.data.iter().filter(|(key, _)| ["World", "Addresses"].contains(&key.as_str()));
+    let place = Writer::new().str(4, &place).str(20, &room.id);
+    world.fold(place, |place, (key, json)| place.nested(DATA, Writer::new().str(1, key).str(2, json)))
 }
 
 /// A ticket that the matcher has lost.
@@ -961,7 +1040,6 @@ fn cancelled(ticket: &str) -> Vec<u8> {
 struct TicketNews {
     id: String,
     players: Vec<String>,
-    is_of_team: bool,
     is_live: bool,
 }
 
@@ -973,7 +1051,6 @@ impl TicketNews {
         Some(TicketNews {
             id: ticket.str(1).ok()?.to_owned(),
             players: players.collect(),
-            is_of_team: !ticket.str(4).ok()?.is_empty(),
             is_live: matches!(ticket.str(8).ok()?, "searching" | "proposed" | "placing"),
         })
     }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use throng_client::{
-    CallError, Client, Event, Events, MatchmakingEvent, MatchmakingRequest, Notice, RequestError,
-    SessionConfig,
+    CallError, Client, Event, Events, Matcher, MatcherConfig, MatchmakingEvent, MatchmakingRequest, Notice,
+    RequestError, SessionConfig,
 };
 use throng_wire::matcher::{Method, Reader, Status, Writer};
 
@@ -44,7 +44,9 @@ struct Area {
 impl Area {
     fn new(bus: Bus) -> Area {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        for (name, text) in [("rules.toml", RULES), ("tokens", "gateway server\n"), ("token", "gateway")] {
+        for (name, text) in
+            [("rules.toml", RULES), ("tokens", "gateway server\noperator trusted\n"), ("token", "gateway")]
+        {
             std::fs::write(folder.path().join(name), text).expect("written");
         }
         Area { folder, bus }
@@ -224,6 +226,43 @@ fn links_follow_a_takeover_and_players_hear_what_was_lost() {
         for player in [&mut ann, &mut cid] {
             player.is_matched().await;
         }
+    });
+}
+
+#[test]
+fn a_gateway_that_was_killed_gives_up_the_places_of_the_players_of_its_former_life() {
+    let Some(bus) = bus() else { return };
+    let area = Area::new(bus);
+    let _matcher = area.matcher("a", "wait");
+    let [(mut first, here), (_second, there)] = ["g1", "g2"].map(|name| area.gateway(name));
+    run(async {
+        let socket = format!("unix://{}", area.folder.path().join("a.sock").display());
+        let config = MatcherConfig { call_timeout: PATIENCE, ..MatcherConfig::new("d").token("operator") };
+        let (director, _notices) =
+            Matcher::connect(socket.parse().expect("an address"), config).await.expect("it listens");
+        let mut players = Vec::new();
+        for name in ["ann", "bob", "cid", "dan"] {
+            players.push(Player::log_in(&here, name).await);
+        }
+        let mut eve = Player::log_in(&there, "eve").await;
+        let [ann, bob, cid, dan] = &players[..] else { unreachable!("there are four") };
+        let queued = ann.queue("pair").await.expect("a ticket");
+        let room = bob.lobby().await;
+        assert_eq!(eve.lobby().await, room);
+        let waiting = cid.queue("late").await.expect("a ticket");
+        dan.queue("late").await.expect("a ticket");
+        while eve.status(&waiting).await != Ok("placing".to_owned()) {}
+        let shown = MatchmakingRequest::new(Method::GET_TICKET, Writer::new().str(1, &waiting));
+        let awaited = ticket(&eve.ask(shown).await.expect("it is known"), 12);
+        first.kill();
+        let (_first, _) = area.gateway("g1");
+        eve.hears(|notice| notice.name() == "roleLeaveRoomMsg" && notice.text(2) == "bob").await;
+        while eve.status(&queued).await != Ok("cancelled".to_owned()) {}
+        // Nobody comes to the match, whose server is found only now.
+        let place = Writer::new().str(1, &awaited).str(2, "10.0.0.1:7777");
+        director.call(Method::ASSIGN_MATCH, place).await.expect("it waits");
+        while director.room(&awaited).await.is_ok_and(|room| !room.is_deleting) {}
+        eve.lost_nothing().await;
     });
 }
 
