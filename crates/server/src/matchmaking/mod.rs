@@ -27,6 +27,8 @@
 
 mod area;
 mod matches;
+mod mine;
+mod plan;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,24 +37,24 @@ use std::time::Duration;
 
 use throng_admin::Problem;
 use throng_client::{
-    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MatcherConfig, MatchmakingEvent,
-    MatchmakingRequest, Notice, Notification, SessionConfig,
+    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MatchmakingEvent, MatchmakingRequest,
+    Notice, Notification, SessionConfig,
 };
 use throng_gateway::ConnKind;
-use throng_matcher_server::Tokens;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use area::{Area, AreaNotices, Listed, Local, RETRY, Remote, persist};
+use area::{Area, AreaNotices, RETRY, Remote, persist};
 use matches::Matches;
+use mine::{Known, Mine, place_of, read_mine, room_gone};
+use plan::{Plan, Target};
 
-use crate::config::Settings;
+pub(crate) use plan::{check_files, is_wanted, matcher_endpoints, plan};
+
 use crate::desk::{Desk, News, PlayerLocation};
 use crate::monitor::{MatchWorld, Watch};
-use crate::services;
-use crate::start::{Address, Service, StartError, from_here};
 use crate::world::World;
 
 /// Results of tasks that wait for the link's loop.
@@ -69,124 +71,6 @@ const DATA: u32 = 11;
 const CLASS: u32 = 12;
 /// Key of the address in a room's data.
 const CONNECTION: &str = "connection";
-
-/// Options of a link.
-pub(crate) struct Plan {
-    /// Place where the main world takes game servers, and the player identifier by which it knows
-    /// the link. A node of a cluster has no main world.
-    pub(crate) gateway: Option<(Endpoint, Arc<str>)>,
-    /// The matcher.
-    pub(crate) matcher: Target,
-    /// `SrvID` of this gateway there.
-    pub(crate) srv: String,
-    /// Type of the data of a match's channel; empty for none.
-    pub(crate) data_type: Arc<str>,
-}
-
-/// The matcher that players ask.
-pub(crate) enum Target {
-    /// The one of this process.
-    Own(Local),
-    /// The one of an area that serves, which is reached by framed RPC at one of these places, with
-    /// the credentials for it.
-    Remote(Vec<Endpoint>, MatcherConfig),
-}
-
-/// Places where the configured matchers of the area are; none if no matcher is configured or it is
-/// the one of this process.
-///
-/// # Errors
-/// Why they cannot be used.
-pub(crate) fn matcher_endpoints(settings: &Settings) -> Result<Vec<Endpoint>, String> {
-    match settings.matchmaking.matcher.as_str() {
-        "" => Ok(Vec::new()),
-        "own" if !crate::matcher::is_wanted(settings) => {
-            Err("this process has no matcher; set `matcher.addr`, or another of its addresses".to_owned())
-        }
-        "own" => Ok(Vec::new()),
-        others => {
-            let endpoint = |text: &str| match text.trim().parse::<Endpoint>() {
-                Ok(endpoint) if endpoint.is_encrypted() => {
-                    Err("TLS connections to the matcher are not supported".to_owned())
-                }
-                parsed => parsed.map_err(|error| error.to_string()),
-            };
-            others.split(',').map(endpoint).collect()
-        }
-    }
-}
-
-const UNKNOWN_TOKEN: &str = "the matcher does not know the token; see `gateway.matchmaking.token_file`";
-
-/// Returns whether players of this process reach a matcher through it.
-pub(crate) fn is_wanted(settings: &Settings) -> bool {
-    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
-    gateway && !settings.matchmaking.matcher.is_empty()
-}
-
-/// The token for the matcher; empty without a file.
-fn read_token(settings: &Settings) -> Result<String, String> {
-    match settings.matchmaking.token_file.as_str() {
-        "" => Ok(String::new()),
-        file => std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}")),
-    }
-}
-
-/// Checks that the token can be read, and that a matcher of this process knows it.
-///
-/// # Errors
-/// A phrase with the reason.
-pub(crate) fn check_files(settings: &Settings) -> Result<(), String> {
-    if !is_wanted(settings) {
-        return Ok(());
-    }
-    let token = read_token(settings)?;
-    let is_own = matcher_endpoints(settings)?.is_empty() && crate::matcher::is_wanted(settings);
-    match crate::matcher::tokens(settings) {
-        // The matcher's file has a problem of its own.
-        Ok(tokens) if is_own && tokens.scope(token.trim(), &settings.matchmaking.srv).is_none() => {
-            Err(UNKNOWN_TOKEN.to_owned())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The link that the settings ask for. `addresses` are those of the process, `own` is its matcher.
-///
-/// # Errors
-/// A file or an address that cannot be used.
-pub(crate) fn plan(
-    settings: &Settings,
-    name: Option<Arc<str>>,
-    addresses: &[Address],
-    own: Option<(&throng_matcher_server::Handle, &Tokens)>,
-) -> Result<Option<Plan>, StartError> {
-    let matching = &settings.matchmaking;
-    if !is_wanted(settings) {
-        return Ok(None);
-    }
-    let key = "gateway.matchmaking.matcher";
-    let wrong = |why: &str| StartError::File(format!("`{key}`: {why}"));
-    let listens = |service| {
-        let found = addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
-        found.map(|each| Endpoint::tcp(from_here(each.addr)))
-    };
-    let no_listener = || wrong("the gateway has no plain TCP listener for game servers");
-    let reach = |name| Ok::<_, StartError>((listens(Service::Servers).ok_or_else(no_listener)?, name));
-    let gateway = name.map(reach).transpose()?;
-    let token = read_token(settings).map_err(StartError::File)?;
-    let (token, srv) = (token.trim(), &*matching.srv);
-    let endpoints = matcher_endpoints(settings).map_err(|why| wrong(&why))?;
-    let matcher = if endpoints.is_empty() {
-        let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
-        let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
-        Target::Own(Local::new(handle.clone(), srv, scope))
-    } else {
-        Target::Remote(endpoints, MatcherConfig::new(srv).token(token))
-    };
-    let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, matcher, srv: srv.to_owned(), data_type }))
-}
 
 /// Result of a task of the link.
 enum Done {
@@ -208,32 +92,6 @@ enum Done {
     Ticket { maker: String, ticket: Option<TicketNews> },
     /// Everything that concerns this server, at the start or after a gap.
     Mine(Mine),
-}
-
-/// Everything in the matcher that concerns a link.
-struct Mine {
-    /// Rooms of its players.
-    rooms: Vec<throng_client::Room>,
-    /// Rooms that wait for a world or channel, with the class of the world.
-    assigning: Vec<(String, String)>,
-    /// Rooms with a world of its own, as their data say.
-    hosted: Vec<(String, MatchWorld)>,
-    /// Rooms that the matcher has no longer.
-    gone: BTreeSet<String>,
-    /// Tickets that have ended, encoded.
-    ended: Vec<(String, Vec<u8>)>,
-    /// Notices of matches that are ready, to one player each, with the ticket that led there.
-    ready: Vec<(String, Notice)>,
-}
-
-/// State of a link before it reads from the matcher what concerns it.
-struct Known {
-    /// Rooms and worlds that it has opened for them.
-    hosted: BTreeSet<(String, String)>,
-    /// Rooms with members among its players.
-    rooms: BTreeSet<String>,
-    /// Tickets by which its players wait.
-    tickets: BTreeSet<String>,
 }
 
 /// A world that a link has opened for a room.
@@ -483,8 +341,8 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// Players of this gateway are in a room, which may be a match. Those who are gone leave it: the
-    /// matcher has let them in too late, or has kept the places of an earlier life of this gateway.
+    /// Players of this gateway are in a room, which may be a match. Those who are gone leave it:
+    /// the matcher let them in too late, or kept the places of an earlier life of this gateway.
     fn join(&mut self, room: &str, players: Vec<String>, shown: &throng_client::Room) {
         let (here, gone): (Vec<_>, Vec<_>) =
             players.into_iter().partition(|role| self.players.contains_key(role));
@@ -956,86 +814,6 @@ where
     }
 }
 
-/// Reads what concerns this server from the matcher. Of the worlds that this link has opened, in an
-/// earlier life too, it closes those whose rooms are gone: their ends may be among what was missed.
-async fn read_mine<A: Area>(matcher: &A, process: &Arc<Watch>, known: &Known) -> Result<Mine, CallError> {
-    let opened = {
-        let process = Arc::clone(process);
-        tokio::task::spawn_blocking(move || process.opened_match_worlds())
-    };
-    let mut worlds = known.hosted.clone();
-    worlds.extend(opened.await.unwrap_or_default());
-    for (room, world) in worlds {
-        if matcher.room(&room).await?.is_none() {
-            process.close_match_world(&world);
-        }
-    }
-    let Listed { rooms, tickets, matches } = matcher.mine().await?;
-    let (mut gone, mut ended, mut ready) = (BTreeSet::new(), Vec::new(), Vec::new());
-    for room in &known.rooms {
-        if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
-            gone.insert(room.clone());
-        }
-    }
-    for ticket in &known.tickets {
-        if let Some(shown) = tickets.get(ticket) {
-            let notices = ready_notices(shown, &rooms).unwrap_or_default();
-            ready.extend(notices.into_iter().map(|notice| (ticket.clone(), notice)));
-        } else {
-            let shown = matcher.ticket(ticket).await?;
-            ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
-        }
-    }
-    let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
-    for found in matches {
-        if found.is_assigning {
-            assigning.push((found.room, found.class));
-        } else if !found.class.is_empty()
-            && let Some(room) = matcher.room(&found.room).await?
-            && let Some(world) = world_in(&room)
-        {
-            hosted.push((found.room, world));
-        }
-    }
-    Ok(Mine { rooms, assigning, hosted, gone, ended, ready })
-}
-
-/// The notice that a player's room is gone.
-fn room_gone(room: &str, player: &str) -> Notice {
-    let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
-    Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
-}
-
-/// The notices to the players of a ticket that its match is ready; none if it is not matched.
-fn ready_notices(ticket: &[u8], rooms: &[throng_client::Room]) -> Option<Vec<Notice>> {
-    let ticket = Reader::new(ticket).ok()?;
-    let (found, at) = (ticket.str(11).ok()?, ticket.str(12).ok()?);
-    let room = rooms.iter().find(|room| room.id == at).filter(|_| ticket.str(8) == Ok("matched"))?;
-    let same = place_of(room).str(MATCH, found).str(5, ticket.str(18).ok()?).str(7, ticket.str(2).ok()?);
-    let same = same.into_bytes();
-    let notice = |player| {
-        let role = Reader::new(player).ok()?.str(1).ok()?.to_owned();
-        let side = room.sides.iter().find(|(_, roles)| roles.contains(&role));
-        let side = Writer::new().str(3, side.map_or("", |(name, _)| name)).into_bytes();
-        let body = [&side[..], &same].concat().into();
-        Some(Notice { roles: vec![role], kind: Kind::MATCH_READY, body })
-    };
-    ticket.all(3).map(notice).collect()
-}
-
-/// Fields of the notification that a match is ready: its place, as the data of its room say.
-fn place_of(room: &throng_client::Room) -> Writer {
-    let place = room.data.get(CONNECTION).and_then(|json| unquoted(json)).unwrap_or_default();
-    let world = room.data.iter().filter(|(key, _)| ["World", "Addresses"].contains(&key.as_str()));
-    let place = Writer::new().str(4, &place).str(20, &room.id);
-    world.fold(place, |place, (key, json)| place.nested(DATA, Writer::new().str(1, key).str(2, json)))
-}
-
-/// A ticket that the matcher has lost.
-fn cancelled(ticket: &str) -> Vec<u8> {
-    Writer::new().str(1, ticket).str(8, "cancelled").str(10, "disconnected").into_bytes()
-}
-
 /// A ticket in a response or notification.
 struct TicketNews {
     id: String,
@@ -1072,12 +850,6 @@ fn world_of(notice: &Notice) -> Option<String> {
 /// Returns whether a room is a match that is played in a channel.
 fn has_channel(room: &throng_client::Room) -> bool {
     room.is_full && room.world.is_empty()
-}
-
-/// The world of a match, as the data of its room say.
-fn world_in(room: &throng_client::Room) -> Option<MatchWorld> {
-    let name = unquoted(room.data.get("World")?)?;
-    Some(MatchWorld { name, addresses: serde_json::from_str(room.data.get("Addresses")?).ok()? })
 }
 
 /// The request that gives a match its world.
