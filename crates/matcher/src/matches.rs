@@ -10,6 +10,9 @@ pub(crate) use owner::{Match, Matches, Stage};
 /// Players of some tickets.
 pub(crate) type Players = SmallVec<[crate::key::PlayerKey; 16]>;
 
+/// Reason of a ticket one of whose players gave up its seat before the match had a server.
+pub(crate) const GAVE_UP: &str = "left";
+
 /// Result of placing a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {

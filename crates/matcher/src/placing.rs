@@ -425,7 +425,8 @@ impl Matcher {
         for (key, value) in &place {
             values.set(ROOM_DATA_FIELD, key, value)?;
         }
-        if gets_world {
+        // A trusted caller who moves the world of another does not take it over.
+        if gets_world && (is_allocator || !self.has_world(room)) {
             self.rooms.set_host(room, turn.caller.srv);
         }
         match found {

@@ -5,8 +5,10 @@ use throng_wire::matcher::{Event, Method, write_bytes};
 use crate::history::Change;
 use crate::id::Id;
 use crate::info::{Info, RoleRef};
-use crate::key::{PlayerKey, RoomKey};
+use crate::key::{PlayerKey, RoomKey, TicketKey};
 use crate::matcher::{Matcher, fan_out, write_about};
+use crate::matches::GAVE_UP;
+use crate::queue::State;
 use crate::room::{Newcomer, Seat};
 use crate::team::two_texts;
 use crate::timers::Timer;
@@ -52,8 +54,17 @@ impl Matcher {
 
     /// A role gives its seat up, or loses it to a kick.
     pub(crate) fn leave_seat(&mut self, turn: &mut Turn<'_>, index: RoomKey, at: usize, reason: &str) {
-        let owner = self.rooms[index].seats()[at].player;
+        let Seat { player: owner, ticket, .. } = self.rooms[index].seats()[at];
         self.rooms.count_change(index);
+        let id = self.rooms[index].id();
+        // Another ticket may have its number by now.
+        let is_placed = |key: &TicketKey| {
+            let ticket = self.queues.get_ticket(*key);
+            ticket.is_some_and(|ticket| ticket.state == State::Placing && ticket.room == Some(id))
+        };
+        if let Some(ticket) = ticket.filter(is_placed) {
+            self.queues.change_ticket(ticket, State::Placing, GAVE_UP);
+        }
         self.free_seat(turn, index, at, reason);
         self.people.release(owner);
         self.after_leaving(turn, index);

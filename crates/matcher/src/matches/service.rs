@@ -3,13 +3,15 @@
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
-use super::{Match, Placement, Players, Stage};
+use super::{GAVE_UP, Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
 use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, TicketKey};
 use crate::matcher::{FORGOTTEN_PER_INPUT, Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
-use crate::queue::{Assign, Compiled, Filling, OnNo, Placed, RuleKind, State, TicketPlayer, View};
+use crate::queue::{
+    Assign, Compiled, Filling, OnMemberLost, OnNo, Placed, RuleKind, State, TicketPlayer, View,
+};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -321,9 +323,36 @@ impl Matcher {
             return;
         }
         self.queues.unmatch(ticket);
+        if !self.keep_rest(ticket) {
+            let gone = self.queues[ticket].reason.clone();
+            let gone = String::from_utf8_lossy(&gone);
+            self.queues.count(self.queues[ticket].queue, |figures| &mut figures.cancelled);
+            return self.end_ticket(turn, ticket, State::Cancelled, &gone);
+        }
         self.queues.hold(ticket, reason, self.now);
         self.schedule(self.queues[ticket].queue);
         self.tell_ticket(turn, ticket);
+    }
+
+    /// Players of a ticket have gone while it was placed: the others go on, if its queue says so.
+    /// False if the ticket ends.
+    fn keep_rest(&mut self, key: TicketKey) -> bool {
+        let ticket = &self.queues[key];
+        if ticket.reason.is_empty() {
+            return true;
+        }
+        let shrinks = self.queues[ticket.queue].rules().set.on_member_lost == OnMemberLost::Shrink;
+        let is_gone = |player: &PlayerKey| !self.people[self.people[*player].server()].had_session();
+        let all = || ticket.players.iter().filter_map(|own| own.player);
+        let gone: Players = all().filter(is_gone).collect();
+        if !shrinks || gone.len() == all().count() || &*ticket.reason == GAVE_UP.as_bytes() {
+            return false;
+        }
+        for player in gone {
+            self.queues.drop_player(key, player);
+            self.people.end_ticket(player, key);
+        }
+        true
     }
 
     fn cool_down(&mut self, player: PlayerKey, queue: QueueKey) {
@@ -347,7 +376,8 @@ impl Matcher {
         for ticket in self.break_match(turn, index, reason) {
             self.hold_ticket(turn, ticket, reason);
         }
-        if let Some(room) = room.and_then(|room| self.rooms.find(room)) {
+        let room = room.and_then(|room| self.rooms.find(room));
+        if let Some(room) = room.filter(|room| !self.rooms[*room].deleting()) {
             self.begin_end(turn, room);
         }
     }

@@ -305,7 +305,7 @@ impl Queues {
         for key in sides.iter().flatten() {
             let ticket = &mut self.tickets[*key];
             ticket.rev += 1;
-            ticket.state = State::Matched;
+            (ticket.state, ticket.reason) = (State::Matched, Box::default());
             self.list_ended(*key, now, |player| free(player, *key));
             ended += 1;
         }

@@ -84,6 +84,9 @@ impl Matcher {
         }
         self.timers.set(self.now + linger, Timer::RoomEnd(id));
         self.end_backfill_of(turn, index);
+        if let Some(found) = self.rooms[index].matched() {
+            self.end_unassigned(turn, found, "no_server");
+        }
     }
 
     /// A room that accepts nobody any more needs no players.

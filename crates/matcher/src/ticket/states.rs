@@ -125,7 +125,8 @@ impl Matcher {
                     self.end_ticket(turn, index, State::Cancelled, reason);
                 }
                 State::Proposed => self.withdraw(turn, index, shrinks, reason),
-                // The seat outlasts the connection.
+                // The seat outlasts the connection. Without a server for the match the search ends.
+                State::Placing => self.queues.change_ticket(index, State::Placing, reason),
                 _ => {}
             }
             if shrinks && self.queues[index].state == State::Searching {

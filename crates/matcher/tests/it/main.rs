@@ -30,5 +30,6 @@ mod ticket_model;
 mod tickets;
 mod transfer;
 mod trial;
+mod without_server;
 mod world;
 mod wrong_input;

@@ -252,9 +252,7 @@ fn a_world_ends_with_its_room_although_the_rules_name_no_allocator_any_more() {
             world = imported(&world);
         }
         world.session("gateway", true);
-        let bare = ModeRules { world: None, allocator: String::new(), ..rules() };
-        let modes = [("duel".to_owned(), bare)].into();
-        world.matcher.reconfigure(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+        without_allocator(&mut world);
         world.take_heard();
         for room in [&room, &other] {
             assert_eq!(assign(&mut world, "gateway", room), Status::Ok, "its home has moved");
@@ -275,12 +273,55 @@ fn a_refused_assignment_changes_nothing() {
     let request = request.nested(3, data("World", "\"arena-2\"")).nested(3, data("Addresses", &long));
     let refused = world.ask_as("director", Scope::Trusted, Method::ASSIGN_MATCH, request);
     assert_eq!((refused.0, world.room(&room)), (Status::TooLarge, before));
-    let bare = ModeRules { world: None, allocator: String::new(), ..rules() };
-    let modes = [("duel".to_owned(), bare)].into();
-    world.matcher.reconfigure(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+    without_allocator(&mut world);
     world.ok("s", Method::DELETE_ROOM, Writer::new().str(1, &room));
     world.pass(700_000);
     assert_eq!(ended(&mut world), ["\"arena-1\""], "the server that gave the world hears of its end");
+}
+
+/// A matcher whose modes name no world and no allocator any more.
+fn without_allocator(world: &mut World) {
+    let bare = ModeRules { world: None, allocator: String::new(), ..rules() };
+    let modes = [("duel".to_owned(), bare)].into();
+    world.matcher.reconfigure(Config { modes, presence_grace_ms: 600_000, ..Config::default() });
+}
+
+#[test]
+fn a_world_that_a_trusted_caller_has_moved_still_ends_by_the_server_that_gave_it() {
+    for caller in ["director", ""] {
+        let mut world = duels();
+        world.session("director", true);
+        let room = with_world(&mut world);
+        let request = Writer::new().str(1, &room).str(2, "tcp://there:2");
+        let request = request.nested(3, data("World", "\"arena-1\"")).nested(3, data("Addresses", "{}"));
+        let moved = world.ask_as(caller, Scope::Trusted, Method::ASSIGN_MATCH, request);
+        assert_eq!(moved.0, Status::Ok);
+        without_allocator(&mut world);
+        assert_eq!(assign(&mut world, "gateway", &room), Status::Ok, "its home has moved");
+        world.take_heard();
+        world.ok("s", Method::DELETE_ROOM, Writer::new().str(1, &room));
+        world.pass(700_000);
+        let heard = world.take_kind(Event::ROLE_LEAVE_ROOM);
+        let told: Vec<&str> =
+            heard.iter().filter(|heard| heard.roles.is_empty()).map(|heard| &*heard.server).collect();
+        assert_eq!(told, ["gateway"], "{caller}");
+    }
+}
+
+#[test]
+fn a_trusted_caller_that_gives_a_world_hears_of_its_end() {
+    let mut world = duels();
+    world.session("director", true);
+    let room = filled(&mut world);
+    let request = Writer::new().str(1, &room).str(2, "tcp://here:1");
+    let given = request.nested(3, data("World", "\"arena-1\"")).nested(3, data("Addresses", "{}"));
+    assert_eq!(world.ask_as("director", Scope::Trusted, Method::ASSIGN_MATCH, given).0, Status::Ok);
+    without_allocator(&mut world);
+    world.take_heard();
+    world.ok("s", Method::DELETE_ROOM, Writer::new().str(1, &room));
+    world.pass(700_000);
+    let heard = world.take_kind(Event::ROLE_LEAVE_ROOM);
+    assert!(heard.iter().any(|heard| heard.server == "director" && heard.roles.is_empty()));
 }
 
 /// A room that waits for its world from now on ends after ten seconds.

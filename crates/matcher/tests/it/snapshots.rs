@@ -251,6 +251,6 @@ fn a_restored_matcher_and_one_that_went_on_answer_the_next_inputs_alike() {
         let stats = all[0].stats();
         assert!(stats.rooms_created > 100, "{stats:?}");
         let made: u64 = all[0].queue_reports(9).iter().map(|queue| queue.matches).sum();
-        assert!(made > 15, "{made} matches");
+        assert!(made > 10, "{made} matches");
     }
 }

@@ -367,7 +367,7 @@ fn check_matchmaking(config: &Config, problems: &mut Vec<Problem>) {
     let key = "gateway.matchmaking.matcher";
     check_file(config, "gateway.matchmaking.token_file", problems);
     let settings = &config.settings;
-    let served = crate::matchmaking::matcher_endpoint(settings);
+    let served = crate::matchmaking::matcher_endpoints(settings);
     if let Err(why) = served {
         problems.push(at(config, ProblemKind::BadReference, key, format!("`{key}`: {why}")));
     } else if !settings.matchmaking.matcher.is_empty()

@@ -422,8 +422,9 @@ section! {
     /// Matchmaking for players, through messages to GLOBAL.
     Matchmaking {
         /// Matcher for players: `own` is the one of this process, which is called directly;
-        /// otherwise HOST:PORT or unix:///FILE of its framed RPC. Empty: no matchmaking through the
-        /// gateway.
+        /// otherwise HOST:PORT or unix:///FILE of its framed RPC, and those of all matchers of the
+        /// area, separated by commas, where one of several serves it. Empty: no matchmaking through
+        /// the gateway.
         matcher: String = "", Kind::Text;
         /// `SrvID` of this gateway at the matcher; every gateway needs its own.
         srv: String = "gateway", Kind::Text;

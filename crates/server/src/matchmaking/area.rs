@@ -1,11 +1,13 @@
 //! The matcher that players ask: the one of this process, or one behind framed RPC.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use throng_client::{CallError, Endpoint, Matcher, MatcherConfig, Mine, Notice, Notices, Notification, Room};
+use throng_client::{
+    Backoff, CallError, Endpoint, Matcher, MatcherConfig, Mine, Notice, Notices, Notification, Room,
+};
 use throng_matcher::Scope;
 use throng_matcher_server::{Batch, Handle, Watch};
 use throng_wire::WireError;
@@ -16,6 +18,9 @@ use tokio::time::Instant;
 /// Pause before a request that failed is repeated, or a stream of notifications that ended is begun
 /// again.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
+
+/// Pause between two checks that the matcher of a session serves.
+const CHECK: Duration = Duration::from_secs(3);
 
 /// Longest pause between two attempts at a request that must succeed.
 const PERSIST_MAX: Duration = Duration::from_secs(10);
@@ -64,8 +69,8 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
                 from = mine.add_page(&page)?;
                 let page = Reader::new(&page).map_err(|_| CallError::BadAnswer)?;
                 listed.matches.extend(page.all(4).filter_map(|found| AllocatedMatch::read(found).ok()));
-                let tickets = page.all(3).filter_map(|ticket| Reader::new(ticket).ok());
-                listed.tickets.extend(tickets.filter_map(|ticket| ticket.str(1).ok().map(str::to_owned)));
+                let id = |ticket| Some(Reader::new(ticket).ok()?.str(1).ok()?.to_owned());
+                listed.tickets.extend(page.all(3).filter_map(|ticket| Some((id(ticket)?, ticket.to_vec()))));
                 if from.is_empty() {
                     listed.rooms = mine.rooms;
                     return Ok(listed);
@@ -117,8 +122,9 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
 pub(super) struct Listed {
     /// Rooms of its roles.
     pub(super) rooms: Vec<Room>,
-    /// Live tickets of its roles, and matched ones whose seats are not claimed.
-    pub(super) tickets: BTreeSet<String>,
+    /// Live tickets of its roles, and matched ones whose seats are not claimed, encoded, by their
+    /// ids.
+    pub(super) tickets: BTreeMap<String, Vec<u8>>,
     /// Matches of which it is the allocator.
     pub(super) matches: Vec<AllocatedMatch>,
 }
@@ -146,45 +152,81 @@ pub(super) trait AreaNotices: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Notification> + Send;
 }
 
-/// A matcher that is reached by framed RPC. Cheap to clone.
+/// A matcher that is reached by framed RPC; none while one is looked for. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Remote(Arc<Mutex<Matcher>>);
+pub(super) struct Remote(Arc<Mutex<Option<Matcher>>>);
 
 impl Remote {
-    /// Tries until the matcher is there: it may start after the gateway.
-    pub(super) async fn connect(endpoint: Endpoint, config: MatcherConfig) -> (Remote, RemoteNotices) {
-        let (matcher, notices) = connect(&endpoint, &config).await;
-        let remote = Remote(Arc::new(Mutex::new(matcher)));
+    /// Tries until a matcher serves at one of the places: it may start after the gateway.
+    pub(super) async fn connect(
+        endpoints: Arc<[Endpoint]>,
+        config: MatcherConfig,
+    ) -> (Remote, RemoteNotices) {
+        let (matcher, notices) = connect(&endpoints, &config).await;
+        let watching = watch(&endpoints, &matcher);
+        let remote = Remote(Arc::new(Mutex::new(Some(matcher))));
         let (connecting, began) = (JoinSet::new(), Instant::now());
         let own = remote.clone();
-        let notices =
-            RemoteNotices { remote: own, endpoint, config, notices, connecting, began, pause: RETRY };
+        let notices = RemoteNotices {
+            remote: own,
+            endpoints,
+            config,
+            notices,
+            connecting,
+            watching,
+            began,
+            pause: RETRY,
+        };
         (remote, notices)
     }
 
-    fn matcher(&self) -> MutexGuard<'_, Matcher> {
+    fn matcher(&self) -> MutexGuard<'_, Option<Matcher>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn connect(endpoint: &Endpoint, config: &MatcherConfig) -> (Matcher, Notices) {
+/// Opens a session with the first matcher that serves. One of several does not reopen it: another
+/// matcher may serve by then.
+async fn connect(endpoints: &[Endpoint], config: &MatcherConfig) -> (Matcher, Notices) {
+    let backoff = if endpoints.len() > 1 { Backoff::never() } else { Backoff::default() };
     let mut complained = false;
     loop {
-        match Matcher::connect(endpoint.clone(), config.clone()).await {
-            Ok(connected) => return connected,
-            Err(error) if !complained => {
-                complained = true;
-                tracing::warn!(%error, "the matcher is not reachable yet; retrying");
+        for endpoint in endpoints {
+            match Matcher::connect_with(endpoint.clone(), config.clone(), backoff.clone()).await {
+                Ok(connected) => return connected,
+                Err(error) if !complained => {
+                    tracing::warn!(%error, "the matcher is not reachable yet; retrying");
+                }
+                Err(_) => {}
             }
-            Err(_) => {}
         }
+        complained = true;
         tokio::time::sleep(RETRY).await;
     }
+}
+
+/// A task that ends when the matcher of a session does not answer or does not serve. Without other
+/// matchers the session waits for this one, and there is no task.
+fn watch(endpoints: &[Endpoint], matcher: &Matcher) -> JoinSet<()> {
+    let mut watching = JoinSet::new();
+    if endpoints.len() > 1 {
+        let matcher = matcher.clone();
+        watching.spawn(async move {
+            while matcher.call(Method::PING, Writer::new()).await.is_ok() {
+                tokio::time::sleep(CHECK).await;
+            }
+        });
+    }
+    watching
 }
 
 impl Area for Remote {
     async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
         let matcher = self.matcher().clone();
+        let Some(matcher) = matcher else {
+            let message = "the gateway has no session with a matcher that serves; try again".to_owned();
+            return Err(CallError::Refused { status: Status::Unavailable, message, detail: Vec::new() });
+        };
         matcher.call(method, body).await
     }
 }
@@ -193,11 +235,13 @@ impl Area for Remote {
 /// followed by another one: its reason may pass, such as another session of this server.
 pub(super) struct RemoteNotices {
     remote: Remote,
-    endpoint: Endpoint,
+    endpoints: Arc<[Endpoint]>,
     config: MatcherConfig,
     notices: Notices,
     /// The next session, while it is being opened.
     connecting: JoinSet<(Matcher, Notices)>,
+    /// Ends when this session's matcher does not serve.
+    watching: JoinSet<()>,
     /// Time when this session began, and the pause before the next one: two servers of one name do
     /// not end each other's sessions in quick succession.
     began: Instant,
@@ -208,30 +252,37 @@ impl AreaNotices for RemoteNotices {
     async fn next(&mut self) -> Notification {
         loop {
             if let Some(Ok((matcher, notices))) = self.connecting.join_next().await {
-                *self.remote.matcher() = matcher;
+                self.watching = watch(&self.endpoints, &matcher);
+                *self.remote.matcher() = Some(matcher);
                 (self.notices, self.began) = (notices, Instant::now());
                 return Notification::Gap;
             }
-            match self.notices.next().await {
-                Some(Notification::Ended { status, message }) => {
-                    tracing::warn!(
-                        status = status.name(),
-                        message,
-                        "the matcher ended the session of the link"
-                    );
+            tokio::select! {
+                notification = self.notices.next() => match notification {
+                    Some(Notification::Ended { status, message }) => {
+                        tracing::warn!(
+                            status = status.name(),
+                            message,
+                            "the matcher ended the session of the link"
+                        );
+                    }
+                    // The session's task has ended.
+                    None => {}
+                    Some(other) => return other,
+                },
+                Some(_) = self.watching.join_next() => {
+                    tracing::warn!("the matcher of the link does not serve; another one is looked for");
                 }
-                // The session's task has ended.
-                None => {}
-                Some(other) => return other,
             }
+            *self.remote.matcher() = None;
             let is_soon = self.began.elapsed() < PERSIST_MAX;
             self.pause = if is_soon { (2 * self.pause).min(PERSIST_MAX) } else { RETRY };
             // The matcher answers a key that it knows as it did in the session before.
             self.config.key_seed = self.config.key_seed.wrapping_add(1);
-            let (pause, endpoint, config) = (self.pause, self.endpoint.clone(), self.config.clone());
+            let (pause, endpoints, config) = (self.pause, Arc::clone(&self.endpoints), self.config.clone());
             self.connecting.spawn(async move {
                 tokio::time::sleep(pause).await;
-                connect(&endpoint, &config).await
+                connect(&endpoints, &config).await
             });
         }
     }
@@ -408,7 +459,7 @@ mod tests {
             let service = matcher(Some("127.0.0.1:0".parse().expect("an address")));
             let endpoint = Endpoint::tcp(service.addr().expect("it listens"));
             let config = MatcherConfig::new("gateway");
-            let (remote, mut notices) = Remote::connect(endpoint.clone(), config.clone()).await;
+            let (remote, mut notices) = Remote::connect([endpoint.clone()].into(), config.clone()).await;
             let join = |role: &str| {
                 let role = Writer::new().nested(1, Writer::new().str(1, role));
                 remote.call(Method::ROLE_JOIN_RANDOM_ROOM, role.nested(2, Writer::new().str(1, "2v2")))

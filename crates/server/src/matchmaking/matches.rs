@@ -85,6 +85,11 @@ impl Matches {
         found.world.replace(world.to_owned()).is_none()
     }
 
+    /// Returns whether a match has a world of its own.
+    pub(crate) fn has_world(&self, room: &str) -> bool {
+        self.rooms.get(room).is_some_and(|found| found.world.is_some())
+    }
+
     /// The world of a match has ended. The members that the room still has here.
     pub(crate) fn end_world(&mut self, room: &str) -> Vec<String> {
         match self.rooms.remove(room) {

@@ -27,6 +27,8 @@
 
 mod area;
 mod matches;
+mod mine;
+mod plan;
 mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,24 +37,24 @@ use std::time::Duration;
 
 use throng_admin::Problem;
 use throng_client::{
-    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MatcherConfig, MatchmakingEvent,
-    MatchmakingRequest, Notice, Notification, SessionConfig,
+    CallError, ChannelId, Client, ConnId, Endpoint, Event, Events, MatchmakingEvent, MatchmakingRequest,
+    Notice, Notification, SessionConfig,
 };
 use throng_gateway::ConnKind;
-use throng_matcher_server::Tokens;
 use throng_wire::matcher::{Event as Kind, Method, Reader, Status, Writer};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use area::{Area, AreaNotices, Listed, Local, RETRY, Remote, persist};
+use area::{Area, AreaNotices, RETRY, Remote, persist};
 use matches::Matches;
+use mine::{Known, Mine, place_of, read_mine, room_gone};
+use plan::{Plan, Target};
 
-use crate::config::Settings;
+pub(crate) use plan::{check_files, is_wanted, matcher_endpoints, plan};
+
 use crate::desk::{Desk, News, PlayerLocation};
 use crate::monitor::{MatchWorld, Watch};
-use crate::services;
-use crate::start::{Address, Service, StartError, from_here};
 use crate::world::World;
 
 /// Results of tasks that wait for the link's loop.
@@ -67,118 +69,8 @@ const TO_ALL: u32 = 2;
 const MATCH: u32 = 1;
 const DATA: u32 = 11;
 const CLASS: u32 = 12;
-
-/// Options of a link.
-pub(crate) struct Plan {
-    /// Place where the main world takes game servers, and the player identifier by which it knows
-    /// the link. A node of a cluster has no main world.
-    pub(crate) gateway: Option<(Endpoint, Arc<str>)>,
-    /// The matcher.
-    pub(crate) matcher: Target,
-    /// Type of the data of a match's channel; empty for none.
-    pub(crate) data_type: Arc<str>,
-}
-
-/// The matcher that players ask.
-pub(crate) enum Target {
-    /// The one of this process.
-    Own(Local),
-    /// One that is reached by framed RPC, with the credentials for it.
-    Remote(Endpoint, MatcherConfig),
-}
-
-/// Place where the configured matcher is, if one is configured and not the one of this process.
-///
-/// # Errors
-/// Why it cannot be used.
-pub(crate) fn matcher_endpoint(settings: &Settings) -> Result<Option<Endpoint>, String> {
-    match settings.matchmaking.matcher.as_str() {
-        "" => Ok(None),
-        "own" if !crate::matcher::is_wanted(settings) => {
-            Err("this process has no matcher; set `matcher.addr`, or another of its addresses".to_owned())
-        }
-        "own" => Ok(None),
-        other => {
-            let endpoint: Endpoint = other.parse().map_err(|error| format!("{error}"))?;
-            match endpoint.is_encrypted() {
-                true => Err("TLS connections to the matcher are not supported".to_owned()),
-                false => Ok(Some(endpoint)),
-            }
-        }
-    }
-}
-
-const UNKNOWN_TOKEN: &str = "the matcher does not know the token; see `gateway.matchmaking.token_file`";
-
-/// Returns whether players of this process reach a matcher through it.
-pub(crate) fn is_wanted(settings: &Settings) -> bool {
-    let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
-    gateway && !settings.matchmaking.matcher.is_empty()
-}
-
-/// The token for the matcher; empty without a file.
-fn read_token(settings: &Settings) -> Result<String, String> {
-    match settings.matchmaking.token_file.as_str() {
-        "" => Ok(String::new()),
-        file => std::fs::read_to_string(file).map_err(|error| format!("`{file}`: {error}")),
-    }
-}
-
-/// Checks that the token can be read, and that a matcher of this process knows it.
-///
-/// # Errors
-/// A phrase with the reason.
-pub(crate) fn check_files(settings: &Settings) -> Result<(), String> {
-    if !is_wanted(settings) {
-        return Ok(());
-    }
-    let token = read_token(settings)?;
-    let is_own = matcher_endpoint(settings)?.is_none() && crate::matcher::is_wanted(settings);
-    match crate::matcher::tokens(settings) {
-        // The matcher's file has a problem of its own.
-        Ok(tokens) if is_own && tokens.scope(token.trim(), &settings.matchmaking.srv).is_none() => {
-            Err(UNKNOWN_TOKEN.to_owned())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The link that the settings ask for. `addresses` are those of the process, `own` is its matcher.
-///
-/// # Errors
-/// A file or an address that cannot be used.
-pub(crate) fn plan(
-    settings: &Settings,
-    name: Option<Arc<str>>,
-    addresses: &[Address],
-    own: Option<(&throng_matcher_server::Handle, &Tokens)>,
-) -> Result<Option<Plan>, StartError> {
-    let matching = &settings.matchmaking;
-    if !is_wanted(settings) {
-        return Ok(None);
-    }
-    let key = "gateway.matchmaking.matcher";
-    let wrong = |why: &str| StartError::File(format!("`{key}`: {why}"));
-    let listens = |service| {
-        let found = addresses.iter().find(|each| each.service == service && each.scheme == "tcp");
-        found.map(|each| Endpoint::tcp(from_here(each.addr)))
-    };
-    let no_listener = || wrong("the gateway has no plain TCP listener for game servers");
-    let reach = |name| Ok::<_, StartError>((listens(Service::Servers).ok_or_else(no_listener)?, name));
-    let gateway = name.map(reach).transpose()?;
-    let token = read_token(settings).map_err(StartError::File)?;
-    let (token, srv) = (token.trim(), &*matching.srv);
-    let matcher = match matcher_endpoint(settings).map_err(|why| wrong(&why))? {
-        Some(endpoint) => Target::Remote(endpoint, MatcherConfig::new(srv).token(token)),
-        None => {
-            let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
-            let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
-            Target::Own(Local::new(handle.clone(), srv, scope))
-        }
-    };
-    let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, matcher, data_type }))
-}
+/// Key of the address in a room's data.
+const CONNECTION: &str = "connection";
 
 /// Result of a task of the link.
 enum Done {
@@ -202,30 +94,6 @@ enum Done {
     Mine(Mine),
 }
 
-/// Everything in the matcher that concerns a link.
-struct Mine {
-    /// Rooms of its players.
-    rooms: Vec<throng_client::Room>,
-    /// Rooms that wait for a world or channel, with the class of the world.
-    assigning: Vec<(String, String)>,
-    /// Rooms with a world of its own, as their data say.
-    hosted: Vec<(String, MatchWorld)>,
-    /// Rooms that the matcher has no longer.
-    gone: BTreeSet<String>,
-    /// Tickets that have ended, encoded.
-    ended: Vec<(String, Vec<u8>)>,
-}
-
-/// State of a link before it reads from the matcher what concerns it.
-struct Known {
-    /// Rooms and worlds that it has opened for them.
-    hosted: BTreeSet<(String, String)>,
-    /// Rooms with members among its players.
-    rooms: BTreeSet<String>,
-    /// Tickets by which its players wait.
-    tickets: BTreeSet<String>,
-}
-
 /// A world that a link has opened for a room.
 struct Hosted {
     world: MatchWorld,
@@ -243,6 +111,8 @@ struct Link<A> {
     gateway: Option<Client>,
     process: Arc<Watch>,
     matcher: A,
+    /// `SrvID` of this gateway.
+    srv: String,
     players: BTreeMap<String, Player>,
     /// Tickets that players are making.
     creating: usize,
@@ -269,21 +139,21 @@ pub(crate) struct Around {
 
 /// Serves until the process ends, or its main world.
 pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
-    let Plan { gateway, matcher, data_type } = plan;
+    let Plan { gateway, matcher, srv, data_type } = plan;
     match matcher {
         Target::Own(local) => {
             let notices = local.notices();
-            serve(local, notices, gateway, around, data_type, up).await;
+            serve((local, srv), notices, gateway, around, data_type, up).await;
         }
-        Target::Remote(endpoint, config) => {
-            let (matcher, notices) = Remote::connect(endpoint, config).await;
-            serve(matcher, notices, gateway, around, data_type, up).await;
+        Target::Remote(endpoints, config) => {
+            let (matcher, notices) = Remote::connect(endpoints.into(), config).await;
+            serve((matcher, srv), notices, gateway, around, data_type, up).await;
         }
     }
 }
 
 async fn serve<A: Area>(
-    matcher: A,
+    (matcher, srv): (A, String),
     notices: impl AreaNotices,
     gateway: Option<(Endpoint, Arc<str>)>,
     around: Around,
@@ -310,6 +180,7 @@ async fn serve<A: Area>(
         gateway,
         process,
         matcher,
+        srv,
         players,
         matches,
         hosted,
@@ -470,6 +341,27 @@ impl<A: Area> Link<A> {
         }
     }
 
+    /// Players of this gateway are in a room, which may be a match. Those who are gone leave it:
+    /// the matcher let them in too late, or kept the places of an earlier life of this gateway.
+    fn join(&mut self, room: &str, players: Vec<String>, shown: &throng_client::Room) {
+        let (here, gone): (Vec<_>, Vec<_>) =
+            players.into_iter().partition(|role| self.players.contains_key(role));
+        // They may be in the world of their match.
+        if !self.matches.has_world(room) {
+            self.leave_for(room, gone);
+        }
+        self.matches.join(room, here, has_channel(shown));
+        self.open(room);
+    }
+
+    /// Has players who are gone leave a room.
+    fn leave_for(&self, room: &str, gone: Vec<String>) {
+        for player in gone {
+            let (matcher, room) = (self.matcher.clone(), room.to_owned());
+            tokio::spawn(async move { matcher.leave_room(&player, &room).await.map(drop) });
+        }
+    }
+
     fn cancel(&self, ticket: &str) {
         let (matcher, cancel) = (self.matcher.clone(), Writer::new().str(1, ticket));
         tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
@@ -490,10 +382,9 @@ impl<A: Area> Link<A> {
         match notice.kind {
             Kind::ROLES_JOIN_ROOM => {
                 let shown = notice.room().unwrap_or_default();
-                let joined: Vec<String> = notice.texts(2).map(str::to_owned).collect();
-                let own = joined.into_iter().filter(|role| self.players.contains_key(role));
-                self.matches.join(&room, own, has_channel(&shown));
-                self.open(&room);
+                let joined = notice.texts(2).map(str::to_owned);
+                let own = joined.filter(|role| notice.roles.contains(role));
+                self.join(&room, own.collect(), &shown);
             }
             // To the allocator of the room's world.
             Kind::ROLE_LEAVE_ROOM if notice.roles.is_empty() => {
@@ -515,9 +406,8 @@ impl<A: Area> Link<A> {
             // The only news of it to members of a team that was queued at another gateway.
             Kind::TICKET_UPDATE => {
                 let Some(ticket) = TicketNews::read(&notice.body) else { return };
-                // A member was gone before its team was queued.
-                let is_gone = |role| !self.players.contains_key(role);
-                if ticket.is_live && ticket.is_of_team && notice.roles.iter().any(is_gone) {
+                // A player was gone before its team was queued, or before its match got no server.
+                if ticket.is_live && notice.roles.iter().any(|role| !self.players.contains_key(role)) {
                     self.cancel(&ticket.id);
                 }
                 self.note_ticket(TicketNews { players: notice.roles, ..ticket });
@@ -535,11 +425,14 @@ impl<A: Area> Link<A> {
                         player.tickets.clear();
                     }
                 }
+                let (here, gone): (Vec<_>, Vec<_>) =
+                    notice.roles.into_iter().partition(|role| self.players.contains_key(role));
+                self.leave_for(&room, gone);
                 match world {
-                    Some(world) => self.enter_world(&room, world, notice.roles.iter().cloned()),
+                    Some(world) => self.enter_world(&room, world, here.iter().cloned()),
                     None => self.matches.join(&room, [], true),
                 }
-                for role in notice.roles {
+                for role in here {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
                     // The membership that comes of it is told like any other; without a seat there
                     // is none.
@@ -743,8 +636,8 @@ impl<A: Area> Link<A> {
                     None => {}
                 }
             }
-            Done::Mine(Mine { rooms, assigning, hosted, gone, ended }) => {
-                for notice in self.missed(&gone, ended) {
+            Done::Mine(Mine { rooms, assigning, hosted, gone, ended, ready }) => {
+                for notice in self.missed(&gone, ended, ready) {
                     self.hear_matcher(notice);
                 }
                 for (room, class) in assigning {
@@ -756,23 +649,34 @@ impl<A: Area> Link<A> {
                     self.adopt(room, world);
                 }
                 for room in rooms {
-                    let is_complete = has_channel(&room);
-                    let own = room.roles.into_iter().map(|role| role.id);
-                    if let Some(world) = room.data.get("World").and_then(|json| unquoted(json)) {
-                        self.enter_world(&room.id, world, own);
-                        continue;
+                    let own = room.roles.iter().filter(|role| role.srv == self.srv);
+                    let own: Vec<String> = own.map(|role| role.id.clone()).collect();
+                    match room.data.get("World").and_then(|json| unquoted(json)) {
+                        Some(world) => {
+                            let here = own.iter().filter(|role| self.players.contains_key(*role));
+                            let roles: Vec<String> = here.cloned().collect();
+                            // The notice of it is among those that were missed.
+                            if !roles.is_empty() && !self.matches.has_world(&room.id) {
+                                let body = place_of(&room).into_bytes().into();
+                                self.hear_matcher(Notice { roles, kind: Kind::MATCH_READY, body });
+                            }
+                            self.enter_world(&room.id, world, own.into_iter());
+                        }
+                        None => self.join(&room.id, own, &room),
                     }
-                    let own = own.filter(|role| self.players.contains_key(role));
-                    self.matches.join(&room.id, own, is_complete);
-                    self.open(&room.id);
                 }
             }
         }
     }
 
     /// The notices that players have not heard of the ends of rooms and tickets: a matcher that
-    /// came back without its state sends none.
-    fn missed(&self, gone: &BTreeSet<String>, ended: Vec<(String, Vec<u8>)>) -> Vec<Notice> {
+    /// came back without its state sends none, and one that restarts none again.
+    fn missed(
+        &self,
+        gone: &BTreeSet<String>,
+        ended: Vec<(String, Vec<u8>)>,
+        ready: Vec<(String, Notice)>,
+    ) -> Vec<Notice> {
         let gone = self.matches.joined().filter(|(room, _)| gone.contains(*room));
         let left = gone.flat_map(|(room, members)| members.iter().map(|member| room_gone(room, member)));
         let ended = ended.into_iter().map(|(ticket, shown)| {
@@ -781,7 +685,14 @@ impl<A: Area> Link<A> {
             let body = Writer::new().bytes(1, &shown).into_bytes().into();
             Notice { roles, kind: Kind::TICKET_UPDATE, body }
         });
-        left.chain(ended.filter(|notice| !notice.roles.is_empty())).collect()
+        // The notice itself ends that wait.
+        let waits = |role: &String, ticket: &str| {
+            self.players.get(role).is_some_and(|player| player.tickets.contains(ticket))
+        };
+        let ready =
+            ready.into_iter().filter(|(ticket, notice)| notice.roles.iter().all(|role| waits(role, ticket)));
+        let ended = ended.filter(|notice| !notice.roles.is_empty());
+        left.chain(ended).chain(ready.map(|(_, notice)| notice)).collect()
     }
 
     /// Takes up the world of a match that an earlier life of this link has opened. The addresses of
@@ -903,61 +814,10 @@ where
     }
 }
 
-/// Reads what concerns this server from the matcher. Of the worlds that this link has opened, in an
-/// earlier life too, it closes those whose rooms are gone: their ends may be among what was missed.
-async fn read_mine<A: Area>(matcher: &A, process: &Arc<Watch>, known: &Known) -> Result<Mine, CallError> {
-    let opened = {
-        let process = Arc::clone(process);
-        tokio::task::spawn_blocking(move || process.opened_match_worlds())
-    };
-    let mut worlds = known.hosted.clone();
-    worlds.extend(opened.await.unwrap_or_default());
-    for (room, world) in worlds {
-        if matcher.room(&room).await?.is_none() {
-            process.close_match_world(&world);
-        }
-    }
-    let Listed { rooms, tickets, matches } = matcher.mine().await?;
-    let (mut gone, mut ended) = (BTreeSet::new(), Vec::new());
-    for room in &known.rooms {
-        if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
-            gone.insert(room.clone());
-        }
-    }
-    for ticket in known.tickets.difference(&tickets) {
-        let shown = matcher.ticket(ticket).await?;
-        ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
-    }
-    let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
-    for found in matches {
-        if found.is_assigning {
-            assigning.push((found.room, found.class));
-        } else if !found.class.is_empty()
-            && let Some(room) = matcher.room(&found.room).await?
-            && let Some(world) = world_in(&room)
-        {
-            hosted.push((found.room, world));
-        }
-    }
-    Ok(Mine { rooms, assigning, hosted, gone, ended })
-}
-
-/// The notice that a player's room is gone.
-fn room_gone(room: &str, player: &str) -> Notice {
-    let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
-    Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
-}
-
-/// A ticket that the matcher has lost.
-fn cancelled(ticket: &str) -> Vec<u8> {
-    Writer::new().str(1, ticket).str(8, "cancelled").str(10, "disconnected").into_bytes()
-}
-
 /// A ticket in a response or notification.
 struct TicketNews {
     id: String,
     players: Vec<String>,
-    is_of_team: bool,
     is_live: bool,
 }
 
@@ -969,7 +829,6 @@ impl TicketNews {
         Some(TicketNews {
             id: ticket.str(1).ok()?.to_owned(),
             players: players.collect(),
-            is_of_team: !ticket.str(4).ok()?.is_empty(),
             is_live: matches!(ticket.str(8).ok()?, "searching" | "proposed" | "placing"),
         })
     }
@@ -991,12 +850,6 @@ fn world_of(notice: &Notice) -> Option<String> {
 /// Returns whether a room is a match that is played in a channel.
 fn has_channel(room: &throng_client::Room) -> bool {
     room.is_full && room.world.is_empty()
-}
-
-/// The world of a match, as the data of its room say.
-fn world_in(room: &throng_client::Room) -> Option<MatchWorld> {
-    let name = unquoted(room.data.get("World")?)?;
-    Some(MatchWorld { name, addresses: serde_json::from_str(room.data.get("Addresses")?).ok()? })
 }
 
 /// The request that gives a match its world.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use throng_client::{
     CallError, ChannelId, Client, Endpoint, Event, Events, MatchWorld, Matcher, MatcherConfig,
-    MatchmakingEvent, MatchmakingRequest, RequestError, Role, SessionConfig,
+    MatchmakingEvent, MatchmakingRequest, Notification, RequestError, Role, SessionConfig,
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service};
@@ -538,6 +538,107 @@ fn players_hear_of_the_places_that_a_matcher_lost() {
     };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
+}
+
+#[test]
+fn players_hear_of_a_match_that_was_ready_while_their_gateway_did_not_reach_the_matcher() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "director", "assign_timeout_s": 3600,
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "seat_ttl_s": 600
+    }"#;
+    let data = tempfile::tempdir().unwrap();
+    let path = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
+    let (tokens, token) = (path("tokens"), path("token"));
+    std::fs::write(&tokens, "operator admin\ngateway server").unwrap();
+    std::fs::write(&token, "gateway").unwrap();
+    let matcher = |socket: &str| {
+        start(&[
+            ("server.only", "matcher"),
+            ("server.data", &path("m")),
+            ("matcher.unix_path", &path(socket)),
+            ("matcher.tokens_file", &tokens),
+            ("matcher.presence_grace_ms", "600000"),
+        ])
+    };
+    let direct = async |socket: &str| {
+        let config = MatcherConfig::new("director").token("operator");
+        let endpoint = format!("unix://{}", path(socket)).parse().unwrap();
+        Matcher::connect(endpoint, config).await.unwrap()
+    };
+    let first = matcher("reached");
+    let gateway = start(&[
+        ("server.only", "gateway"),
+        ("server.data", &path("g")),
+        ("gateway.dev", "true"),
+        ("gateway.servers.addr", "127.0.0.1:0"),
+        ("gateway.clients.addr", "127.0.0.1:0"),
+        ("gateway.matchmaking.matcher", &format!("unix://{}", path("reached"))),
+        ("gateway.matchmaking.token_file", &token),
+    ]);
+    let addr = gateway.address(Service::Clients).unwrap();
+    let played = async {
+        let (director, mut notices) = direct("reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        for player in &players {
+            while player.client.join_queue("duel").await.is_err() {}
+        }
+        let room = loop {
+            if let Some(Notification::Notice(notice)) = notices.next().await {
+                break notice.room_id().to_owned();
+            }
+        };
+        drop((first, director, notices));
+        let second = matcher("elsewhere");
+        let (director, _notices) = direct("elsewhere").await;
+        director.call(Method::ASSIGN_MATCH, Writer::new().str(1, &room).str(2, "10.0.0.1:7")).await.unwrap();
+        drop((second, director));
+        let _third = matcher("reached");
+        let mut sides = BTreeSet::new();
+        for player in &mut players {
+            loop {
+                let MatchmakingEvent::Notice(notice) = player.next().await else { continue };
+                if notice.name() == "matchReadyMsg" {
+                    assert_eq!((notice.text(4), notice.room_id()), ("10.0.0.1:7", &*room));
+                    sides.insert(notice.text(3).to_owned());
+                    break;
+                }
+            }
+        }
+        assert_eq!(sides, ["blue".to_owned(), "red".to_owned()].into());
+        let (director, _notices) = direct("reached").await;
+        while director.room(&room).await.unwrap().members < 2 {}
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
+}
+
+#[test]
+fn a_player_who_is_gone_before_its_room_has_been_joined_does_not_stay_in_it() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut stays = Player::connect(addr, "stays").await;
+        stays.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        for name in ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"] {
+            let goes = Player::connect(addr, name).await;
+            let ask = MatchmakingRequest::new(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked"));
+            // It closes while the request is on its way.
+            tokio::select! {
+                biased;
+                _ = goes.client.matchmake(ask) => {}
+                () = tokio::task::yield_now() => {}
+            }
+            goes.client.close().await;
+            loop {
+                let MatchmakingEvent::Notice(notice) = stays.next().await else { continue };
+                if notice.name() == "roleLeaveRoomMsg" {
+                    assert_eq!(notice.text(2), name);
+                    break;
+                }
+            }
+        }
+    });
 }
 
 #[test]

@@ -34,3 +34,4 @@ mod rust_sample;
 #[allow(dead_code, reason = "the cache's own tests use the rest")]
 mod s3;
 mod sdk;
+mod takeover;

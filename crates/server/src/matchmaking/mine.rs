@@ -1,0 +1,128 @@
+//! Everything in the matcher that concerns a link, which reads it at its start and after a gap in
+//! its notifications, and the notices that its players have missed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use throng_client::{CallError, Notice, Room};
+use throng_wire::matcher::{Event as Kind, Reader, Writer};
+
+use super::area::{Area, Listed};
+use super::{CONNECTION, DATA, MATCH, unquoted};
+use crate::monitor::{MatchWorld, Watch};
+
+/// Everything in the matcher that concerns a link.
+pub(super) struct Mine {
+    /// Rooms of its players.
+    pub(super) rooms: Vec<Room>,
+    /// Rooms that wait for a world or channel, with the class of the world.
+    pub(super) assigning: Vec<(String, String)>,
+    /// Rooms with a world of its own, as their data say.
+    pub(super) hosted: Vec<(String, MatchWorld)>,
+    /// Rooms that the matcher has no longer.
+    pub(super) gone: BTreeSet<String>,
+    /// Tickets that have ended, encoded.
+    pub(super) ended: Vec<(String, Vec<u8>)>,
+    /// Notices of matches that are ready, to one player each, with the ticket that led there.
+    pub(super) ready: Vec<(String, Notice)>,
+}
+
+/// State of a link before it reads from the matcher what concerns it.
+pub(super) struct Known {
+    /// Rooms and worlds that it has opened for them.
+    pub(super) hosted: BTreeSet<(String, String)>,
+    /// Rooms with members among its players.
+    pub(super) rooms: BTreeSet<String>,
+    /// Tickets by which its players wait.
+    pub(super) tickets: BTreeSet<String>,
+}
+
+/// Reads what concerns this server from the matcher. Of the worlds that this link has opened, in an
+/// earlier life too, it closes those whose rooms are gone: their ends may be among what was missed.
+pub(super) async fn read_mine<A: Area>(
+    matcher: &A,
+    process: &Arc<Watch>,
+    known: &Known,
+) -> Result<Mine, CallError> {
+    let opened = {
+        let process = Arc::clone(process);
+        tokio::task::spawn_blocking(move || process.opened_match_worlds())
+    };
+    let mut worlds = known.hosted.clone();
+    worlds.extend(opened.await.unwrap_or_default());
+    for (room, world) in worlds {
+        if matcher.room(&room).await?.is_none() {
+            process.close_match_world(&world);
+        }
+    }
+    let Listed { rooms, tickets, matches } = matcher.mine().await?;
+    let (mut gone, mut ended, mut ready) = (BTreeSet::new(), Vec::new(), Vec::new());
+    for room in &known.rooms {
+        if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
+            gone.insert(room.clone());
+        }
+    }
+    for ticket in &known.tickets {
+        if let Some(shown) = tickets.get(ticket) {
+            let notices = ready_notices(shown, &rooms).unwrap_or_default();
+            ready.extend(notices.into_iter().map(|notice| (ticket.clone(), notice)));
+        } else {
+            let shown = matcher.ticket(ticket).await?;
+            ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
+        }
+    }
+    let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
+    for found in matches {
+        if found.is_assigning {
+            assigning.push((found.room, found.class));
+        } else if !found.class.is_empty()
+            && let Some(room) = matcher.room(&found.room).await?
+            && let Some(world) = world_in(&room)
+        {
+            hosted.push((found.room, world));
+        }
+    }
+    Ok(Mine { rooms, assigning, hosted, gone, ended, ready })
+}
+
+/// The notice that a player's room is gone.
+pub(super) fn room_gone(room: &str, player: &str) -> Notice {
+    let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
+    Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
+}
+
+/// The notices to the players of a ticket that its match is ready; none if it is not matched.
+fn ready_notices(ticket: &[u8], rooms: &[Room]) -> Option<Vec<Notice>> {
+    let ticket = Reader::new(ticket).ok()?;
+    let (found, at) = (ticket.str(11).ok()?, ticket.str(12).ok()?);
+    let room = rooms.iter().find(|room| room.id == at).filter(|_| ticket.str(8) == Ok("matched"))?;
+    let same = place_of(room).str(MATCH, found).str(5, ticket.str(18).ok()?).str(7, ticket.str(2).ok()?);
+    let same = same.into_bytes();
+    let notice = |player| {
+        let role = Reader::new(player).ok()?.str(1).ok()?.to_owned();
+        let side = room.sides.iter().find(|(_, roles)| roles.contains(&role));
+        let side = Writer::new().str(3, side.map_or("", |(name, _)| name)).into_bytes();
+        let body = [&side[..], &same].concat().into();
+        Some(Notice { roles: vec![role], kind: Kind::MATCH_READY, body })
+    };
+    ticket.all(3).map(notice).collect()
+}
+
+/// Fields of the notification that a match is ready: its place, as the data of its room say.
+pub(super) fn place_of(room: &Room) -> Writer {
+    let place = room.data.get(CONNECTION).and_then(|json| unquoted(json)).unwrap_or_default();
+    let world = room.data.iter().filter(|(key, _)| ["World", "Addresses"].contains(&key.as_str()));
+    let place = Writer::new().str(4, &place).str(20, &room.id);
+    world.fold(place, |place, (key, json)| place.nested(DATA, Writer::new().str(1, key).str(2, json)))
+}
+
+/// A ticket that the matcher has lost.
+fn cancelled(ticket: &str) -> Vec<u8> {
+    Writer::new().str(1, ticket).str(8, "cancelled").str(10, "disconnected").into_bytes()
+}
+
+/// The world of a match, as the data of its room say.
+fn world_in(room: &Room) -> Option<MatchWorld> {
+    let name = unquoted(room.data.get("World")?)?;
+    Some(MatchWorld { name, addresses: serde_json::from_str(room.data.get("Addresses")?).ok()? })
+}
