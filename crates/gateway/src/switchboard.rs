@@ -80,6 +80,8 @@ pub(crate) struct Switchboard {
     pub(crate) changing: Option<ChannelId>,
     /// The channel that is being made, or GLOBAL while it is claimed; and the creator.
     pub(crate) creating: Option<(ChannelId, ConnId)>,
+    /// The object that is being destroyed, and the channel whose subscribers are told.
+    pub(crate) destroying: Option<(ChannelId, ChannelId)>,
     /// Changes that count as a whole only, have begun and have not ended.
     pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
@@ -158,6 +160,7 @@ impl Switchboard {
             at_hand: None,
             changing: None,
             creating: None,
+            destroying: None,
             halfway: 0,
             hasher,
             timers: TimerWheel::new(),
