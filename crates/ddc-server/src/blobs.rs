@@ -656,7 +656,7 @@ impl Service {
                 let put = |done| self.store.put_blob(namespace, hash, bytes.clone(), now, done);
                 match self.commit(put).await? {
                     ChangeResult::OverQuota => {
-                        self.make_room(namespace).await?;
+                        self.make_room(namespace, bytes.len() as u64).await?;
                         self.commit(put).await?
                     }
                     outcome => outcome,
@@ -676,7 +676,7 @@ impl Service {
                 let put = move || {
                     // A refused put takes its file along.
                     if !store.fits_quota(&namespace, writer.written())? {
-                        store.collect_replaced(&namespace)?;
+                        store.collect_replaced(&namespace, writer.written())?;
                     }
                     store.put_large(&namespace, *writer, now, done)
                 };

@@ -158,7 +158,7 @@ impl Service {
                 ChangeResult::OverQuota if has_made_room => return Err(self.over_quota(&name.namespace)),
                 ChangeResult::OverQuota => {
                     Box::pin(self.drop_copies(&name.namespace, bytes.len() as u64)).await?;
-                    self.make_room(&name.namespace).await?;
+                    self.make_room(&name.namespace, bytes.len() as u64).await?;
                     has_made_room = true;
                 }
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),

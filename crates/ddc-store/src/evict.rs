@@ -181,7 +181,7 @@ impl Store {
     ) -> Result<u64, StoreError> {
         if !options.copies {
             for namespace in self.namespaces()?.iter().filter(|namespace| (options.keeps)(namespace)) {
-                self.collect_replaced(namespace)?;
+                self.collect_replaced(namespace, 0)?;
             }
         }
         let (mut lowered, mut before) = (None, u64::MAX);
