@@ -27,6 +27,8 @@ use crate::stats::Stats;
 /// A live connection as every shard knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer {
+    /// The id that it was accepted under, which tells it from an earlier connection of its session.
+    pub(crate) accepted: ConnId,
     pub(crate) kind: ConnKind,
     /// Which shard handles its bytes.
     pub(crate) shard: ShardIndex,
@@ -329,6 +331,11 @@ impl Switchboard {
             renamed.by.push(from);
             self.settle_renamed(slot);
         }
+    }
+
+    /// The id that a live connection was accepted under.
+    pub(crate) fn accepted_as(&self, conn: ConnId) -> ConnId {
+        self.peers.get(&conn).map_or(conn, |peer| peer.accepted)
     }
 
     /// Forgets the change of a name that all shards know.
