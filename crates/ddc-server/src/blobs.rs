@@ -566,12 +566,7 @@ impl Service {
             return Err(unverifiable());
         }
         let (hash, len) = (received.hash(), received.len());
-        // Copies that make room take along every form that they reach.
-        let joins_copies = self.upstream().is_some() && self.store.best_form(namespace, &raw)?.is_some();
         self.keep(namespace, received).await?;
-        if joins_copies {
-            self.store.note_repeated(namespace, &hash);
-        }
         self.put_form(namespace, raw, (len, hash, found.hash_checked)).await?;
         Ok(raw)
     }
@@ -642,7 +637,12 @@ impl Service {
         if self.upstream().is_some() && !self.store.fits_quota(namespace, received.len())? {
             Box::pin(self.drop_copies(namespace, received.len())).await?;
         }
-        self.keep_here(namespace, received).await
+        self.keep_here(namespace, received).await?;
+        if self.upstream().is_some() {
+            // Copies that make room take along all that they reach, whoever stored it.
+            self.store.note_repeated(namespace, &hash);
+        }
+        Ok(())
     }
 
     /// Stores what was received in the folder, under its own hash.

@@ -329,6 +329,10 @@ impl Store {
                     room = room.saturating_sub(cost(index_key));
                     done.blobs += 1;
                     done.blob_bytes += location.len;
+                    if !options.copies {
+                        // Only uploads in progress outlast the need for space.
+                        lock(&self.relied_on).repeated.remove(index_key);
+                    }
                     self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })?;
                 }
                 Ok(())
