@@ -566,12 +566,7 @@ impl Service {
             return Err(unverifiable());
         }
         let (hash, len) = (received.hash(), received.len());
-        // Copies that make room take along every form that they reach.
-        let joins_copies = self.upstream().is_some() && self.store.best_form(namespace, &raw)?.is_some();
         self.keep(namespace, received).await?;
-        if joins_copies {
-            self.store.note_repeated(namespace, &hash);
-        }
         self.put_form(namespace, raw, (len, hash, found.hash_checked)).await?;
         Ok(raw)
     }
@@ -642,7 +637,12 @@ impl Service {
         if self.upstream().is_some() && !self.store.fits_quota(namespace, received.len())? {
             Box::pin(self.drop_copies(namespace, received.len())).await?;
         }
-        self.keep_here(namespace, received).await
+        self.keep_here(namespace, received).await?;
+        if self.upstream().is_some() {
+            // Copies that make room take along all that they reach, whoever stored it.
+            self.store.note_repeated(namespace, &hash);
+        }
+        Ok(())
     }
 
     /// Stores what was received in the folder, under its own hash.
@@ -656,7 +656,7 @@ impl Service {
                 let put = |done| self.store.put_blob(namespace, hash, bytes.clone(), now, done);
                 match self.commit(put).await? {
                     ChangeResult::OverQuota => {
-                        self.make_room(namespace).await?;
+                        self.make_room(namespace, bytes.len() as u64).await?;
                         self.commit(put).await?
                     }
                     outcome => outcome,
@@ -676,7 +676,7 @@ impl Service {
                 let put = move || {
                     // A refused put takes its file along.
                     if !store.fits_quota(&namespace, writer.written())? {
-                        store.collect_replaced(&namespace)?;
+                        store.collect_replaced(&namespace, writer.written())?;
                     }
                     store.put_large(&namespace, *writer, now, done)
                 };

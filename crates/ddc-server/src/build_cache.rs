@@ -20,7 +20,7 @@ use throng_ddc::{Document, IoHash, Namespace, Style, Value};
 
 use crate::answer::{Answer, Problem, empty, reply};
 use crate::body::Body;
-use crate::entry::{Entry, Kind, Sha256, ref_name};
+use crate::entry::{CONTENTS, Entry, Kind, Sha256, ref_name};
 use crate::origin::Reach;
 use crate::preconditions::Preconditions;
 use crate::service::{ApiRequest, Service};
@@ -169,7 +169,7 @@ impl Service {
         if digest.sha.is_empty() {
             return Ok(Some(IoHash::ZERO));
         }
-        let Some(blob) = self.entry_blob(&ref_name(namespace, "cas", &digest.sha.0)).await? else {
+        let Some(blob) = self.entry_blob(&ref_name(namespace, CONTENTS, &digest.sha.0)).await? else {
             return Ok(None);
         };
         self.locate(namespace, &blob, Reach::All).await

@@ -5,6 +5,8 @@ use std::fmt;
 use throng_ddc::api::RefName;
 use throng_ddc::{IoHash, Namespace};
 
+/// Bucket of contents, and a part of their paths.
+pub(crate) const CONTENTS: &str = "cas";
 /// Namespace of requests that name no instance.
 const NAMESPACE: &str = "build";
 /// Prefix of names of any form.
@@ -52,7 +54,7 @@ impl Entry {
         };
         let is_content = match family {
             "ac" => false,
-            "cas" => true,
+            CONTENTS => true,
             _ => return None,
         };
         let Some(sha) = Sha256::parse(digits) else {

@@ -21,6 +21,7 @@ use crate::batch::{BATCH_BYTES_MAX, Budget, chains};
 use crate::blobs::HASH_FIRST_BYTES_MAX;
 use crate::blocking;
 use crate::body::Body;
+use crate::entry::CONTENTS;
 use crate::fetch::Found;
 use crate::headers::{ALLOW_OVERWRITE, INLINE_HASH, IO_HASH, LAST_ACCESS};
 use crate::json::{JsonBody, PIECE_BYTES};
@@ -55,6 +56,7 @@ impl Service {
         name: &RefName,
         suffix: Option<Media>,
     ) -> Answer {
+        check_bucket(name)?;
         let kinds = [Media::CompactBinary, Media::Octets, Media::Package, Media::Json];
         let kind = request.content_type(&kinds)?;
         let claimed = match request.header(IO_HASH).map(str::trim).filter(|text| !text.is_empty()) {
@@ -158,7 +160,7 @@ impl Service {
                 ChangeResult::OverQuota if has_made_room => return Err(self.over_quota(&name.namespace)),
                 ChangeResult::OverQuota => {
                     Box::pin(self.drop_copies(&name.namespace, bytes.len() as u64)).await?;
-                    self.make_room(&name.namespace).await?;
+                    self.make_room(&name.namespace, bytes.len() as u64).await?;
                     has_made_room = true;
                 }
                 ChangeResult::Done | ChangeResult::Unchanged => return Ok(Ok(needs)),
@@ -768,6 +770,7 @@ impl Service {
                 Ok((status, document(&Value::object([("exists", Value::Bool(there))]))))
             }
             OpAction::Put { payload, hash } => {
+                check_bucket(&name)?;
                 let payload = payload.ok_or_else(|| Problem::bad("a PUT has no payload"))?;
                 if hash != Some(IoHash::of(&payload)) {
                     return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
@@ -830,6 +833,17 @@ impl From<RawError> for Problem {
             RawError::NoDecoder => Problem::missing(RawError::NoDecoder.to_string()),
         }
     }
+}
+
+/// Refuses the names of contents that build caches verify by another hash.
+fn check_bucket(name: &RefName) -> Result<(), Problem> {
+    if name.bucket.as_str() == CONTENTS {
+        return Err(Problem::bad(
+            "the bucket `cas` has the contents of build caches, verified by SHA-256: put them to /cas/SHA256, or \
+             choose another bucket",
+        ));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

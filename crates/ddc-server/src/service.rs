@@ -659,11 +659,11 @@ impl Service {
         before
     }
 
-    /// Removes what only replaced refs of a namespace reached, for an upload that exceeds the
-    /// quota.
-    pub(crate) async fn make_room(&self, namespace: &Namespace) -> Result<(), Problem> {
+    /// Removes what only replaced refs of a namespace reached, for an upload of `len` bytes that
+    /// exceeds the quota.
+    pub(crate) async fn make_room(&self, namespace: &Namespace, len: u64) -> Result<(), Problem> {
         let (store, namespace) = (Arc::clone(&self.store), namespace.clone());
-        let collected = blocking::elsewhere(move || store.collect_replaced(&namespace)).await;
+        let collected = blocking::elsewhere(move || store.collect_replaced(&namespace, len)).await;
         Ok(collected.unwrap_or(Err(StoreError::Busy))?)
     }
 

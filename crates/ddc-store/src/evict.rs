@@ -181,7 +181,7 @@ impl Store {
     ) -> Result<u64, StoreError> {
         if !options.copies {
             for namespace in self.namespaces()?.iter().filter(|namespace| (options.keeps)(namespace)) {
-                self.collect_replaced(namespace)?;
+                self.collect_replaced(namespace, 0)?;
             }
         }
         let (mut lowered, mut before) = (None, u64::MAX);
@@ -329,6 +329,10 @@ impl Store {
                     room = room.saturating_sub(cost(index_key));
                     done.blobs += 1;
                     done.blob_bytes += location.len;
+                    if !options.copies {
+                        // Only uploads in progress outlast the need for space.
+                        lock(&self.relied_on).repeated.remove(index_key);
+                    }
                     self.queue_and_commit(Change::Collect { key: index_key.to_vec(), value: stored.into() })?;
                 }
                 Ok(())

@@ -45,6 +45,12 @@ impl Repeated {
         self.begun = now;
     }
 
+    pub(crate) fn remove(&mut self, blob: &[u8]) {
+        let blob = fingerprint(blob);
+        self.young.remove(&blob);
+        self.old.remove(&blob);
+    }
+
     pub(crate) fn has(&self, blob: &[u8]) -> bool {
         let blob = fingerprint(blob);
         self.young.contains(&blob) || self.old.contains(&blob)

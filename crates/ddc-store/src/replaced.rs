@@ -62,25 +62,36 @@ impl Store {
     }
 
     /// Removes what only those refs of a namespace reached that were replaced or deleted since the
-    /// last time, regardless of its age: it is no upload that waits for its ref. Only what happened
-    /// while the namespace had a quota or was kept is known. The disk gets the space with the next
-    /// collection.
+    /// last time, regardless of its age: it is no upload that waits for its ref. What was uploaded
+    /// again a moment ago may wait for one, and goes only if the quota has no room for `len` bytes
+    /// otherwise. Only what happened while the namespace had a quota or was kept is known. The disk
+    /// gets the space with the next collection.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
-    pub fn collect_replaced(&self, namespace: &Namespace) -> Result<(), StoreError> {
+    pub fn collect_replaced(&self, namespace: &Namespace, len: u64) -> Result<(), StoreError> {
         let _one = lock(&self.replaced_turn);
         let replaced = lock(&self.replaced).take(namespace);
         if replaced.is_empty() {
             return Ok(());
         }
         self.note_reliance(true);
-        let result = self.remove_unreached(namespace, &replaced);
+        let result = self.remove_unreached(namespace, &replaced, len);
         self.note_reliance(false);
-        result
+        if result? {
+            let mut kept = lock(&self.replaced);
+            replaced.into_iter().for_each(|value| kept.insert(namespace.clone(), value));
+        }
+        Ok(())
     }
 
-    fn remove_unreached(&self, namespace: &Namespace, replaced: &[RefValue]) -> Result<(), StoreError> {
+    /// Returns whether something stays that no ref reaches.
+    fn remove_unreached(
+        &self,
+        namespace: &Namespace,
+        replaced: &[RefValue],
+        len: u64,
+    ) -> Result<bool, StoreError> {
         let mut unreached: BTreeSet<IoHash> = BTreeSet::new();
         let mut walked = BTreeSet::new();
         for value in replaced {
@@ -105,24 +116,44 @@ impl Store {
         for snapshot in self.snapshots(namespace)? {
             unreached.remove(&snapshot.blob);
         }
+        let mut unreached = unreached.into_iter().map(|hash| key::blob(namespace, &hash)).collect();
+        self.remove_blobs(&mut unreached)?;
+        if !unreached.is_empty() && !self.fits_quota(namespace, len)? {
+            let mut relied_on = lock(&self.relied_on);
+            unreached.iter().for_each(|blob| relied_on.repeated.remove(blob));
+            drop(relied_on);
+            self.remove_blobs(&mut unreached)?;
+        }
+        Ok(!unreached.is_empty())
+    }
+
+    /// Removes blobs that no upload relies on. Those that are still there afterwards are left.
+    fn remove_blobs(&self, blobs: &mut Vec<Vec<u8>>) -> Result<(), StoreError> {
         // Not with the changes of a collection, which must learn of its own failures.
         let failure = Arc::new(Mutex::new(None));
-        let unreached: Vec<IoHash> = unreached.into_iter().collect();
-        for step in unreached.chunks(STEP) {
-            for hash in step {
-                let key = key::blob(namespace, hash);
-                let Some(value) = self.index.get(&key)? else { continue };
+        for step in blobs.chunks(STEP) {
+            for key in step {
+                let Some(value) = self.index.get(key)? else { continue };
                 let failed = Arc::clone(&failure);
                 let done = move |done| {
                     if let Err(error) = done {
                         *lock(&failed) = Some(error);
                     }
                 };
-                self.enqueue(Change::Collect { key, value }, Box::new(done));
+                self.enqueue(Change::Collect { key: key.clone(), value }, Box::new(done));
             }
             self.await_commits();
         }
-        let failed = lock(&failure).take();
-        failed.map_or(Ok(()), Err)
+        if let Some(error) = lock(&failure).take() {
+            return Err(error);
+        }
+        let mut left = Vec::new();
+        for key in std::mem::take(blobs) {
+            if self.index.get(&key)?.is_some() {
+                left.push(key);
+            }
+        }
+        *blobs = left;
+        Ok(())
     }
 }

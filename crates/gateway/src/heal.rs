@@ -119,6 +119,7 @@ impl Shard {
         if let Some((id, creator)) = creating {
             self.abandon_creation(id, creator);
         }
+        self.finish_destruction();
         let at_hand = [self.board.at_hand.take(), self.board.changing.take(), half_made];
         let broken = self.check_invariants();
         let mut channels: Vec<ChannelId> = broken.iter().filter_map(|broken| broken.channel).collect();

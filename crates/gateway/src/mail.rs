@@ -84,9 +84,10 @@ pub(crate) enum Letter {
         conn: ConnId,
         recoverable: bool,
     },
-    /// A connection is gone. `keep` its places for its return.
+    /// A connection is gone, which was accepted as `accepted`. `keep` its places for its return.
     Closed {
         conn: ConnId,
+        accepted: ConnId,
         kind: ConnKind,
         keep: bool,
         reason: CloseReason,

@@ -223,10 +223,18 @@ impl Shard {
     /// it is good for nothing.
     pub(crate) fn resume(&mut self, token: &[u8], pending: &PendingAuth) -> bool {
         let Some(global) = &mut self.global else { return false };
-        let Some(old) = global.redeem_token(token, &pending.pit) else { return false };
+        let Some(old) = global.session_of(token, &pending.pit) else { return false };
         let pending = PendingAuth { token: Some(token.to_vec()), ..pending.clone() };
         if global.lost.contains_key(&old) {
             self.resume_as(old, &pending);
+            return true;
+        }
+        // Requests of several shards come in any order: a client has given up the connection that
+        // it opened before another one.
+        let order = |conn| global.entries.get(&conn).map(|entry| entry.order);
+        let waiting = global.superseding.get(&old).and_then(|waiting| order(waiting.conn));
+        if order(pending.conn) < order(old).max(waiting) {
+            self.board.close(pending.conn, crate::CloseReason::Superseded);
             return true;
         }
         // The network has not noticed yet that the older connection is dead: close it and take over
@@ -234,8 +242,10 @@ impl Shard {
         if let Some(waiting) = global.entries.get_mut(&pending.conn) {
             waiting.pending = true;
         }
-        global.superseding.insert(old, pending);
-        self.board.close(old, crate::CloseReason::Superseded);
+        let before = global.superseding.insert(old, pending);
+        for conn in [Some(old), before.map(|before| before.conn)].into_iter().flatten() {
+            self.board.close(conn, crate::CloseReason::Superseded);
+        }
         true
     }
 
@@ -282,6 +292,7 @@ impl Shard {
     fn take_place(&mut self, fresh: ConnId, old: ConnId, head: Head, token: Option<&[u8]>) {
         let Some(lost) = self.take_lost(old) else { return };
         let Some(global) = &mut self.global else { return };
+        global.void_tokens(&lost.tokens);
         let Some(mut entry) = global.entries.remove(&fresh) else { return };
         failpoint!();
         let shard = entry.shard;
@@ -330,6 +341,10 @@ impl Shard {
 
     /// `fresh` goes by the name of `old` from now on.
     pub(crate) fn on_recovered(&mut self, fresh: ConnId, old: ConnId, kind: ConnKind, shard: ShardIndex) {
+        if let Some(before) = self.board.peers.get(&old) {
+            // The news of its end is still on its way from the shard that handled its bytes.
+            self.on_closed((old, before.accepted), kind, true, crate::CloseReason::EndOfStream);
+        }
         self.board.lost.remove(&old);
         let Some(peer) = self.board.peers.remove(&fresh) else {
             self.board.lost.remove(&fresh);
@@ -338,9 +353,8 @@ impl Shard {
             // the closure frees the places once more; who has not heard of it yet hears of the
             // recovery first.
             if shard == self.board.index {
-                let (keep, reason) = (!self.draining, crate::CloseReason::EndOfStream);
-                self.board.post_others(|| Letter::Closed { conn: old, kind, keep, reason });
-                self.on_closed(old, kind, keep, reason);
+                let closed = (old, fresh);
+                self.tell_closed(closed, kind, !self.draining, crate::CloseReason::EndOfStream);
             }
             return;
         };

@@ -30,6 +30,8 @@ pub(crate) struct Registry {
     pub(crate) channel_ids: ChannelIds,
     /// Live connections by the id that peers use.
     pub(crate) entries: IdMap<ConnId, Registered>,
+    /// Connections so far.
+    accepted: u64,
     /// Live client connections per address group, and of IPv6 per /48 as well.
     clients_by_address: BTreeMap<(IpAddr, u8), usize>,
     /// Live connections per shard.
@@ -69,6 +71,8 @@ pub(crate) struct Registered {
     pub(crate) kind: ConnKind,
     pub(crate) addr: IpAddr,
     pub(crate) shard: ShardIndex,
+    /// Number of connections before it.
+    pub(crate) order: u64,
     /// The id it was accepted under, when it goes by a recovered one now; both stay taken until it
     /// is gone.
     pub(crate) accepted_as: Option<ConnId>,
@@ -187,6 +191,7 @@ impl Registry {
             ids: ConnIds::new(config.conn_id_bits, config.development, secret.clone()),
             channel_ids: ChannelIds::new(config.spatial_channel_start),
             entries: IdMap::with_hasher(IdHasher::new(&secret)),
+            accepted: 0,
             clients_by_address: BTreeMap::new(),
             load: vec![0; usize::from(count)],
             world_weight: config.spatial.is_world().then(WorldWeight::default),
@@ -240,6 +245,7 @@ impl Registry {
             kind,
             addr,
             shard,
+            order: self.accepted,
             accepted_as: None,
             authenticated: false,
             pit: Box::default(),
@@ -252,6 +258,7 @@ impl Registry {
             moved: false,
             asked: None,
         };
+        self.accepted += 1;
         self.entries.insert(conn, entry);
     }
 
@@ -324,10 +331,9 @@ impl Registry {
         Some((u64::from_le_bytes(*first), proof))
     }
 
-    /// Whose token this is, if that is a session of this player. All tokens of the session are void
-    /// from then on. The bans and locks that the login has passed are those of its name, which must
-    /// be the session's.
-    pub(crate) fn redeem_token(&mut self, token: &[u8], pit: &str) -> Option<ConnId> {
+    /// Whose token this is, if that is a session of this player. The bans and locks that the login
+    /// has passed are those of its name, which must be the session's.
+    pub(crate) fn session_of(&self, token: &[u8], pit: &str) -> Option<ConnId> {
         let (first, proof) = self.halves(token)?;
         let (conn, expected) = self.tokens.get(&first)?;
         // All bytes are looked at whatever they are, so that time tells nothing about them.
@@ -337,15 +343,9 @@ impl Registry {
             return None;
         }
         let conn = *conn;
-        let live = self.entries.get_mut(&conn).map(|entry| (&entry.pit, &mut entry.tokens));
-        let (session_pit, tokens) =
-            live.or_else(|| self.lost.get_mut(&conn).map(|lost| (&lost.pit, &mut lost.tokens)))?;
-        if **session_pit != *pit {
-            return None;
-        }
-        let void = std::mem::take(tokens);
-        self.void_tokens(&void);
-        Some(conn)
+        let live = self.entries.get(&conn).map(|entry| &entry.pit);
+        let session_pit = live.or_else(|| self.lost.get(&conn).map(|lost| &lost.pit))?;
+        (**session_pit == *pit).then_some(conn)
     }
 }
 
@@ -383,22 +383,26 @@ mod tests {
         let first = registry.issue_token(ConnId(5));
         assert_eq!(first.len(), 24);
         for cut in 0..first.len() {
-            assert_eq!(registry.redeem_token(&first[..cut], "ann"), None);
+            assert_eq!(registry.session_of(&first[..cut], "ann"), None);
             let mut wrong = first.clone();
             wrong[cut] ^= 1;
-            assert_eq!(registry.redeem_token(&wrong, "ann"), None);
+            assert_eq!(registry.session_of(&wrong, "ann"), None);
         }
-        assert_eq!(registry.redeem_token(&first, "bob"), None, "another's");
-        assert_eq!(registry.redeem_token(&first, "ann"), Some(ConnId(5)));
-        assert_eq!(registry.redeem_token(&first, "ann"), None, "used");
-        let second = registry.reissue_token(ConnId(5), &first);
-        assert_eq!(registry.redeem_token(&first, "ann"), Some(ConnId(5)), "its answer was lost");
-        assert_eq!(registry.redeem_token(&second, "ann"), None, "void with the other");
-        let third = registry.reissue_token(ConnId(5), &first);
+        assert_eq!(registry.session_of(&first, "bob"), None, "another's");
+        assert_eq!(registry.session_of(&first, "ann"), Some(ConnId(5)));
+        let resume = |registry: &mut Registry, token: &[u8]| {
+            let old = std::mem::take(&mut registry.entries.get_mut(&ConnId(5)).expect("registered").tokens);
+            registry.void_tokens(&old);
+            registry.reissue_token(ConnId(5), token)
+        };
+        let second = resume(&mut registry, &first);
+        assert_eq!(registry.session_of(&first, "ann"), Some(ConnId(5)), "its answer may be lost");
+        let third = resume(&mut registry, &first);
+        assert_eq!(registry.session_of(&second, "ann"), None, "of an answer that was lost");
         registry.confirm_token(ConnId(5));
-        assert_eq!(registry.redeem_token(&first, "ann"), None, "its answer has arrived");
-        assert_eq!(registry.redeem_token(&third, "ann"), Some(ConnId(5)));
-        assert!(registry.tokens.is_empty());
+        assert_eq!(registry.session_of(&first, "ann"), None, "its answer has arrived");
+        assert_eq!(registry.session_of(&third, "ann"), Some(ConnId(5)));
+        assert_eq!(registry.tokens.len(), 1);
     }
 
     #[test]

@@ -27,6 +27,8 @@ use crate::stats::Stats;
 /// A live connection as every shard knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer {
+    /// The id that it was accepted under, which tells it from an earlier connection of its session.
+    pub(crate) accepted: ConnId,
     pub(crate) kind: ConnKind,
     /// Which shard handles its bytes.
     pub(crate) shard: ShardIndex,
@@ -80,6 +82,8 @@ pub(crate) struct Switchboard {
     pub(crate) changing: Option<ChannelId>,
     /// The channel that is being made, or GLOBAL while it is claimed; and the creator.
     pub(crate) creating: Option<(ChannelId, ConnId)>,
+    /// The object that is being destroyed, and the channel whose subscribers are told.
+    pub(crate) destroying: Option<(ChannelId, ChannelId)>,
     /// Changes that count as a whole only, have begun and have not ended.
     pub(crate) halfway: u32,
     pub(crate) hasher: IdHasher,
@@ -158,6 +162,7 @@ impl Switchboard {
             at_hand: None,
             changing: None,
             creating: None,
+            destroying: None,
             halfway: 0,
             hasher,
             timers: TimerWheel::new(),
@@ -326,6 +331,11 @@ impl Switchboard {
             renamed.by.push(from);
             self.settle_renamed(slot);
         }
+    }
+
+    /// The id that a live connection was accepted under.
+    pub(crate) fn accepted_as(&self, conn: ConnId) -> ConnId {
+        self.peers.get(&conn).map_or(conn, |peer| peer.accepted)
     }
 
     /// Forgets the change of a name that all shards know.

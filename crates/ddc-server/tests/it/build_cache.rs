@@ -73,6 +73,11 @@ async fn content_is_verified_and_given_under_its_sha256() {
         200,
         "clients upload no empty content"
     );
+    let (other, type_of) = (&b"other bytes"[..], "Content-Type: application/octet-stream");
+    let hash = format!("X-Jupiter-IoHash: {}", IoHash::of(other));
+    let under_its_name = format!("/api/v1/refs/build/cas/{}", IoHash::of(b"a key"));
+    let refused = client.send("PUT", &under_its_name, &[type_of, &hash], other).await;
+    assert_eq!(refused.status.as_u16(), 400, "it would be given as a content: {}", refused.text());
     for path in ["/cas/12", "/ac/x", "/kv/"] {
         assert_eq!(put(&client, path, b"").await, 400, "{path}");
     }

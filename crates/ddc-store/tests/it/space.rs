@@ -528,6 +528,23 @@ fn what_no_ref_reaches_any_more_counts_in_a_quota_until_it_is_collected() {
 }
 
 #[test]
+fn a_blob_that_was_uploaded_again_goes_only_when_a_quota_has_no_room_otherwise() {
+    let store = open(disk());
+    store.set_quotas(Quotas { default: Some(10_000), ..Quotas::default() });
+    let put = |n: u8| put_blob(&store, &[n; 1_000]);
+    let blobs = [put(1), put(2), put(3)];
+    store.note_repeated(&namespace(), &blobs[0]);
+    let reply = put_blob(&store, &[4; 1_000]);
+    put_ref(&store, 1, &blobs, 0);
+    put_ref(&store, 1, &[reply], 0);
+    let has = || blobs.map(|blob| store.has_blob(&namespace(), &blob).expect("readable"));
+    store.collect_replaced(&namespace(), 1_000).expect("the disk works");
+    assert_eq!(has(), [true, false, false]);
+    store.collect_replaced(&namespace(), 9_000).expect("the disk works");
+    assert_eq!(has(), [false; 3], "known although it stayed the first time");
+}
+
+#[test]
 fn a_deleted_large_blob_gives_its_file_back_at_once() {
     let disk = disk();
     let store = open(disk.clone());

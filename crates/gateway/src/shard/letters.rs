@@ -32,7 +32,9 @@ impl Shard {
                 self.on_opened(conn, kind, shard, framing, addr);
             }
             Letter::Authenticated { conn, recoverable } => self.on_authenticated(conn, recoverable),
-            Letter::Closed { conn, kind, keep, reason } => self.on_closed(conn, kind, keep, reason),
+            Letter::Closed { conn, accepted, kind, keep, reason } => {
+                self.on_closed((conn, accepted), kind, keep, reason);
+            }
             Letter::GlobalOwner(owner) => self.board.global_owner = owner,
             Letter::Recovered { fresh, old, kind, shard } => {
                 self.as_whole(|own| own.on_recovered(fresh, old, kind, shard));

@@ -115,7 +115,9 @@ impl Shard {
                 board.doom_slot(slot, CloseReason::Shutdown);
             }
         }
-        self.board.peers.insert(conn, Peer { kind, shard, slot, recovering: false, full: false });
+        self.board
+            .peers
+            .insert(conn, Peer { accepted: conn, kind, shard, slot, recovering: false, full: false });
     }
 
     /// Handles what this input has caused within the shard: letters to itself, then closures, until
@@ -176,16 +178,32 @@ impl Shard {
         let keep = conn.recoverable && reason.is_unexpected() && !self.draining;
         let (id, kind) = (conn.id, conn.kind);
         drop(conn);
-        self.tell_closed(id, kind, keep, reason);
+        self.tell_closed((id, self.board.accepted_as(id)), kind, keep, reason);
     }
 
-    pub(super) fn tell_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
-        self.board.post_others(|| Letter::Closed { conn, kind, keep, reason });
-        self.on_closed(conn, kind, keep, reason);
+    pub(crate) fn tell_closed(
+        &mut self,
+        (conn, accepted): (ConnId, ConnId),
+        kind: ConnKind,
+        keep: bool,
+        reason: CloseReason,
+    ) {
+        self.board.post_others(|| Letter::Closed { conn, accepted, kind, keep, reason });
+        self.on_closed((conn, accepted), kind, keep, reason);
     }
 
     /// A connection of any shard is gone.
-    pub(crate) fn on_closed(&mut self, conn: ConnId, kind: ConnKind, keep: bool, reason: CloseReason) {
+    pub(crate) fn on_closed(
+        &mut self,
+        (conn, accepted): (ConnId, ConnId),
+        kind: ConnKind,
+        keep: bool,
+        reason: CloseReason,
+    ) {
+        if self.board.peers.get(&conn).is_some_and(|peer| peer.accepted != accepted) {
+            // The session has returned since, and the news of that was faster.
+            return;
+        }
         let was_known = self.board.peers.remove(&conn).is_some();
         if !keep {
             self.board.lost.remove(&conn);

@@ -72,7 +72,7 @@ impl Shard {
         let kind = connection.kind;
         self.board.effect(Effect::Move { conn: handle });
         self.moved.push((handle, Moved { connection, departure }));
-        self.tell_closed(conn, kind, false, CloseReason::Moved);
+        self.tell_closed((conn, self.board.accepted_as(conn)), kind, false, CloseReason::Moved);
     }
 
     /// The connection of an [`Effect::Move`].

@@ -91,9 +91,19 @@ impl Shard {
         let id = ChannelId(destroy.net_id);
         let channel = self.channels.get_mut(&head.channel).ok_or(Refusal::UnknownChannel)?;
         channel.objects.remove(&id.0);
+        self.board.destroying = Some((id, head.channel));
         let forwarded = self.forward_from_server(head.channel, sender.conn, head, body);
         self.tell_world(Letter::ObjectDestroyed { id, told: head.channel })?;
+        self.board.destroying = None;
         forwarded
+    }
+
+    /// Ends an object of whose end a panic may have kept the world from hearing.
+    pub(crate) fn finish_destruction(&mut self) {
+        if let Some((id, told)) = self.board.destroying.take() {
+            // The end of an object is never refused.
+            let _ = self.tell_world(Letter::ObjectDestroyed { id, told });
+        }
     }
 
     /// Has shard 0 do something, at once if this is it.
@@ -130,8 +140,9 @@ impl Shard {
                 self.end_entity(id);
                 // Of what was no entity nobody else could tell those who watch another cell than it
                 // was said in.
-                if let Some(cell) = self.world.as_mut().and_then(|world| world.place_object(id, None)) {
+                if let Some(cell) = self.world.as_ref().and_then(|world| world.listed_in(id)) {
                     self.announce_gone(cell, id);
+                    self.world.as_mut().and_then(|world| world.place_object(id, None));
                 }
                 Ok(())
             }
@@ -165,12 +176,14 @@ impl Shard {
     /// was said in the cell.
     fn forget_in_cell(&mut self, id: ChannelId, told: ChannelId) {
         let cell = self.board.config.channel_cell(told);
-        let Some(world) = &mut self.world else { return };
-        if let Some(cell) = cell.filter(|cell| world.listed_in(id) == Some(*cell)) {
+        let listed = self.world.as_ref().and_then(|world| world.listed_in(id));
+        if let Some(cell) = listed.filter(|listed| cell == Some(*listed)) {
+            // In an order that can be begun again after a panic.
+            self.unlist(cell, id);
+            failpoint!();
+            let Some(world) = &mut self.world else { return };
             world.place(id, None);
             world.place_object(id, None);
-            failpoint!();
-            self.unlist(cell, id);
         }
     }
 

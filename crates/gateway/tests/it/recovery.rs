@@ -1073,3 +1073,111 @@ fn a_token_holds_until_the_answer_to_it_has_arrived() {
         }
     }
 }
+
+fn ask_to_resume(world: &mut World, shard: usize, token: &[u8]) -> Id {
+    let id = connect_on(world, shard);
+    let auth = AuthMessage {
+        player_identifier_token: "ann".into(),
+        login_token: "lt".into(),
+        resume_token: Some(token.to_vec()),
+        ..Default::default()
+    };
+    world.send(id, [Send::new(MessageType::Auth, &auth)]);
+    id
+}
+
+#[test]
+fn a_client_that_tries_again_and_again_while_its_old_connection_is_closed_resumes() {
+    for tries in [&[0][..], &[0, 3], &[0, 3, 2]] {
+        let mut world = World::sharded(config(), 4);
+        let owner = world.join(ConnKind::Server, "s");
+        let channels: Vec<u32> = (0..8).map(|_| create(&mut world, owner, 3, Some(&entry("a")))).collect();
+        let first = connect_on(&mut world, 1);
+        let (AuthResultMessage { conn_id, resume_token: token, .. }, _) = auth_with(&mut world, first, b"");
+        for channel in &channels {
+            subscribe(&mut world, first, *channel);
+        }
+        world.slow_shard = Some(1);
+        world.close(first);
+        // Shard 0 has not heard of the end. Each try but the last is given up, or not.
+        let mut earlier = Vec::new();
+        for shard in tries {
+            let id = ask_to_resume(&mut world, *shard, &token);
+            if *shard == 0 {
+                world.close(id);
+            } else {
+                earlier.push(id);
+            }
+        }
+        let back = ask_to_resume(&mut world, 2, &token);
+        while world.deliver_held() {}
+        world.slow_shard = None;
+        world.run_ms(100);
+        let got = world.take(back);
+        let result = auth_result(&got);
+        assert_eq!((result.should_recover, result.conn_id), (true, conn_id), "{tries:?}");
+        assert_eq!(types(&got).iter().filter(|msg_type| **msg_type == 20).count(), 8, "{tries:?}");
+        for id in earlier {
+            assert_eq!(world.closed(id), Some(CloseReason::Superseded));
+        }
+    }
+}
+
+#[test]
+fn a_return_that_is_known_before_the_loss_keeps_every_subscription() {
+    for heard in 1..3 {
+        let mut world = World::sharded(config(), 4);
+        let owner = world.join(ConnKind::Server, "s");
+        let channels: Vec<u32> = (0..8).map(|_| create(&mut world, owner, 3, Some(&entry("a")))).collect();
+        let first = connect_on(&mut world, 1);
+        let (AuthResultMessage { resume_token: token, .. }, _) = auth_with(&mut world, first, b"");
+        for channel in &channels {
+            subscribe(&mut world, first, *channel);
+        }
+        world.slow_shard = Some(1);
+        world.close(first);
+        // Shard 0 hears of it first, others after the return.
+        for _ in 0..heard {
+            assert!(world.deliver_held());
+        }
+        let back = ask_to_resume(&mut world, 2, &token);
+        while world.deliver_held() {}
+        world.slow_shard = None;
+        world.run_ms(100);
+        let got = world.take(back);
+        assert!(auth_result(&got).should_recover, "{heard} shards had heard");
+        assert_eq!(
+            types(&got).iter().filter(|msg_type| **msg_type == 20).count(),
+            8,
+            "{heard} shards had heard"
+        );
+        for channel in &channels {
+            update(&mut world, owner, *channel, "b");
+        }
+        world.run_ms(200);
+        let updates = world.take_types(back).iter().filter(|msg_type| **msg_type == 8).count();
+        assert_eq!(updates, 8, "{heard} shards had heard");
+    }
+}
+
+#[test]
+fn a_connection_that_a_client_has_given_up_does_not_supersede_the_one_after_it() {
+    let mut world = World::sharded(config(), 4);
+    let owner = world.join(ConnKind::Server, "s");
+    create(&mut world, owner, 1, None);
+    let first = connect_on(&mut world, 1);
+    let (AuthResultMessage { conn_id, resume_token: token, .. }, _) = auth_with(&mut world, first, b"");
+    world.close(first);
+    // What the earlier connection asks for comes from its busy shard after the later one's request.
+    world.slow_shard = Some(3);
+    let earlier = ask_to_resume(&mut world, 3, &token);
+    let later = ask_to_resume(&mut world, 2, &token);
+    let AuthResultMessage { should_recover, resume_token: newest, .. } = auth_result(&world.take(later));
+    assert!(should_recover);
+    while world.deliver_held() {}
+    world.slow_shard = None;
+    assert_eq!((world.closed(earlier), world.closed(later)), (Some(CloseReason::Superseded), None));
+    world.close(later);
+    let back = ask_to_resume(&mut world, 0, &newest);
+    assert_eq!(auth_result(&world.take(back)).conn_id, conn_id);
+}

@@ -63,8 +63,8 @@ const DONE_MAX: usize = 1_024;
 /// open it.
 const WORLD_WAIT: Duration = Duration::from_secs(10);
 const WORLD_PAUSE: Duration = Duration::from_secs(1);
-/// Broadcast value of a message to all of a channel.
-const TO_ALL: u32 = 2;
+/// Broadcast value of a message to all of a channel but its owner, which is the link.
+const TO_MEMBERS: u32 = 8;
 /// Fields of the notification that a match is ready: match, data, and the class of its world.
 const MATCH: u32 = 1;
 const DATA: u32 = 11;
@@ -236,7 +236,7 @@ impl<A: Area> Link<A> {
             Event::Message { channel, msg_type, client, payload, .. } if self.matches.is_one(channel) => {
                 let Some(gateway) = &self.gateway else { return };
                 // A gateway that is gone has no one left to tell.
-                let _ = gateway.forward(channel, TO_ALL, msg_type, client, payload).await;
+                let _ = gateway.forward(channel, TO_MEMBERS, msg_type, client, payload).await;
             }
             _ => {}
         }

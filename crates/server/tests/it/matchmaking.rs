@@ -152,7 +152,7 @@ impl Player {
                 self.events.next().await.unwrap()
             {
                 assert_eq!(on, channel);
-                heard.insert(String::from_utf8(payload.to_vec()).unwrap());
+                assert!(heard.insert(String::from_utf8(payload.to_vec()).unwrap()), "{payload:?} came twice");
             }
         }
         heard
@@ -194,9 +194,13 @@ async fn live(
     let leave = MatchmakingRequest::new(Method::ROLE_LEAVE_ROOM, Writer::new().str(2, &room));
     player.client.matchmake(leave).await.unwrap();
     loop {
-        if let MatchmakingEvent::Left { room: left, channel: of } = player.next().await {
-            assert_eq!((left, of), (room, channel));
-            return;
+        match player.events.next().await.unwrap() {
+            Event::Matchmaking { event: MatchmakingEvent::Left { room: left, channel: of }, .. } => {
+                assert_eq!((left, of), (room, channel));
+                return;
+            }
+            Event::Message { msg_type: HELLO, payload, .. } => panic!("{payload:?} came again"),
+            _ => {}
         }
     }
 }

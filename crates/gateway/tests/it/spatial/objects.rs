@@ -333,25 +333,32 @@ fn an_object_is_listed_in_its_cell_also_when_it_is_spawned_through_another_chann
 }
 
 #[test]
-fn a_panic_while_an_object_ends_is_found_by_the_list_that_names_it() {
-    let mut found = 0;
-    for place in 1..100 {
-        let mut world = world(config(2, 1));
-        let a = spatial_server(&mut world, "a");
-        world.send(a, [spawn(E + 8, CELL, 5.0)]);
-        assert_eq!(listed(&world, CELL), [E + 8]);
-        assert!(failpoint::arm(place), "built with debug assertions");
-        let struck = catch_unwind(AssertUnwindSafe(|| world.send(a, [destroy(E + 8, CELL)]))).is_err();
-        failpoint::disarm();
-        if !struck {
-            assert_eq!(listed(&world, CELL), NONE);
-            assert!(found > 0, "no panic struck between the object and its list");
-            return;
+fn an_object_whose_end_a_panic_interrupts_is_gone_for_its_cell_and_those_who_watch_it() {
+    for told in [CELL, CELL + 1, 0] {
+        for place in 1.. {
+            let (mut world, a, _) = border(config(2, 2));
+            let client = world.join(ConnKind::Client, "c");
+            let conn = world.conn(client);
+            interest(&mut world, a, conn, 5.0, 4.0);
+            world.send(a, [spawn(E + 8, CELL, 5.0)]);
+            world.run_ms(100);
+            world.take(client);
+            assert!(listed(&world, CELL).contains(&(E + 8)));
+            assert!(failpoint::arm(place), "built with debug assertions");
+            let struck = catch_unwind(AssertUnwindSafe(|| world.send(a, [destroy(E + 8, told)]))).is_err();
+            failpoint::disarm();
+            if !struck {
+                assert!(place > 2, "no panic struck between the message and the list");
+                break;
+            }
+            assert_eq!(world.shards[0].heal(), [], "place {place} in {told:#x}");
+            world.run_ms(200);
+            let is_told =
+                world.take(client).iter().any(|it| matches!(it.msg_type, 8 | 104) && it.channel == CELL);
+            let is_listed = listed(&world, CELL).contains(&(E + 8));
+            assert_eq!((is_listed, is_told), (false, true), "place {place} in {told:#x}");
         }
-        let broken = world.shards[0].heal();
-        found += u32::from(broken.iter().any(|broken| broken.what == "a cell lists what lies elsewhere"));
     }
-    unreachable!("an object's end passes fewer places");
 }
 
 #[test]
