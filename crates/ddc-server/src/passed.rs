@@ -187,8 +187,8 @@ impl Service {
         self.receive_in_memory(namespace, hash, FetchedBody::new(incoming), len, why).await
     }
 
-    /// Receives a blob of `len` bytes; if that is 0, of an unknown length, which takes its memory as
-    /// it arrives.
+    /// Receives a blob of `len` bytes. If that is 0, its length is unknown, and it takes its memory
+    /// as it arrives.
     async fn receive_in_memory(
         &self,
         namespace: &Namespace,

@@ -22,6 +22,10 @@ const COPY_BYTES_MAX: usize = 16 << 10;
 /// Bytes of a file that the kernel is asked to send in one call; other connections of the thread
 /// wait meanwhile.
 const SENDFILE_BYTES: u64 = 2 << 20;
+/// A head is held back for a part up to this size, to go out with its beginning: 64 KiB take
+/// 13.7 us of CPU time instead of 14.7. A longer part follows it: with BBR, 2 MiB take 103 us
+/// instead of 240 to 360.
+const JOINED_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of the first such call behind a head that was held back: with it they make one packet of
 /// the loopback device. A packet has room for 17 pages. Of 64 KiB that begin inside a page a rest
 /// of some bytes would follow, which the kernel's BBR delays by a timer: 30 us of CPU time in place
@@ -96,8 +100,9 @@ impl<S: Wire> Connection<S> {
 
     /// Sends part of a file, by the kernel alone where that is possible.
     async fn send_file(&mut self, part: FilePart, more: bool) -> io::Result<()> {
-        self.flush(true).await?;
         let FilePart { blob, mut at, end } = part;
+        let is_joined = end - at <= JOINED_BYTES_MAX;
+        self.flush(is_joined).await?;
         let (file, start) = blob.place();
         let (Some(file), true) = (file.as_std(), self.stream.tcp().is_some()) else {
             while at < end {
@@ -109,7 +114,7 @@ impl<S: Wire> Connection<S> {
             return Ok(());
         };
         let mut offset = start + at;
-        let mut bytes_max = SENDFILE_FIRST_BYTES;
+        let mut bytes_max = if is_joined { SENDFILE_FIRST_BYTES } else { SENDFILE_BYTES };
         while offset < start + end {
             let count = (start + end - offset).min(bytes_max) as usize;
             bytes_max = SENDFILE_BYTES;
