@@ -176,7 +176,7 @@ impl Service {
             Task::new(Some(EVICT_EVERY), Service::evict_and_tell),
             Task::new(Some(EVICT_LOOK), |service| {
                 service.limit_uploads();
-                if service.store.is_eviction_urgent() {
+                if service.is_eviction_urgent() {
                     service.evict_and_tell();
                 }
             }),
@@ -232,6 +232,14 @@ impl Service {
     fn limit_uploads(&self) {
         if self.tier().is_none() {
             self.store.set_bytes_max(self.bytes_max());
+        }
+    }
+
+    /// Reports whether an eviction is due that cannot wait for the next regular one.
+    fn is_eviction_urgent(&self) -> bool {
+        match self.tier() {
+            Some(_) => self.store.outgrows(self.bytes_max()),
+            None => self.store.is_eviction_urgent(),
         }
     }
 

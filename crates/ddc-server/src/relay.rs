@@ -23,8 +23,6 @@ pub(crate) struct Relay {
     to_come: u64,
     /// Everything arrived, and has its hash.
     is_sound: bool,
-    /// The source was asked for bytes that it did not have yet.
-    is_waiting: bool,
     failed: Failed,
     _held: Held,
 }
@@ -43,7 +41,6 @@ impl Relay {
             waiting: 0,
             to_come: len,
             is_sound: false,
-            is_waiting: false,
             failed,
             _held: held,
         }
@@ -52,13 +49,7 @@ impl Relay {
     /// Waits until [`next`](Relay::next) gives something, if there is anything more.
     pub(crate) fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sendable() == 0 && self.left() > 0 {
-            // A client that paused is no reason to give the source less time.
-            if !std::mem::replace(&mut self.is_waiting, true) {
-                self.source.begin_wait();
-            }
-            let piece = ready!(self.source.poll_piece(context));
-            self.is_waiting = false;
-            let failure = match piece {
+            let failure = match ready!(self.source.poll_piece(context)) {
                 Ok(Some(piece)) if piece.len() as u64 <= self.to_come => {
                     self.hasher.update(&piece);
                     self.waiting += piece.len() as u64;

@@ -9,14 +9,13 @@ use std::{fmt, io};
 use bytes::Bytes;
 use futures_util::stream::StreamExt as _;
 use http_body::Body as _;
-use throng_admin::Pace;
 use throng_ddc_store::Incoming;
 use tokio::time::Instant;
 
 use crate::watchdog::Watchdog;
 
-/// A transfer from elsewhere in which nothing arrives for this long has failed, as has one that
-/// falls behind its [`Pace`]. Editors wait 10 s for the first byte.
+/// A transfer from elsewhere in which nothing arrives for this long has failed. Editors wait 10 s
+/// for the first byte.
 const STALL: Duration = Duration::from_secs(8);
 /// Failure of a body that arrived.
 pub(crate) const OTHER_CONTENT: &str = "it came with other content than its name says";
@@ -56,29 +55,59 @@ impl Source for Streamed {
     }
 }
 
+/// The deadline of a transfer from elsewhere: `BYTES` of it may take `TIME`, which is 1 KiB/s.
+///
+/// The clients that wait for a blob share its transfer, so a fast beginning does not make up for a
+/// slow rest, unlike in the [`Pace`](throng_admin::Pace) of an upload, which delays its own client
+/// only.
+struct Window {
+    /// Time by which `left` bytes have to arrive.
+    due: Instant,
+    left: usize,
+}
+
+impl Window {
+    const TIME: Duration = Duration::from_secs(30);
+    const BYTES: usize = 30 << 10;
+
+    fn begin(now: Instant) -> Window {
+        Window { due: now + Window::TIME, left: Window::BYTES }
+    }
+
+    /// Counts bytes that arrived at `now`.
+    fn moved(&mut self, bytes: usize, now: Instant) {
+        if bytes < self.left {
+            self.left -= bytes;
+        } else {
+            *self = Window::begin(now);
+        }
+    }
+}
+
 /// A blob on its way here, as the body of an upload.
 pub(crate) struct FetchedBody {
     incoming: Mutex<Incoming>,
     watchdog: Watchdog,
-    pace: Pace,
+    window: Window,
     /// Time of the last piece.
     given: Instant,
+    /// The next piece was asked for.
+    is_waiting: bool,
 }
 
 impl FetchedBody {
     pub(crate) fn new(incoming: Incoming) -> FetchedBody {
-        let (watchdog, pace) = (Watchdog::new(STALL), Pace::begin());
-        FetchedBody { incoming: Mutex::new(incoming), watchdog, pace, given: Instant::now() }
+        let (watchdog, given) = (Watchdog::new(STALL), Instant::now());
+        let window = Window::begin(given);
+        FetchedBody { incoming: Mutex::new(incoming), watchdog, window, given, is_waiting: false }
     }
 
-    /// The time for the next bytes begins now: the last ones were of no use before.
-    pub(crate) fn begin_wait(&mut self) {
-        self.pace.excuse(self.given);
-        self.wait();
-    }
-
-    fn wait(&mut self) {
-        self.watchdog.until(self.pace.due().min(Instant::now() + STALL));
+    /// The time for the next piece begins now. A disk or client that paused since the last one is no
+    /// reason to give the source less.
+    fn begin_wait(&mut self) {
+        self.is_waiting = true;
+        self.window.due += self.given.elapsed();
+        self.watchdog.until(self.window.due.min(Instant::now() + STALL));
     }
 }
 
@@ -90,17 +119,19 @@ impl fmt::Debug for FetchedBody {
 
 impl Source for FetchedBody {
     fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        if !self.is_waiting {
+            self.begin_wait();
+        }
         let incoming = self.incoming.get_mut().unwrap_or_else(PoisonError::into_inner);
         loop {
             match incoming.bytes.poll_next_unpin(context) {
                 Poll::Pending => return self.watchdog.poll(context),
                 Poll::Ready(Some(Ok(piece))) if piece.is_empty() => {}
                 Poll::Ready(piece) => {
+                    (self.given, self.is_waiting) = (Instant::now(), false);
                     if let Some(Ok(piece)) = &piece {
-                        self.pace.moved(piece.len());
+                        self.window.moved(piece.len(), self.given);
                     }
-                    self.given = Instant::now();
-                    self.wait();
                     return Poll::Ready(piece.transpose());
                 }
             }
@@ -110,5 +141,33 @@ impl Source for FetchedBody {
     fn declared(&self) -> Option<u64> {
         let incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
         (incoming.len > 0).then_some(incoming.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dripping_rest_is_given_up_30_s_after_a_fast_beginning() {
+        let begun = Instant::now();
+        let at = |ms| begun + Duration::from_millis(ms);
+        let mut window = Window::begin(begun);
+        window.moved(850_000, at(100));
+        for byte in 1..=33 {
+            window.moved(1, at(100 + byte * 900));
+        }
+        assert_eq!(window.due, at(100) + Window::TIME);
+    }
+
+    #[test]
+    fn a_transfer_of_1_kib_a_second_goes_on() {
+        let begun = Instant::now();
+        let mut window = Window::begin(begun);
+        for second in 1..=900 {
+            let now = begun + Duration::from_secs(second);
+            assert!(now <= window.due, "given up after {second} s");
+            window.moved(1 << 10, now);
+        }
     }
 }

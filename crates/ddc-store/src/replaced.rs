@@ -64,8 +64,9 @@ impl Store {
     /// Removes what only those refs of a namespace reached that were replaced or deleted since the
     /// last time, regardless of its age: it is no upload that waits for its ref. What was uploaded
     /// again a moment ago may wait for one, and goes only if the quota has no room for `len` bytes
-    /// otherwise. Only what happened while the namespace had a quota or was kept is known. The disk
-    /// gets the space with the next collection.
+    /// otherwise; not even then if the ref was a copy of an upstream's, which clients do not know
+    /// of. Only what happened while the namespace had a quota or was kept is known. The disk gets
+    /// the space with the next collection.
     ///
     /// # Errors
     /// As the system says. What was removed by then stays removed.
@@ -94,11 +95,17 @@ impl Store {
     ) -> Result<bool, StoreError> {
         let mut unreached: BTreeSet<IoHash> = BTreeSet::new();
         let mut walked = BTreeSet::new();
-        for value in replaced {
-            self.each_reached(namespace, value, &mut walked, &mut |hash| {
-                unreached.insert(*hash);
-                Ok(())
-            })?;
+        let mut of_copies: BTreeSet<Vec<u8>> = BTreeSet::new();
+        for adopted in [true, false] {
+            for value in replaced.iter().filter(|value| value.adopted == adopted) {
+                self.each_reached(namespace, value, &mut walked, &mut |hash| {
+                    unreached.insert(*hash);
+                    Ok(())
+                })?;
+            }
+            if adopted {
+                of_copies = unreached.iter().map(|hash| key::blob(namespace, hash)).collect();
+            }
         }
         walked.clear();
         self.walk(&key::in_namespace(b'r', namespace), &mut |_, stored| {
@@ -120,7 +127,8 @@ impl Store {
         self.remove_blobs(&mut unreached)?;
         if !unreached.is_empty() && !self.fits_quota(namespace, len)? {
             let mut relied_on = lock(&self.relied_on);
-            unreached.iter().for_each(|blob| relied_on.repeated.remove(blob));
+            let own = unreached.iter().filter(|blob| !of_copies.contains(*blob));
+            own.for_each(|blob| relied_on.repeated.remove(blob));
             drop(relied_on);
             self.remove_blobs(&mut unreached)?;
         }

@@ -133,12 +133,18 @@ impl Store {
     /// an upload was refused for which an eviction may make room.
     #[must_use]
     pub fn is_eviction_urgent(&self) -> bool {
-        let (bytes_max, used) = (self.bytes_max.load(Ordering::Relaxed), self.disk_bytes());
-        let grows = self.is_nearly_full(bytes_max)
-            && used >= self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART;
+        let bytes_max = self.bytes_max.load(Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         let is_asked = wanted < self.unmet.load(Ordering::Relaxed) && self.lacks_room(wanted);
-        bytes_max > 0 && (grows || is_asked)
+        bytes_max > 0 && (is_asked || self.outgrows(bytes_max))
+    }
+
+    /// Reports whether the folder is nearly full and has grown since the last eviction, if it may
+    /// hold so many bytes.
+    #[must_use]
+    pub fn outgrows(&self, bytes_max: u64) -> bool {
+        let grown_to = || self.evicted_to.load(Ordering::Relaxed) + bytes_max / EVICT_PART;
+        self.is_nearly_full(bytes_max) && self.disk_bytes() >= grown_to()
     }
 
     /// Reports whether the folder is as full as evictions let it become, if it may hold so many

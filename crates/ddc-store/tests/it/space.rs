@@ -1375,3 +1375,30 @@ fn what_an_upload_holds_is_not_evicted_until_it_has_ended() {
     evict(&store, 1, 0, None);
     assert!(!has(held));
 }
+
+/// Copies of what an object storage has are taken beyond the limit.
+#[test]
+fn copies_that_fill_the_folder_make_an_eviction_urgent_without_a_limit_of_uploads() {
+    const BYTES_MAX: u64 = 1_000_000;
+    let store = open(disk());
+    let put_until = |bytes: u64, mut n: u64| {
+        while store.disk_bytes() < bytes {
+            put_blob(&store, &n.to_le_bytes().repeat(1_000));
+            n += 1;
+        }
+    };
+    put_until(BYTES_MAX / 2, 0);
+    assert!(!store.outgrows(BYTES_MAX), "there is room");
+    put_until(BYTES_MAX, 1_000);
+    assert!(store.outgrows(BYTES_MAX));
+    let options = EvictOptions {
+        bytes_max: BYTES_MAX,
+        copies: true,
+        now: at(0),
+        keeps: &|_| false,
+        last_use: &|_| None,
+        last_access: &|_, _, _| None,
+    };
+    store.evict(&options).expect("the disk works");
+    assert!(!store.outgrows(BYTES_MAX), "it was done");
+}

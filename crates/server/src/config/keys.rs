@@ -780,8 +780,8 @@ section! {
         /// here. While the upstream does not answer, they are misses: after three requests in a row
         /// without a connection, without an answer within `timeout_ms` or with a status of 500 and
         /// above, no request waits for it; one at a time probes it, after pauses that grow from 1 s
-        /// to 30 s. A blob or ref that breaks off, pauses for 8 s, comes at less than 1 KiB/s after
-        /// 30 s or has other content than its name says is itself a miss for 1 s.
+        /// to 30 s. A blob or ref that breaks off, pauses for 8 s, brings less than 30 KiB in 30 s
+        /// or has other content than its name says is itself a miss for 1 s.
         url: String = "", Kind::Text;
         /// File with the value of the `Authorization` header to send, as in `ServiceAccount TOKEN`.
         authorization_file: String = "", Kind::Path;
