@@ -426,8 +426,9 @@ section! {
         /// area, separated by commas, where one of several serves it. Empty: no matchmaking through
         /// the gateway.
         matcher: String = "", Kind::Text;
-        /// `SrvID` of this gateway at the matcher; every gateway needs its own.
-        srv: String = "gateway", Kind::Text;
+        /// `SrvID` of this gateway at the matcher; every gateway needs its own. Empty: `gateway`, or
+        /// in a cluster the name of the node.
+        srv: String = "", Kind::Text;
         /// File with the access token for the matcher; the scope `server` suffices, or `trusted`
         /// where matches get worlds on other nodes.
         token_file: String = "", Kind::Path;

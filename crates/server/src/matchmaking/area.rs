@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use throng_client::{
-    Backoff, CallError, Endpoint, Matcher, MatcherConfig, Mine, Notice, Notices, Notification, Room,
+    Backoff, CallError, Endpoint, Matcher, MatcherConfig, Mine, Notice, Notices, Notification, Room, Team,
 };
 use throng_matcher::Scope;
 use throng_matcher_server::{Batch, Handle, Watch};
@@ -72,7 +72,7 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
                 let id = |ticket| Some(Reader::new(ticket).ok()?.str(1).ok()?.to_owned());
                 listed.tickets.extend(page.all(3).filter_map(|ticket| Some((id(ticket)?, ticket.to_vec()))));
                 if from.is_empty() {
-                    listed.rooms = mine.rooms;
+                    (listed.rooms, listed.teams) = (mine.rooms, mine.teams);
                     return Ok(listed);
                 }
             }
@@ -111,6 +111,23 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         self.call(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, role).str(2, room))
     }
 
+    /// Leaves a team.
+    fn leave_team(&self, role: &str, team: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        self.call(Method::LEAVE_TEAM, Writer::new().str(1, role).str(2, team))
+    }
+
+    /// Leaves the team that a role is in, if there is one.
+    fn leave_own_team(&self, role: &str) -> impl Future<Output = Result<(), CallError>> + Send {
+        async move {
+            let answer = self.call(Method::GET_ROLE, Writer::new().str(1, role)).await?;
+            let shown = Reader::new(&answer).and_then(|answer| answer.nested(4)?.str(1));
+            match shown.map_err(|_| CallError::BadAnswer)? {
+                "" => Ok(()),
+                team => self.leave_team(role, team).await.map(drop),
+            }
+        }
+    }
+
     /// Turns a reserved seat into membership.
     fn claim_seat(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
         self.call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role))
@@ -122,6 +139,8 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
 pub(super) struct Listed {
     /// Rooms of its roles.
     pub(super) rooms: Vec<Room>,
+    /// Teams of its roles.
+    pub(super) teams: Vec<Team>,
     /// Live tickets of its roles, and matched ones whose seats are not claimed, encoded, by their
     /// ids.
     pub(super) tickets: BTreeMap<String, Vec<u8>>,
@@ -223,11 +242,17 @@ fn watch(endpoints: &[Endpoint], matcher: &Matcher) -> JoinSet<()> {
 impl Area for Remote {
     async fn call(&self, method: u16, body: Writer) -> Result<Bytes, CallError> {
         let matcher = self.matcher().clone();
-        let Some(matcher) = matcher else {
-            let message = "the gateway has no session with a matcher that serves; try again".to_owned();
-            return Err(CallError::Refused { status: Status::Unavailable, message, detail: Vec::new() });
+        let outcome = match matcher {
+            Some(matcher) => matcher.call(method, body).await,
+            None => Err(CallError::Closed),
         };
-        matcher.call(method, body).await
+        outcome.map_err(|error| match error {
+            CallError::Closed => {
+                let message = "the gateway has no session with a matcher that serves; try again".to_owned();
+                CallError::Refused { status: Status::Unavailable, message, detail: Vec::new() }
+            }
+            other => other,
+        })
     }
 }
 
@@ -257,23 +282,21 @@ impl AreaNotices for RemoteNotices {
                 (self.notices, self.began) = (notices, Instant::now());
                 return Notification::Gap;
             }
-            tokio::select! {
+            let ended = tokio::select! {
                 notification = self.notices.next() => match notification {
                     Some(Notification::Ended { status, message }) => {
-                        tracing::warn!(
-                            status = status.name(),
-                            message,
-                            "the matcher ended the session of the link"
-                        );
+                        self.complain(status, &message);
+                        Some(Notification::Ended { status, message })
                     }
                     // The session's task has ended.
-                    None => {}
+                    None => None,
                     Some(other) => return other,
                 },
                 Some(_) = self.watching.join_next() => {
                     tracing::warn!("the matcher of the link does not serve; another one is looked for");
+                    None
                 }
-            }
+            };
             *self.remote.matcher() = None;
             let is_soon = self.began.elapsed() < PERSIST_MAX;
             self.pause = if is_soon { (2 * self.pause).min(PERSIST_MAX) } else { RETRY };
@@ -284,6 +307,26 @@ impl AreaNotices for RemoteNotices {
                 tokio::time::sleep(pause).await;
                 connect(&endpoints, &config).await
             });
+            if let Some(ended) = ended {
+                return ended;
+            }
+        }
+    }
+}
+
+impl RemoteNotices {
+    fn complain(&self, status: Status, message: &str) {
+        let status_name = status.name();
+        if status == Status::Invalid {
+            tracing::warn!(
+                srv = self.config.srv,
+                status = status_name,
+                message,
+                "the matcher ended the session of the link: another process may have its name; give \
+                 every gateway a `gateway.matchmaking.srv` of its own"
+            );
+        } else {
+            tracing::warn!(status = status_name, message, "the matcher ended the session of the link");
         }
     }
 }
@@ -467,6 +510,12 @@ mod tests {
             join("ann").await.expect("a room");
             let other = Matcher::connect(endpoint, config).await.expect("a session");
             drop(other);
+            while !matches!(notices.next().await, Notification::Ended { status: Status::Invalid, .. }) {}
+            let meanwhile = remote.mine().await.err();
+            assert!(
+                matches!(meanwhile, Some(CallError::Refused { status: Status::Unavailable, .. })),
+                "{meanwhile:?}"
+            );
             while notices.next().await != Notification::Gap {}
             remote.mine().await.expect("a list");
             // It is no repetition of the first request of the session before.

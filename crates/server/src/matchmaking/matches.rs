@@ -90,12 +90,20 @@ impl Matches {
         self.rooms.get(room).is_some_and(|found| found.world.is_some())
     }
 
-    /// The world of a match has ended. The members that the room still has here.
-    pub(crate) fn end_world(&mut self, room: &str) -> Vec<String> {
-        match self.rooms.remove(room) {
-            Some(found) => found.members.into_iter().collect(),
-            None => Vec::new(),
-        }
+    /// Returns whether a player is in a match with a world of its own.
+    pub(crate) fn is_in_world(&self, player: &str) -> bool {
+        self.rooms.values().any(|found| found.world.is_some() && found.members.contains(player))
+    }
+
+    /// The members here of a room.
+    pub(crate) fn members(&self, room: &str) -> Vec<String> {
+        let found = self.rooms.get(room).into_iter();
+        found.flat_map(|found| &found.members).cloned().collect()
+    }
+
+    /// Returns whether a player is in a room, as far as is known here.
+    pub(crate) fn is_member(&self, room: &str, player: &str) -> bool {
+        self.rooms.get(room).is_some_and(|found| !found.is_closed && found.members.contains(player))
     }
 
     /// The rooms that the matcher has, as far as is known here, with their members here.
@@ -339,8 +347,11 @@ mod tests {
         assert!(matches.forget("a").is_empty() && matches.take_empty().is_empty());
         matches.lose_channels();
         assert_eq!(matches.leave("r", "b"), None);
-        assert_eq!(matches.end_world("r"), names(&["a"]));
-        assert!(matches.rooms.is_empty() && matches.end_world("r").is_empty());
+        assert_eq!(matches.members("r"), names(&["a"]));
+        assert!(matches.is_in_world("a") && !matches.is_in_world("b"));
+        assert!(matches.is_member("r", "a") && !matches.is_member("r", "b"));
+        matches.leave("r", "a");
+        assert!(matches.take_empty().is_empty() && matches.rooms.is_empty());
         matches.join_world("q", "duel-2", names(&["a"]));
         assert_eq!((matches.close_room("q"), matches.close_room("q")), (Some("duel-2".to_owned()), None));
     }

@@ -1,14 +1,14 @@
 //! Everything in the matcher that concerns a link, which reads it at its start and after a gap in
 //! its notifications, and the notices that its players have missed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use throng_client::{CallError, Notice, Room};
+use throng_client::{CallError, Notice, Role, Room};
 use throng_wire::matcher::{Event as Kind, Reader, Writer};
 
 use super::area::{Area, Listed};
-use super::{CONNECTION, DATA, MATCH, unquoted};
+use super::{CONNECTION, DATA, MATCH, is_live, unquoted};
 use crate::monitor::{MatchWorld, Watch};
 
 /// Everything in the matcher that concerns a link.
@@ -19,8 +19,12 @@ pub(super) struct Mine {
     pub(super) assigning: Vec<(String, String)>,
     /// Rooms with a world of its own, as their data say.
     pub(super) hosted: Vec<(String, MatchWorld)>,
-    /// Rooms that the matcher has no longer.
-    pub(super) gone: BTreeSet<String>,
+    /// Teams with the roles of this server in each.
+    pub(super) teams: Vec<(String, Vec<String>)>,
+    /// Live tickets with the roles of this server in each.
+    pub(super) waiting: Vec<(String, Vec<String>)>,
+    /// Rooms with players who are not in them any more, and why.
+    pub(super) left: Vec<(String, String, &'static str)>,
     /// Tickets that have ended, encoded.
     pub(super) ended: Vec<(String, Vec<u8>)>,
     /// Notices of matches that are ready, to one player each, with the ticket that led there.
@@ -29,10 +33,12 @@ pub(super) struct Mine {
 
 /// State of a link before it reads from the matcher what concerns it.
 pub(super) struct Known {
+    /// `SrvID` of the link.
+    pub(super) srv: String,
     /// Rooms and worlds that it has opened for them.
     pub(super) hosted: BTreeSet<(String, String)>,
-    /// Rooms with members among its players.
-    pub(super) rooms: BTreeSet<String>,
+    /// Rooms with the members among its players.
+    pub(super) rooms: BTreeMap<String, BTreeSet<String>>,
     /// Tickets by which its players wait.
     pub(super) tickets: BTreeSet<String>,
 }
@@ -55,12 +61,16 @@ pub(super) async fn read_mine<A: Area>(
             process.close_match_world(&world);
         }
     }
-    let Listed { rooms, tickets, matches } = matcher.mine().await?;
-    let (mut gone, mut ended, mut ready) = (BTreeSet::new(), Vec::new(), Vec::new());
-    for room in &known.rooms {
-        if rooms.iter().all(|listed| listed.id != *room) && matcher.room(room).await?.is_none() {
-            gone.insert(room.clone());
-        }
+    let Listed { rooms, teams, tickets, matches } = matcher.mine().await?;
+    let (mut left, mut ended, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+    for (room, members) in &known.rooms {
+        let listed = rooms.iter().find(|listed| listed.id == *room);
+        let why = match listed {
+            None if matcher.room(room).await?.is_none() => "room_deleted",
+            _ => "disconnected",
+        };
+        let away = members.iter().filter(|member| listed.is_none_or(|room| !has_place(room, member)));
+        left.extend(away.map(|member| (room.clone(), member.clone(), why)));
     }
     for ticket in &known.tickets {
         if let Some(shown) = tickets.get(ticket) {
@@ -82,12 +92,39 @@ pub(super) async fn read_mine<A: Area>(
             hosted.push((found.room, world));
         }
     }
-    Ok(Mine { rooms, assigning, hosted, gone, ended, ready })
+    let own = |roles: &[Role]| -> Vec<String> {
+        roles.iter().filter(|role| role.srv == known.srv).map(|role| role.id.clone()).collect()
+    };
+    let teams = teams.into_iter().map(|team| (team.id, own(&team.roles))).collect();
+    let waiting = tickets.into_iter().filter_map(|(id, shown)| Some((id, waiting_in(&shown, &known.srv)?)));
+    let waiting = waiting.collect();
+    Ok(Mine { rooms, teams, waiting, assigning, hosted, left, ended, ready })
 }
 
-/// The notice that a player's room is gone.
-pub(super) fn room_gone(room: &str, player: &str) -> Notice {
-    let body = Writer::new().str(2, player).str(20, room).str(22, "room_deleted").into_bytes();
+/// Returns whether a player is a member of a room, or has a seat in it. Of a room that is shown in
+/// part it may be one.
+fn has_place(room: &Room, player: &str) -> bool {
+    room.is_partial
+        || room.roles.iter().any(|role| role.id == player)
+        || room.sides.iter().any(|(_, roles)| roles.iter().any(|role| role == player))
+}
+
+/// The roles of a server in a ticket, if it is live.
+fn waiting_in(ticket: &[u8], srv: &str) -> Option<Vec<String>> {
+    let ticket = Reader::new(ticket).ok()?;
+    if !is_live(ticket.str(8).ok()?) {
+        return None;
+    }
+    let own = |player| {
+        let player = Reader::new(player).ok()?;
+        (player.str(2) == Ok(srv)).then(|| player.str(1).ok().map(str::to_owned))?
+    };
+    Some(ticket.all(3).filter_map(own).collect())
+}
+
+/// The notice that a player has left a room.
+pub(super) fn left_room(room: &str, player: &str, why: &str) -> Notice {
+    let body = Writer::new().str(2, player).str(20, room).str(22, why).into_bytes();
     Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
 }
 

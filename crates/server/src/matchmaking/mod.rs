@@ -48,7 +48,7 @@ use tokio::time::Instant;
 
 use area::{Area, AreaNotices, RETRY, Remote, persist};
 use matches::Matches;
-use mine::{Known, Mine, place_of, read_mine, room_gone};
+use mine::{Known, Mine, left_room, place_of, read_mine};
 use plan::{Plan, Target};
 
 pub(crate) use plan::{check_files, is_wanted, matcher_endpoints, plan};
@@ -63,6 +63,11 @@ const DONE_MAX: usize = 1_024;
 /// open it.
 const WORLD_WAIT: Duration = Duration::from_secs(10);
 const WORLD_PAUSE: Duration = Duration::from_secs(1);
+/// Times after which no other process has the name of a link whose session has lasted: another one
+/// that was there before takes the session back within a second, and within the longest pause of a
+/// link if the two have done so to each other before.
+const ALONE_AT_FIRST: Duration = Duration::from_secs(3);
+const ALONE_AGAIN: Duration = Duration::from_secs(15);
 /// Broadcast value of a message to all of a channel but its owner, which is the link.
 const TO_MEMBERS: u32 = 8;
 /// Fields of the notification that a match is ready: match, data, and the class of its world.
@@ -94,6 +99,17 @@ enum Done {
     Mine(Mine),
 }
 
+/// Certainty that no other process has the `SrvID` of a link. Roles of that name whose players are
+/// not here may be players of the other one, and keep their places.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    Sole,
+    /// Another process would have ended the session by this time.
+    Until(Instant),
+    /// Another process has ended the session.
+    Lost,
+}
+
 /// A world that a link has opened for a room.
 struct Hosted {
     world: MatchWorld,
@@ -113,6 +129,7 @@ struct Link<A> {
     matcher: A,
     /// `SrvID` of this gateway.
     srv: String,
+    claim: Claim,
     players: BTreeMap<String, Player>,
     /// Tickets that players are making.
     creating: usize,
@@ -143,17 +160,18 @@ pub(crate) async fn run(plan: Plan, around: Around, up: oneshot::Sender<()>) {
     match matcher {
         Target::Own(local) => {
             let notices = local.notices();
-            serve((local, srv), notices, gateway, around, data_type, up).await;
+            serve((local, srv, Claim::Sole), notices, gateway, around, data_type, up).await;
         }
         Target::Remote(endpoints, config) => {
             let (matcher, notices) = Remote::connect(endpoints.into(), config).await;
-            serve((matcher, srv), notices, gateway, around, data_type, up).await;
+            let claim = Claim::Until(Instant::now() + ALONE_AT_FIRST);
+            serve((matcher, srv, claim), notices, gateway, around, data_type, up).await;
         }
     }
 }
 
 async fn serve<A: Area>(
-    (matcher, srv): (A, String),
+    (matcher, srv, claim): (A, String, Claim),
     notices: impl AreaNotices,
     gateway: Option<(Endpoint, Arc<str>)>,
     around: Around,
@@ -181,6 +199,7 @@ async fn serve<A: Area>(
         process,
         matcher,
         srv,
+        claim,
         players,
         matches,
         hosted,
@@ -216,15 +235,34 @@ impl<A: Area> Link<A> {
                 },
                 notice = notices.next() => match notice {
                     Notification::Notice(notice) => self.hear_matcher(notice),
+                    Notification::Ended { status: Status::Invalid, .. } => self.claim = Claim::Lost,
+                    Notification::Ended { .. } => {}
                     // Another session has begun, or notifications are missing.
-                    _ => self.refetch(),
+                    _ => {
+                        if self.claim == Claim::Lost {
+                            self.claim = Claim::Until(Instant::now() + ALONE_AGAIN);
+                        }
+                        self.refetch();
+                    }
                 },
                 Some(done) = results.recv() => self.finish(done),
                 () = reach(self.matches.next_deadline()) => {
                     self.matches.end_waits(Instant::now());
                     self.close_empty();
                 }
+                () = reach(self.claimed_at()) => {
+                    self.claim = Claim::Sole;
+                    self.refetch();
+                }
             }
+        }
+    }
+
+    /// Time at which no other process has the name of this link.
+    fn claimed_at(&self) -> Option<Instant> {
+        match self.claim {
+            Claim::Until(at) => Some(at),
+            Claim::Sole | Claim::Lost => None,
         }
     }
 
@@ -301,15 +339,15 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// A player is gone for good: out of rooms, matches and queues, but not out of matches with a
-    /// world of their own, where it may be.
+    /// A player is gone for good: out of rooms, matches, queues and its team. In the world of a
+    /// match it may still be: then it keeps that place, and its team.
     fn forget(&mut self, name: &str, at: PlayerLocation) {
         // The player may have come back, to another place.
         if self.players.get(name).is_none_or(|player| player.at != at) {
             return;
         }
         let Some(player) = self.players.remove(name) else { return };
-        let rooms = self.matches.forget(name);
+        let (rooms, is_elsewhere) = (self.matches.forget(name), self.matches.is_in_world(name));
         self.close_empty();
         let (matcher, name) = (self.matcher.clone(), name.to_owned());
         tokio::spawn(async move {
@@ -319,6 +357,9 @@ impl<A: Area> Link<A> {
             }
             for room in rooms {
                 let _ = matcher.leave_room(&name, &room).await;
+            }
+            if !is_elsewhere {
+                let _ = matcher.leave_own_team(&name).await;
             }
         });
     }
@@ -354,9 +395,15 @@ impl<A: Area> Link<A> {
         self.open(room);
     }
 
+    /// Returns the roles whose players are gone.
+    fn gone(&self, roles: Vec<String>) -> Vec<String> {
+        let is_gone = |role: &String| self.claim == Claim::Sole && !self.players.contains_key(role);
+        roles.into_iter().filter(is_gone).collect()
+    }
+
     /// Has players who are gone leave a room.
-    fn leave_for(&self, room: &str, gone: Vec<String>) {
-        for player in gone {
+    fn leave_for(&self, room: &str, roles: Vec<String>) {
+        for player in self.gone(roles) {
             let (matcher, room) = (self.matcher.clone(), room.to_owned());
             tokio::spawn(async move { matcher.leave_room(&player, &room).await.map(drop) });
         }
@@ -407,7 +454,7 @@ impl<A: Area> Link<A> {
             Kind::TICKET_UPDATE => {
                 let Some(ticket) = TicketNews::read(&notice.body) else { return };
                 // A player was gone before its team was queued, or before its match got no server.
-                if ticket.is_live && notice.roles.iter().any(|role| !self.players.contains_key(role)) {
+                if ticket.is_live && !self.gone(notice.roles.clone()).is_empty() {
                     self.cancel(&ticket.id);
                 }
                 self.note_ticket(TicketNews { players: notice.roles, ..ticket });
@@ -563,9 +610,9 @@ impl<A: Area> Link<A> {
         let hosted = self.hosted.iter().map(|(room, hosted)| (room.clone(), hosted.world.name.clone()));
         let hosted = hosted.collect();
         let rooms = self.matches.joined().filter(|(_, members)| !members.is_empty());
-        let rooms = rooms.map(|(room, _)| room.clone()).collect();
+        let rooms = rooms.map(|(room, members)| (room.clone(), members.clone())).collect();
         let tickets = self.players.values().flat_map(|player| &player.tickets).cloned().collect();
-        let known = Known { hosted, rooms, tickets };
+        let known = Known { srv: self.srv.clone(), hosted, rooms, tickets };
         self.refetching = JoinSet::new();
         self.refetching.spawn(async move {
             if let Ok(mine) = persist(RETRY, || read_mine(&matcher, &process, &known)).await {
@@ -600,14 +647,14 @@ impl<A: Area> Link<A> {
                 }
             }
             Done::WorldOver { room } => {
-                let matcher = self.matcher.clone();
-                let members = self.matches.end_world(&room);
-                tokio::spawn(async move {
-                    for player in members {
-                        // The room may be gone: that is what is wanted.
-                        let _ = matcher.leave_room(&player, &room).await;
-                    }
-                });
+                // They stay in it here until the matcher says so, or turns out to have lost the room.
+                for player in self.matches.members(&room) {
+                    let (matcher, room) = (self.matcher.clone(), room.clone());
+                    tokio::spawn(async move {
+                        persist(RETRY, || matcher.leave_room(&player, &room)).await.map(drop)
+                    });
+                }
+                self.close_empty();
             }
             Done::Hosted { room, world } => {
                 self.opening.remove(&room);
@@ -636,9 +683,23 @@ impl<A: Area> Link<A> {
                     None => {}
                 }
             }
-            Done::Mine(Mine { rooms, assigning, hosted, gone, ended, ready }) => {
-                for notice in self.missed(&gone, ended, ready) {
+            Done::Mine(Mine { rooms, teams, waiting, assigning, hosted, left, ended, ready }) => {
+                for notice in self.missed(left, ended, ready) {
                     self.hear_matcher(notice);
+                }
+                for (ticket, roles) in waiting {
+                    if !self.gone(roles).is_empty() {
+                        self.cancel(&ticket);
+                    }
+                }
+                let in_worlds = rooms.iter().filter(|room| room.data.contains_key("World"));
+                let in_worlds: BTreeSet<&str> =
+                    in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id).collect();
+                for (team, roles) in teams {
+                    for role in self.gone(roles).into_iter().filter(|role| !in_worlds.contains(&**role)) {
+                        let (matcher, team) = (self.matcher.clone(), team.clone());
+                        tokio::spawn(async move { matcher.leave_team(&role, &team).await.map(drop) });
+                    }
                 }
                 for (room, class) in assigning {
                     if !self.hosted.contains_key(&room) {
@@ -669,16 +730,16 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// The notices that players have not heard of the ends of rooms and tickets: a matcher that
+    /// The notices that players have not heard of the ends of memberships and tickets: a matcher that
     /// came back without its state sends none, and one that restarts none again.
     fn missed(
         &self,
-        gone: &BTreeSet<String>,
+        left: Vec<(String, String, &'static str)>,
         ended: Vec<(String, Vec<u8>)>,
         ready: Vec<(String, Notice)>,
     ) -> Vec<Notice> {
-        let gone = self.matches.joined().filter(|(room, _)| gone.contains(*room));
-        let left = gone.flat_map(|(room, members)| members.iter().map(|member| room_gone(room, member)));
+        let left = left.into_iter().filter(|(room, player, _)| self.matches.is_member(room, player));
+        let left = left.map(|(room, player, why)| left_room(&room, &player, why));
         let ended = ended.into_iter().map(|(ticket, shown)| {
             let waits = |(_, player): &(&String, &Player)| player.tickets.contains(&ticket);
             let roles = self.players.iter().filter(waits).map(|(name, _)| name.clone()).collect();
@@ -829,9 +890,14 @@ impl TicketNews {
         Some(TicketNews {
             id: ticket.str(1).ok()?.to_owned(),
             players: players.collect(),
-            is_live: matches!(ticket.str(8).ok()?, "searching" | "proposed" | "placing"),
+            is_live: is_live(ticket.str(8).ok()?),
         })
     }
+}
+
+/// Returns whether a ticket with this status waits for a match.
+fn is_live(status: &str) -> bool {
+    matches!(status, "searching" | "proposed" | "placing")
 }
 
 /// The next event of the connection to the main world, for ever without one.

@@ -58,6 +58,18 @@ pub(crate) fn matcher_endpoints(settings: &Settings) -> Result<Vec<Endpoint>, St
 
 const UNKNOWN_TOKEN: &str = "the matcher does not know the token; see `gateway.matchmaking.token_file`";
 
+/// `SrvID` of this gateway at the matcher.
+fn srv(settings: &Settings) -> String {
+    let node = || {
+        let is_node = !settings.cluster.name.is_empty();
+        is_node.then(|| crate::cluster::plan::node_name(settings).ok()).flatten()
+    };
+    match settings.matchmaking.srv.as_str() {
+        "" => node().map_or_else(|| "gateway".to_owned(), |node| node.to_string()),
+        srv => srv.to_owned(),
+    }
+}
+
 /// Returns whether players of this process reach a matcher through it.
 pub(crate) fn is_wanted(settings: &Settings) -> bool {
     let gateway = services::is_selected(&settings.server.only, services::GATEWAY);
@@ -84,7 +96,7 @@ pub(crate) fn check_files(settings: &Settings) -> Result<(), String> {
     let is_own = matcher_endpoints(settings)?.is_empty() && crate::matcher::is_wanted(settings);
     match crate::matcher::tokens(settings) {
         // The matcher's file has a problem of its own.
-        Ok(tokens) if is_own && tokens.scope(token.trim(), &settings.matchmaking.srv).is_none() => {
+        Ok(tokens) if is_own && tokens.scope(token.trim(), &srv(settings)).is_none() => {
             Err(UNKNOWN_TOKEN.to_owned())
         }
         _ => Ok(()),
@@ -115,15 +127,32 @@ pub(crate) fn plan(
     let reach = |name| Ok::<_, StartError>((listens(Service::Servers).ok_or_else(no_listener)?, name));
     let gateway = name.map(reach).transpose()?;
     let token = read_token(settings).map_err(StartError::File)?;
-    let (token, srv) = (token.trim(), &*matching.srv);
+    let (token, srv) = (token.trim(), srv(settings));
     let endpoints = matcher_endpoints(settings).map_err(|why| wrong(&why))?;
     let matcher = if endpoints.is_empty() {
         let (handle, tokens) = own.ok_or_else(|| wrong("this process has no matcher"))?;
-        let scope = tokens.scope(token, srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
-        Target::Own(Local::new(handle.clone(), srv, scope))
+        let scope = tokens.scope(token, &srv).ok_or_else(|| wrong(UNKNOWN_TOKEN))?;
+        Target::Own(Local::new(handle.clone(), &srv, scope))
     } else {
-        Target::Remote(endpoints, MatcherConfig::new(srv).token(token))
+        Target::Remote(endpoints, MatcherConfig::new(&srv).token(token))
     };
     let data_type = matching.data_type.as_str().into();
-    Ok(Some(Plan { gateway, matcher, srv: srv.to_owned(), data_type }))
+    Ok(Some(Plan { gateway, matcher, srv, data_type }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_node_of_a_cluster_has_a_name_of_its_own_at_the_matcher() {
+        let mut settings = crate::config::Loader::new().load().expect("the defaults").settings;
+        assert_eq!(srv(&settings), "gateway");
+        settings.cluster.node = "n1".to_owned();
+        assert_eq!(srv(&settings), "gateway", "not a node");
+        settings.cluster.name = "game".to_owned();
+        assert_eq!(srv(&settings), "n1");
+        settings.matchmaking.srv = "lobby".to_owned();
+        assert_eq!(srv(&settings), "lobby");
+    }
 }

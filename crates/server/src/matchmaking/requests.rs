@@ -112,6 +112,16 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_lists_the_methods_for_players() {
+        let page = include_str!("../../../../docs/how-to/gather-players-in-rooms.md");
+        let sentence = page.split("Players may call ").nth(1).and_then(|rest| rest.split('.').next());
+        let listed: Vec<&str> = sentence.unwrap_or_default().split('`').skip(1).step_by(2).collect();
+        let allowed: Vec<&str> =
+            ALLOWED.iter().filter_map(|(number, ..)| Some(method(*number)?.name)).collect();
+        assert_eq!(listed, allowed);
+    }
+
+    #[test]
     fn what_is_not_for_players_is_not_asked() {
         for method in [Method::DELETE_ROOM, Method::DRAIN, Method::SET_ROOM_DATA, Method::REPORT_RESULT, 999]
         {

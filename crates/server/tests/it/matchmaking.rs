@@ -617,6 +617,197 @@ fn players_hear_of_a_match_that_was_ready_while_their_gateway_did_not_reach_the_
     runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
 }
 
+/// Matchers on one folder, and a gateway that reaches those at the socket `reached`.
+struct Apart {
+    data: tempfile::TempDir,
+}
+
+impl Apart {
+    fn new() -> Apart {
+        let apart = Apart { data: tempfile::tempdir().unwrap() };
+        for (name, text) in
+            [("modes.toml", RULES), ("tokens", "operator admin\ngateway server"), ("token", "gateway")]
+        {
+            std::fs::write(apart.path(name), text).unwrap();
+        }
+        apart
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.data.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn matcher(&self, folder: &str, socket: &str) -> Running {
+        start(&[
+            ("server.only", "matcher"),
+            ("server.data", &self.path(folder)),
+            ("matcher.unix_path", &self.path(socket)),
+            ("matcher.tokens_file", &self.path("tokens")),
+            ("matcher.rules", &self.path("modes.toml")),
+            ("matcher.presence_grace_ms", "600000"),
+        ])
+    }
+
+    fn gateway(&self, folder: &str) -> Running {
+        start(&[
+            ("server.only", "gateway"),
+            ("server.data", &self.path(folder)),
+            ("gateway.dev", "true"),
+            ("gateway.servers.addr", "127.0.0.1:0"),
+            ("gateway.clients.addr", "127.0.0.1:0"),
+            ("gateway.matchmaking.matcher", &format!("unix://{}", self.path("reached"))),
+            ("gateway.matchmaking.token_file", &self.path("token")),
+        ])
+    }
+
+    /// A session of a server with every right.
+    async fn session(&self, srv: &str, socket: &str) -> Matcher {
+        let config = MatcherConfig::new(srv).token("operator");
+        Matcher::connect(format!("unix://{}", self.path(socket)).parse().unwrap(), config).await.unwrap().0
+    }
+
+    fn run(&self, test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("in time") });
+    }
+}
+
+/// Joins a room as soon as the gateway reaches the matcher.
+async fn in_room(player: &mut Player, mode: &str) -> String {
+    loop {
+        match player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join(mode)).await {
+            Ok(answer) => return Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned(),
+            Err(CallError::Refused { status: Status::Unavailable | Status::Timeout, .. }) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
+
+async fn hears(player: &mut Player, name: &str) -> throng_client::Notice {
+    loop {
+        if let MatchmakingEvent::Notice(notice) = player.next().await
+            && notice.name() == name
+        {
+            return notice;
+        }
+    }
+}
+
+#[test]
+fn members_of_a_match_hear_that_a_matcher_lost_it_although_its_world_ended_first() {
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        for player in &mut players {
+            in_room(player, "brief").await;
+        }
+        for player in &mut players {
+            hears(player, "matchReadyMsg").await;
+        }
+        drop(first);
+        let is_open = || gateway.metrics().contains("throng_class_worlds{class=\"brief\"} 1");
+        while is_open() {}
+        let _second = apart.matcher("empty", "reached");
+        for player in &mut players {
+            assert_eq!(hears(player, "roleLeaveRoomMsg").await.text(2), player.name);
+        }
+    });
+}
+
+#[test]
+fn a_player_whose_place_ended_while_the_matcher_was_not_reached_hears_of_it() {
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        let mut room = String::new();
+        for player in &mut players {
+            room = in_room(player, "ranked").await;
+        }
+        drop(first);
+        let second = apart.matcher("m", "elsewhere");
+        apart.session("director", "elsewhere").await.leave_room("ann", &room).await.unwrap();
+        drop(second);
+        let _third = apart.matcher("m", "reached");
+        let left = hears(&mut players[0], "roleLeaveRoomMsg").await;
+        assert_eq!((left.text(2), left.text(22), left.room_id()), ("ann", "disconnected", &*room));
+        let director = apart.session("director", "reached").await;
+        assert_eq!(director.room(&room).await.unwrap().members, 1);
+    });
+}
+
+#[test]
+fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_are_gone() {
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let id_in =
+            |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+        // What a gateway of the same name has left behind.
+        let former = apart.session("gateway", "reached").await;
+        let ann = || Writer::new().str(1, "ann");
+        let room = former.join_random_room(&Role::new("bob"), "ranked").await.unwrap().id;
+        let team = Writer::new().nested(1, ann()).nested(2, Writer::new().u64(3, 4 << 1));
+        let team = id_in(&former.call(Method::CREATE_TEAM, team).await.unwrap());
+        let ticket = Writer::new().str(1, "ranked5").nested(2, ann());
+        let ticket = id_in(&former.call(Method::CREATE_TICKET, ticket).await.unwrap());
+        drop(former);
+        let _gateway = apart.gateway("g");
+        let status = async |method, id: &str| match director.call(method, Writer::new().str(1, id)).await {
+            Ok(answer) => Reader::new(&answer).unwrap().nested(1).unwrap().str(8).unwrap_or("").to_owned(),
+            Err(CallError::Refused { status: Status::NotFound, .. }) => "gone".to_owned(),
+            Err(other) => panic!("{other}"),
+        };
+        while director.room(&room).await.is_ok_and(|room| room.members > 0) {}
+        while status(Method::GET_TICKET, &ticket).await != "cancelled" {}
+        while status(Method::GET_TEAM_INFO, &team).await != "gone" {}
+    });
+}
+
+#[test]
+fn a_second_gateway_of_one_name_takes_no_player_of_the_first_out_of_a_room() {
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    let gateways = [apart.gateway("g"), apart.gateway("h")];
+    apart.run(async {
+        let [first, second] = gateways.each_ref().map(|gateway| gateway.address(Service::Clients).unwrap());
+        let director = apart.session("director", "reached").await;
+        let mut ann = Player::connect(first, "ann").await;
+        let room = in_room(&mut ann, "ranked").await;
+        let mut bob = Player::connect(second, "bob").await;
+        // Each has the session after the other one.
+        for _ in 0..2 {
+            for player in [&mut bob, &mut ann] {
+                while player.ask(Method::PING, Writer::new()).await.is_err() {}
+            }
+        }
+        let roles = director.room(&room).await.unwrap().roles;
+        assert!(roles.iter().any(|role| role.id == "ann"), "{roles:?}");
+    });
+}
+
+#[test]
+fn a_player_who_disconnects_leaves_its_team() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        let four = Writer::new().nested(2, Writer::new().u64(3, 4 << 1));
+        let answer = ann.ask(Method::CREATE_TEAM, four).await.unwrap();
+        let team = Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
+        bob.ask(Method::JOIN_TEAM, Writer::new().str(2, &team)).await.unwrap();
+        ann.client.close().await;
+        assert_eq!(hears(&mut bob, "leaveTeamMsg").await.text(1), "ann");
+    });
+}
+
 #[test]
 fn a_player_who_is_gone_before_its_room_has_been_joined_does_not_stay_in_it() {
     let world = World::start();

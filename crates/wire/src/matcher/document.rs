@@ -50,7 +50,9 @@ pub fn reference_page() -> String {
          ## Framed RPC\n\n\
          A frame is a 20-byte header, little-endian, and a protobuf body: body length (4 bytes), kind (1), flags (1), \
          method or status (2), request id or number of the last entry (8), deadline in ms or processing time in us \
-         (4). Fields have the names below in lower_snake_case. A request that changes something may carry an idempotency \
+         (4). Fields have the names below in lower_snake_case; `crates/wire/proto/matcher.proto` declares them. A \
+         number is a `uint64`, a signed number a zigzag `sint64` (3 is sent as the varint 6), a decimal number a \
+         `double`, a time a `uint64` of milliseconds since the Unix epoch, any value its JSON text as `bytes`. A request that changes something may carry an idempotency \
          key, 16 bytes in field 100: within 60 s, a request with the same key returns the first response and has no \
          further effect. The same key with another method or body is refused as `INVALID`; an empty member counts as \
          absent, and a field that this release does not know counts as part of the body. The body of a refusal is {1: message, 2: detail}.\n\n",
@@ -191,7 +193,9 @@ fn json_type(ty: &Type) -> String {
         Type::Str => "string".into(),
         Type::Json => "any value".into(),
         Type::Bool => "boolean".into(),
-        Type::U64 | Type::I64 | Type::F64 => "number".into(),
+        Type::U64 => "number".into(),
+        Type::I64 => "signed number".into(),
+        Type::F64 => "decimal number".into(),
         Type::Time => "time".into(),
         Type::Msg(message) => format!("`{}`", message.name),
         Type::List(inner) => format!("list of {}", json_type(inner)),
