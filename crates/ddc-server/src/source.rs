@@ -102,8 +102,8 @@ impl FetchedBody {
         FetchedBody { incoming: Mutex::new(incoming), watchdog, window, given, is_waiting: false }
     }
 
-    /// The time for the next piece begins now. A disk or client that paused since the last one is no
-    /// reason to give the source less.
+    /// The time for the next piece begins now. A disk or client that paused since the last one is
+    /// no reason to give the source less.
     fn begin_wait(&mut self) {
         self.is_waiting = true;
         self.window.due += self.given.elapsed();

@@ -647,7 +647,8 @@ impl<A: Area> Link<A> {
                 }
             }
             Done::WorldOver { room } => {
-                // They stay in it here until the matcher says so, or turns out to have lost the room.
+                // They stay in it here until the matcher says so, or turns out to have lost the
+                // room.
                 for player in self.matches.members(&room) {
                     let (matcher, room) = (self.matcher.clone(), room.clone());
                     tokio::spawn(async move {
@@ -730,8 +731,8 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// The notices that players have not heard of the ends of memberships and tickets: a matcher that
-    /// came back without its state sends none, and one that restarts none again.
+    /// The notices that players have not heard of the ends of memberships and tickets: a matcher
+    /// that came back without its state sends none, and one that restarts none again.
     fn missed(
         &self,
         left: Vec<(String, String, &'static str)>,

@@ -750,7 +750,7 @@ fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_a
         director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
         let id_in =
             |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
-        // What a gateway of the same name has left behind.
+        // Places that a gateway of the same name has left behind.
         let former = apart.session("gateway", "reached").await;
         let ann = || Writer::new().str(1, "ann");
         let room = former.join_random_room(&Role::new("bob"), "ranked").await.unwrap().id;
