@@ -128,7 +128,6 @@ impl Store {
         let changes = std::mem::take(&mut *lock(&self.own_changes));
         if !changes.is_empty() {
             let mut queue = lock(&self.queue);
-            let mut is_awaited = false;
             for change in changes {
                 let failed = Arc::clone(&self.own_failure);
                 let done = move |outcome| {
@@ -136,10 +135,8 @@ impl Store {
                         *lock(&failed) = Some(error);
                     }
                 };
-                is_awaited |= queue.push(change, Box::new(done));
+                self.push(&mut queue, change, Box::new(done));
             }
-            drop(queue);
-            self.wake_commits(is_awaited);
         }
         self.await_commits();
         self.pause_for(self.clock().elapsed().saturating_sub(started));
@@ -166,9 +163,8 @@ impl Store {
             let done: Done = Box::new(move |_| {
                 let _ = sender.send(());
             });
-            let is_awaited = queue.push(Change::Delete { key: Vec::new() }, done);
+            self.push(&mut queue, Change::Delete { key: Vec::new() }, done);
             drop(queue);
-            self.wake_commits(is_awaited);
             let _ = receiver.recv();
         } else {
             drop(queue);
@@ -236,14 +232,13 @@ impl Store {
 
     /// Queues without regard to limits: for what is bounded otherwise.
     pub(crate) fn enqueue(&self, change: Change, done: Done) {
-        let is_awaited = lock(&self.queue).push(change, done);
-        self.wake_commits(is_awaited);
+        self.push(&mut lock(&self.queue), change, done);
     }
 
-    /// Wakes the thread that commits, if it `is_awaited`. Not under the lock of the queue, for
-    /// which the thread would only sleep again.
-    fn wake_commits(&self, is_awaited: bool) {
-        if is_awaited {
+    fn push(&self, queue: &mut Queue, change: Change, done: Done) {
+        queue.bytes += change.payload_len() + 256;
+        queue.changes.push((change, done));
+        if queue.changes.len() == queue.wanted {
             self.arrived.notify_all();
         }
     }
