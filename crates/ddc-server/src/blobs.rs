@@ -637,12 +637,12 @@ impl Service {
         if self.upstream().is_some() && !self.store.fits_quota(namespace, received.len())? {
             Box::pin(self.drop_copies(namespace, received.len())).await?;
         }
-        self.keep_here(namespace, received).await?;
         if self.upstream().is_some() {
-            // Copies that make room take along all that they reach, whoever stored it.
+            // A copy that gives way takes its blobs along, uploaded ones included. Noted first: it
+            // may give way as soon as the blob is stored.
             self.store.note_repeated(namespace, &hash);
         }
-        Ok(())
+        self.keep_here(namespace, received).await
     }
 
     /// Stores what was received in the folder, under its own hash.

@@ -82,7 +82,7 @@ pub(crate) struct Switchboard {
     pub(crate) changing: Option<ChannelId>,
     /// The channel that is being made, or GLOBAL while it is claimed; and the creator.
     pub(crate) creating: Option<(ChannelId, ConnId)>,
-    /// The object that is being destroyed, and the channel whose subscribers are told.
+    /// The object that is being destroyed, and the channel that its DESTROY is sent to.
     pub(crate) destroying: Option<(ChannelId, ChannelId)>,
     /// Changes that count as a whole only, have begun and have not ended.
     pub(crate) halfway: u32,

@@ -2,8 +2,9 @@
 //!
 //! With thousands of peers the entry of an address in [`LocalIds`](super::LocalIds) is not in the
 //! processor's cache, and its keyed hash takes as long as the rest of a datagram's way to its peer.
-//! A hint takes eight bytes. It may be wrong or missing, so its user compares the peer's address
-//! and falls back to the table. Addresses that collide, by chance or on purpose, cost that search.
+//! A hint takes eight bytes, and a peer has room for four to eight of them. It may be wrong or
+//! missing, so its user compares the peer's address and falls back to the table. Addresses that
+//! collide, by chance or on purpose, cost that search.
 
 use alloc::vec::Vec;
 use core::net::SocketAddr;

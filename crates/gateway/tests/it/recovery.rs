@@ -1168,7 +1168,7 @@ fn a_connection_that_a_client_has_given_up_does_not_supersede_the_one_after_it()
     let first = connect_on(&mut world, 1);
     let (AuthResultMessage { conn_id, resume_token: token, .. }, _) = auth_with(&mut world, first, b"");
     world.close(first);
-    // What the earlier connection asks for comes from its busy shard after the later one's request.
+    // The earlier connection's request leaves its busy shard after the later one's.
     world.slow_shard = Some(3);
     let earlier = ask_to_resume(&mut world, 3, &token);
     let later = ask_to_resume(&mut world, 2, &token);
