@@ -122,6 +122,9 @@ impl Owned {
                 _ => Err(io::Error::last_os_error()),
             }
         };
+        // Ctrl-C on a terminal is for this process, which ends the run in good order: a server that
+        // ended at once would lose its players before they have left.
+        command.process_group(0);
         // SAFETY: `bind` runs between fork and exec; it makes two system calls and does not
         // allocate.
         let child = unsafe { command.pre_exec(bind) }.spawn()?;
@@ -140,8 +143,7 @@ impl Owned {
             let flags = libc::WEXITED | libc::WNOWAIT;
             // SAFETY: `info` is valid for writes during the call.
             let ended = unsafe { libc::waitid(libc::P_PID, id, &raw mut info, flags) } == 0;
-            // Ctrl-C on a terminal reaches the child too.
-            if ended && !ending.load(Ordering::Acquire) && !interrupt::signalled() {
+            if ended && !ending.load(Ordering::Acquire) {
                 // SAFETY: waitid has filled in the fields of a child's end.
                 let status = unsafe { info.si_status() };
                 let how = if info.si_code == libc::CLD_EXITED { "exit status" } else { "signal" };

@@ -328,11 +328,13 @@ pub fn run(plan: &Plan, probe: &Probe, on_sample: &mut dyn FnMut(&Sample)) -> Re
         watch.control.start();
         let mut outcome = watch.measure(memory_before, on_sample)?;
         drop(stop);
-        let state = owner.and_then(|owner| owner.join().ok()).unwrap_or_default();
+        let state = owner.map(|owner| owner.join().unwrap_or_default());
         for fleet in fleets {
             let views = fleet.join().map_err(|_| std::io::Error::other("a generator thread panicked"))??;
+            // A game server of another process keeps its state to itself.
+            let Some(state) = &state else { continue };
             outcome.checked.1 += views.len();
-            outcome.checked.0 += views.iter().filter(|view| **view == state).count();
+            outcome.checked.0 += views.iter().filter(|view| *view == state).count();
         }
         outcome.counts = watch.counts();
         outcome.owner = lock(&owner_counts).clone();

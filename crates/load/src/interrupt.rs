@@ -39,12 +39,7 @@ pub fn catch() {
 /// True if an interrupt was requested.
 #[must_use]
 pub fn requested() -> bool {
-    signalled() || BROKEN_OFF.load(Ordering::Relaxed)
-}
-
-/// True if a signal requested an end.
-pub(crate) fn signalled() -> bool {
-    SIGNALLED.load(Ordering::Relaxed)
+    SIGNALLED.load(Ordering::Relaxed) || BROKEN_OFF.load(Ordering::Relaxed)
 }
 
 /// The reason for which the run is broken off, if it is.

@@ -6,7 +6,6 @@ mod visitor;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -305,8 +304,6 @@ fn start_bus(folder: &Folder) -> Result<(Owned, String), StartError> {
         .args(["--addr", "127.0.0.1", "--port", "-1", "--jetstream", "--store_dir"])
         .arg(folder.path("nats"));
     command.arg("--ports_file_dir").arg(folder.path(""));
-    // Ctrl-C on a terminal is for the nodes, which leave their cluster by this server.
-    command.process_group(0);
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
     let mut child = Owned::spawn(&mut command).map_err(failed)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -2,6 +2,7 @@
 //! swarm.
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -205,6 +206,22 @@ fn a_demo_ends_by_itself_with_a_summary() {
 }
 
 #[test]
+fn ctrl_c_on_a_terminal_ends_a_demo_in_good_order() {
+    let mut command = throng(&["demo", "--players", "20"]);
+    let mut child =
+        command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut errors = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    errors.find(|line| line.starts_with("Ctrl-C ends it")).expect("the introduction has an end");
+    // A terminal signals the whole foreground group.
+    let group = format!("-{}", child.id());
+    let sent = Command::new("kill").args(["-INT", "--", &group]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+    errors.for_each(drop);
+    let text = stdout_of(&child.wait_with_output().expect("it ends"), 0);
+    assert!(text.starts_with("20 players for") && !text.contains("lost"), "{text}");
+}
+
+#[test]
 fn a_swarm_joins_the_world_of_a_demo() {
     let demo = Demo::start();
     let server = ["--addr", &demo.players, "--servers", &demo.servers];
@@ -216,6 +233,7 @@ fn a_swarm_joins_the_world_of_a_demo() {
         let run = &report["runs"][0];
         assert!(run["delivered"].as_u64() > Some(0), "{run}");
         assert_eq!(run["lost"], 0, "{run}");
+        assert_eq!(run["checked"], 0, "the state of another process's game server is not known: {run}");
     }
 }
 
