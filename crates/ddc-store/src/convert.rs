@@ -105,15 +105,18 @@ pub(crate) fn find(fs: &Arc<dyn Fs>) -> Result<Option<OldStore>, StoreError> {
     let failed = |error: redb::Error| StoreError::Convert(error.to_string());
     // The whole log from the first segment says everything that the index does.
     let from_log = segments.first() == Some(&1);
-    let database = match Database::builder().create_with_backend(Backend(Arc::clone(&file))) {
-        Ok(database) => database,
-        Err(error) if from_log => {
-            tracing::warn!(%error, "the old index cannot be read; the log is converted without it");
-            file.set_len(0)?;
-            Database::builder().create_with_backend(Backend(file)).map_err(|error| failed(error.into()))?
-        }
-        Err(error) => return Err(failed(error.into())),
-    };
+    let database =
+        match Database::builder().create_with_backend(Backend { file: Arc::clone(&file), syncs: true }) {
+            Ok(database) => database,
+            Err(error) if from_log => {
+                tracing::warn!(%error, "the old index cannot be read; the log is converted without it");
+                file.set_len(0)?;
+                Database::builder()
+                    .create_with_backend(Backend { file, syncs: true })
+                    .map_err(|error| failed(error.into()))?
+            }
+            Err(error) => return Err(failed(error.into())),
+        };
     let write = database.begin_write().map_err(|error| failed(error.into()))?;
     write.open_table(ENTRIES).map_err(|error| failed(error.into()))?;
     let position = {
@@ -281,12 +284,15 @@ pub(crate) fn write_sentinel(fs: &dyn Fs) -> Result<(), StoreError> {
     let failed = |error: redb::Error| StoreError::Convert(error.to_string());
     let file = fs.open(INDEX, true)?;
     file.set_len(0)?;
-    let database =
-        Database::builder().create_with_backend(Backend(file)).map_err(|error| failed(error.into()))?;
+    // What is half written is written again at the next start: one sync, and not redb's eight.
+    let backend = Backend { file: Arc::clone(&file), syncs: false };
+    let database = Database::builder().create_with_backend(backend).map_err(|error| failed(error.into()))?;
     let write = database.begin_write().map_err(|error| failed(error.into()))?;
     let table = TableDefinition::<NewFormat, NewFormat>::new("entries");
     write.open_table(table).map_err(|error| failed(error.into()))?;
     write.commit().map_err(|error| failed(error.into()))?;
+    drop(database);
+    file.sync()?;
     Ok(())
 }
 
@@ -376,26 +382,30 @@ fn read_payload(file: &dyn File, location: &OldLocation, key: &[u8]) -> io::Resu
 }
 
 #[derive(Debug)]
-struct Backend(Arc<dyn File>);
+struct Backend {
+    file: Arc<dyn File>,
+    /// False for a file that its writer syncs once, at the end.
+    syncs: bool,
+}
 
 impl StorageBackend for Backend {
     fn len(&self) -> Result<u64, io::Error> {
-        self.0.len()
+        self.file.len()
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), io::Error> {
-        self.0.read_at(out, offset)
+        self.file.read_at(out, offset)
     }
 
     fn set_len(&self, len: u64) -> Result<(), io::Error> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn sync_data(&self) -> Result<(), io::Error> {
-        self.0.sync()
+        if self.syncs { self.file.sync() } else { Ok(()) }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), io::Error> {
-        self.0.write_at(&[IoSlice::new(data)], offset)
+        self.file.write_at(&[IoSlice::new(data)], offset)
     }
 }

@@ -62,6 +62,7 @@ mod inbox;
 pub mod kcp;
 mod listener;
 mod proxy;
+mod records;
 mod shared_file;
 mod stats;
 mod stream;

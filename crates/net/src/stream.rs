@@ -10,7 +10,8 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustls::Connection as Tls;
+use bytes::Bytes;
+use rustls::Connection;
 use socket2::SockRef;
 use throng_stdx::Instant;
 
@@ -18,7 +19,7 @@ use crate::handler::{Accept, CloseCause, Flow};
 use crate::proxy::{HeaderReader, Progress};
 use crate::shared_file::SharedFile;
 use crate::stats::LoopStats;
-use crate::{sys, ws};
+use crate::{records, sys, ws};
 
 /// Slices given to one gathered write; the kernel refuses more (`IOV_MAX`).
 const SLICES_PER_WRITE: usize = 1024;
@@ -81,6 +82,15 @@ impl End {
     }
 }
 
+/// A TLS session, with the buffered API of rustls. The unbuffered one (0.23) seals into a vector of
+/// its own as well and then copies the record into the caller's buffer; input it copies just the
+/// same.
+struct Tls {
+    session: Connection,
+    /// Records that the kernel did not take: the rest of one write at most.
+    unsent: Bytes,
+}
+
 pub(crate) struct Stream {
     socket: TcpStream,
     pub(crate) phase: Phase,
@@ -102,8 +112,6 @@ pub(crate) struct Stream {
     rest: Vec<u8>,
     /// The header of a proxy, which comes before anything else.
     proxy: Option<Box<HeaderReader>>,
-    /// The buffered API of rustls. Its unbuffered one (0.23) seals into a vector of its own as well
-    /// and then copies the record into the caller's buffer; input it copies just the same.
     tls: Option<Box<Tls>>,
     ws: Option<Box<ws::Endpoint>>,
 }
@@ -112,7 +120,7 @@ impl Stream {
     pub(crate) fn accepted(
         fd: OwnedFd,
         proxy_protocol: bool,
-        tls: Option<Tls>,
+        tls: Option<Connection>,
         ws: Option<ws::Endpoint>,
     ) -> Self {
         let mut stream = Self::new(fd.into(), Phase::Handshaking, tls, ws);
@@ -120,15 +128,15 @@ impl Stream {
         stream
     }
 
-    pub(crate) fn connecting(socket: TcpStream, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
+    pub(crate) fn connecting(socket: TcpStream, tls: Option<Connection>, ws: Option<ws::Endpoint>) -> Self {
         Self::new(socket, Phase::Connecting, tls, ws)
     }
 
-    fn new(socket: TcpStream, phase: Phase, tls: Option<Tls>, ws: Option<ws::Endpoint>) -> Self {
-        let mut tls = tls.map(Box::new);
-        if let Some(tls) = &mut tls {
-            tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-        }
+    fn new(socket: TcpStream, phase: Phase, tls: Option<Connection>, ws: Option<ws::Endpoint>) -> Self {
+        let tls = tls.map(|mut session| {
+            session.set_buffer_limit(Some(TLS_BUFFER_BYTES));
+            Box::new(Tls { session, unsent: Bytes::new() })
+        });
         Self {
             socket,
             phase,
@@ -249,7 +257,7 @@ impl Stream {
             return false;
         }
         self.flush_tls(stats);
-        if self.phase == Phase::Open || self.tls.as_ref().is_none_or(|tls| !tls.is_handshaking()) {
+        if self.phase == Phase::Open || self.tls.as_ref().is_none_or(|tls| !tls.session.is_handshaking()) {
             self.flush_control(stats);
         }
         self.phase == Phase::Open && !self.blocked && std::mem::take(&mut self.wanted)
@@ -313,7 +321,7 @@ impl Stream {
         }
         let mut input = &scratch[start..count];
         while !input.is_empty() {
-            let Some(tls) = &mut self.tls else { break };
+            let Some(Tls { session: tls, .. }) = self.tls.as_deref_mut() else { break };
             let was_handshaking = tls.is_handshaking();
             // Cannot fail: the buffer that it reports full is emptied below in every round.
             let taken = tls.read_tls(&mut input).unwrap_or(0);
@@ -329,7 +337,7 @@ impl Stream {
                 self.transport_ready(&mut shared, sink)?;
             }
             while let Some(tls) = &mut self.tls {
-                match tls.reader().read(plain) {
+                match tls.session.reader().read(plain) {
                     Ok(0) => return Err(End::linger(CloseCause::EndOfStream)),
                     Ok(count) => self.deliver(&mut plain[..count], now, stats, sink)?,
                     // Only `WouldBlock` happens: the end of the socket's stream is never announced
@@ -507,7 +515,7 @@ impl Stream {
             return;
         }
         if let Some(tls) = &mut self.tls {
-            tls.send_close_notify();
+            tls.session.send_close_notify();
             self.flush_tls(stats);
             if self.blocked {
                 return;
@@ -549,29 +557,43 @@ impl Stream {
         self.flush_tls(stats);
         while taken < offered && !self.blocked {
             let Some(tls) = &mut self.tls else { return taken };
-            // All slices at once: the header of a frame shares the record of what follows. TLS
-            // takes less only when its buffer is full, and then flushing blocks or makes room.
-            let count = match taken {
-                0 => tls.writer().write_vectored(slices),
+            // All slices at once: the header of a frame shares the record of what follows.
+            let sealed = match taken {
+                0 => records::seal(&mut tls.session, slices),
                 _ => {
                     let rest: Vec<_> = skip(slices, taken).map(IoSlice::new).collect();
-                    tls.writer().write_vectored(&rest)
+                    records::seal(&mut tls.session, &rest)
                 }
             };
             // A session that has failed takes nothing any more; reading finds that out.
-            let Ok(count) = count else { return taken };
+            let Ok((count, records)) = sealed else { return taken };
             taken += count;
-            self.flush_tls(stats);
+            let sent = self.send_raw(&[IoSlice::new(&records)], stats);
+            if let Some(tls) = &mut self.tls {
+                tls.unsent = Bytes::copy_from_slice(&records[sent..]);
+            }
         }
         taken
     }
 
     /// Sends the records that TLS has ready, as far as the kernel takes them.
     fn flush_tls(&mut self, stats: &mut LoopStats) {
-        let Some(tls) = &mut self.tls else { return };
-        while !self.blocked && tls.wants_write() {
+        while !self.blocked
+            && let Some(tls) = &mut self.tls
+        {
+            if !tls.unsent.is_empty() {
+                let unsent = std::mem::take(&mut tls.unsent);
+                let sent = self.send_raw(&[IoSlice::new(&unsent)], stats);
+                if let Some(tls) = &mut self.tls {
+                    tls.unsent = unsent.slice(sent..);
+                }
+                continue;
+            }
+            if !tls.session.wants_write() {
+                return;
+            }
             stats.writes += 1;
-            match tls.write_tls(&mut Gathered(&self.socket)) {
+            match tls.session.write_tls(&mut Gathered(&self.socket)) {
                 Ok(count) => stats.bytes_out += count as u64,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {

@@ -9,6 +9,8 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{CipherSuite, ClientConfig, RootCertStore, ServerConfig};
 
+use crate::records;
+
 /// The TLS side of a listener. Clones share one configuration, which [`TlsAcceptor::reload`]
 /// replaces for the connections that come after.
 #[derive(Clone)]
@@ -91,7 +93,7 @@ pub fn tls_server_config(cert_pem: &[u8], key_pem: &[u8]) -> Result<Arc<ServerCo
         pem::Error::NoItemsFound => TlsConfigError::NoKey,
         other => TlsConfigError::BadKeyPem(other),
     })?;
-    let mut provider = rustls::crypto::ring::default_provider();
+    let mut provider = records::provider();
     provider.cipher_suites.sort_by_key(|suite| !is_aes_128(suite.suite()));
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider))
         .with_safe_default_protocol_versions()
@@ -128,7 +130,7 @@ pub fn tls_client_config(trusted_pem: &[u8]) -> Result<Arc<ClientConfig>, TlsCon
     for certificate in certificates(trusted_pem)? {
         roots.add(certificate).map_err(TlsConfigError::Unusable)?;
     }
-    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    let config = ClientConfig::builder_with_provider(Arc::new(records::provider()))
         .with_safe_default_protocol_versions()
         .map_err(TlsConfigError::Unusable)?
         .with_root_certificates(roots)
