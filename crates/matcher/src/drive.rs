@@ -186,14 +186,19 @@ impl Matcher {
         notices: &mut Notices,
     ) -> ServerNumber {
         let told = notices.bytes().len();
-        self.advance(&mut Turn::of_matcher(now, &mut Vec::new(), notices), now);
-        self.note_notices(notices, told);
+        let mut no_answer = Vec::new();
+        let turn = &mut Turn::of_matcher(now, &mut no_answer, notices);
+        self.advance(turn, now);
         let index = self.people.server_entry(srv.as_bytes());
+        let was_lost = self.people[index].is_lost();
         let grace_until = if up { 0 } else { self.now + self.config.presence_grace_ms };
         self.people.set_session(index, up, grace_until);
         if !up {
             self.timers.set(grace_until, Timer::Grace(index));
+        } else if was_lost {
+            self.propose_again(turn, index);
         }
+        self.note_notices(notices, told);
         self.people.number(index)
     }
 

@@ -8,6 +8,7 @@ use crate::key::TicketKey;
 use crate::matcher::Matcher;
 use crate::problem::Outcome;
 use crate::queue::{Compiled, Obstacle, State, distance};
+use crate::ticket::SERVER_LOST;
 use crate::turn::Turn;
 
 /// Candidates that are shown.
@@ -41,7 +42,12 @@ impl Matcher {
         }
         if let Some(until) = self.queues.held_until(index) {
             let left = until.saturating_sub(self.clock.max(self.now));
-            let why = format!("the mode's policy did not take its match; it searches again in {left} ms");
+            let why = match &*ticket.reason {
+                reason if reason == SERVER_LOST.as_bytes() => {
+                    "the server of a player is lost; it searches again when that is back".to_owned()
+                }
+                _ => format!("the mode's policy did not take its match; it searches again in {left} ms"),
+            };
             write_bytes(turn.answer, 2, why.as_bytes());
             return Ok(());
         }

@@ -2,3 +2,5 @@
 
 mod service;
 mod states;
+
+pub(crate) use states::SERVER_LOST;

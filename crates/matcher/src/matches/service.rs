@@ -1,12 +1,14 @@
 //! Matches are proposed, answered and broken.
 
+use std::collections::BTreeSet;
+
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested, write_u64};
 
 use super::{GAVE_UP, Match, Placement, Players, Stage};
 use crate::id::Id;
 use crate::info::{check_id, text};
-use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, TicketKey};
+use crate::key::{BackfillKey, MatchKey, PlayerKey, QueueKey, ServerKey, TicketKey};
 use crate::matcher::{FORGOTTEN_PER_INPUT, Matcher, fan_out};
 use crate::problem::{Outcome, Problem, not_found};
 use crate::queue::{
@@ -41,7 +43,8 @@ impl Matcher {
     }
 
     /// Asks the players of a filling, or places it. Its match and until when its seats are held, if
-    /// it is ready.
+    /// it is ready. Where players would not hear the question, their tickets are held back and the
+    /// others search on.
     fn propose(
         &mut self,
         turn: &mut Turn<'_>,
@@ -50,9 +53,19 @@ impl Matcher {
         filling: Filling,
         backfill: Option<BackfillKey>,
     ) -> Option<(MatchKey, u64)> {
+        let asks = compiled.set.accept.required;
+        if asks && filling.sides.iter().flatten().any(|ticket| self.is_deaf(*ticket)) {
+            for ticket in filling.sides.into_iter().flatten() {
+                if self.is_deaf(ticket) {
+                    self.hold_deaf(ticket);
+                } else {
+                    self.enter_pool(ticket);
+                }
+            }
+            return None;
+        }
         let index = self.matches.next_key();
         let id = self.new_id(index.index());
-        let asks = compiled.set.accept.required;
         let deadline = self.now + compiled.set.accept.timeout_s * 1_000;
         let Filling { sides, level, quality, region } = filling;
         self.queues.propose(queue, &sides, (id, region), asks);
@@ -64,7 +77,7 @@ impl Matcher {
         self.matches.propose(Match::new(id, queue, sides, how, backfill, deadline, shared));
         if asks {
             self.timers.set(deadline, Timer::Proposal(id));
-            self.tell_proposed(turn, index, compiled.set.accept.reveal);
+            self.tell_proposed(turn, index, compiled.set.accept.reveal, None);
             return None;
         }
         match self.place(turn, index, compiled) {
@@ -128,7 +141,25 @@ impl Matcher {
         }
     }
 
-    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool) {
+    /// A lost server is back: its players are asked again to accept the matches that wait for them.
+    pub(crate) fn propose_again(&mut self, turn: &mut Turn<'_>, server: ServerKey) {
+        if !self.queues.has_proposed() {
+            return;
+        }
+        let players = self.people.players_of(server);
+        let tickets = players.flat_map(|player| self.people[player].tickets().iter().copied());
+        let proposed = tickets.filter(|ticket| self.queues[*ticket].state == State::Proposed);
+        let found =
+            proposed.filter_map(|ticket| self.queues[ticket].matched.and_then(|id| self.match_of(id)));
+        let found: BTreeSet<MatchKey> = found.collect();
+        for index in found {
+            let reveal = self.queues[self.matches[index].queue()].rules().set.accept.reveal;
+            self.tell_proposed(turn, index, reveal, Some(server));
+        }
+    }
+
+    /// Asks the players of a match to accept it: all of them, or those of one server.
+    fn tell_proposed(&mut self, turn: &mut Turn<'_>, index: MatchKey, reveal: bool, to: Option<ServerKey>) {
         let players = self.players_of_match(index);
         let found = &self.matches[index];
         for ticket in found.tickets() {
@@ -145,6 +176,7 @@ impl Matcher {
                 }
             });
             let own = self.queues[ticket].players.iter().filter_map(|player| player.player);
+            let own = own.filter(|player| to.is_none_or(|server| self.people[*player].server() == server));
             fan_out(&self.people, own, &event, 0, turn.notices);
             self.scratch.event = event;
         }
@@ -238,7 +270,8 @@ impl Matcher {
         }
     }
 
-    /// The deadline of a proposal: who said yes searches on, the others as configured.
+    /// The deadline of a proposal: who said yes searches on, and who could not answer because its
+    /// server is lost; the others as configured.
     ///
     /// `was_deaf`: the matcher took no answers when the time ran out, because it stood still or had
     /// lost the lease on its area. No player is counted as having declined then, as after a
@@ -255,7 +288,7 @@ impl Matcher {
         for ticket in self.break_match(turn, index, "no_answer") {
             let mut players = self.queues[ticket].players.iter().filter_map(|player| player.player);
             let all = players.all(|player| accepted.contains(&player));
-            if all || requeue {
+            if all || requeue || self.is_deaf(ticket) {
                 self.return_ticket(turn, ticket);
             } else {
                 self.end_ticket(turn, ticket, State::Cancelled, "no_answer");
@@ -312,7 +345,7 @@ impl Matcher {
 
     fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         self.queues.unmatch(ticket);
-        self.go_on(turn, ticket);
+        self.search_or_hold(turn, ticket);
     }
 
     /// The match of a ticket got no place, by `reason`: the ticket is held back for a while, so

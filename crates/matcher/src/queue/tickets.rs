@@ -63,6 +63,11 @@ impl Queues {
         self.live
     }
 
+    /// Returns whether players of any ticket are asked to accept a match.
+    pub(crate) fn has_proposed(&self) -> bool {
+        self.list.iter().any(|(_, queue)| queue.proposed > 0)
+    }
+
     /// Tickets that have ended and are still readable.
     pub(crate) fn ended(&self) -> usize {
         self.ended.len as usize
@@ -98,7 +103,8 @@ impl Queues {
         of_queue.map(|(key, _)| key).filter(|key| self.is_held(*key)).collect()
     }
 
-    /// Returns whether a ticket searches later, because a policy has refused its match.
+    /// Returns whether a ticket searches later: its match got no place, or a server of its players
+    /// is lost.
     fn is_held(&self, key: TicketKey) -> bool {
         let ticket = &self.tickets[key];
         let has_place = ticket.state != State::Searching || ticket.place().is_some();
@@ -117,7 +123,13 @@ impl Queues {
         let ticket = &mut self.tickets[key];
         let time = (HELD_MS[0] << ticket.refusals.min(16)).min(HELD_MS[1]);
         ticket.refusals = ticket.refusals.saturating_add(1);
-        let at = (now + time).min(ticket.expires);
+        self.hold_until(key, now + time);
+    }
+
+    /// A ticket that is in no pool searches again at a time, or ends if it expires before.
+    pub(crate) fn hold_until(&mut self, key: TicketKey, at: u64) {
+        let ticket = &self.tickets[key];
+        let at = at.min(ticket.expires);
         let queue = &mut self.list[ticket.queue];
         queue.held += 1;
         queue.due.enter(&mut self.waiting, ticket.queue, key, at);

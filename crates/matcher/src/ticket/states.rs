@@ -7,6 +7,11 @@ use crate::matcher::{Matcher, fan_out};
 use crate::queue::{Compiled, OnMemberLost, PlayerInput, State, parse_players};
 use crate::turn::Turn;
 
+/// Reason of a ticket that is held back because a server of its players is lost.
+pub(crate) const SERVER_LOST: &str = "server_lost";
+/// Time after which it is looked at again.
+const DEAF_MS: u64 = 1_000;
+
 impl Matcher {
     pub(crate) fn write_ticket(&self, index: TicketKey, out: &mut Vec<u8>) {
         let ticket = &self.queues[index];
@@ -73,6 +78,31 @@ impl Matcher {
         }
     }
 
+    /// A ticket searches on, once all of its players can hear of a proposal.
+    pub(crate) fn search_or_hold(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
+        if self.is_deaf(index) {
+            self.hold_deaf(index);
+        } else {
+            self.go_on(turn, index);
+        }
+    }
+
+    /// Returns whether a player of a ticket would not hear of a proposal, because its server is
+    /// lost. Queues that ask nobody match such tickets: their seats are kept.
+    pub(crate) fn is_deaf(&self, index: TicketKey) -> bool {
+        let ticket = &self.queues[index];
+        let mut players = ticket.players.iter().filter_map(|own| own.player);
+        self.queues[ticket.queue].rules().set.accept.required
+            && players.any(|player| self.people[self.people[player].server()].is_lost())
+    }
+
+    /// Holds a ticket back that has left its pool, until its players can hear of a proposal again.
+    pub(crate) fn hold_deaf(&mut self, index: TicketKey) {
+        self.queues.change_ticket(index, State::Searching, SERVER_LOST);
+        self.queues.hold_until(index, self.now + DEAF_MS);
+        self.schedule(self.queues[index].queue);
+    }
+
     /// A ticket's waiting time has reached a level or its end, or it was held back until now.
     pub(crate) fn ticket_is_due(
         &mut self,
@@ -83,7 +113,7 @@ impl Matcher {
     ) {
         if self.queues.held_until(index).is_some() && at < self.queues[index].expires {
             self.queues.release(index);
-            return self.go_on(turn, index);
+            return self.search_or_hold(turn, index);
         }
         if !self.queues.relax(index, at, compiled) {
             self.queues.count(self.queues[index].queue, |figures| &mut figures.timed_out);

@@ -249,18 +249,88 @@ fn a_lost_server_cancels_its_tickets_and_a_restart_blames_nobody() {
     world.session("s1", true);
     let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
     world.pass(250);
-    let bytes = world.matcher.snapshot();
-    let again = throng_matcher::Matcher::restore(&bytes).unwrap();
-    assert_eq!(again.digest(), world.matcher.digest());
-    world.matcher = again;
-    world.recover();
+    restart(&mut world);
     assert_eq!(world.get_ticket(&a).status, "searching");
     world.pass(250);
-    assert_eq!(world.get_ticket(&a).status, "proposed", "they meet again");
+    for ticket in [&a, &b] {
+        assert_eq!(world.get_ticket(ticket).status, "searching", "a player would not hear the question");
+    }
     world.pass(9_751);
     let a = world.get_ticket(&a);
     assert_eq!((a.status.as_str(), a.reason.as_str()), ("cancelled", "disconnected"));
     assert_eq!(world.get_ticket(&b).status, "searching");
+    assert_eq!(world.take_kind(Event::MATCH_PROPOSED).len(), 2, "before the restart");
+}
+
+/// A crash, and a start from the state before it.
+fn restart(world: &mut World) {
+    let again = throng_matcher::Matcher::restore(&world.matcher.snapshot()).unwrap();
+    assert_eq!(again.digest(), world.matcher.digest());
+    world.matcher = again;
+    world.recover();
+}
+
+#[test]
+fn players_are_asked_after_a_restart_once_their_servers_are_back() {
+    let mut world = duel_with(ACCEPT);
+    world.session("s1", true);
+    world.session("s2", true);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    // Those who can hear meet each other, although the nearest cannot.
+    let (c, d) = (world.solo("s3", "duel", "c", 1.0), world.solo("s3", "duel", "d", 1.0));
+    world.pass(250);
+    restart(&mut world);
+    world.take_heard();
+    world.session("s1", true);
+    world.pass(2_000);
+    let statuses = [&a, &b, &c, &d].map(|ticket| world.get_ticket(ticket).status);
+    assert_eq!(statuses.iter().filter(|status| *status == "proposed").count(), 2, "{statuses:?}");
+    assert_eq!(world.get_ticket(&b).reason, "server_lost");
+    let explained = world.ok("", Method::EXPLAIN_TICKET, Writer::new().str(1, &b));
+    assert!(String::from_utf8_lossy(&explained).contains("the server of a player is lost"));
+    assert!(world.take_kind(Event::MATCH_PROPOSED).iter().all(|heard| heard.server != "s2"));
+    world.session("s2", true);
+    world.pass(1_250);
+    let statuses = [&a, &b, &c, &d].map(|ticket| world.get_ticket(ticket).status);
+    assert_eq!(statuses, ["proposed"; 4]);
+    let asked = world.take_kind(Event::MATCH_PROPOSED);
+    let asked = asked.iter().find(|heard| heard.server == "s2").expect("b is asked");
+    assert!(asked.u64(2) >= world.now + 13_000, "it has the whole time to answer");
+}
+
+#[test]
+fn who_was_asked_while_its_server_was_lost_is_asked_again_and_not_blamed() {
+    let mut world = duel_with(ACCEPT);
+    world.session("s1", true);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.pass(250);
+    let first = world.take_kind(Event::MATCH_PROPOSED);
+    world.session("s1", false);
+    world.pass(9_000);
+    world.session("s1", true);
+    let again = world.take_kind(Event::MATCH_PROPOSED);
+    assert_eq!(again, first.into_iter().filter(|heard| heard.server == "s1").collect::<Vec<_>>());
+    world.session("s1", false);
+    world.pass(6_000);
+    assert_eq!(world.get_ticket(&a).status, "searching", "it could not answer");
+    assert_eq!(world.get_ticket(&b).status, "cancelled");
+    world.solo("s2", "duel", "c", 0.0);
+    world.pass(2_000);
+    assert_eq!(world.get_ticket(&a).status, "searching");
+    world.session("s1", true);
+    world.pass(1_250);
+    assert_eq!(world.get_ticket(&a).status, "proposed");
+}
+
+/// Seats are kept, and a server that comes back finds them.
+#[test]
+fn a_queue_that_asks_nobody_matches_players_of_lost_servers() {
+    let mut world = duel();
+    world.session("s1", true);
+    let (a, b) = (world.solo("s1", "duel", "a", 0.0), world.solo("s2", "duel", "b", 0.0));
+    world.session("s1", false);
+    world.pass(250);
+    assert_eq!([a, b].map(|ticket| world.get_ticket(&ticket).status), ["matched"; 2]);
 }
 
 #[test]

@@ -92,6 +92,17 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         }
     }
 
+    /// Returns whether the matcher has a team.
+    fn has_team(&self, team: &str) -> impl Future<Output = Result<bool, CallError>> + Send {
+        async move {
+            match self.call(Method::GET_TEAM_INFO, Writer::new().str(1, team)).await {
+                Ok(_) => Ok(true),
+                Err(CallError::Refused { status: Status::NotFound, .. }) => Ok(false),
+                Err(error) => Err(error),
+            }
+        }
+    }
+
     /// Returns a ticket, encoded; `None` if the matcher does not know it.
     fn ticket(&self, ticket: &str) -> impl Future<Output = Result<Option<Vec<u8>>, CallError>> + Send {
         async move {

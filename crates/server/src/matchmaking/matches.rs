@@ -1,6 +1,6 @@
 //! Which players of this gateway are in which match, and the channel of each.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use throng_client::{ChannelId, ChannelType, CreateChannel, SubscribeOptions};
@@ -10,6 +10,9 @@ use tokio::time::Instant;
 /// kept.
 const DESERTED: Duration = Duration::from_secs(3_600);
 
+/// Time for which a player who is not here keeps its team after its match with a world of its own.
+const RETURN: Duration = Duration::from_secs(300);
+
 /// The matches that players of this gateway are in, and the rooms that may become some.
 #[derive(Default)]
 pub(crate) struct Matches {
@@ -18,6 +21,9 @@ pub(crate) struct Matches {
     channels: BTreeMap<ChannelId, String>,
     /// Time when matches are given up whose players have not come.
     deadlines: BTreeSet<(Instant, String)>,
+    /// Players who were not here when their match with a world of its own ended, and when their
+    /// teams are looked at.
+    away: VecDeque<(Instant, String)>,
 }
 
 #[derive(Default)]
@@ -110,6 +116,30 @@ impl Matches {
     pub(crate) fn joined(&self) -> impl Iterator<Item = (&String, &BTreeSet<String>)> {
         let joined = self.rooms.iter().filter(|(_, found)| !found.is_closed);
         joined.map(|(room, found)| (room, &found.members))
+    }
+
+    /// Players who are not here have left a match with a world of its own, and may come back from
+    /// it.
+    pub(crate) fn await_return(&mut self, players: Vec<String>, now: Instant) {
+        self.away.extend(players.into_iter().map(|player| (now + RETURN, player)));
+    }
+
+    /// Players who may come back.
+    pub(crate) fn away(&self) -> impl Iterator<Item = &str> {
+        self.away.iter().map(|(_, player)| &**player)
+    }
+
+    /// Time when the next player should have come back.
+    pub(crate) fn next_return(&self) -> Option<Instant> {
+        self.away.front().map(|(until, _)| *until)
+    }
+
+    /// Takes the players who should have come back by now, except those who are in another match
+    /// with a world of its own.
+    pub(crate) fn take_away(&mut self, now: Instant) -> Vec<String> {
+        let due = self.away.iter().take_while(|(until, _)| *until <= now).count();
+        let due: Vec<String> = self.away.drain(..due).map(|(_, player)| player).collect();
+        due.into_iter().filter(|player| !self.is_in_world(player)).collect()
     }
 
     /// The world of all channels has ended. Matches with worlds of their own go on.
@@ -354,6 +384,19 @@ mod tests {
         assert!(matches.take_empty().is_empty() && matches.rooms.is_empty());
         matches.join_world("q", "duel-2", names(&["a"]));
         assert_eq!((matches.close_room("q"), matches.close_room("q")), (Some("duel-2".to_owned()), None));
+    }
+
+    #[test]
+    fn players_who_do_not_come_back_from_the_world_of_a_match_are_given_up_after_five_minutes() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut matches = Matches::default();
+        matches.await_return(names(&["a", "b"]), at(0));
+        matches.await_return(names(&["c"]), at(10));
+        assert_eq!((matches.take_away(at(299)), matches.next_return()), (Vec::new(), Some(at(300))));
+        matches.join_world("r", "duel-1", names(&["b"]));
+        assert_eq!((matches.take_away(at(300)), matches.next_return()), (names(&["a"]), Some(at(310))));
+        assert_eq!((matches.take_away(at(400)), matches.next_return()), (names(&["c"]), None));
     }
 
     #[test]

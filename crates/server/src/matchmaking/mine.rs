@@ -25,6 +25,8 @@ pub(super) struct Mine {
     pub(super) waiting: Vec<(String, Vec<String>)>,
     /// Rooms with players who are not in them any more, and why.
     pub(super) left: Vec<(String, String, &'static str)>,
+    /// The same of teams.
+    pub(super) left_teams: Vec<(String, String, &'static str)>,
     /// Tickets that have ended, encoded.
     pub(super) ended: Vec<(String, Vec<u8>)>,
     /// Notices of matches that are ready, to one player each, with the ticket that led there.
@@ -39,6 +41,8 @@ pub(super) struct Known {
     pub(super) hosted: BTreeSet<(String, String)>,
     /// Rooms with the members among its players.
     pub(super) rooms: BTreeMap<String, BTreeSet<String>>,
+    /// Teams with the members among its players.
+    pub(super) teams: BTreeMap<String, BTreeSet<String>>,
     /// Tickets by which its players wait.
     pub(super) tickets: BTreeSet<String>,
 }
@@ -62,7 +66,7 @@ pub(super) async fn read_mine<A: Area>(
         }
     }
     let Listed { rooms, teams, tickets, matches } = matcher.mine().await?;
-    let (mut left, mut ended, mut ready) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut left, mut left_teams, mut ended, mut ready) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (room, members) in &known.rooms {
         let listed = rooms.iter().find(|listed| listed.id == *room);
         let why = match listed {
@@ -71,6 +75,16 @@ pub(super) async fn read_mine<A: Area>(
         };
         let away = members.iter().filter(|member| listed.is_none_or(|room| !has_place(room, member)));
         left.extend(away.map(|member| (room.clone(), member.clone(), why)));
+    }
+    for (team, members) in &known.teams {
+        let listed = teams.iter().find(|listed| listed.id == *team);
+        let mut away = members.clone();
+        for role in listed.iter().flat_map(|team| &team.roles) {
+            away.remove(&role.id);
+        }
+        let has_team = away.is_empty() || listed.is_some() || matcher.has_team(team).await?;
+        let why = if has_team { "disconnected" } else { "deleted" };
+        left_teams.extend(away.into_iter().map(|member| (team.clone(), member, why)));
     }
     for ticket in &known.tickets {
         if let Some(shown) = tickets.get(ticket) {
@@ -98,7 +112,7 @@ pub(super) async fn read_mine<A: Area>(
     let teams = teams.into_iter().map(|team| (team.id, own(&team.roles))).collect();
     let waiting = tickets.into_iter().filter_map(|(id, shown)| Some((id, waiting_in(&shown, &known.srv)?)));
     let waiting = waiting.collect();
-    Ok(Mine { rooms, teams, waiting, assigning, hosted, left, ended, ready })
+    Ok(Mine { rooms, teams, waiting, assigning, hosted, left, left_teams, ended, ready })
 }
 
 /// Returns whether a player is a member of a room, or has a seat in it. Of a room that is shown in
@@ -126,6 +140,12 @@ fn waiting_in(ticket: &[u8], srv: &str) -> Option<Vec<String>> {
 pub(super) fn left_room(room: &str, player: &str, why: &str) -> Notice {
     let body = Writer::new().str(2, player).str(20, room).str(22, why).into_bytes();
     Notice { roles: vec![player.to_owned()], kind: Kind::ROLE_LEAVE_ROOM, body: body.into() }
+}
+
+/// The notice that a player has left a team.
+pub(super) fn left_team(team: &str, player: &str, why: &str) -> Notice {
+    let body = Writer::new().str(1, player).str(20, team).str(22, why).into_bytes();
+    Notice { roles: vec![player.to_owned()], kind: Kind::LEAVE_TEAM, body: body.into() }
 }
 
 /// The notices to the players of a ticket that its match is ready; none if it is not matched.

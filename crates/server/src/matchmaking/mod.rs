@@ -48,7 +48,7 @@ use tokio::time::Instant;
 
 use area::{Area, AreaNotices, RETRY, Remote, persist};
 use matches::Matches;
-use mine::{Known, Mine, left_room, place_of, read_mine};
+use mine::{Known, Mine, left_room, left_team, place_of, read_mine};
 use plan::{Plan, Target};
 
 pub(crate) use plan::{check_files, is_wanted, matcher_endpoints, plan};
@@ -70,6 +70,8 @@ const ALONE_AT_FIRST: Duration = Duration::from_secs(3);
 const ALONE_AGAIN: Duration = Duration::from_secs(15);
 /// Broadcast value of a message to all of a channel but its owner, which is the link.
 const TO_MEMBERS: u32 = 8;
+/// Field of a notification about a team: its id.
+const TEAM: u32 = 20;
 /// Fields of the notification that a match is ready: match, data, and the class of its world.
 const MATCH: u32 = 1;
 const DATA: u32 = 11;
@@ -119,6 +121,7 @@ struct Hosted {
 
 struct Player {
     at: PlayerLocation,
+    team: Option<String>,
     tickets: BTreeSet<String>,
 }
 
@@ -250,6 +253,7 @@ impl<A: Area> Link<A> {
                     self.matches.end_waits(Instant::now());
                     self.close_empty();
                 }
+                () = reach(self.matches.next_return()) => self.leave_teams(),
                 () = reach(self.claimed_at()) => {
                     self.claim = Claim::Sole;
                     self.refetch();
@@ -298,7 +302,7 @@ impl<A: Area> Link<A> {
     fn ask(&mut self, name: &str, at: PlayerLocation, stub: u32, request: &[u8], slot: OwnedSemaphorePermit) {
         self.take_over(name, at);
         let player = self.players.entry(name.to_owned());
-        player.or_insert_with(|| Player { at, tickets: BTreeSet::new() });
+        player.or_insert_with(|| Player { at, team: None, tickets: BTreeSet::new() });
         let request = MatchmakingRequest::parse(request);
         let method = request.as_ref().map_or(0, |request| request.method);
         let body = request.and_then(|request| requests::in_the_name_of(name, &request));
@@ -395,10 +399,40 @@ impl<A: Area> Link<A> {
         self.open(room);
     }
 
+    /// Players of this gateway are in a team.
+    fn join_team(&mut self, team: &str, roles: &[String]) {
+        for role in roles {
+            if let Some(player) = self.players.get_mut(role) {
+                player.team = Some(team.to_owned());
+            }
+        }
+    }
+
+    /// Returns whether a player is in a team, as far as is known here.
+    fn is_in_team(&self, team: &str, player: &str) -> bool {
+        self.players.get(player).is_some_and(|player| player.team.as_deref() == Some(team))
+    }
+
     /// Returns the roles whose players are gone.
     fn gone(&self, roles: Vec<String>) -> Vec<String> {
         let is_gone = |role: &String| self.claim == Claim::Sole && !self.players.contains_key(role);
         roles.into_iter().filter(is_gone).collect()
+    }
+
+    /// Players have left a match with a world of its own. Those who are not here have some time to
+    /// come back to their teams.
+    fn await_return(&mut self, players: Vec<String>) {
+        let away = players.into_iter().filter(|player| !self.players.contains_key(player)).collect();
+        self.matches.await_return(away, Instant::now());
+    }
+
+    /// Has players who did not come back from the world of a match leave their teams.
+    fn leave_teams(&mut self) {
+        let away = self.matches.take_away(Instant::now());
+        for player in self.gone(away) {
+            let matcher = self.matcher.clone();
+            tokio::spawn(async move { persist(RETRY, || matcher.leave_own_team(&player)).await });
+        }
     }
 
     /// Has players who are gone leave a room.
@@ -427,6 +461,14 @@ impl<A: Area> Link<A> {
             }
         }
         match notice.kind {
+            Kind::JOIN_TEAM => self.join_team(notice.text(TEAM), &notice.roles),
+            Kind::LEAVE_TEAM => {
+                if self.is_in_team(notice.text(TEAM), notice.text(1))
+                    && let Some(player) = self.players.get_mut(notice.text(1))
+                {
+                    player.team = None;
+                }
+            }
             Kind::ROLES_JOIN_ROOM => {
                 let shown = notice.room().unwrap_or_default();
                 let joined = notice.texts(2).map(str::to_owned);
@@ -441,9 +483,17 @@ impl<A: Area> Link<A> {
                     self.close_world(world);
                 }
             }
-            Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => self.leave(&room, notice.text(2)),
+            Kind::ROLE_LEAVE_ROOM if notice.text(22) != "room_deleted" => {
+                if self.matches.has_world(&room) {
+                    self.await_return(vec![notice.text(2).to_owned()]);
+                }
+                self.leave(&room, notice.text(2));
+            }
             // The room is gone. A match with a channel continues, one with a world has ended.
             Kind::ROLE_LEAVE_ROOM => {
+                if self.matches.has_world(&room) {
+                    self.await_return(self.matches.members(&room));
+                }
                 if let Some(world) = self.matches.close_room(&room) {
                     self.close_world(world);
                 }
@@ -612,7 +662,13 @@ impl<A: Area> Link<A> {
         let rooms = self.matches.joined().filter(|(_, members)| !members.is_empty());
         let rooms = rooms.map(|(room, members)| (room.clone(), members.clone())).collect();
         let tickets = self.players.values().flat_map(|player| &player.tickets).cloned().collect();
-        let known = Known { srv: self.srv.clone(), hosted, rooms, tickets };
+        let mut teams = BTreeMap::<String, BTreeSet<String>>::new();
+        for (name, player) in &self.players {
+            if let Some(team) = &player.team {
+                teams.entry(team.clone()).or_default().insert(name.clone());
+            }
+        }
+        let known = Known { srv: self.srv.clone(), hosted, rooms, teams, tickets };
         self.refetching = JoinSet::new();
         self.refetching.spawn(async move {
             if let Ok(mine) = persist(RETRY, || read_mine(&matcher, &process, &known)).await {
@@ -684,8 +740,8 @@ impl<A: Area> Link<A> {
                     None => {}
                 }
             }
-            Done::Mine(Mine { rooms, teams, waiting, assigning, hosted, left, ended, ready }) => {
-                for notice in self.missed(left, ended, ready) {
+            Done::Mine(Mine { rooms, teams, waiting, assigning, hosted, left, left_teams, ended, ready }) => {
+                for notice in self.missed(left, left_teams, ended, ready) {
                     self.hear_matcher(notice);
                 }
                 for (ticket, roles) in waiting {
@@ -694,10 +750,11 @@ impl<A: Area> Link<A> {
                     }
                 }
                 let in_worlds = rooms.iter().filter(|room| room.data.contains_key("World"));
-                let in_worlds: BTreeSet<&str> =
-                    in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id).collect();
+                let in_worlds = in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id);
+                teams.iter().for_each(|(team, roles)| self.join_team(team, roles));
+                let may_return: BTreeSet<&str> = in_worlds.chain(self.matches.away()).collect();
                 for (team, roles) in teams {
-                    for role in self.gone(roles).into_iter().filter(|role| !in_worlds.contains(&**role)) {
+                    for role in self.gone(roles).into_iter().filter(|role| !may_return.contains(&**role)) {
                         let (matcher, team) = (self.matcher.clone(), team.clone());
                         tokio::spawn(async move { matcher.leave_team(&role, &team).await.map(drop) });
                     }
@@ -736,11 +793,14 @@ impl<A: Area> Link<A> {
     fn missed(
         &self,
         left: Vec<(String, String, &'static str)>,
+        left_teams: Vec<(String, String, &'static str)>,
         ended: Vec<(String, Vec<u8>)>,
         ready: Vec<(String, Notice)>,
     ) -> Vec<Notice> {
         let left = left.into_iter().filter(|(room, player, _)| self.matches.is_member(room, player));
         let left = left.map(|(room, player, why)| left_room(&room, &player, why));
+        let left_teams = left_teams.into_iter().filter(|(team, player, _)| self.is_in_team(team, player));
+        let left_teams = left_teams.map(|(team, player, why)| left_team(&team, &player, why));
         let ended = ended.into_iter().map(|(ticket, shown)| {
             let waits = |(_, player): &(&String, &Player)| player.tickets.contains(&ticket);
             let roles = self.players.iter().filter(waits).map(|(name, _)| name.clone()).collect();
@@ -754,7 +814,7 @@ impl<A: Area> Link<A> {
         let ready =
             ready.into_iter().filter(|(ticket, notice)| notice.roles.iter().all(|role| waits(role, ticket)));
         let ended = ended.filter(|notice| !notice.roles.is_empty());
-        left.chain(ended).chain(ready.map(|(_, notice)| notice)).collect()
+        left.chain(left_teams).chain(ended).chain(ready.map(|(_, notice)| notice)).collect()
     }
 
     /// Takes up the world of a match that an earlier life of this link has opened. The addresses of

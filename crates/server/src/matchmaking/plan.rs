@@ -46,6 +46,9 @@ pub(crate) fn matcher_endpoints(settings: &Settings) -> Result<Vec<Endpoint>, St
         "own" => Ok(Vec::new()),
         others => {
             let endpoint = |text: &str| match text.trim().parse::<Endpoint>() {
+                _ if text.trim() == "own" => {
+                    Err("`own` stands alone; a list has the addresses of other matchers only".to_owned())
+                }
                 Ok(endpoint) if endpoint.is_encrypted() => {
                     Err("TLS connections to the matcher are not supported".to_owned())
                 }
@@ -143,6 +146,16 @@ pub(crate) fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn own_stands_alone_in_the_list_of_matchers() {
+        for list in ["own,10.0.0.2:11290", "10.0.0.1:11290, own"] {
+            let mut settings = crate::config::Loader::new().load().expect("the defaults").settings;
+            settings.matchmaking.matcher = list.to_owned();
+            let why = matcher_endpoints(&settings).err();
+            assert!(why.as_ref().is_some_and(|why| why.contains("`own` stands alone")), "{list}: {why:?}");
+        }
+    }
 
     #[test]
     fn every_node_of_a_cluster_has_a_name_of_its_own_at_the_matcher() {

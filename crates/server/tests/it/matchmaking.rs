@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use throng_client::{
     CallError, ChannelId, Client, Endpoint, Event, Events, MatchWorld, Matcher, MatcherConfig,
-    MatchmakingEvent, MatchmakingRequest, Notification, RequestError, Role, SessionConfig,
+    MatchmakingEvent, MatchmakingRequest, Notices, Notification, RequestError, Role, SessionConfig,
 };
 use throng_server::config::Loader;
 use throng_server::{Running, Service};
@@ -358,6 +358,13 @@ async fn matched(world: &World, class: &str) -> (Player, Player, MatchWorld, Mat
     (ann, bob, anns, bobs, room)
 }
 
+/// Waits until something is so of which the process sends no event, and lets other tasks go on.
+async fn until(mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Clients in a world or in all of a class, as `/metrics` says.
 fn clients_in(world: &World, series: &str) -> u64 {
     let metrics = world.running.metrics();
@@ -376,9 +383,9 @@ fn players_of_any_world_go_to_the_world_of_their_match_and_keep_their_places() {
         // They leave for good, and are in the match all the same.
         ann.client.close().await;
         bob.client.close().await;
-        while clients_in(&world, "throng_world_clients{world=\"main\"}") > 0
-            || clients_in(&world, "throng_world_clients{world=\"hall\"}") > 0
-        {}
+        for series in ["throng_world_clients{world=\"main\"}", "throng_world_clients{world=\"hall\"}"] {
+            until(|| clients_in(&world, series) == 0).await;
+        }
         let mut players = Vec::new();
         for (name, found) in [("ann", &anns), ("bob", &bobs)] {
             let endpoint: Endpoint = found.address.parse().unwrap();
@@ -394,7 +401,7 @@ fn players_of_any_world_go_to_the_world_of_their_match_and_keep_their_places() {
         assert_eq!(director.room(&room).await.unwrap().members, 2);
         // The world ends with the room.
         director.delete_room(&room).await.unwrap();
-        while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
+        until(|| clients_in(&world, "throng_class_clients{class=\"duel\"}") == 0).await;
     });
 }
 
@@ -433,7 +440,7 @@ fn players_who_fill_a_room_of_a_mode_get_a_world_and_no_channel() {
         let director = world.matcher().await;
         assert_eq!(director.room(&room).await.unwrap().members, 2);
         director.delete_room(&room).await.unwrap();
-        while clients_in(&world, "throng_class_clients{class=\"duel\"}") > 0 {}
+        until(|| clients_in(&world, "throng_class_clients{class=\"duel\"}") == 0).await;
     });
 }
 
@@ -472,7 +479,7 @@ fn players_of_a_game_server_have_a_world_as_long_as_their_room_and_the_room_as_l
                 _ => {}
             }
             while director.room(&room).await.is_ok_and(|room| !room.is_deleting) {}
-            while opened(class) > 0 {}
+            until(|| opened(class) == 0).await;
         }
     });
 }
@@ -481,140 +488,6 @@ fn start(flags: &[(&str, &str)]) -> Running {
     let loader = Loader::new().text("throng.toml", WORLDS).flag("t", "http.addr", "");
     let loader = flags.iter().fold(loader, |loader, (key, value)| loader.flag("t", *key, *value));
     throng_server::start(loader.load().unwrap()).unwrap()
-}
-
-#[test]
-fn players_hear_of_the_places_that_a_matcher_lost() {
-    let data = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        std::fs::write(data.path().join(name), text).unwrap();
-        data.path().join(name).to_str().unwrap().to_owned()
-    };
-    let (rules, tokens) = (file("modes.toml", RULES), file("tokens", "operator admin\ngateway server"));
-    let (token, socket) = (file("token", "gateway"), data.path().join("matcher.sock"));
-    let socket = socket.to_str().unwrap();
-    let matcher = || {
-        start(&[
-            ("server.only", "matcher"),
-            ("server.data", data.path().join("m").to_str().unwrap()),
-            ("matcher.unix_path", socket),
-            ("matcher.tokens_file", &tokens),
-            ("matcher.durability", "none"),
-            ("matcher.rules", &rules),
-        ])
-    };
-    let first = matcher();
-    let gateway = start(&[
-        ("server.only", "gateway"),
-        ("server.data", data.path().join("g").to_str().unwrap()),
-        ("gateway.dev", "true"),
-        ("gateway.servers.addr", "127.0.0.1:0"),
-        ("gateway.clients.addr", "127.0.0.1:0"),
-        ("gateway.matchmaking.matcher", &format!("unix://{socket}")),
-        ("gateway.matchmaking.token_file", &token),
-    ]);
-    let addr = gateway.address(Service::Clients).unwrap();
-    let played = async {
-        let config = MatcherConfig::new("director").token("operator");
-        let (director, _notices) =
-            Matcher::connect(format!("unix://{socket}").parse().unwrap(), config).await.unwrap();
-        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
-        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
-        while ann.client.join_queue("ranked5").await.is_err() {}
-        bob.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
-        drop(first);
-        let _second = matcher();
-        loop {
-            let MatchmakingEvent::Notice(notice) = ann.next().await else { continue };
-            let shown = Reader::new(&notice.body).unwrap().nested(1).unwrap();
-            if shown.str(8).unwrap() == "cancelled" {
-                assert_eq!((notice.name(), shown.str(10).unwrap()), ("ticketUpdateMsg", "disconnected"));
-                break;
-            }
-        }
-        loop {
-            let MatchmakingEvent::Notice(notice) = bob.next().await else { continue };
-            if notice.name() == "roleLeaveRoomMsg" {
-                assert_eq!((notice.text(2), notice.text(22)), ("bob", "room_deleted"));
-                break;
-            }
-        }
-    };
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
-}
-
-#[test]
-fn players_hear_of_a_match_that_was_ready_while_their_gateway_did_not_reach_the_matcher() {
-    const QUEUE: &str = r#"{
-        "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "director", "assign_timeout_s": 3600,
-        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "seat_ttl_s": 600
-    }"#;
-    let data = tempfile::tempdir().unwrap();
-    let path = |name: &str| data.path().join(name).to_str().unwrap().to_owned();
-    let (tokens, token) = (path("tokens"), path("token"));
-    std::fs::write(&tokens, "operator admin\ngateway server").unwrap();
-    std::fs::write(&token, "gateway").unwrap();
-    let matcher = |socket: &str| {
-        start(&[
-            ("server.only", "matcher"),
-            ("server.data", &path("m")),
-            ("matcher.unix_path", &path(socket)),
-            ("matcher.tokens_file", &tokens),
-            ("matcher.presence_grace_ms", "600000"),
-        ])
-    };
-    let direct = async |socket: &str| {
-        let config = MatcherConfig::new("director").token("operator");
-        let endpoint = format!("unix://{}", path(socket)).parse().unwrap();
-        Matcher::connect(endpoint, config).await.unwrap()
-    };
-    let first = matcher("reached");
-    let gateway = start(&[
-        ("server.only", "gateway"),
-        ("server.data", &path("g")),
-        ("gateway.dev", "true"),
-        ("gateway.servers.addr", "127.0.0.1:0"),
-        ("gateway.clients.addr", "127.0.0.1:0"),
-        ("gateway.matchmaking.matcher", &format!("unix://{}", path("reached"))),
-        ("gateway.matchmaking.token_file", &token),
-    ]);
-    let addr = gateway.address(Service::Clients).unwrap();
-    let played = async {
-        let (director, mut notices) = direct("reached").await;
-        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
-        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
-        for player in &players {
-            while player.client.join_queue("duel").await.is_err() {}
-        }
-        let room = loop {
-            if let Some(Notification::Notice(notice)) = notices.next().await {
-                break notice.room_id().to_owned();
-            }
-        };
-        drop((first, director, notices));
-        let second = matcher("elsewhere");
-        let (director, _notices) = direct("elsewhere").await;
-        director.call(Method::ASSIGN_MATCH, Writer::new().str(1, &room).str(2, "10.0.0.1:7")).await.unwrap();
-        drop((second, director));
-        let _third = matcher("reached");
-        let mut sides = BTreeSet::new();
-        for player in &mut players {
-            loop {
-                let MatchmakingEvent::Notice(notice) = player.next().await else { continue };
-                if notice.name() == "matchReadyMsg" {
-                    assert_eq!((notice.text(4), notice.room_id()), ("10.0.0.1:7", &*room));
-                    sides.insert(notice.text(3).to_owned());
-                    break;
-                }
-            }
-        }
-        assert_eq!(sides, ["blue".to_owned(), "red".to_owned()].into());
-        let (director, _notices) = direct("reached").await;
-        while director.room(&room).await.unwrap().members < 2 {}
-    };
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, played).await.expect("in time") });
 }
 
 /// Matchers on one folder, and a gateway that reaches those at the socket `reached`.
@@ -649,7 +522,12 @@ impl Apart {
     }
 
     fn gateway(&self, folder: &str) -> Running {
+        self.gateway_as("gateway", folder)
+    }
+
+    fn gateway_as(&self, srv: &str, folder: &str) -> Running {
         start(&[
+            ("gateway.matchmaking.srv", srv),
             ("server.only", "gateway"),
             ("server.data", &self.path(folder)),
             ("gateway.dev", "true"),
@@ -661,9 +539,14 @@ impl Apart {
     }
 
     /// A session of a server with every right.
-    async fn session(&self, srv: &str, socket: &str) -> Matcher {
+    async fn connect(&self, srv: &str, socket: &str) -> (Matcher, Notices) {
         let config = MatcherConfig::new(srv).token("operator");
-        Matcher::connect(format!("unix://{}", self.path(socket)).parse().unwrap(), config).await.unwrap().0
+        Matcher::connect(format!("unix://{}", self.path(socket)).parse().unwrap(), config).await.unwrap()
+    }
+
+    /// The same without its notifications.
+    async fn session(&self, srv: &str, socket: &str) -> Matcher {
+        self.connect(srv, socket).await.0
     }
 
     fn run(&self, test: impl Future<Output = ()>) {
@@ -672,15 +555,38 @@ impl Apart {
     }
 }
 
-/// Joins a room as soon as the gateway reaches the matcher.
-async fn in_room(player: &mut Player, mode: &str) -> String {
+/// Asks until the gateway reaches the matcher.
+async fn ask_reached(player: &mut Player, method: u16, body: &Writer) -> bytes::Bytes {
     loop {
-        match player.ask(Method::ROLE_JOIN_RANDOM_ROOM, join(mode)).await {
-            Ok(answer) => return Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned(),
+        match player.ask(method, body.clone()).await {
+            Ok(answer) => return answer,
             Err(CallError::Refused { status: Status::Unavailable | Status::Timeout, .. }) => {}
             Err(other) => panic!("{other}"),
         }
     }
+}
+
+/// Joins a room as soon as the gateway reaches the matcher.
+async fn in_room(player: &mut Player, mode: &str) -> String {
+    id_in(&ask_reached(player, Method::ROLE_JOIN_RANDOM_ROOM, &join(mode)).await)
+}
+
+/// Waits in a queue as soon as the gateway reaches the matcher. Returns the ticket.
+async fn in_queue(player: &mut Player, queue: &str) -> String {
+    id_in(&ask_reached(player, Method::CREATE_TICKET, &Writer::new().str(1, queue)).await)
+}
+
+/// Makes a team of two as soon as the gateway reaches the matcher.
+async fn make_team([leader, member]: [&mut Player; 2]) -> String {
+    let two = Writer::new().nested(2, Writer::new().u64(3, 2 << 1));
+    let team = id_in(&ask_reached(leader, Method::CREATE_TEAM, &two).await);
+    member.ask(Method::JOIN_TEAM, Writer::new().str(2, &team)).await.unwrap();
+    team
+}
+
+/// The id of the room, team or ticket in an answer.
+fn id_in(answer: &[u8]) -> String {
+    Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned()
 }
 
 async fn hears(player: &mut Player, name: &str) -> throng_client::Notice {
@@ -691,6 +597,73 @@ async fn hears(player: &mut Player, name: &str) -> throng_client::Notice {
             return notice;
         }
     }
+}
+
+#[test]
+fn players_hear_of_the_places_that_a_matcher_lost() {
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        in_queue(&mut ann, "ranked5").await;
+        bob.ask(Method::ROLE_JOIN_RANDOM_ROOM, join("ranked")).await.unwrap();
+        drop((first, director));
+        let _second = apart.matcher("empty", "reached");
+        loop {
+            let notice = hears(&mut ann, "ticketUpdateMsg").await;
+            let shown = Reader::new(&notice.body).unwrap().nested(1).unwrap();
+            if shown.str(8).unwrap() == "cancelled" {
+                assert_eq!(shown.str(10).unwrap(), "disconnected");
+                break;
+            }
+        }
+        let left = hears(&mut bob, "roleLeaveRoomMsg").await;
+        assert_eq!((left.text(2), left.text(22)), ("bob", "room_deleted"));
+    });
+}
+
+#[test]
+fn players_hear_of_a_match_that_was_ready_while_their_gateway_did_not_reach_the_matcher() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "assign": "external", "allocator": "director", "assign_timeout_s": 3600,
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}], "seat_ttl_s": 600
+    }"#;
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let (director, mut notices) = apart.connect("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        for player in &mut players {
+            in_queue(player, "duel").await;
+        }
+        let room = loop {
+            if let Some(Notification::Notice(notice)) = notices.next().await {
+                break notice.room_id().to_owned();
+            }
+        };
+        drop((first, director, notices));
+        let second = apart.matcher("m", "elsewhere");
+        let director = apart.session("director", "elsewhere").await;
+        director.call(Method::ASSIGN_MATCH, Writer::new().str(1, &room).str(2, "10.0.0.1:7")).await.unwrap();
+        drop((second, director));
+        let _third = apart.matcher("m", "reached");
+        let mut sides = BTreeSet::new();
+        for player in &mut players {
+            let notice = hears(player, "matchReadyMsg").await;
+            assert_eq!((notice.text(4), notice.room_id()), ("10.0.0.1:7", &*room));
+            sides.insert(notice.text(3).to_owned());
+        }
+        assert_eq!(sides, ["blue".to_owned(), "red".to_owned()].into());
+        let director = apart.session("director", "reached").await;
+        while director.room(&room).await.unwrap().members < 2 {}
+    });
 }
 
 #[test]
@@ -708,8 +681,7 @@ fn members_of_a_match_hear_that_a_matcher_lost_it_although_its_world_ended_first
             hears(player, "matchReadyMsg").await;
         }
         drop(first);
-        let is_open = || gateway.metrics().contains("throng_class_worlds{class=\"brief\"} 1");
-        while is_open() {}
+        until(|| !gateway.metrics().contains("throng_class_worlds{class=\"brief\"} 1")).await;
         let _second = apart.matcher("empty", "reached");
         for player in &mut players {
             assert_eq!(hears(player, "roleLeaveRoomMsg").await.text(2), player.name);
@@ -742,14 +714,77 @@ fn a_player_whose_place_ended_while_the_matcher_was_not_reached_hears_of_it() {
 }
 
 #[test]
+fn players_whose_team_ended_while_the_matcher_was_not_reached_hear_of_it() {
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let mut players = Vec::new();
+        for name in ["ann", "bob", "cat", "dan"] {
+            players.push(Player::connect(addr, name).await);
+        }
+        let [ann, bob, cat, dan] = &mut players[..] else { unreachable!("there are four") };
+        let (deleted, other) = (make_team([ann, bob]).await, make_team([cat, dan]).await);
+        drop(first);
+        let second = apart.matcher("m", "elsewhere");
+        let director = apart.session("director", "elsewhere").await;
+        director.call(Method::DELETE_TEAM, Writer::new().str(1, &deleted)).await.unwrap();
+        let kick = Writer::new().str(1, "dan").str(2, &other).str(3, "cat");
+        director.call(Method::LEAVE_TEAM, kick).await.unwrap();
+        drop((director, second));
+        let _third = apart.matcher("m", "reached");
+        for (player, team, why) in
+            [(ann, &deleted, "deleted"), (bob, &deleted, "deleted"), (dan, &other, "disconnected")]
+        {
+            let left = hears(player, "leaveTeamMsg").await;
+            assert_eq!((left.text(1), left.text(20), left.text(22)), (&*player.name, &**team, why));
+        }
+    });
+}
+
+#[test]
+fn players_whose_match_was_proposed_when_the_matcher_ended_are_asked_again() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "accept": {"required": true, "timeout_s": 600},
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
+    }"#;
+    let apart = Apart::new();
+    let first = apart.matcher("m", "reached");
+    let gateway = apart.gateway("g");
+    let addr = gateway.address(Service::Clients).unwrap();
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        for player in &mut players {
+            in_queue(player, "duel").await;
+        }
+        let mut proposed = String::new();
+        for player in &mut players {
+            proposed = hears(player, "matchProposedMsg").await.text(1).to_owned();
+        }
+        drop((first, director));
+        let _second = apart.matcher("m", "reached");
+        for player in &mut players {
+            let again = hears(player, "matchProposedMsg").await;
+            assert_ne!(again.text(1), proposed, "the former is off");
+            let yes = Writer::new().str(1, again.text(1)).str(2, again.text(4)).u64(4, 1);
+            player.ask(Method::ACCEPT_MATCH, yes).await.unwrap();
+        }
+        for player in &mut players {
+            hears(player, "matchReadyMsg").await;
+        }
+    });
+}
+
+#[test]
 fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_are_gone() {
     let apart = Apart::new();
     let _matcher = apart.matcher("m", "reached");
     apart.run(async {
         let director = apart.session("director", "reached").await;
         director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
-        let id_in =
-            |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
         // Places that a gateway of the same name has left behind.
         let former = apart.session("gateway", "reached").await;
         let ann = || Writer::new().str(1, "ann");
@@ -759,7 +794,10 @@ fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_a
         let ticket = Writer::new().str(1, "ranked5").nested(2, ann());
         let ticket = id_in(&former.call(Method::CREATE_TICKET, ticket).await.unwrap());
         drop(former);
-        let _gateway = apart.gateway("g");
+        let gateway = apart.gateway("g");
+        // A player who comes before the gateway is sure that it alone has its name.
+        let mut dan = Player::connect(gateway.address(Service::Clients).unwrap(), "dan").await;
+        let waits = in_queue(&mut dan, "ranked5").await;
         let status = async |method, id: &str| match director.call(method, Writer::new().str(1, id)).await {
             Ok(answer) => Reader::new(&answer).unwrap().nested(1).unwrap().str(8).unwrap_or("").to_owned(),
             Err(CallError::Refused { status: Status::NotFound, .. }) => "gone".to_owned(),
@@ -768,6 +806,30 @@ fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_a
         while director.room(&room).await.is_ok_and(|room| room.members > 0) {}
         while status(Method::GET_TICKET, &ticket).await != "cancelled" {}
         while status(Method::GET_TEAM_INFO, &team).await != "gone" {}
+        assert_eq!(status(Method::GET_TICKET, &waits).await, "searching");
+        dan.client.close().await;
+        while status(Method::GET_TICKET, &waits).await != "cancelled" {}
+    });
+}
+
+#[test]
+fn a_party_over_two_gateways_waits_no_longer_than_both_of_them() {
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    let (first, second) = (apart.gateway_as("g1", "g"), apart.gateway_as("g2", "h"));
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let mut ann = Player::connect(first.address(Service::Clients).unwrap(), "ann").await;
+        let mut bob = Player::connect(second.address(Service::Clients).unwrap(), "bob").await;
+        // The other gateway reaches the matcher, too.
+        ask_reached(&mut bob, Method::PING, &Writer::new()).await;
+        let team = make_team([&mut ann, &mut bob]).await;
+        ann.ask(Method::CREATE_TICKET, Writer::new().str(1, "ranked5").str(3, &team)).await.unwrap();
+        drop(second);
+        let _again = apart.gateway_as("g2", "h");
+        assert_eq!(hears(&mut ann, "leaveTeamMsg").await.text(1), "bob");
+        while ann.ask(Method::CREATE_TICKET, Writer::new().str(1, "ranked5")).await.is_err() {}
     });
 }
 
@@ -799,10 +861,7 @@ fn a_player_who_disconnects_leaves_its_team() {
     let addr = world.addr(Service::Clients);
     world.run(async {
         let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
-        let four = Writer::new().nested(2, Writer::new().u64(3, 4 << 1));
-        let answer = ann.ask(Method::CREATE_TEAM, four).await.unwrap();
-        let team = Reader::new(&answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
-        bob.ask(Method::JOIN_TEAM, Writer::new().str(2, &team)).await.unwrap();
+        make_team([&mut ann, &mut bob]).await;
         ann.client.close().await;
         assert_eq!(hears(&mut bob, "leaveTeamMsg").await.text(1), "ann");
     });
@@ -926,11 +985,7 @@ fn the_leader_of_a_team_queues_it_and_no_other_member_does() {
         let director = world.matcher().await;
         director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
         let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
-        let id_in =
-            |answer: &[u8]| Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned();
-        let four = Writer::new().nested(2, Writer::new().u64(3, 4 << 1));
-        let team = id_in(&ann.ask(Method::CREATE_TEAM, four).await.unwrap());
-        bob.ask(Method::JOIN_TEAM, Writer::new().str(2, &team)).await.unwrap();
+        let team = make_team([&mut ann, &mut bob]).await;
         let ticket = || Writer::new().str(1, "ranked5").str(3, &team);
         let refused = bob.ask(Method::CREATE_TICKET, ticket()).await;
         assert!(matches!(refused, Err(CallError::Refused { status: Status::Forbidden, .. })), "{refused:?}");
