@@ -92,6 +92,19 @@ fn a_hundred_thousand_queued_packets_cost_no_more_each_than_ten_thousand() {
 }
 
 #[test]
+fn a_ping_is_due_at_once_when_a_shorter_interval_has_passed() {
+    let mut pair = Pair::new(Config::new(2));
+    let peer = pair.connect(1);
+    for _ in 0..20 {
+        pair.turn();
+    }
+    let mut datagram = Vec::new();
+    assert_eq!(pair.hosts[0].poll_transmit(pair.now, &mut datagram), None);
+    pair.hosts[0].set_ping_interval(peer, Duration::from_millis(50));
+    assert!(pair.hosts[0].poll_transmit(pair.now, &mut datagram).is_some());
+}
+
+#[test]
 fn what_waits_behind_a_closed_window_is_not_looked_at() {
     let mut pair = Pair::new(Config::new(2));
     let peer = pair.connect(2);

@@ -92,6 +92,15 @@ impl Host {
         if peer.state == State::Over {
             return;
         }
+        if mark && !peer.in_dirty && peer.has_output(self.ctx.now_ms) {
+            peer.in_dirty = true;
+            self.dirty.push_back(index);
+        }
+        // What is sent may move the deadline again.
+        if peer.in_dirty || peer.keeps_timer(self.ctx.now_ms) {
+            return;
+        }
+        peer.deadline_moved = false;
         if let Some(deadline) = peer.next_deadline(self.ctx.now_ms) {
             // A timer that is too early costs one look, at a peer that is no longer in the
             // processor's cache: worth moving where it stood for a command that was acknowledged,
@@ -106,10 +115,6 @@ impl Host {
                 let key = self.timers.insert(Instant::from_millis(deadline), Timer::Peer(peer.id));
                 peer.timer = Some((deadline, key));
             }
-        }
-        if mark && !peer.in_dirty && peer.has_output(self.ctx.now_ms) {
-            peer.in_dirty = true;
-            self.dirty.push_back(index);
         }
     }
 

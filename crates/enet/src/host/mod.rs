@@ -332,14 +332,14 @@ impl Host {
                     let (transmit, envelope) = (peer.transmit(), peer.envelope());
                     let sent_time = needs_time.then_some(self.ctx.now_ms as u16);
                     self.seal(envelope, sent_time, &body, buf);
-                    let (mut has_more, mut needs_settling) = (false, needs_time);
+                    let (mut has_more, mut needs_settling) = (false, false);
                     if let Some(peer) = self.slots[index as usize].peer.as_deref_mut() {
                         peer.traffic.datagrams_out += 1;
                         peer.traffic.bytes_out += buf.len() as u64;
                         has_more = peer.has_output(self.ctx.now_ms);
                         peer.in_dirty = has_more;
-                        // A datagram without reliable commands changes no deadline.
-                        needs_settling |= peer.state == State::Over;
+                        needs_settling =
+                            peer.state == State::Over || !has_more && !peer.keeps_timer(self.ctx.now_ms);
                     }
                     self.burst += 1;
                     if !has_more {

@@ -234,6 +234,10 @@ impl Host {
     pub fn set_ping_interval(&mut self, peer: PeerId, interval: Duration) {
         if let Some(found) = find(&mut self.slots, peer) {
             found.set_ping_interval_ms(u32::try_from(interval.as_millis()).unwrap_or(u32::MAX));
+            // The ping may be due before the timer now.
+            if let Some((_, key)) = found.timer.take() {
+                self.timers.cancel(key);
+            }
             self.settle(peer.index, true);
         }
     }

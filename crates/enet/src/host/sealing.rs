@@ -31,9 +31,16 @@ impl Host {
         body: &[u8],
         out: &mut Vec<u8>,
     ) {
+        let config = &mut self.ctx.config;
+        if config.compressor.is_none() && !config.checksum {
+            let header =
+                Header { peer_id: envelope.peer_id, session: envelope.session, compressed: false, sent_time };
+            header.encode_in(envelope.dialect, out);
+            out.extend_from_slice(body);
+            return;
+        }
         let mut packed = core::mem::take(&mut self.packed);
         packed.clear();
-        let config = &mut self.ctx.config;
         let compressor = config.compressor.as_mut().filter(|_| envelope.dialect == Dialect::Stock);
         let compressed = compressor.is_some_and(|compressor| {
             compressor.compress(body, body.len(), &mut packed)

@@ -125,6 +125,9 @@ pub(crate) struct Peer {
     backlog: Option<Box<backlog::Backlog>>,
     ping_interval_ms: u32,
     control_number: u16,
+    /// Something was sent or acknowledged since the host looked at
+    /// [`next_deadline`](Self::next_deadline); otherwise it can only have become later.
+    pub(crate) deadline_moved: bool,
     /// Time of the other side's last acknowledgement.
     last_ack_ms: Option<u64>,
     /// The present turn, in milliseconds, and the commands that were obeyed in it.
@@ -313,6 +316,7 @@ impl Peer {
             is_limited: false,
             ended_by_remote: false,
             path_is_idle: false,
+            deadline_moved: true,
             rank: 0,
             heard_eighths: 0,
             queued_bytes: 0,
@@ -661,6 +665,13 @@ impl Peer {
         }
     }
 
+    /// True if the host need not look at [`next_deadline`](Self::next_deadline): nothing was sent or
+    /// acknowledged since it did, so that only the ping has moved, to a later time, and the timer
+    /// does not fire soon.
+    pub(crate) fn keeps_timer(&self, now_ms: u64) -> bool {
+        !self.deadline_moved && self.timer.is_some_and(|(at, _)| at >= now_ms + TIMER_SOON_MS)
+    }
+
     /// True if a command is on its way, or waits to be sent again.
     pub(crate) fn awaits_acknowledgement(&self) -> bool {
         !self.sent.is_empty()
@@ -693,6 +704,11 @@ impl Peer {
     }
 
     fn ping_is_due(&self, now_ms: u64) -> bool {
+        // A timer is not later than the ping, and nearly always there: most looks end here. Before
+        // the first acknowledgement it may be that of CONNECT.
+        if self.last_ack_ms.is_some() && self.timer.is_some_and(|(at, _)| at > now_ms) {
+            return false;
+        }
         self.ping_time().is_some_and(|at| at <= now_ms)
     }
 
@@ -753,6 +769,9 @@ impl Peer {
         let received = self.inbox.iter().filter(|event| matches!(event, Event::Received { .. }));
         assert_eq!(self.held.inbox_count as usize, received.count());
         assert_eq!(self.rank, Ranks::rank(self.held));
+        if let (Some((at, _)), Some(ping), Some(_)) = (self.timer, self.ping_time(), self.last_ack_ms) {
+            assert!(at <= ping || self.in_dirty, "the timer is later than the ping");
+        }
         assert!(self.in_flight_bytes <= self.queued_bytes, "what is in flight was queued");
         assert!(self.lanes.is_sorted_by_key(|lane| lane.id));
         if self.state == State::Over {
@@ -806,6 +825,9 @@ const SILENCE: u64 = 2;
 /// Ping intervals after which a peer is pinged although it was heard.
 const PING_REST: u64 = 10;
 const PING_INTERVAL_MS: u32 = 500;
+/// Time before a timer fires in which it is put off, if it can be: about that between two pings of
+/// a client.
+const TIMER_SOON_MS: u64 = 650;
 const TIMEOUT_LIMIT: u32 = 32;
 const TIMEOUT_MIN_MS: u32 = 5_000;
 const TIMEOUT_MAX_MS: u32 = 30_000;

@@ -224,6 +224,7 @@ impl Peer {
             lane_mut(&mut self.lanes, channel).note_acknowledged(number);
         }
         let content = self.sent.remove(index);
+        self.deadline_moved = true;
         if content.is_data() {
             self.release_queued(ctx, len);
         }

@@ -107,6 +107,7 @@ impl Peer {
             let len = sent.content.data_len();
             queue.pop_front();
             self.sent.transmit(ctx.now_ms, index);
+            self.deadline_moved = true;
             self.note_flight(ctx, index, len);
             *needs_time = true;
         }
@@ -152,14 +153,17 @@ impl Peer {
             // Lost data goes first: new data must not take the room in the window that it waits
             // for.
             let reliable = self.reliable.front().filter(|_| self.resend_data.is_empty());
-            let reliable = reliable.filter(|queued| self.may_send(&queued.item)).map(|queued| queued.stamp);
-            let control = self.control.front().map(|queued| queued.stamp);
-            let loose = self.loose.front().map(|queued| queued.stamp);
-            let stamps = [control, reliable, loose];
-            let Some(first) = stamps.iter().flatten().min().copied() else { break };
-            let fits = if control == Some(first) {
+            let reliable = reliable.filter(|queued| self.may_send(&queued.item));
+            let reliable = reliable.map_or(u64::MAX, |queued| queued.stamp);
+            let control = self.control.front().map_or(u64::MAX, |queued| queued.stamp);
+            let loose = self.loose.front().map_or(u64::MAX, |queued| queued.stamp);
+            let first = control.min(reliable).min(loose);
+            if first == u64::MAX {
+                break;
+            }
+            let fits = if control == first {
                 self.write_control(ctx, writer, timeout_ms)
-            } else if reliable == Some(first) {
+            } else if reliable == first {
                 self.write_reliable(ctx, writer, timeout_ms)
             } else {
                 self.write_loose(ctx, writer)
@@ -217,6 +221,7 @@ impl Peer {
         }
         self.control_number = number;
         let index = self.sent.insert(ctx.now_ms, CONTROL, number, content, timeout_ms);
+        self.deadline_moved = true;
         self.control_unacknowledged.push(number, index);
         true
     }
@@ -247,6 +252,7 @@ impl Peer {
             self.reliable.pop_front();
         }
         let index = self.sent.insert(ctx.now_ms, lane, number, content, timeout_ms);
+        self.deadline_moved = true;
         self.note_flight(ctx, index, len);
         lane_mut(&mut self.lanes, lane).note_sent(number, index);
         Some(true)
