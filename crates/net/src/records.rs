@@ -21,8 +21,8 @@ use std::sync::LazyLock;
 use ring::aead::{self, LessSafeKey, UnboundKey};
 use ring::error::Unspecified;
 use rustls::crypto::cipher::{
-    AeadKey, Iv, MessageDecrypter, MessageEncrypter, Nonce, OutboundOpaqueMessage, OutboundPlainMessage,
-    PrefixedPayload, Tls13AeadAlgorithm, UnsupportedOperationError, make_tls13_aad,
+    AeadKey, Iv, MessageDecrypter, MessageEncrypter, Nonce, OutboundChunks, OutboundOpaqueMessage,
+    OutboundPlainMessage, PrefixedPayload, Tls13AeadAlgorithm, UnsupportedOperationError, make_tls13_aad,
 };
 use rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use rustls::crypto::{CipherSuiteCommon, CryptoProvider};
@@ -33,6 +33,9 @@ use rustls::{
 
 /// Length of a record's header, and so of a record without content.
 const HEADER_BYTES: usize = 5;
+/// Bytes that are copied at once. glibc before 2.40 copies 4 KiB and more by `rep movsb`, which is 20
+/// to 40 times slower on AMD's Zen 3 if the addresses are not aligned in the same way.
+const PIECE_BYTES: usize = 2_048;
 
 thread_local! {
     static SEALED: RefCell<Sealed> = RefCell::default();
@@ -177,7 +180,7 @@ impl MessageEncrypter for Encrypter {
             bytes.reserve(HEADER_BYTES + length);
             bytes.extend_from_slice(&header);
             let start = bytes.len();
-            msg.payload.copy_to_vec(bytes);
+            append(bytes, &msg.payload);
             bytes.extend_from_slice(&msg.typ.to_array());
             let content = &mut bytes[start..];
             let tag = self.key.seal_in_place_separate_tag(nonce, aead::Aad::from(header), content)?;
@@ -192,6 +195,21 @@ impl MessageEncrypter for Encrypter {
     fn encrypted_payload_len(&self, payload_len: usize) -> usize {
         // The content's type stands behind it.
         payload_len + 1 + aead::AES_128_GCM.tag_len()
+    }
+}
+
+fn append(bytes: &mut Vec<u8>, payload: &OutboundChunks<'_>) {
+    let (chunks, start, end) = match payload {
+        OutboundChunks::Single(chunk) => (std::slice::from_ref(chunk), 0, chunk.len()),
+        OutboundChunks::Multiple { chunks, start, end } => (*chunks, *start, *end),
+    };
+    let mut before = 0;
+    for chunk in chunks {
+        let within = |place: usize| place.saturating_sub(before).min(chunk.len());
+        for piece in chunk[within(start)..within(end)].chunks(PIECE_BYTES) {
+            bytes.extend_from_slice(piece);
+        }
+        before += chunk.len();
     }
 }
 
