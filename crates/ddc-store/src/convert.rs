@@ -284,7 +284,7 @@ pub(crate) fn write_sentinel(fs: &dyn Fs) -> Result<(), StoreError> {
     let failed = |error: redb::Error| StoreError::Convert(error.to_string());
     let file = fs.open(INDEX, true)?;
     file.set_len(0)?;
-    // What is half written is written again at the next start: one sync, and not redb's eight.
+    // A file that is half written is written again at the next start: one sync is enough.
     let backend = Backend { file: Arc::clone(&file), syncs: false };
     let database = Database::builder().create_with_backend(backend).map_err(|error| failed(error.into()))?;
     let write = database.begin_write().map_err(|error| failed(error.into()))?;

@@ -100,7 +100,7 @@ pub(crate) fn seal(tls: &mut Connection, slices: &[IoSlice<'_>]) -> io::Result<(
         // Cannot fail: a vector takes everything.
         let _ = tls.write_tls(queued);
     }
-    // What is left without the empty records: the answer to a renewal of the peer's keys, which
+    // The empty records are cut off. The rest is the answer to a renewal of the peer's keys, which
     // comes first, or everything if the session uses another cipher suite.
     queued.truncate(queued.len().saturating_sub(*count * HEADER_BYTES));
     if !queued.is_empty() {

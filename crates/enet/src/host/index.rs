@@ -96,7 +96,7 @@ impl Host {
             peer.in_dirty = true;
             self.dirty.push_back(index);
         }
-        // What is sent may move the deadline again.
+        // A datagram that leaves may move the deadline again.
         if peer.in_dirty || peer.keeps_timer(self.ctx.now_ms) {
             return;
         }
