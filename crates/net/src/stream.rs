@@ -82,9 +82,7 @@ impl End {
     }
 }
 
-/// A TLS session, with the buffered API of rustls. The unbuffered one (0.23) seals into a vector of
-/// its own as well and then copies the record into the caller's buffer; input it copies just the
-/// same.
+/// A TLS session, whose records [`records::seal`] makes.
 struct Tls {
     session: Connection,
     /// Records that the kernel did not take: the rest of one write at most.

@@ -54,10 +54,10 @@ impl Matcher {
         backfill: Option<BackfillKey>,
     ) -> Option<(MatchKey, u64)> {
         let asks = compiled.set.accept.required;
-        if asks && filling.sides.iter().flatten().any(|ticket| self.is_deaf(*ticket)) {
+        if asks && filling.sides.iter().flatten().any(|ticket| self.is_out_of_reach(*ticket)) {
             for ticket in filling.sides.into_iter().flatten() {
-                if self.is_deaf(ticket) {
-                    self.hold_deaf(ticket);
+                if self.is_out_of_reach(ticket) {
+                    self.hold_back(ticket);
                 } else {
                     self.enter_pool(ticket);
                 }
@@ -288,7 +288,7 @@ impl Matcher {
         for ticket in self.break_match(turn, index, "no_answer") {
             let mut players = self.queues[ticket].players.iter().filter_map(|player| player.player);
             let all = players.all(|player| accepted.contains(&player));
-            if all || requeue || self.is_deaf(ticket) {
+            if all || requeue || self.is_out_of_reach(ticket) {
                 self.return_ticket(turn, ticket);
             } else {
                 self.end_ticket(turn, ticket, State::Cancelled, "no_answer");

@@ -10,7 +10,7 @@ use crate::turn::Turn;
 /// Reason of a ticket that is held back because a server of its players is lost.
 pub(crate) const SERVER_LOST: &str = "server_lost";
 /// Time after which it is looked at again.
-const DEAF_MS: u64 = 1_000;
+const OUT_OF_REACH_MS: u64 = 1_000;
 
 impl Matcher {
     pub(crate) fn write_ticket(&self, index: TicketKey, out: &mut Vec<u8>) {
@@ -80,16 +80,16 @@ impl Matcher {
 
     /// A ticket searches on, once all of its players can hear of a proposal.
     pub(crate) fn search_or_hold(&mut self, turn: &mut Turn<'_>, index: TicketKey) {
-        if self.is_deaf(index) {
-            self.hold_deaf(index);
+        if self.is_out_of_reach(index) {
+            self.hold_back(index);
         } else {
             self.go_on(turn, index);
         }
     }
 
     /// Returns whether a player of a ticket would not hear of a proposal, because its server is
-    /// lost. Queues that ask nobody match such tickets: their seats are kept.
-    pub(crate) fn is_deaf(&self, index: TicketKey) -> bool {
+    /// lost. Queues without acceptance match such tickets all the same, and keep their seats.
+    pub(crate) fn is_out_of_reach(&self, index: TicketKey) -> bool {
         let ticket = &self.queues[index];
         let mut players = ticket.players.iter().filter_map(|own| own.player);
         self.queues[ticket.queue].rules().set.accept.required
@@ -97,9 +97,9 @@ impl Matcher {
     }
 
     /// Holds a ticket back that has left its pool, until its players can hear of a proposal again.
-    pub(crate) fn hold_deaf(&mut self, index: TicketKey) {
+    pub(crate) fn hold_back(&mut self, index: TicketKey) {
         self.queues.change_ticket(index, State::Searching, SERVER_LOST);
-        self.queues.hold_until(index, self.now + DEAF_MS);
+        self.queues.hold_until(index, self.now + OUT_OF_REACH_MS);
         self.schedule(self.queues[index].queue);
     }
 
