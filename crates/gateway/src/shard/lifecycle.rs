@@ -26,25 +26,27 @@ impl Shard {
         framing: Framing,
         addr: IpAddr,
     ) -> Result<Accepted, AcceptRefusal> {
-        let (conn, shard) = self.register_new(kind, addr, None)?;
+        let (conn, shard) = self.register_new(kind, addr, None, false)?;
         self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
         self.on_opened(conn, kind, shard, framing, addr);
         Ok(Accepted { conn: ConnHandle(conn.0), shard })
     }
 
-    /// Gives a new connection an id and a shard, the least loaded one if none is named.
+    /// Gives a new connection an id and a shard, the least loaded one if none is named. One that
+    /// `replaces` another needs no room: the other one is closed.
     pub(super) fn register_new(
         &mut self,
         kind: ConnKind,
         addr: IpAddr,
         shard: Option<ShardIndex>,
+        replaces: bool,
     ) -> Result<(ConnId, ShardIndex), AcceptRefusal> {
         let limits = &self.board.config.limits;
         let Some(global) = &mut self.global else { return Err(AcceptRefusal::Draining) };
         if self.draining {
             return Err(AcceptRefusal::Draining);
         }
-        if global.entries.len() >= limits.connections {
+        if global.entries.len() >= limits.connections && !replaces {
             return Err(AcceptRefusal::ConnectionsMax);
         }
         if kind == ConnKind::Client && global.is_crowded(addr, limits) {

@@ -96,14 +96,22 @@ impl Shard {
         entered
     }
 
+    /// Whether its token resumes the session of a connection that is still here, whose network loss
+    /// nobody has noticed yet.
+    fn replaces_another(&self, departure: &Departure) -> bool {
+        let (Some(global), Some(token)) = (&self.global, &departure.token) else { return false };
+        let session = global.session_of(token, &departure.pit);
+        session.is_some_and(|conn| global.entries.contains_key(&conn))
+    }
+
     fn try_enter(&mut self, moved: Moved) -> Result<Accepted, AcceptRefusal> {
         let Moved { connection, departure } = moved;
         let (kind, addr, framing) = (connection.kind, connection.addr, connection.outbox.framing());
-        let conn = self.register_new(kind, addr, Some(ShardIndex::FIRST))?.0;
         let shard = ShardIndex::FIRST;
+        let conn = self.register_new(kind, addr, Some(shard), self.replaces_another(&departure))?.0;
         self.board.post_others(|| Letter::Opened { conn, kind, shard, framing, addr });
         self.on_opened(conn, kind, shard, framing, addr);
-        let accepted = Accepted { conn: ConnHandle(conn.0), shard: ShardIndex::FIRST };
+        let accepted = Accepted { conn: ConnHandle(conn.0), shard };
         let board = &mut self.board;
         let Some(&slot) = board.handles.get(&accepted.conn) else { return Ok(accepted) };
         let Some(fresh) = board.conns.get_mut(slot as usize) else { return Ok(accepted) };

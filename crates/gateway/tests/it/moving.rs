@@ -243,6 +243,28 @@ fn a_world_that_is_full_takes_no_more_and_one_that_ends_closes_all() {
     assert_eq!(hub.connections(), 0);
 }
 
+/// The loss of the connection that it replaces has not been noticed yet.
+#[test]
+fn a_session_resumes_in_a_world_that_is_full() {
+    let mut main = World::new(0, 2, |_| {});
+    let mut hub = World::new(HUB, 2, |config| config.limits.connections = 1);
+    let (_, first) = come(&mut main, &mut hub, "p");
+    let peer = main.accept();
+    main.send(peer, &auth("p", Some(first.resume_token.clone())));
+    let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    let back = main.moves(&mut hub).unwrap();
+    let messages = hub.take(back);
+    assert_eq!((result(&messages).conn_id, result(&messages).should_recover), (first.conn_id, true));
+    assert_eq!((hub.connections(), hub.closed(CloseReason::Superseded)), (1, 1));
+    // The token of another player makes no room.
+    let peer = main.accept();
+    main.send(peer, &auth("q", Some(first.resume_token)));
+    let (_, Effect::FindWorld { ticket, .. }) = main.effect() else { panic!("a question") };
+    main.answer(ticket, Verdict::Elsewhere { world: HUB });
+    assert_eq!(main.moves(&mut hub).err(), Some(AcceptRefusal::ConnectionsMax));
+}
+
 #[test]
 fn a_resume_token_leads_to_its_world() {
     let mut main = World::new(0, 2, |_| {});
