@@ -540,9 +540,29 @@ async fn a_full_edge_passes_on_a_package_that_is_larger_than_its_memory() {
 }
 
 /// A cache that answers everything with `bytes`, whose length it does not say.
-async fn chunked_upstream(bytes: Vec<u8>) -> SocketAddr {
+async fn chunked_upstream(bytes: &[u8]) -> SocketAddr {
+    let chunk = [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n0\r\n\r\n"].concat();
+    raw_upstream("Transfer-Encoding: chunked", chunk, || true).await
+}
+
+/// A cache that answers everything with `bytes`, the second half of them once `goes_on` is true.
+async fn waiting_upstream(bytes: Vec<u8>, goes_on: impl Fn() -> bool + Send + 'static) -> SocketAddr {
+    raw_upstream(&format!("Content-Length: {}", bytes.len()), bytes, goes_on).await
+}
+
+/// A cache that answers everything with this framing and body, the second half of it once `goes_on`
+/// is true.
+async fn raw_upstream(
+    framing: &str,
+    body: Vec<u8>,
+    goes_on: impl Fn() -> bool + Send + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("it is bound");
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n{framing}\r\n\
+         Connection: close\r\n\r\n"
+    );
     tokio::spawn(async move {
         loop {
             let (mut stream, _) = listener.accept().await.expect("a client");
@@ -550,13 +570,13 @@ async fn chunked_upstream(bytes: Vec<u8>) -> SocketAddr {
             while !head.ends_with(b"\r\n\r\n") {
                 head.push(stream.read_u8().await.expect("a request"));
             }
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\
-                 Connection: close\r\n\r\n{:x}\r\n",
-                bytes.len()
-            );
+            let (first, second) = body.split_at(body.len() / 2);
             // One that has no room for it does not take all of it.
-            let _ = stream.write_all(&[answer.as_bytes(), &bytes, b"\r\n0\r\n\r\n"].concat()).await;
+            let _ = stream.write_all(&[answer.as_bytes(), first].concat()).await;
+            while !goes_on() {
+                tokio::task::yield_now().await;
+            }
+            let _ = stream.write_all(second).await;
         }
     });
     addr
@@ -566,7 +586,7 @@ async fn chunked_upstream(bytes: Vec<u8>) -> SocketAddr {
 async fn a_full_edge_passes_on_a_blob_whose_length_the_upstream_does_not_say() {
     for (len, status) in [(4 << 20, StatusCode::OK), (65 << 20, StatusCode::NOT_FOUND)] {
         let bytes = vec![3; len];
-        let server = full_edge(chunked_upstream(bytes.clone()).await).await;
+        let server = full_edge(chunked_upstream(&bytes).await).await;
         let got =
             server.client().await.get(&format!("/api/v1/blobs/game/{}", IoHash::of(&bytes)), "*/*").await;
         assert_eq!((got.status, got.body == bytes), (status, status == StatusCode::OK), "{len}");
@@ -587,34 +607,6 @@ async fn an_edge_with_little_room_passes_on_what_is_too_large_for_it() {
         assert!(client.get(&path, "*/*").await.body == *bytes, "{} bytes", bytes.len());
     }
     assert_eq!(server.service().stats().passed, 1);
-}
-
-/// A cache that answers everything with `bytes`, the second half of them once `goes_on` is true.
-async fn waiting_upstream(bytes: Vec<u8>, goes_on: impl Fn() -> bool + Send + 'static) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
-    let addr = listener.local_addr().expect("it is bound");
-    tokio::spawn(async move {
-        loop {
-            let (mut stream, _) = listener.accept().await.expect("a client");
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                head.push(stream.read_u8().await.expect("a request"));
-            }
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {}\r\n\
-                 Connection: close\r\n\r\n",
-                bytes.len()
-            );
-            let (first, second) = bytes.split_at(bytes.len() / 2);
-            // One that has no room for it does not take all of it.
-            let _ = stream.write_all(&[answer.as_bytes(), first].concat()).await;
-            while !goes_on() {
-                tokio::task::yield_now().await;
-            }
-            let _ = stream.write_all(second).await;
-        }
-    });
-    addr
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
