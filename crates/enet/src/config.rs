@@ -134,7 +134,8 @@ pub enum Naming {
 pub enum Pings {
     /// After a peer was silent for two ping intervals, and every ten to keep measuring the round
     /// trip. Clients ping by themselves, so this halves the cost of idle ones; one that vanishes is
-    /// missed an interval later.
+    /// missed an interval later. While the throttle holds unreliable packets back, and after
+    /// [`Host::set_ping_interval`](crate::Host::set_ping_interval), as [`Always`](Self::Always).
     #[default]
     WhenSilent,
     /// Whenever nothing was acknowledged for the ping interval, whatever has arrived meanwhile, as

@@ -230,7 +230,8 @@ impl Host {
         self.ctx.config.compressor = compressor;
     }
 
-    /// Sets how long a connection may be quiet before its life is tested. Default 500 ms.
+    /// Sets the time without an acknowledgement after which the peer is pinged, whatever has
+    /// arrived meanwhile ([`Pings::WhenSilent`](crate::Pings) ends for it). Default 500 ms.
     pub fn set_ping_interval(&mut self, peer: PeerId, interval: Duration) {
         if let Some(found) = find(&mut self.slots, peer) {
             found.set_ping_interval_ms(u32::try_from(interval.as_millis()).unwrap_or(u32::MAX));

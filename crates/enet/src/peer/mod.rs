@@ -128,6 +128,8 @@ pub(crate) struct Peer {
     /// Something was sent or acknowledged since the host looked at
     /// [`next_deadline`](Self::next_deadline); otherwise it can only have become later.
     pub(crate) deadline_moved: bool,
+    /// The throttle held packets back at the latest acknowledgement.
+    was_throttled: bool,
     /// Time of the other side's last acknowledgement.
     last_ack_ms: Option<u64>,
     /// The present turn, in milliseconds, and the commands that were obeyed in it.
@@ -316,6 +318,7 @@ impl Peer {
             is_limited: false,
             ended_by_remote: false,
             path_is_idle: false,
+            was_throttled: false,
             deadline_moved: true,
             rank: 0,
             heard_eighths: 0,
@@ -542,6 +545,7 @@ impl Peer {
 
     pub(crate) fn set_ping_interval_ms(&mut self, interval_ms: u32) {
         self.ping_interval_ms = interval_ms.max(1);
+        self.heard_eighths = 0;
     }
 
     pub(crate) fn set_timeouts(&mut self, limit: u32, min_ms: u32, max_ms: u32) {
@@ -687,7 +691,8 @@ impl Peer {
         is_quiet.then(|| {
             self.last_ack_ms.map_or(0, |acked| {
                 let heard = u64::from(self.heard_eighths) * HEARD_STEP_MS;
-                if heard == 0 {
+                // Only acknowledgements raise the throttle again.
+                if heard == 0 || self.was_throttled {
                     return acked + interval;
                 }
                 (acked + interval).max((heard + SILENCE * interval).min(acked + PING_REST * interval))

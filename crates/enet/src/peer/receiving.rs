@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::{Ack, Context, Flow, Peer, State, find_lane, lane_mut, window};
 use crate::budget::{Budget, Held, OVERHEAD};
 use crate::config::{FRAGMENTS_MAX, LANES_MAX, MTU_MAX, MTU_MIN, WINDOW_MAX, WINDOW_MIN};
+use crate::estimate::THROTTLE_SCALE;
 use crate::lane::{Inward, Receipt};
 use crate::queue::RareQueue;
 use crate::sent::{CONTROL, Content, SentIndex};
@@ -202,6 +203,7 @@ impl Peer {
     pub(super) fn measure(&mut self, ctx: &mut Context, rtt_ms: u32) {
         let limit = self.throttle_limit(ctx);
         self.estimate.measure(ctx.now_ms, rtt_ms, self.last_ack_ms.is_none(), limit);
+        self.was_throttled = self.estimate.throttle < THROTTLE_SCALE;
         self.round_trips.add(rtt_ms);
         ctx.stats.round_trips.add(rtt_ms);
         self.lowest_rtt_ms = self.lowest_rtt_ms.min(rtt_ms);
