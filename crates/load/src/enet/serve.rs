@@ -209,14 +209,14 @@ fn serve_on_threads(
     announce: impl FnOnce(SocketAddr) -> io::Result<()>,
 ) -> Result<(), enet::OpenError> {
     let clock = Clock::start();
-    let udp =
-        UdpOptions { shared: plan.shards > 1, segmentation: plan.segmentation, ..UdpOptions::default() };
+    let udp = UdpOptions { segmentation: plan.segmentation, ..UdpOptions::default() };
     let pacing = Pacing { interval: plan.interval };
-    let (mut addr, mut endpoints) = (plan.addr, Vec::new());
-    for _ in 0..plan.shards.max(1) {
-        let endpoint = Endpoint::open(clock, addr, &udp, pacing, config(plan, enet::entropy()?))?;
-        addr = endpoint.port().local_addr();
-        endpoints.push(endpoint);
+    let ports = UdpPort::bind_all(plan.addr, &udp, plan.shards.max(1).into())
+        .map_err(|source| enet::OpenError::Socket { addr: plan.addr, source })?;
+    let addr = ports[0].local_addr();
+    let mut endpoints = Vec::new();
+    for port in ports {
+        endpoints.push(Endpoint::over(clock, port, pacing, config(plan, enet::entropy()?))?);
     }
     let indexes: Vec<usize> = endpoints.iter().map(|endpoint| shown.enter(Some(endpoint.waker()))).collect();
     announce(addr)?;
