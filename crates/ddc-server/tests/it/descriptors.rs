@@ -5,11 +5,14 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use throng_ddc_server::Rules;
 
 use crate::common::Server;
+
+/// Time after which a node ends a connection that sends nothing.
+const SILENCE: Duration = Duration::from_secs(20);
 
 fn connect(addr: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(addr).expect("the node listens");
@@ -47,6 +50,7 @@ fn a_newcomer_is_answered_beside_silent_connections_that_hold_all_descriptors() 
     let mut output = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     let addr = output.find_map(|line| Some(line.expect("text").strip_prefix("addr ")?.to_owned()));
     let addr: SocketAddr = addr.expect("an address").parse().expect("an address");
+    let since = Instant::now();
     let mut held: Vec<TcpStream> = (0..300).map(|_| connect(addr)).collect();
     for _ in 0..10 {
         let mut stream = connect(addr);
@@ -57,12 +61,12 @@ fn a_newcomer_is_answered_beside_silent_connections_that_hold_all_descriptors() 
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
     // The newcomers did not wait until silence ended the others: those of the silent that were
-    // accepted last are there still.
-    for stream in &mut held[180..230] {
+    // accepted last are there still, unless all this took so long on a busy machine.
+    let is_open = held[180..230].iter_mut().all(|stream| {
         stream.set_nonblocking(true).expect("an option");
-        let read = stream.read(&mut [0]).expect_err("it is open").kind();
-        assert_eq!(read, std::io::ErrorKind::WouldBlock);
-    }
+        stream.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    });
+    assert!(is_open || since.elapsed() >= SILENCE);
     drop(child.stdin.take());
     assert!(child.wait().expect("it ends").success());
 }
