@@ -23,6 +23,8 @@ pub(super) struct Mine {
     pub(super) teams: Vec<(String, Vec<String>)>,
     /// Live tickets with the roles of this server in each.
     pub(super) waiting: Vec<(String, Vec<String>)>,
+    /// Rooms of matches without a world, with the roles of this server that have seats in each.
+    pub(super) seated: Vec<(String, Vec<String>)>,
     /// Rooms with players who are not in them any more, and why.
     pub(super) left: Vec<(String, String, &'static str)>,
     /// The same of teams.
@@ -110,9 +112,10 @@ pub(super) async fn read_mine<A: Area>(
         roles.iter().filter(|role| role.srv == known.srv).map(|role| role.id.clone()).collect()
     };
     let teams = teams.into_iter().map(|team| (team.id, own(&team.roles))).collect();
+    let seated = tickets.values().filter_map(|shown| seated_in(shown, &rooms, &known.srv)).collect();
     let waiting = tickets.into_iter().filter_map(|(id, shown)| Some((id, waiting_in(&shown, &known.srv)?)));
     let waiting = waiting.collect();
-    Ok(Mine { rooms, teams, waiting, assigning, hosted, left, left_teams, ended, ready })
+    Ok(Mine { rooms, teams, waiting, seated, assigning, hosted, left, left_teams, ended, ready })
 }
 
 /// Returns whether a player is a member of a room, or has a seat in it. Of a room that is shown in
@@ -126,14 +129,27 @@ fn has_place(room: &Room, player: &str) -> bool {
 /// The roles of a server in a ticket, if it is live.
 fn waiting_in(ticket: &[u8], srv: &str) -> Option<Vec<String>> {
     let ticket = Reader::new(ticket).ok()?;
-    if !is_live(ticket.str(8).ok()?) {
-        return None;
-    }
-    let own = |player| {
+    is_live(ticket.str(8).ok()?).then(|| roles_in(&ticket, srv).collect())
+}
+
+/// The room that a ticket has led to, and the roles of a server that have a seat in it and are no
+/// members yet. Players of a match with a world may be there.
+fn seated_in(ticket: &[u8], rooms: &[Room], srv: &str) -> Option<(String, Vec<String>)> {
+    let ticket = Reader::new(ticket).ok()?;
+    let room = rooms.iter().find(|room| Ok(&*room.id) == ticket.str(12))?;
+    let has_seat = |role: &String| {
+        room.sides.iter().any(|(_, roles)| roles.contains(role))
+            && room.roles.iter().all(|member| member.id != *role)
+    };
+    let is_sure = !room.is_partial && !room.data.contains_key("World");
+    is_sure.then(|| (room.id.clone(), roles_in(&ticket, srv).filter(has_seat).collect()))
+}
+
+fn roles_in(ticket: &Reader<'_>, srv: &str) -> impl Iterator<Item = String> {
+    ticket.all(3).filter_map(move |player| {
         let player = Reader::new(player).ok()?;
         (player.str(2) == Ok(srv)).then(|| player.str(1).ok().map(str::to_owned))?
-    };
-    Some(ticket.all(3).filter_map(own).collect())
+    })
 }
 
 /// The notice that a player has left a room.

@@ -134,6 +134,8 @@ struct Link<A> {
     srv: String,
     claim: Claim,
     players: BTreeMap<String, Player>,
+    /// Open proposals to players who have not made a request yet, as after a restart.
+    unheard: BTreeMap<String, Notice>,
     /// Tickets that players are making.
     creating: usize,
     /// Tickets that have ended meanwhile and were not known, such as those.
@@ -204,6 +206,7 @@ async fn serve<A: Area>(
         srv,
         claim,
         players,
+        unheard: BTreeMap::new(),
         matches,
         hosted,
         opening,
@@ -245,6 +248,8 @@ impl<A: Area> Link<A> {
                         if self.claim == Claim::Lost {
                             self.claim = Claim::Until(Instant::now() + ALONE_AGAIN);
                         }
+                        // Those that are still open are told again.
+                        self.unheard.clear();
                         self.refetch();
                     }
                 },
@@ -303,6 +308,9 @@ impl<A: Area> Link<A> {
         self.take_over(name, at);
         let player = self.players.entry(name.to_owned());
         player.or_insert_with(|| Player { at, team: None, tickets: BTreeSet::new() });
+        if let Some(proposal) = self.unheard.remove(name) {
+            self.tell(at, 0, &MatchmakingEvent::Notice(proposal));
+        }
         let request = MatchmakingRequest::parse(request);
         let method = request.as_ref().map_or(0, |request| request.method);
         let body = request.and_then(|request| requests::in_the_name_of(name, &request));
@@ -458,6 +466,11 @@ impl<A: Area> Link<A> {
                     self.add_ticket(&mut own, role, world, &room);
                 }
                 self.tell(player.at, 0, &MatchmakingEvent::Notice(own));
+            } else if notice.kind == Kind::MATCH_PROPOSED {
+                let own = Notice { roles: vec![role.clone()], ..notice.clone() };
+                self.unheard.insert(role.clone(), own);
+            } else if [Kind::MATCH_CANCELLED, Kind::MATCH_READY].contains(&notice.kind) {
+                self.unheard.remove(role);
             }
         }
         match notice.kind {
@@ -740,7 +753,18 @@ impl<A: Area> Link<A> {
                     None => {}
                 }
             }
-            Done::Mine(Mine { rooms, teams, waiting, assigning, hosted, left, left_teams, ended, ready }) => {
+            Done::Mine(Mine {
+                rooms,
+                teams,
+                waiting,
+                seated,
+                assigning,
+                hosted,
+                left,
+                left_teams,
+                ended,
+                ready,
+            }) => {
                 for notice in self.missed(left, left_teams, ended, ready) {
                     self.hear_matcher(notice);
                 }
@@ -748,6 +772,9 @@ impl<A: Area> Link<A> {
                     if !self.gone(roles).is_empty() {
                         self.cancel(&ticket);
                     }
+                }
+                for (room, roles) in seated {
+                    self.leave_for(&room, roles);
                 }
                 let in_worlds = rooms.iter().filter(|room| room.data.contains_key("World"));
                 let in_worlds = in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id);

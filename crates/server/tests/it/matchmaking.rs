@@ -589,6 +589,17 @@ fn id_in(answer: &[u8]) -> String {
     Reader::new(answer).unwrap().nested(1).unwrap().str(1).unwrap().to_owned()
 }
 
+/// The next notice of this name to a game server.
+async fn notified(notices: &mut Notices, name: &str) -> throng_client::Notice {
+    loop {
+        if let Notification::Notice(notice) = notices.next().await.unwrap()
+            && notice.name() == name
+        {
+            return notice;
+        }
+    }
+}
+
 async fn hears(player: &mut Player, name: &str) -> throng_client::Notice {
     loop {
         if let MatchmakingEvent::Notice(notice) = player.next().await
@@ -643,11 +654,7 @@ fn players_hear_of_a_match_that_was_ready_while_their_gateway_did_not_reach_the_
         for player in &mut players {
             in_queue(player, "duel").await;
         }
-        let room = loop {
-            if let Some(Notification::Notice(notice)) = notices.next().await {
-                break notice.room_id().to_owned();
-            }
-        };
+        let room = notified(&mut notices, "matchReadyMsg").await.room_id().to_owned();
         drop((first, director, notices));
         let second = apart.matcher("m", "elsewhere");
         let director = apart.session("director", "elsewhere").await;
@@ -809,6 +816,73 @@ fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_a
         assert_eq!(status(Method::GET_TICKET, &waits).await, "searching");
         dan.client.close().await;
         while status(Method::GET_TICKET, &waits).await != "cancelled" {}
+    });
+}
+
+#[test]
+fn a_player_who_comes_back_hears_of_the_match_that_was_proposed_while_its_gateway_was_away() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "accept": {"required": true, "timeout_s": 600},
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
+    }"#;
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let ticket = |name: &str| Writer::new().str(1, "duel").nested(2, Writer::new().str(1, name));
+        for round in 0.. {
+            let names = [format!("ann{round}"), format!("bob{round}")];
+            // The gateway's former life.
+            let (former, mut notices) = apart.connect("gateway", "reached").await;
+            for name in &names {
+                former.call(Method::CREATE_TICKET, ticket(name)).await.unwrap();
+            }
+            notified(&mut notices, "matchProposedMsg").await;
+            drop((former, notices));
+            let gateway = apart.gateway("g");
+            let mut ann = Player::connect(gateway.address(Service::Clients).unwrap(), &names[0]).await;
+            let again = Writer::new().str(1, "duel");
+            loop {
+                match ann.ask(Method::CREATE_TICKET, again.clone()).await {
+                    Err(CallError::Refused { status: Status::AlreadyInQueue, .. }) => {
+                        hears(&mut ann, "matchProposedMsg").await;
+                        return;
+                    }
+                    Err(_) => {}
+                    // A slow machine: the gateway had given its players up already.
+                    Ok(_) => break,
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gateway_that_starts_again_gives_up_the_seats_of_players_who_are_gone() {
+    const QUEUE: &str = r#"{
+        "name": "duel", "tick_ms": 50, "assign": "none", "seat_ttl_s": 600,
+        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
+    }"#;
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    apart.run(async {
+        let (director, mut notices) = apart.connect("director", "reached").await;
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        let former = apart.session("gateway", "reached").await;
+        for (server, name) in [(&former, "ann"), (&director, "bob")] {
+            let ticket = Writer::new().str(1, "duel").nested(2, Writer::new().str(1, name));
+            server.call(Method::CREATE_TICKET, ticket).await.unwrap();
+        }
+        let room = notified(&mut notices, "matchReadyMsg").await.room_id().to_owned();
+        director.claim_seat("bob", &room).await.unwrap();
+        drop(former);
+        let _gateway = apart.gateway("g");
+        let has_seat = |room: throng_client::Room| {
+            room.sides.iter().any(|(_, roles)| roles.iter().any(|role| role == "ann"))
+        };
+        assert!(has_seat(director.room(&room).await.unwrap()));
+        while has_seat(director.room(&room).await.unwrap()) {}
     });
 }
 
