@@ -133,15 +133,17 @@ fn waiting_in(ticket: &[u8], srv: &str) -> Option<Vec<String>> {
 }
 
 /// The room that a ticket has led to, and the roles of a server that have a seat in it and are no
-/// members yet. Players of a match with a world may be there.
+/// members yet. A match that waits for its server has no room to enter; players of a match with a
+/// world may be there.
 fn seated_in(ticket: &[u8], rooms: &[Room], srv: &str) -> Option<(String, Vec<String>)> {
     let ticket = Reader::new(ticket).ok()?;
     let room = rooms.iter().find(|room| Ok(&*room.id) == ticket.str(12))?;
+    let is_matched = ticket.str(8) == Ok("matched");
     let has_seat = |role: &String| {
         room.sides.iter().any(|(_, roles)| roles.contains(role))
             && room.roles.iter().all(|member| member.id != *role)
     };
-    let is_sure = !room.is_partial && !room.data.contains_key("World");
+    let is_sure = is_matched && !room.is_partial && !room.data.contains_key("World");
     is_sure.then(|| (room.id.clone(), roles_in(&ticket, srv).filter(has_seat).collect()))
 }
 
