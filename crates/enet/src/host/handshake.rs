@@ -131,8 +131,9 @@ impl Host {
     }
 
     /// Sends VERIFY_CONNECT. `to_connect`: the datagram answered was a CONNECT and therefore proves
-    /// nothing, so that not more may go out than came in but for [`PACKED_SLACK`]. Any other came with an id and a session
-    /// that only the real owner of the address has seen, or one guess in 16,384.
+    /// nothing, so that not more may go out than came in but for [`PACKED_SLACK`]. Any other came
+    /// with an id and a session that only the real owner of the address has seen, or one guess in
+    /// 16,384.
     fn answer_half_open(&mut self, index: HalfOpenIndex, to_connect: bool) {
         let is_blind = to_connect || self.ctx.config.naming == Naming::Sequential;
         let sent_time = match self.ctx.config.naming {

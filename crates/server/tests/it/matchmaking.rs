@@ -169,6 +169,12 @@ const QUEUE: &str = r#"{
     "rating": {"pool": "main"}, "rules": []
 }"#;
 
+/// A queue whose matches have to be accepted.
+const PROPOSED_DUEL: &str = r#"{
+    "name": "duel", "tick_ms": 50, "accept": {"required": true, "timeout_s": 600},
+    "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
+}"#;
+
 /// Events that a player received about its match.
 struct Played {
     name: String,
@@ -752,17 +758,13 @@ fn players_whose_team_ended_while_the_matcher_was_not_reached_hear_of_it() {
 
 #[test]
 fn players_whose_match_was_proposed_when_the_matcher_ended_are_asked_again() {
-    const QUEUE: &str = r#"{
-        "name": "duel", "tick_ms": 50, "accept": {"required": true, "timeout_s": 600},
-        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
-    }"#;
     let apart = Apart::new();
     let first = apart.matcher("m", "reached");
     let gateway = apart.gateway("g");
     let addr = gateway.address(Service::Clients).unwrap();
     apart.run(async {
         let director = apart.session("director", "reached").await;
-        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, PROPOSED_DUEL)).await.unwrap();
         let mut players = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
         for player in &mut players {
             in_queue(player, "duel").await;
@@ -821,15 +823,11 @@ fn a_gateway_that_starts_again_gives_up_tickets_teams_and_rooms_of_players_who_a
 
 #[test]
 fn a_player_who_comes_back_hears_of_the_match_that_was_proposed_while_its_gateway_was_away() {
-    const QUEUE: &str = r#"{
-        "name": "duel", "tick_ms": 50, "accept": {"required": true, "timeout_s": 600},
-        "sides": [{"name": "red", "min": 1, "max": 1}, {"name": "blue", "min": 1, "max": 1}]
-    }"#;
     let apart = Apart::new();
     let _matcher = apart.matcher("m", "reached");
     apart.run(async {
         let director = apart.session("director", "reached").await;
-        director.call(Method::PUT_QUEUE, Writer::new().str(1, QUEUE)).await.unwrap();
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, PROPOSED_DUEL)).await.unwrap();
         let ticket = |name: &str| Writer::new().str(1, "duel").nested(2, Writer::new().str(1, name));
         for round in 0.. {
             let names = [format!("ann{round}"), format!("bob{round}")];
@@ -876,12 +874,12 @@ fn a_gateway_that_starts_again_gives_up_the_seats_of_players_who_are_gone() {
         }
         let room = notified(&mut notices, "matchReadyMsg").await.room_id().to_owned();
         director.claim_seat("bob", &room).await.unwrap();
-        drop(former);
-        let _gateway = apart.gateway("g");
         let has_seat = |room: throng_client::Room| {
             room.sides.iter().any(|(_, roles)| roles.iter().any(|role| role == "ann"))
         };
         assert!(has_seat(director.room(&room).await.unwrap()));
+        drop(former);
+        let _gateway = apart.gateway("g");
         while has_seat(director.room(&room).await.unwrap()) {}
     });
 }
