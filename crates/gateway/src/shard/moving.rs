@@ -96,8 +96,8 @@ impl Shard {
         entered
     }
 
-    /// Whether its token resumes the session of a connection that is still here, whose network loss
-    /// nobody has noticed yet.
+    /// Returns true if the resume token belongs to a live connection of this world, which the
+    /// newcomer supersedes: its transport is dead, but no timeout has expired yet.
     fn replaces_another(&self, departure: &Departure) -> bool {
         let (Some(global), Some(token)) = (&self.global, &departure.token) else { return false };
         let session = global.session_of(token, &departure.pit);

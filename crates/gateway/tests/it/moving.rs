@@ -243,7 +243,7 @@ fn a_world_that_is_full_takes_no_more_and_one_that_ends_closes_all() {
     assert_eq!(hub.connections(), 0);
 }
 
-/// The loss of the connection that it replaces has not been noticed yet.
+/// The connection that it replaces has not timed out yet.
 #[test]
 fn a_session_resumes_in_a_world_that_is_full() {
     let mut main = World::new(0, 2, |_| {});

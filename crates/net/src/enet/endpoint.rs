@@ -169,10 +169,10 @@ impl Endpoint {
         Self::guarded(clock, bind(crate::udp::any_address(server), udp)?, pacing, config, guard)
     }
 
-    /// Makes a host for a socket that is open, such as one of [`UdpPort::bind_all`].
+    /// Makes a host for an open socket, such as one of [`UdpPort::bind_all`].
     ///
     /// # Errors
-    /// When the configuration contradicts itself.
+    /// The configuration is invalid, or descriptors ran out.
     pub fn over(clock: Clock, port: UdpPort, pacing: Pacing, config: Config) -> Result<Self, OpenError> {
         Self::guarded(clock, port, pacing, config, Guard::NONE)
     }

@@ -248,7 +248,7 @@ impl<A: Area> Link<A> {
                         if self.claim == Claim::Lost {
                             self.claim = Claim::Until(Instant::now() + ALONE_AGAIN);
                         }
-                        // Those that are still open are told again.
+                        // The matcher sends open proposals again.
                         self.unheard.clear();
                         self.refetch();
                     }
