@@ -204,11 +204,7 @@ impl Matcher {
         if self.queues[ticket].matched != Some(self.matches[index].id()) {
             return Err(closed());
         }
-        let player = self
-            .people
-            .player(role)
-            .filter(|player| self.queues[ticket].players.iter().any(|member| member.player == Some(*player)))
-            .ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))?;
+        let player = self.player_of(ticket, role)?;
         self.check_acts_for(turn.caller, player)?;
         if !yes {
             let queue = self.matches[index].queue();

@@ -6,7 +6,7 @@ use throng_wire::{WireType, fields};
 
 use crate::config::{Caller, Scope};
 use crate::info::{RoleRef, bytes, entry, text};
-use crate::key::{QueueKey, TicketKey};
+use crate::key::{PlayerKey, QueueKey, TicketKey};
 use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, require};
 use crate::problem::{Outcome, Problem, invalid, not_found, quote, quote_all, too_large};
@@ -190,8 +190,16 @@ impl Matcher {
     }
 
     pub(crate) fn cancel_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let index = self.queues.find_ticket(crate::team::two_texts(body)?.0)?;
+        let (id, lost) = crate::team::two_texts(body)?;
+        let index = self.queues.find_ticket(id)?;
         self.check_owns_ticket(turn.caller, index)?;
+        if !lost.is_empty() {
+            let player = self.player_of(index, lost)?;
+            self.check_acts_for(turn.caller, player)?;
+            self.drop_from_ticket(turn, index, player, "disconnected");
+            write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
+            return Ok(());
+        }
         match self.queues[index].state {
             State::Searching => {
                 self.queues.count(self.queues[index].queue, |figures| &mut figures.cancelled);
@@ -205,6 +213,18 @@ impl Matcher {
         }
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
         Ok(())
+    }
+
+    /// The player of a role in a ticket.
+    ///
+    /// # Errors
+    /// The role is not in the ticket.
+    pub(crate) fn player_of(&self, ticket: TicketKey, role: &[u8]) -> Outcome<PlayerKey> {
+        let player = self.people.player(role);
+        let is_in = |player: &PlayerKey| {
+            self.queues[ticket].players.iter().any(|member| member.player == Some(*player))
+        };
+        player.filter(is_in).ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))
     }
 
     /// Whoever hosts a player of a ticket may act for it.

@@ -142,26 +142,37 @@ impl Matcher {
         self.scratch.event = event;
     }
 
-    /// A player is gone: the tickets go, or go on without them.
+    /// A player is gone: its tickets end, or continue with the others.
     pub(crate) fn drop_from_tickets(&mut self, turn: &mut Turn<'_>, player: PlayerKey, reason: &str) {
         for index in self.people[player].tickets().to_vec() {
-            let ticket = &self.queues[index];
-            let queue = ticket.queue;
-            let on_lost = self.queues[queue].rules().set.on_member_lost;
-            let shrinks = on_lost == OnMemberLost::Shrink && ticket.players.len() > 1;
-            match ticket.state {
-                State::Searching if !shrinks => {
-                    self.queues.count(queue, |figures| &mut figures.cancelled);
-                    self.end_ticket(turn, index, State::Cancelled, reason);
-                }
-                State::Proposed => self.withdraw(turn, index, shrinks, reason),
-                // The seat outlasts the connection. Without a server for the match the search ends.
-                State::Placing => self.queues.change_ticket(index, State::Placing, reason),
-                _ => {}
+            self.drop_from_ticket(turn, index, player, reason);
+        }
+    }
+
+    /// A player of a ticket is gone: the ticket ends, or continues with the others.
+    pub(super) fn drop_from_ticket(
+        &mut self,
+        turn: &mut Turn<'_>,
+        index: TicketKey,
+        player: PlayerKey,
+        reason: &str,
+    ) {
+        let ticket = &self.queues[index];
+        let queue = ticket.queue;
+        let on_lost = self.queues[queue].rules().set.on_member_lost;
+        let shrinks = on_lost == OnMemberLost::Shrink && ticket.players.len() > 1;
+        match ticket.state {
+            State::Searching if !shrinks => {
+                self.queues.count(queue, |figures| &mut figures.cancelled);
+                self.end_ticket(turn, index, State::Cancelled, reason);
             }
-            if shrinks && self.queues[index].state == State::Searching {
-                self.shrink(turn, index, player);
-            }
+            State::Proposed => self.withdraw(turn, index, shrinks, reason),
+            // The seat outlasts the connection. Without a server for the match the search ends.
+            State::Placing => self.queues.change_ticket(index, State::Placing, reason),
+            _ => {}
+        }
+        if shrinks && self.queues[index].state == State::Searching {
+            self.shrink(turn, index, player);
         }
     }
 

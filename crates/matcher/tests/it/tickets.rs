@@ -678,6 +678,46 @@ fn a_ticket_that_shrinks_outlives_its_proposal() {
     assert_eq!(declined, 0, "who is lost has declined nothing");
 }
 
+/// Spec: D.2 rule 3 and D.6 step 1. Servers report players who are gone one by one.
+#[test]
+fn a_player_reported_as_lost_has_declined_nothing() {
+    for shrinks in [true, false] {
+        let rule = if shrinks { r#""on_member_lost": "shrink", "# } else { "" };
+        let accept =
+            format!(r#"{rule}"backfill": {{"ack_s": 10}}, "accept": {{"required": true, "cooldown_s": 60}}"#);
+        let mut world = with(&FIVES.replace(r#""backfill": {"ack_s": 10}"#, &accept));
+        let team = world.create_team("s", "a", 2, "");
+        world.join_team("t", "b", &team, "");
+        let queued = Writer::new().str(1, "fives").str(3, &team);
+        let party = world::shown(&world.ok("s", Method::CREATE_TICKET, queued)).id;
+        let others = ["c", "d"].map(|id| world.solo("s", "fives", id, 0.0));
+        world.pass(250);
+        assert_eq!(world.get_ticket(&party).status, "proposed");
+
+        let lost = |player: &str| Writer::new().str(1, &party).str(2, player);
+        assert_eq!(world.ask("s", Method::CANCEL_TICKET, lost("b")).0, Status::Forbidden, "not its server");
+        assert_eq!(world.ask("t", Method::CANCEL_TICKET, lost("c")).0, Status::NotAMember);
+        world.take_kind(Event::MATCH_CANCELLED);
+        world.ok("t", Method::CANCEL_TICKET, lost("b"));
+        let heard = world.take_kind(Event::MATCH_CANCELLED);
+        assert!(!heard.is_empty() && heard.iter().all(|heard| heard.str(2) == "disconnected"), "{shrinks}");
+        let shown = world.get_ticket(&party);
+        let expected = if shrinks { ("searching", "") } else { ("cancelled", "disconnected") };
+        assert_eq!((&*shown.status, &*shown.reason), expected);
+        for other in &others {
+            assert_eq!(world.get_ticket(other).status, "searching");
+        }
+
+        world.ask("s", Method::CANCEL_TICKET, lost("a"));
+        assert_eq!(world.get_ticket(&party).status, "cancelled", "nobody is left");
+        for (srv, id) in [("s", "a"), ("t", "b")] {
+            assert_eq!(world.try_ticket(srv, "fives", vec![player(id, &[])]).0, Status::Ok, "no cooldown");
+        }
+        let stats = world.ok("s", Method::GET_QUEUE_STATS, Writer::new().str(1, "fives"));
+        assert_eq!(Reader::new(&stats).unwrap().last(7).map_or(0, |field| field.scalar), 0);
+    }
+}
+
 /// Spec: D.6 step 1. The queue of the declined match says how long, not that of another that is
 /// open too.
 #[test]

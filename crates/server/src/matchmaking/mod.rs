@@ -101,6 +101,11 @@ enum Done {
     Mine(Mine),
 }
 
+/// The request that a player who is gone leaves a ticket.
+fn lost_from(ticket: &str, player: &str) -> Writer {
+    Writer::new().str(1, ticket).str(2, player)
+}
+
 /// Certainty that no other process has the `SrvID` of a link. Roles of that name whose players are
 /// not here may be players of the other one, and keep their places.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -365,7 +370,7 @@ impl<A: Area> Link<A> {
         tokio::spawn(async move {
             for ticket in player.tickets {
                 // It may have ended, and a room may be gone: that is what is wanted.
-                let _ = matcher.call(Method::CANCEL_TICKET, Writer::new().str(1, &ticket)).await;
+                let _ = matcher.call(Method::CANCEL_TICKET, lost_from(&ticket, &name)).await;
             }
             for room in rooms {
                 let _ = matcher.leave_room(&name, &room).await;
@@ -451,9 +456,10 @@ impl<A: Area> Link<A> {
         }
     }
 
-    fn cancel(&self, ticket: &str) {
-        let (matcher, cancel) = (self.matcher.clone(), Writer::new().str(1, ticket));
-        tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, cancel).await.map(drop) });
+    /// Has a player who is gone leave a ticket. The rules of its queue decide whether it ends.
+    fn leave_ticket(&self, ticket: &str, player: &str) {
+        let (matcher, lost) = (self.matcher.clone(), lost_from(ticket, player));
+        tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, lost).await.map(drop) });
     }
 
     fn hear_matcher(&mut self, notice: Notice) {
@@ -517,8 +523,9 @@ impl<A: Area> Link<A> {
             Kind::TICKET_UPDATE => {
                 let Some(ticket) = TicketNews::read(&notice.body) else { return };
                 // A player was gone before its team was queued, or before its match got no server.
-                if ticket.is_live && !self.gone(notice.roles.clone()).is_empty() {
-                    self.cancel(&ticket.id);
+                let roles = if ticket.is_live { notice.roles.clone() } else { Vec::new() };
+                for player in self.gone(roles) {
+                    self.leave_ticket(&ticket.id, &player);
                 }
                 self.note_ticket(TicketNews { players: notice.roles, ..ticket });
             }
@@ -747,10 +754,11 @@ impl<A: Area> Link<A> {
                 if self.creating == 0 {
                     self.ended_early.clear();
                 }
-                match live {
-                    Some(ticket) if !self.players.contains_key(&maker) => self.cancel(&ticket.id),
-                    Some(ticket) => self.note_ticket(ticket),
-                    None => {}
+                if let Some(ticket) = live {
+                    if !self.players.contains_key(&maker) {
+                        self.leave_ticket(&ticket.id, &maker);
+                    }
+                    self.note_ticket(ticket);
                 }
             }
             Done::Mine(Mine {
@@ -769,8 +777,8 @@ impl<A: Area> Link<A> {
                     self.hear_matcher(notice);
                 }
                 for (ticket, roles) in waiting {
-                    if !self.gone(roles).is_empty() {
-                        self.cancel(&ticket);
+                    for player in self.gone(roles) {
+                        self.leave_ticket(&ticket, &player);
                     }
                 }
                 for (room, roles) in seated {

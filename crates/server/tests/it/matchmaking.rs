@@ -1083,6 +1083,29 @@ fn the_leader_of_a_team_queues_it_and_no_other_member_does() {
 }
 
 #[test]
+fn a_party_waits_on_without_a_player_who_is_gone_if_its_queue_says_so() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let director = world.matcher().await;
+        let queue = QUEUE.replacen('{', r#"{"on_member_lost": "shrink", "#, 1);
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, &queue)).await.unwrap();
+        let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
+        let team = make_team([&mut ann, &mut bob]).await;
+        let queued = Writer::new().str(1, "ranked5").str(3, &team);
+        let ticket = id_in(&ann.ask(Method::CREATE_TICKET, queued).await.unwrap());
+        bob.client.close().await;
+        // The ticket ends before the team loses its member, if it does.
+        assert_eq!(hears(&mut ann, "leaveTeamMsg").await.text(1), "bob");
+        let answer = ann.ask(Method::GET_TICKET, Writer::new().str(1, &ticket)).await.unwrap();
+        let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+        let players: Vec<_> =
+            shown.all(3).map(|player| Reader::new(player).unwrap().str(1).unwrap().to_owned()).collect();
+        assert_eq!((shown.str(8).unwrap(), players), ("searching", vec!["ann".to_owned()]));
+    });
+}
+
+#[test]
 fn a_player_who_vanishes_leaves_its_room() {
     let world = World::start();
     let addr = world.addr(Service::Clients);

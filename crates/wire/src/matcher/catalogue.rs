@@ -269,6 +269,7 @@ message!(Ticket {
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "a team, whose members form the party; `Players`, if given, names the player who asks, which must be its leader"; 4 ExpiresMs U64, "timeout in ms, if shorter than the queue's"; 5 Priority I64, "-10 to 10; trusted callers only"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
+message!(CancelTicketRequest { 1 TicketID Str, "the ticket"; 2 LostRoleID Str, "player of the ticket who is gone; the ticket is not cancelled then, but treated as `on_member_lost` says, and an open proposal is not declined"; });
 message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with it as a member (also those being removed), or with a seat reserved for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones with unclaimed seats"; 6 Next Str, "token of the next page; empty: no more pages"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
 message!(ListTicketsRequest { 1 RoleID Str, "tickets of this player"; 2 Queue Str, "or tickets of this queue"; 3 Token Str, "`Next` of the previous response; empty at first"; });
 message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets"; 2 Next Str, "token of the next page; empty: no more pages"; });
@@ -440,7 +441,7 @@ methods! {
     46 SET_ROOM_FLAGS "SetRoomFlags" write own SetRoomFlagsRequest RoomResponse "Sets the flags of a room: hidden or listed, full or open."
     47 GET_ROOM_HISTORY "GetRoomHistory" read any RoomIdRequest GetRoomHistoryResponse "Returns the latest changes of a room."
     60 CREATE_TICKET "CreateTicket" write own CreateTicketRequest TicketResponse "Queues a party for a match."
-    61 CANCEL_TICKET "CancelTicket" write own TicketIdRequest TicketResponse "Cancels a ticket; declines an open proposal."
+    61 CANCEL_TICKET "CancelTicket" write own CancelTicketRequest TicketResponse "Cancels a ticket; declines an open proposal."
     62 GET_TICKET "GetTicket" read any TicketIdRequest TicketResponse "Returns a ticket, up to 60 s after its end."
     63 LIST_TICKETS "ListTickets" read own ListTicketsRequest ListTicketsResponse "Returns the tickets of a player, or of a queue (trusted callers only)."
     64 ACCEPT_MATCH "AcceptMatch" write own AcceptMatchRequest Empty "Accepts or declines a proposed match."
