@@ -255,10 +255,14 @@ impl TypeSet {
         let last = LOW_TYPES as u32 - 1;
         let mut mark = |ranges: &[(u32, u32)], allow: bool| {
             for &(start, end) in ranges {
-                for msg_type in start..=end.min(last) {
-                    let bit = 1 << (msg_type % 64);
-                    let word = &mut low[msg_type as usize / 64];
-                    *word = if allow { *word | bit } else { *word & !bit };
+                let end = end.min(last);
+                for word in start / 64..=end / 64 {
+                    let first = 64 * word;
+                    // The bits of this word from `start` to `end`.
+                    let above = u64::MAX << start.saturating_sub(first);
+                    let bits = above & u64::MAX >> (first + 63).saturating_sub(end);
+                    let word = &mut low[word as usize];
+                    *word = if allow { *word | bits } else { *word & !bits };
                 }
             }
         };
@@ -389,6 +393,22 @@ mod tests {
         check(r#"{"States": [{"Name": "A"}], "Transitions": [{"MsgType": -1}]}"#, "Transitions[0].MsgType");
         let many = format!(r#"{{"States": [{}]}}"#, vec![r#"{"Name":"A"}"#; 300].join(","));
         check(&many, "300 states");
+    }
+
+    #[test]
+    fn ranges_begin_and_end_anywhere_in_a_word() {
+        let edges = [0, 1, 63, 64, 65, 127, 128, 700, 65_534, 65_535, 65_536];
+        for (at, &start) in edges.iter().enumerate() {
+            for &end in &edges[at..] {
+                let all = TypeSet::new(&[(start, end)], &[]);
+                let none = TypeSet::new(&[(0, u32::MAX)], &[(start, end)]);
+                for msg_type in edges.iter().flat_map(|&edge| [edge.saturating_sub(1), edge, edge + 1]) {
+                    let within = (start..=end).contains(&msg_type);
+                    assert_eq!(all.contains(msg_type), within, "{msg_type} in {start}-{end}");
+                    assert_eq!(none.contains(msg_type), !within, "{msg_type} without {start}-{end}");
+                }
+            }
+        }
     }
 
     #[test]

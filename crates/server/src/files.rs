@@ -1,7 +1,9 @@
 //! Files that a configuration names: certificates, keys, tokens, schemas, settings.
 //!
-//! `throng up`, `throng config check` and `throng doctor` first load them by this one function, so
-//! that none of them accepts what another refuses.
+//! A start, `throng config check` and `throng doctor` load them by this one module, so that none of
+//! them accepts what another refuses.
+
+use throng_gateway::data::Schemas;
 
 use crate::config::{Config, Listener, Problem, ProblemKind, Problems, Settings};
 use crate::{
@@ -13,6 +15,12 @@ use crate::{
 /// # Errors
 /// Every file that cannot be used, with the key that names it.
 pub fn check_files(config: &Config) -> Result<(), Problems> {
+    load(config).map(drop)
+}
+
+/// As [`check_files`], and returns the compiled schemas: they take longer than all other files
+/// together, so that a start compiles them once.
+pub(crate) fn load(config: &Config) -> Result<Schemas, Problems> {
     // Providers of keys begin to fetch them on a runtime; on this one, nothing ever runs.
     let side = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let side = match side {
@@ -22,8 +30,9 @@ pub fn check_files(config: &Config) -> Result<(), Problems> {
             return Err(Problems(vec![problem]));
         }
     };
+    let schemas = schemas::load(&config.settings);
     let found = [
-        of_gateway(&config.settings, side.handle()),
+        of_gateway(&config.settings, schemas.as_ref(), side.handle()),
         of_listener("gateway.servers", &config.settings, &config.settings.servers),
         of_listener("gateway.clients", &config.settings, &config.settings.clients),
         vec![(
@@ -34,9 +43,14 @@ pub fn check_files(config: &Config) -> Result<(), Problems> {
         matcher::check_files(&config.settings, side.handle()),
         of_cluster(&config.settings),
     ];
+    // A drop waits, which tasks that start a server must not.
+    side.shutdown_background();
     let wrong = found.into_iter().flatten().filter_map(|(key, checked)| Some((key, checked.err()?)));
     let problems: Vec<Problem> = wrong.map(|(key, why)| problem(config, &key, why)).collect();
-    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+    match schemas {
+        Ok(schemas) if problems.is_empty() => Ok(schemas),
+        _ => Err(Problems(problems)),
+    }
 }
 
 /// Keys with the result of loading the files that they name.
@@ -49,19 +63,23 @@ fn problem(config: &Config, key: &str, why: String) -> Problem {
     Problem::new(ProblemKind::BadReference, config.origin(key).clone(), message)
 }
 
-fn of_gateway(settings: &Settings, side: &tokio::runtime::Handle) -> Checked {
+fn of_gateway(
+    settings: &Settings,
+    schemas: Result<&Schemas, &String>,
+    side: &tokio::runtime::Handle,
+) -> Checked {
     let mut found = Checked::new();
-    match schemas::load(settings) {
+    match schemas {
         Ok(schemas) => {
             for settings in
                 std::iter::once(settings).chain(settings.classes.iter().map(|class| &class.settings))
             {
-                let unknown = gateway_config::unknown_positions(settings, &schemas);
+                let unknown = gateway_config::unknown_positions(settings, schemas);
                 let checked = if unknown.is_empty() { Ok(()) } else { Err(unknown.join("; ")) };
                 found.push(("gateway.spatial.positions".to_owned(), checked));
             }
         }
-        Err(why) => found.push(("gateway.schemas".to_owned(), Err(why))),
+        Err(why) => found.push(("gateway.schemas".to_owned(), Err(why.clone()))),
     }
     let file = match settings.auth.kind.as_str() {
         "jwt" => "jwt_keys_file",

@@ -75,7 +75,7 @@ pub use files::check_files;
 pub use matcher::{import_matcher, take_over_area};
 pub use services::SERVICES;
 pub use signals::{End, Signals};
-pub use start::{Address, Running, Service, StartError, from_here, start};
+pub use start::{Address, Running, Service, StartError, from_here};
 pub use throng_admin::{CpuProfile, ProfileError};
 /// Why connections are closed, not accepted, and messages refused.
 pub use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
@@ -84,3 +84,22 @@ pub use throng_matcher_server::{
 };
 pub use throng_wire::matcher::STATUSES as MATCHER_STATUSES;
 pub use worker::set_return_memory;
+
+/// Starts everything that the configuration asks for. Every listener is open when this returns.
+///
+/// ```no_run
+/// let config = throng_server::config::Loader::new().load()?;
+/// let running = throng_server::start(config)?;
+/// for address in running.addresses() {
+///     println!("{address}");
+/// }
+/// running.shutdown();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// See [`StartError`]; nothing stays behind then.
+pub fn start(config: config::Config) -> Result<Running, StartError> {
+    let schemas = files::load(&config).map_err(StartError::Files)?;
+    start::start(config, schemas)
+}

@@ -26,7 +26,7 @@ use crate::runs::Offer;
 use crate::worker::{Heartbeat, ListenerRole, OutputMemory, ShardLoads, Worker, WorkerParts};
 use crate::world::{HostParts, World};
 use crate::worlds::{Worlds, name_and_class};
-use crate::{cluster, ddc, doctor, gateway_config, matcher, matchmaking, process, schemas, services, tls};
+use crate::{cluster, ddc, doctor, gateway_config, matcher, matchmaking, process, services, tls};
 
 /// Shards that "one per two cores" stops at. Beyond, mail between shards outweighs what another one
 /// adds.
@@ -98,6 +98,9 @@ pub enum StartError {
         /// A way out, empty when none is known.
         hint: String,
     },
+    /// Files named in the configuration cannot be used; each problem has its code.
+    #[error("{0}")]
+    Files(Problems),
     /// A file named in the configuration cannot be used.
     #[error("{0}")]
     File(String),
@@ -116,7 +119,7 @@ impl StartError {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            StartError::File(_) => ProblemKind::BadReference.code(),
+            StartError::Files(_) | StartError::File(_) => ProblemKind::BadReference.code(),
             StartError::Bind { .. } => "THR-0109",
             StartError::System { .. } => "THR-0110",
         }
@@ -175,21 +178,8 @@ impl Section {
     }
 }
 
-/// Starts everything that the configuration asks for. Every listener is open when this returns.
-///
-/// ```no_run
-/// let config = throng_server::config::Loader::new().load()?;
-/// let running = throng_server::start(config)?;
-/// for address in running.addresses() {
-///     println!("{address}");
-/// }
-/// running.shutdown();
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// See [`StartError`]; nothing stays behind then.
-pub fn start(config: Config) -> Result<Running, StartError> {
+/// Starts everything that the configuration asks for, with its compiled schemas.
+pub(crate) fn start(config: Config, schemas: Schemas) -> Result<Running, StartError> {
     let clock = Clock::start();
     let settings = &config.settings;
     let system = |what| move |source| StartError::System { what, source };
@@ -206,13 +196,6 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     let (core, remarks) = gateway_config::build(settings, secret, link.clone()).map_err(StartError::File)?;
     for remark in config.warnings.iter().chain(&remarks) {
         tracing::warn!("{remark}");
-    }
-    let schemas = Arc::new(schemas::load(settings).map_err(StartError::File)?);
-    for settings in std::iter::once(settings).chain(settings.classes.iter().map(|class| &class.settings)) {
-        let unknown = gateway_config::unknown_positions(settings, &schemas);
-        if !unknown.is_empty() {
-            return Err(StartError::File(format!("`gateway.spatial.positions`: {}", unknown.join("; "))));
-        }
     }
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -244,6 +227,7 @@ pub fn start(config: Config) -> Result<Running, StartError> {
     }
     let mut addresses = Vec::new();
     let mut acceptors = Vec::new();
+    let schemas = Arc::new(schemas);
     let seed = u64::from_le_bytes(std::array::from_fn(|index| secret[index]));
     let main = if is_node { cluster::LOBBY } else { &settings.gateway.default_world };
     let schemas_of = Arc::clone(&schemas);

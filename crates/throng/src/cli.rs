@@ -1,9 +1,10 @@
 //! The command line: subcommands, flags and their help.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, ArgAction, Args, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, value_parser};
 use throng_server::SERVICES;
 
 use crate::bench::BenchArgs;
@@ -12,6 +13,7 @@ use crate::keys::with_keys;
 use crate::migrate::MigrateArgs;
 use crate::replay::ReplayArgs;
 use crate::report::{CompareArgs, ReportArgs};
+use crate::suggest;
 use crate::swarm::{DemoArgs, SwarmArgs};
 use crate::tag::TagArgs;
 use crate::top::TopArgs;
@@ -80,25 +82,45 @@ Examples:
   throng config default > throng.toml      all keys with their documentation
   throng config schema > throng.schema.json";
 
-/// The whole command line.
+/// Flags of the program itself. All others are flags of `up` when no command is named.
+const OWN_FLAGS: &[&str] = &["-h", "--help", "-V", "--version"];
+
+/// Parses a command line; without a command it is one of `up`.
+///
+/// # Errors
+/// Wrong input, with a suggestion, and requests for help.
+pub(crate) fn parse(mut arguments: Vec<OsString>) -> Result<ArgMatches, Error> {
+    let is_flag_of_up = |word: &OsString| {
+        word.as_encoded_bytes().starts_with(b"-") && !OWN_FLAGS.iter().any(|own| word == own)
+    };
+    if arguments.get(1).is_none_or(is_flag_of_up) {
+        arguments.insert(1.min(arguments.len()), "up".into());
+    }
+    command().try_get_matches_from(&arguments).map_err(|mut error| {
+        let mut built = command();
+        built.build();
+        suggest::improve(&mut error, &built, &arguments);
+        error
+    })
+}
+
+/// The whole command line. Commands with a flag for every key define them when they are built: the
+/// flags of all of them would take milliseconds of each start.
 pub(crate) fn command() -> Command {
-    // Without a subcommand the flags of `up` apply, but they would drown the list of subcommands in
-    // the help.
-    let hidden =
-        |command: Command| command.mut_args(|arg| if is_builtin(&arg) { arg } else { arg.hide(true) });
-    let command = hidden(up_flags(Command::new("throng")))
+    let command = Command::new("throng")
         .about("Multiplayer backend in one binary. With no command, runs `up`.")
         .help_template(TEMPLATE)
         .version(env!("CARGO_PKG_VERSION"))
         .override_usage("throng [COMMAND] [OPTIONS]")
-        .args_conflicts_with_subcommands(true)
+        .subcommand_required(true)
         .disable_help_subcommand(true)
         .after_help(EXAMPLES)
         .after_long_help(MORE_EXAMPLES)
         .subcommand(
-            up_flags(Command::new("up"))
+            Command::new("up")
                 .about("Start the services and print their addresses")
-                .after_help(UP_EXAMPLES),
+                .after_help(UP_EXAMPLES)
+                .defer(up_flags),
         )
         .subcommand(
             DemoArgs::augment_args(Command::new("demo"))
@@ -162,9 +184,12 @@ pub(crate) fn command() -> Command {
                 .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer")),
         )
         .subcommand(
-            up_flags(Command::new("doctor"))
+            Command::new("doctor")
                 .about("Check this machine for `throng up` with the same flags, and suggest fixes")
-                .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON")),
+                .defer(|command| {
+                    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("As JSON");
+                    up_flags(command).arg(json)
+                }),
         )
         .subcommand(
             Command::new("completions").about("Print a completion script for a shell").arg(
@@ -320,12 +345,20 @@ fn config_command() -> Command {
         .arg_required_else_help(true)
         .disable_help_subcommand(true)
         .after_help(CONFIG_EXAMPLES)
-        .subcommand(with_keys(
-            Command::new("check").about("Report every problem; exit 2 if there is one").arg(file.clone()),
-        ))
-        .subcommand(with_keys(
-            Command::new("show").about("Print the values in effect").arg(file).arg(origin).arg(json),
-        ))
+        .subcommand(
+            Command::new("check")
+                .about("Report every problem; exit 2 if there is one")
+                .arg(file.clone())
+                .defer(with_keys),
+        )
+        .subcommand(
+            Command::new("show")
+                .about("Print the values in effect")
+                .arg(file)
+                .arg(origin)
+                .arg(json)
+                .defer(with_keys),
+        )
         .subcommand(Command::new("default").about("Print a commented file with every key"))
         .subcommand(Command::new("schema").about("Print a JSON Schema for editors"))
 }
@@ -346,10 +379,6 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
         return Err("expected a time between 0 and 30 years".to_owned());
     }
     Ok(Duration::from_secs_f64(seconds))
-}
-
-fn is_builtin(arg: &Arg) -> bool {
-    matches!(arg.get_id().as_str(), "help" | "version")
 }
 
 #[cfg(test)]
@@ -467,7 +496,7 @@ mod tests {
                     };
                     check(&rest).err()
                 }
-                ("throng", _) => match command().try_get_matches_from(&words) {
+                ("throng", _) => match parse(words.iter().map(OsString::from).collect()) {
                     Err(error) if error.use_stderr() => Some(error.to_string()),
                     _ => None,
                 },

@@ -153,7 +153,7 @@ mod tests {
     use std::collections::HashSet;
 
     use throng_server::StartError;
-    use throng_server::config::ProblemKind;
+    use throng_server::config::{ProblemKind, Problems};
 
     #[test]
     fn close_codes_and_statuses_of_the_matcher_are_found_by_number() {
@@ -179,6 +179,7 @@ mod tests {
             StartError::Bind { key: "http.addr".to_owned(), addr, source: refused(), hint: String::new() };
         let errors = [
             bind,
+            StartError::Files(Problems(Vec::new())),
             StartError::File(String::new()),
             StartError::System { what: "a thread", source: refused() },
         ];

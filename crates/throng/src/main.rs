@@ -93,16 +93,14 @@ fn main() -> ExitCode {
     {
         return matcher::bench(&arguments[2..]);
     }
-    let matches = match cli::command().try_get_matches_from(&arguments) {
+    let matches = match cli::parse(arguments) {
         Ok(matches) => matches,
-        Err(mut error) => {
-            suggest::improve(&mut error, &cli::command(), &arguments);
+        Err(error) => {
             output::print_usage(&error);
             return ExitCode::from(error.exit_code().clamp(0, 2) as u8);
         }
     };
     match matches.subcommand() {
-        None => up::run(&matches),
         Some(("up", matches)) => up::run(matches),
         Some(("demo", matches)) => with(matches, swarm::demo),
         Some(("bench", matches)) => with(matches, bench::run),
@@ -125,7 +123,7 @@ fn main() -> ExitCode {
         Some(("cluster", matches)) => cluster::run(matches),
         Some(("explain", matches)) => explain::run(matches),
         Some(("version", matches)) => version::run(matches),
-        Some((name, _)) => unreachable!("`{name}` is defined in cli.rs"),
+        other => unreachable!("{other:?} is defined in cli.rs"),
     }
 }
 

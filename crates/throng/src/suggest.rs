@@ -17,7 +17,7 @@ const ADDRESS_FLAGS: &[&str] =
     &["gateway.clients.addr", "gateway.servers.addr", "ddc.addr", "matcher.addr", "http"];
 
 /// Replaces clap's suggestion in `error`, which considers one command only and measures similarity
-/// instead of edit distance.
+/// instead of edit distance. `command` is built.
 pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsString]) {
     if error.kind() == ErrorKind::InvalidSubcommand {
         return improve_command(error, used_command(command, arguments));
@@ -26,9 +26,7 @@ pub(crate) fn improve(error: &mut Error, command: &Command, arguments: &[OsStrin
         return;
     }
     // clap shows the flags given so far and those that they require, the rest not.
-    let mut built = command.clone();
-    built.build();
-    let usage = used_command(&built, arguments).clone().render_usage();
+    let usage = used_command(command, arguments).clone().render_usage();
     error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return };
     let Some(word) = given.strip_prefix("--").map(|flag| flag.split('=').next().unwrap_or(flag)) else {
@@ -102,11 +100,8 @@ mod tests {
     use super::*;
 
     fn check(line: &str, expected: &str) {
-        let command = crate::cli::command();
         let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let mut error = command.clone().try_get_matches_from(&arguments).expect_err(line);
-        improve(&mut error, &command, &arguments);
-        let shown = error.render().to_string();
+        let shown = crate::cli::parse(arguments).expect_err(line).render().to_string();
         assert!(shown.contains(expected) && shown.matches("tip:").count() == 1, "{line}: {shown}");
     }
 
@@ -116,6 +111,7 @@ mod tests {
         check("throng up --onyl ddc", "'--only'");
         check("throng up --gateway.client.addr x", "'--gateway.clients.addr'");
         check("throng up --playrs 3", "'--players' is a flag of `throng demo`");
+        check("throng --onyl ddc", "'--only'");
         check("throng --playrs 3", "'--players' is a flag of `throng demo`");
         check("throng up --shards 3", "'--server.shards'");
         check("throng up --port 3", "'--gateway.clients.addr HOST:PORT'");
@@ -134,11 +130,8 @@ mod tests {
 
     #[test]
     fn nothing_is_suggested_for_another_word() {
-        let command = crate::cli::command();
         let arguments: Vec<OsString> = ["throng", "nope"].map(OsString::from).to_vec();
-        let mut error = command.clone().try_get_matches_from(&arguments).expect_err("no such command");
-        improve(&mut error, &command, &arguments);
-        let shown = error.render().to_string();
+        let shown = crate::cli::parse(arguments).expect_err("no such command").render().to_string();
         assert!(!shown.contains("tip:"), "{shown}");
     }
 }

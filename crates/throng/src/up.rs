@@ -197,11 +197,6 @@ pub(crate) fn serve(
         Ok(log) => log,
         Err(why) => return failed(&why),
     };
-    if let Err(problems) = throng_server::check_files(&config) {
-        log.flush();
-        complain(&problems.to_string());
-        return ExitCode::from(WRONG);
-    }
     let data = config.settings.server.data.clone();
     let listeners = config.clone();
     let running = match throng_server::start(config) {
@@ -209,7 +204,10 @@ pub(crate) fn serve(
         Err(error) => {
             log.flush();
             let others = other_taken_addresses(&error, &listeners);
-            complain(&format!("error[{}]: {error}{others}", error.code()));
+            complain(&match &error {
+                StartError::Files(problems) => problems.to_string(),
+                _ => format!("error[{}]: {error}{others}", error.code()),
+            });
             return ExitCode::from(WRONG);
         }
     };

@@ -151,7 +151,7 @@ impl SchemasBuilder {
     /// # Errors
     /// The first error found in a file, with its place.
     pub fn build(self) -> Result<Schemas, SchemaError> {
-        let files = Files::collect(self.sources, &self.sets)?;
+        let mut files = Files::collect(self.sources, &self.sets)?;
         let pool = files.compile()?;
         let names: HashMap<String, TypeIndex> = pool
             .all_messages()
@@ -371,8 +371,8 @@ impl Files {
         Ok(files)
     }
 
-    fn compile(&self) -> Result<DescriptorPool, SchemaError> {
-        let resolver = Resolver { files: self.files.clone(), google: GoogleFileResolver::new() };
+    fn compile(&mut self) -> Result<DescriptorPool, SchemaError> {
+        let resolver = Resolver { files: std::mem::take(&mut self.files), google: GoogleFileResolver::new() };
         let mut compiler = protox::Compiler::with_file_resolver(resolver);
         compiler.include_imports(true).include_source_info(true);
         for name in &self.order {
