@@ -77,6 +77,8 @@ pub use services::SERVICES;
 pub use signals::{End, Signals};
 pub use start::{Address, Running, Service, StartError, from_here};
 pub use throng_admin::{CpuProfile, ProfileError};
+/// Does part of a start in advance, on any thread.
+pub use throng_gateway::data::prepare;
 /// Why connections are closed, not accepted, and messages refused.
 pub use throng_gateway::{AcceptRefusal, CloseReason, Refusal};
 pub use throng_matcher_server::{

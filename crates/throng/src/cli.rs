@@ -85,14 +85,23 @@ Examples:
 /// Flags of the program itself. All others are flags of `up` when no command is named.
 const OWN_FLAGS: &[&str] = &["-h", "--help", "-V", "--version"];
 
+/// Returns whether the words are those of a command that starts services in this process.
+pub(crate) fn starts_services(arguments: &[OsString]) -> bool {
+    match arguments.get(1) {
+        Some(word) => word == "up" || word == "channeld" || is_flag_of_up(word),
+        None => true,
+    }
+}
+
+fn is_flag_of_up(word: &OsString) -> bool {
+    word.as_encoded_bytes().starts_with(b"-") && !OWN_FLAGS.iter().any(|own| word == own)
+}
+
 /// Parses a command line; without a command it is one of `up`.
 ///
 /// # Errors
 /// Wrong input, with a suggestion, and requests for help.
 pub(crate) fn parse(mut arguments: Vec<OsString>) -> Result<ArgMatches, Error> {
-    let is_flag_of_up = |word: &OsString| {
-        word.as_encoded_bytes().starts_with(b"-") && !OWN_FLAGS.iter().any(|own| word == own)
-    };
     if arguments.get(1).is_none_or(is_flag_of_up) {
         arguments.insert(1.min(arguments.len()), "up".into());
     }

@@ -76,6 +76,10 @@ fn main() -> ExitCode {
     if arguments.get(1).is_some_and(|word| word == "help") {
         help_becomes_a_flag(&mut arguments);
     }
+    if cli::starts_services(&arguments) {
+        // The start does it itself if there is no thread for it.
+        let _ = std::thread::Builder::new().name("prepare".to_owned()).spawn(throng_server::prepare);
+    }
     // The reference's flags are no clap flags: one dash, Go's rules for values.
     if arguments.get(1).is_some_and(|word| word == "channeld") {
         return channeld::run(&arguments[2..]);

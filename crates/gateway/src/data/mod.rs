@@ -59,7 +59,7 @@ pub use plan::{DataLimits, MergeOptions, Plan, Profile};
 pub use removal::removals;
 pub(crate) use removal::replaced;
 pub use rule::FieldRule;
-pub use schema::{SchemaError, Schemas, SchemasBuilder};
+pub use schema::{SchemaError, Schemas, SchemasBuilder, prepare};
 pub(crate) use split::split_without_oversize;
 pub use split::{Joint, Oversize, split};
 pub use state::ChannelData;

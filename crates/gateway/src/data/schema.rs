@@ -1,7 +1,7 @@
 //! Schemas: `.proto` sources and descriptor sets compiled to merge plans.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use hashbrown::HashMap;
 use miette::Diagnostic;
@@ -22,6 +22,18 @@ const BUILT_IN: [(&str, &str); 3] = [
     ("unity_common.proto", throng_wire::proto::UNITY_COMMON_PROTO),
     ("unreal_common.proto", throng_wire::proto::UNREAL_COMMON_PROTO),
 ];
+
+/// The built-in files, compiled without others: by far the longest part of most starts.
+static BUILT_IN_POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    let compiled = Files::collect(Vec::new(), &[]).and_then(|mut files| files.compile());
+    compiled.expect("the built-in files are valid")
+});
+
+/// Compiles the built-in files, which takes some milliseconds. A program can have that done by
+/// another thread before it needs [`Schemas`].
+pub fn prepare() {
+    LazyLock::force(&BUILT_IN_POOL);
+}
 
 /// Unreal state messages: a type with one of them among its fields merges by the Unreal profile.
 const UNREAL_STATES: [&str; 10] = [
@@ -151,8 +163,13 @@ impl SchemasBuilder {
     /// # Errors
     /// The first error found in a file, with its place.
     pub fn build(self) -> Result<Schemas, SchemaError> {
-        let mut files = Files::collect(self.sources, &self.sets)?;
-        let pool = files.compile()?;
+        let (files, pool) = if self.sources.is_empty() && self.sets.is_empty() {
+            (Files::default(), BUILT_IN_POOL.clone())
+        } else {
+            let mut files = Files::collect(self.sources, &self.sets)?;
+            let pool = files.compile()?;
+            (files, pool)
+        };
         let names: HashMap<String, TypeIndex> = pool
             .all_messages()
             .filter(|message| !message.is_map_entry())
@@ -291,6 +308,7 @@ impl Schemas {
 }
 
 /// Schema files under the names by which they import one another.
+#[derive(Default)]
 struct Files {
     files: BTreeMap<String, File>,
     /// Internal name to the caller's name and the text, for error places.
@@ -352,7 +370,7 @@ impl Files {
                 sources[at].name = import;
             }
         }
-        let mut files = Files { files: BTreeMap::new(), texts: BTreeMap::new(), order: Vec::new() };
+        let mut files = Files::default();
         for source in sources {
             let file = parse(&source)?;
             files.order.push(source.name.clone());
