@@ -191,8 +191,18 @@ impl Matcher {
 
     pub(crate) fn cancel_ticket(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
         let (id, lost) = crate::team::two_texts(body)?;
+        let mut role = &[][..];
+        for field in fields(body) {
+            let field = field?;
+            if field.number == 3 {
+                role = text(&field)?;
+            }
+        }
         let index = self.queues.find_ticket(id)?;
         self.check_owns_ticket(turn.caller, index)?;
+        if !role.is_empty() {
+            self.player_of(index, role)?;
+        }
         if !lost.is_empty() {
             let player = self.player_of(index, lost)?;
             self.check_acts_for(turn.caller, player)?;

@@ -697,6 +697,8 @@ fn a_player_reported_as_lost_has_declined_nothing() {
         let lost = |player: &str| Writer::new().str(1, &party).str(2, player);
         assert_eq!(world.ask("s", Method::CANCEL_TICKET, lost("b")).0, Status::Forbidden, "not its server");
         assert_eq!(world.ask("t", Method::CANCEL_TICKET, lost("c")).0, Status::NotAMember);
+        let asked_by_another = Writer::new().str(1, &party).str(3, "c");
+        assert_eq!(world.ask("s", Method::CANCEL_TICKET, asked_by_another).0, Status::NotAMember);
         world.take_kind(Event::MATCH_CANCELLED);
         world.ok("t", Method::CANCEL_TICKET, lost("b"));
         let heard = world.take_kind(Event::MATCH_CANCELLED);

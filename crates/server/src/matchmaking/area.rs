@@ -127,14 +127,27 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         self.call(Method::LEAVE_TEAM, Writer::new().str(1, role).str(2, team))
     }
 
-    /// Leaves the team that a role is in, if there is one.
-    fn leave_own_team(&self, role: &str) -> impl Future<Output = Result<(), CallError>> + Send {
+    /// Team and tickets of a role of a server. None if the role has another server by now, which
+    /// speaks for it.
+    fn own_role(
+        &self,
+        role: &str,
+        srv: &str,
+    ) -> impl Future<Output = Result<Option<OwnRole>, CallError>> + Send {
         async move {
             let answer = self.call(Method::GET_ROLE, Writer::new().str(1, role)).await?;
-            let shown = Reader::new(&answer).and_then(|answer| answer.nested(4)?.str(1));
-            match shown.map_err(|_| CallError::BadAnswer)? {
-                "" => Ok(()),
-                team => self.leave_team(role, team).await.map(drop),
+            OwnRole::read(&answer, srv).map_err(|_| CallError::BadAnswer)
+        }
+    }
+
+    /// Leaves the team that a role of a server is in, if there is one.
+    fn leave_own_team(&self, role: &str, srv: &str) -> impl Future<Output = Result<(), CallError>> + Send {
+        async move {
+            match self.own_role(role, srv).await? {
+                Some(OwnRole { team, .. }) if !team.is_empty() => {
+                    self.leave_team(role, &team).await.map(drop)
+                }
+                _ => Ok(()),
             }
         }
     }
@@ -142,6 +155,24 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
     /// Turns a reserved seat into membership.
     fn claim_seat(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
         self.call(Method::CLAIM_SEAT, Writer::new().str(1, room).str(2, role))
+    }
+}
+
+/// Team and tickets of a role; an empty team is none.
+pub(super) struct OwnRole {
+    pub(super) team: String,
+    pub(super) tickets: Vec<String>,
+}
+
+impl OwnRole {
+    fn read(answer: &[u8], srv: &str) -> Result<Option<OwnRole>, WireError> {
+        let answer = Reader::new(answer)?;
+        if answer.str(2)? != srv {
+            return Ok(None);
+        }
+        let ticket = |ticket| Reader::new(ticket)?.str(1).map(str::to_owned);
+        let tickets = answer.all(5).map(ticket).collect::<Result<_, _>>()?;
+        Ok(Some(OwnRole { team: answer.nested(4)?.str(1)?.to_owned(), tickets }))
     }
 }
 

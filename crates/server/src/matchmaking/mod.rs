@@ -363,20 +363,22 @@ impl<A: Area> Link<A> {
         if self.players.get(name).is_none_or(|player| player.at != at) {
             return;
         }
-        let Some(player) = self.players.remove(name) else { return };
+        self.players.remove(name);
         let (rooms, is_elsewhere) = (self.matches.forget(name), self.matches.is_in_world(name));
         self.close_empty();
-        let (matcher, name) = (self.matcher.clone(), name.to_owned());
+        let (matcher, srv, name) = (self.matcher.clone(), self.srv.clone(), name.to_owned());
         tokio::spawn(async move {
-            for ticket in player.tickets {
+            // Tickets of its team that another gateway has queued are known to the matcher only.
+            let Ok(Some(role)) = matcher.own_role(&name, &srv).await else { return };
+            for ticket in role.tickets {
                 // It may have ended, and a room may be gone: that is what is wanted.
                 let _ = matcher.call(Method::CANCEL_TICKET, lost_from(&ticket, &name)).await;
             }
             for room in rooms {
                 let _ = matcher.leave_room(&name, &room).await;
             }
-            if !is_elsewhere {
-                let _ = matcher.leave_own_team(&name).await;
+            if !is_elsewhere && !role.team.is_empty() {
+                let _ = matcher.leave_team(&name, &role.team).await;
             }
         });
     }
@@ -443,8 +445,8 @@ impl<A: Area> Link<A> {
     fn leave_teams(&mut self) {
         let away = self.matches.take_away(Instant::now());
         for player in self.gone(away) {
-            let matcher = self.matcher.clone();
-            tokio::spawn(async move { persist(RETRY, || matcher.leave_own_team(&player)).await });
+            let (matcher, srv) = (self.matcher.clone(), self.srv.clone());
+            tokio::spawn(async move { persist(RETRY, || matcher.leave_own_team(&player, &srv)).await });
         }
     }
 

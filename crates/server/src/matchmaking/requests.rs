@@ -33,7 +33,7 @@ const ALLOWED: &[(u16, Role, &[u32])] = &[
     // Without a priority. A team is queued only if the player leads it.
     (Method::CREATE_TICKET, Role::Player(2), &[5]),
     // The whole ticket: nobody reports another as lost.
-    (Method::CANCEL_TICKET, Role::Nowhere, &[2]),
+    (Method::CANCEL_TICKET, Role::Id(3), &[2]),
     (Method::GET_TICKET, Role::Nowhere, &[]),
     (Method::ACCEPT_MATCH, Role::Id(3), &[]),
     (Method::GET_QUEUE_STATS, Role::Nowhere, &[]),
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(leave, Writer::new().str(2, "room").str(1, "me").into_bytes());
 
         let cancel = asked(Method::CANCEL_TICKET, Writer::new().str(1, "ticket").str(2, "other")).unwrap();
-        assert_eq!(cancel, Writer::new().str(1, "ticket").into_bytes());
+        assert_eq!(cancel, Writer::new().str(1, "ticket").str(3, "me").into_bytes());
 
         let players = [Writer::new().str(1, "a").str(5, "tank"), Writer::new().str(1, "b")];
         let ticket =

@@ -906,6 +906,32 @@ fn a_party_over_two_gateways_waits_no_longer_than_both_of_them() {
 }
 
 #[test]
+fn a_ticket_ends_with_a_player_of_another_gateway_than_the_one_that_queued_it() {
+    let apart = Apart::new();
+    let _matcher = apart.matcher("m", "reached");
+    let (first, second) = (apart.gateway_as("g1", "g"), apart.gateway_as("g2", "h"));
+    apart.run(async {
+        let director = apart.session("director", "reached").await;
+        let queue = QUEUE.replacen('{', r#"{"updates_s": 0, "#, 1);
+        director.call(Method::PUT_QUEUE, Writer::new().str(1, &queue)).await.unwrap();
+        let mut ann = Player::connect(first.address(Service::Clients).unwrap(), "ann").await;
+        let mut bob = Player::connect(second.address(Service::Clients).unwrap(), "bob").await;
+        for player in [&mut ann, &mut bob] {
+            ask_reached(player, Method::PING, &Writer::new()).await;
+        }
+        // The other gateway has read what concerns it before there is a ticket.
+        let known = in_room(&mut bob, "ranked").await;
+        assert!(director.room(&known).await.unwrap().roles.iter().any(|role| role.id == "bob"));
+        bob.ask(Method::ROLE_LEAVE_ROOM, Writer::new().str(2, &known)).await.unwrap();
+        let team = make_team([&mut ann, &mut bob]).await;
+        ann.ask(Method::CREATE_TICKET, Writer::new().str(1, "ranked5").str(3, &team)).await.unwrap();
+        bob.client.close().await;
+        assert_eq!(hears(&mut ann, "leaveTeamMsg").await.text(1), "bob");
+        ann.ask(Method::CREATE_TICKET, Writer::new().str(1, "ranked5")).await.unwrap();
+    });
+}
+
+#[test]
 fn a_second_gateway_of_one_name_takes_no_player_of_the_first_out_of_a_room() {
     let apart = Apart::new();
     let _matcher = apart.matcher("m", "reached");

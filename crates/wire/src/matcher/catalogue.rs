@@ -269,7 +269,7 @@ message!(Ticket {
 message!(CreateTicketRequest { 1 Queue Str, "the queue"; 2 Players List(&Msg(&Player)), "the party"; 3 TeamID Str, "a team, whose members form the party; `Players`, if given, names the player who asks, which must be its leader"; 4 ExpiresMs U64, "timeout in ms, if shorter than the queue's"; 5 Priority I64, "-10 to 10; trusted callers only"; });
 message!(TicketResponse { 1 Ticket Msg(&Ticket), "the ticket"; });
 message!(TicketIdRequest { 1 TicketID Str, "the ticket"; });
-message!(CancelTicketRequest { 1 TicketID Str, "the ticket"; 2 LostRoleID Str, "player of the ticket who is gone; the ticket is not cancelled then, but treated as `on_member_lost` says, and an open proposal is not declined"; });
+message!(CancelTicketRequest { 1 TicketID Str, "the ticket"; 2 LostRoleID Str, "player of the ticket who is gone; the ticket is not cancelled then, but treated as `on_member_lost` says, and an open proposal is not declined"; 3 RoleID Str, "player who asks, if one does: must be in the ticket"; });
 message!(GetRoleResponse { 1 RoleID Str, "the role"; 2 SrvID Str, "its server"; 3 RoomInfos Keyed(&RoomInfo, "RoomID"), "rooms with it as a member (also those being removed), or with a seat reserved for it"; 5 Tickets List(&Msg(&Ticket)), "its live tickets, and matched ones with unclaimed seats"; 6 Next Str, "token of the next page; empty: no more pages"; } { 4 TeamInfo Msg(&TeamInfo), "its team"; });
 message!(ListTicketsRequest { 1 RoleID Str, "tickets of this player"; 2 Queue Str, "or tickets of this queue"; 3 Token Str, "`Next` of the previous response; empty at first"; });
 message!(ListTicketsResponse { 1 Tickets List(&Msg(&Ticket)), "the tickets"; 2 Next Str, "token of the next page; empty: no more pages"; });
