@@ -711,7 +711,7 @@ fn a_player_reported_as_lost_has_declined_nothing() {
         }
 
         world.ask("s", Method::CANCEL_TICKET, lost("a"));
-        assert_eq!(world.get_ticket(&party).status, "cancelled", "nobody is left");
+        assert_eq!(world.get_ticket(&party).status, "cancelled", "no player is left");
         for (srv, id) in [("s", "a"), ("t", "b")] {
             assert_eq!(world.try_ticket(srv, "fives", vec![player(id, &[])]).0, Status::Ok, "no cooldown");
         }

@@ -32,7 +32,7 @@ const ALLOWED: &[(u16, Role, &[u32])] = &[
     (Method::LIST_ROOMS, Role::Nowhere, &[]),
     // Without a priority. A team is queued only if the player leads it.
     (Method::CREATE_TICKET, Role::Player(2), &[5]),
-    // The whole ticket: nobody reports another as lost.
+    // A player cancels a whole ticket, and cannot report another player as lost.
     (Method::CANCEL_TICKET, Role::Id(3), &[2]),
     (Method::GET_TICKET, Role::Nowhere, &[]),
     (Method::ACCEPT_MATCH, Role::Id(3), &[]),
