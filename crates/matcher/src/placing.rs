@@ -233,7 +233,7 @@ impl Matcher {
             match self.queues[other].state {
                 _ if matched.is_some() && matched == found => {}
                 State::Searching => self.end_ticket(turn, other, State::Cancelled, "matched_elsewhere"),
-                State::Proposed => self.withdraw(turn, other, false, "matched_elsewhere"),
+                State::Proposed => self.withdraw(turn, other, None, "matched_elsewhere"),
                 _ => {}
             }
         }

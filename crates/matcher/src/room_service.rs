@@ -14,7 +14,7 @@ use crate::listing::{page_start, write_page};
 use crate::matcher::{Matcher, collapse_key, write_about};
 use crate::problem::{Outcome, Problem, forbidden, invalid};
 use crate::room::{CreateInfo, Newcomer, Newcomers, check_stays_unique};
-use crate::team::{text_and_message, two_texts};
+use crate::team::{Departure, text_and_message, two_texts};
 use crate::timers::Timer;
 use crate::turn::Turn;
 
@@ -161,16 +161,8 @@ impl Matcher {
     }
 
     pub(crate) fn role_leave_room(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (mut role, mut room, mut actor) = (&[][..], &[][..], &[][..]);
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => role = text(&field)?,
-                2 => room = text(&field)?,
-                3 => actor = text(&field)?,
-                _ => {}
-            }
-        }
+        let departure = Departure::parse(body)?;
+        let Departure { role, place: room, actor, .. } = departure;
         check_id(role, "RoleID")?;
         let index = self.find_room(room)?;
         let seat = self.seat_of(index, role);
@@ -182,7 +174,7 @@ impl Matcher {
             ));
         }
         let kicked = !actor.is_empty() && actor != role || !own && turn.caller.scope == Scope::Server;
-        let reason = if kicked { "kicked" } else { "left" };
+        let reason = departure.reason(kicked);
         if let Some((at, _)) = seat {
             self.leave_seat(turn, index, at, reason);
             write_nested(turn.answer, 1, |out| self.write_room(index, None, out));

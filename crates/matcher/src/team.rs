@@ -29,6 +29,44 @@ pub(crate) fn two_texts(body: &[u8]) -> Outcome<(&[u8], &[u8])> {
     Ok((first, second))
 }
 
+/// A request that a role leaves a team or a room.
+#[derive(Default)]
+pub(crate) struct Departure<'a> {
+    pub(crate) role: &'a [u8],
+    /// Id of the team or room.
+    pub(crate) place: &'a [u8],
+    /// The role that kicks; empty if the role leaves.
+    pub(crate) actor: &'a [u8],
+    /// The player is gone.
+    pub(crate) is_lost: bool,
+}
+
+impl<'a> Departure<'a> {
+    pub(crate) fn parse(body: &'a [u8]) -> Outcome<Departure<'a>> {
+        let mut departure = Departure::default();
+        for field in fields(body) {
+            let field = field?;
+            match field.number {
+                1 => departure.role = text(&field)?,
+                2 => departure.place = text(&field)?,
+                3 => departure.actor = text(&field)?,
+                4 => departure.is_lost = field.scalar != 0,
+                _ => {}
+            }
+        }
+        Ok(departure)
+    }
+
+    /// The reason that the others are told.
+    pub(crate) fn reason(&self, is_kick: bool) -> &'static str {
+        match (is_kick, self.is_lost) {
+            (true, _) => "kicked",
+            (false, true) => "disconnected",
+            (false, false) => "left",
+        }
+    }
+}
+
 /// An id and the message of a broadcast.
 pub(crate) fn text_and_message(body: &[u8]) -> Outcome<(&[u8], &[u8])> {
     let (mut id, mut message) = (&[][..], &[][..]);

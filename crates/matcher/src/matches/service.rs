@@ -240,11 +240,25 @@ impl Matcher {
         }
     }
 
-    /// A player of a proposed ticket is gone. With `requeue` the ticket searches on, as the others
-    /// do.
-    pub(crate) fn withdraw(&mut self, turn: &mut Turn<'_>, ticket: TicketKey, requeue: bool, reason: &str) {
-        if let Some(index) = self.queues[ticket].matched.and_then(|id| self.match_of(id)) {
-            self.refuse_match(turn, index, ticket, requeue, reason);
+    /// A player of a proposed ticket is gone: the ticket ends, or searches on without `lost`, as the
+    /// other tickets do.
+    pub(crate) fn withdraw(
+        &mut self,
+        turn: &mut Turn<'_>,
+        ticket: TicketKey,
+        lost: Option<PlayerKey>,
+        reason: &str,
+    ) {
+        let Some(index) = self.queues[ticket].matched.and_then(|id| self.match_of(id)) else { return };
+        for own in self.break_match(turn, index, reason) {
+            match lost {
+                _ if own != ticket => self.return_ticket(turn, own),
+                Some(player) => {
+                    self.queues.unmatch(own);
+                    self.shrink(turn, own, player);
+                }
+                None => self.end_ticket(turn, own, State::Cancelled, reason),
+            }
         }
     }
 

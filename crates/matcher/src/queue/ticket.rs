@@ -134,6 +134,11 @@ impl TicketPlayer {
 }
 
 impl Ticket {
+    /// Returns whether a role is in the ticket, which may have ended.
+    pub(crate) fn has_role(&self, role: &[u8]) -> bool {
+        self.players.iter().any(|player| player.names().0 == role)
+    }
+
     /// `place` says where it waits.
     pub(crate) fn save(&self, numbers: &Numbers, place: Option<v1::Waiting>) -> v1::Ticket<'_> {
         let player = |own: &'_ TicketPlayer| own.player.and_then(|player| numbers.player(player));

@@ -3,7 +3,7 @@
 use throng_wire::fields;
 use throng_wire::matcher::{Event, Status, write_bytes, write_nested};
 
-use super::{TeamMember, strange_to_team, text_and_message, two_texts};
+use super::{Departure, TeamMember, strange_to_team, text_and_message, two_texts};
 use crate::config::{Caller, Scope};
 use crate::id::Id;
 use crate::info::{DataMap, RoleRef, TEAM_DATA_FIELD, bytes, check_growth, check_id, check_len, entry, text};
@@ -100,16 +100,8 @@ impl Matcher {
     }
 
     pub(crate) fn leave_team(&mut self, turn: &mut Turn<'_>, body: &[u8]) -> Outcome {
-        let (mut member, mut team, mut actor) = (&[][..], &[][..], &[][..]);
-        for field in fields(body) {
-            let field = field?;
-            match field.number {
-                1 => member = text(&field)?,
-                2 => team = text(&field)?,
-                3 => actor = text(&field)?,
-                _ => {}
-            }
-        }
+        let departure = Departure::parse(body)?;
+        let Departure { role: member, place: team, actor, .. } = departure;
         check_id(member, "MemberID")?;
         let index = self.find_team(team)?;
         let player = self.member_of_team(index, member)?;
@@ -122,8 +114,8 @@ impl Matcher {
         if !allowed {
             return Err(forbidden("only the leader or a trusted server may kick"));
         }
-        let reason = if is_actor && (own || turn.caller.scope > Scope::Server) { "left" } else { "kicked" };
-        self.remove_from_team(turn, index, player, reason);
+        let is_kick = !is_actor || !own && turn.caller.scope == Scope::Server;
+        self.remove_from_team(turn, index, player, departure.reason(is_kick));
         Ok(())
     }
 

@@ -200,25 +200,29 @@ impl Matcher {
         }
         let index = self.queues.find_ticket(id)?;
         self.check_owns_ticket(turn.caller, index)?;
-        if !role.is_empty() {
-            self.player_of(index, role)?;
+        for named in [role, lost] {
+            if !named.is_empty() && !self.queues[index].has_role(named) {
+                return Err(not_in_ticket());
+            }
         }
-        if !lost.is_empty() {
-            let player = self.player_of(index, lost)?;
-            self.check_acts_for(turn.caller, player)?;
-            self.drop_from_ticket(turn, index, player, "disconnected");
-            write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
-            return Ok(());
-        }
+        let closed = |message| Err(Problem::new(Status::TicketClosed, message));
         match self.queues[index].state {
+            State::Cancelled => {}
+            State::Matched | State::TimedOut | State::Failed if !lost.is_empty() => {
+                return closed("the ticket has ended; `RoleLeaveRoom` gives up a seat");
+            }
+            _ if !lost.is_empty() => {
+                let player = self.player_of(index, lost)?;
+                self.check_acts_for(turn.caller, player)?;
+                self.drop_from_ticket(turn, index, player, "disconnected");
+            }
             State::Searching => {
                 self.queues.count(self.queues[index].queue, |figures| &mut figures.cancelled);
                 self.end_ticket(turn, index, State::Cancelled, "cancelled");
             }
             State::Proposed => self.decline(turn, index),
-            State::Cancelled => {}
             State::Placing | State::Matched | State::TimedOut | State::Failed => {
-                return Err(Problem::new(Status::TicketClosed, "the ticket is placing or ended"));
+                return closed("the ticket is placing or ended");
             }
         }
         write_nested(turn.answer, 1, |out| self.write_ticket(index, out));
@@ -234,7 +238,7 @@ impl Matcher {
         let is_in = |player: &PlayerKey| {
             self.queues[ticket].players.iter().any(|member| member.player == Some(*player))
         };
-        player.filter(is_in).ok_or_else(|| Problem::new(Status::NotAMember, "the role is not in the ticket"))
+        player.filter(is_in).ok_or_else(not_in_ticket)
     }
 
     /// Whoever hosts a player of a ticket may act for it.
@@ -336,6 +340,10 @@ fn check_size(players: &[&[u8]]) -> Outcome {
         return Err(too_large(format!("a ticket of {size} bytes exceeds the limit of {TICKET_BYTES_MAX}")));
     }
     Ok(())
+}
+
+fn not_in_ticket() -> Problem {
+    Problem::new(Status::NotAMember, "the role is not in the ticket")
 }
 
 /// A player's body with the server that the matcher knows.

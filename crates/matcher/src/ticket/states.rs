@@ -166,21 +166,25 @@ impl Matcher {
                 self.queues.count(queue, |figures| &mut figures.cancelled);
                 self.end_ticket(turn, index, State::Cancelled, reason);
             }
-            State::Proposed => self.withdraw(turn, index, shrinks, reason),
+            State::Searching => self.shrink(turn, index, player),
+            State::Proposed => self.withdraw(turn, index, shrinks.then_some(player), reason),
             // The seat outlasts the connection. Without a server for the match the search ends.
             State::Placing => self.queues.change_ticket(index, State::Placing, reason),
-            _ => {}
-        }
-        if shrinks && self.queues[index].state == State::Searching {
-            self.shrink(turn, index, player);
+            State::Matched | State::Cancelled | State::TimedOut | State::Failed => {}
         }
     }
 
-    fn shrink(&mut self, turn: &mut Turn<'_>, index: TicketKey, player: PlayerKey) {
+    /// A ticket that is in no match searches on without one of its players. The others are told.
+    pub(crate) fn shrink(&mut self, turn: &mut Turn<'_>, index: TicketKey, player: PlayerKey) {
         self.queues.leave_pool(index);
         self.queues.drop_player(index, player);
         self.people.lose_ticket(player, index);
-        self.recheck(turn, index);
+        if self.is_out_of_reach(index) {
+            self.hold_back(index);
+            self.tell_ticket(turn, index);
+        } else {
+            self.go_on(turn, index);
+        }
         self.people.release(player);
     }
 

@@ -4,7 +4,7 @@ use crate::world;
 
 use throng_matcher::{Config, Scope};
 use throng_wire::matcher::{Event, Method, Reader, Status, Writer};
-use world::{World, id_in, player, roles_in, to_room};
+use world::{Heard, World, id_in, player, roles_in, to_room};
 
 const DUEL: &str = r#"{
     "name": "duel",
@@ -699,10 +699,19 @@ fn a_player_reported_as_lost_has_declined_nothing() {
         assert_eq!(world.ask("t", Method::CANCEL_TICKET, lost("c")).0, Status::NotAMember);
         let asked_by_another = Writer::new().str(1, &party).str(3, "c");
         assert_eq!(world.ask("s", Method::CANCEL_TICKET, asked_by_another).0, Status::NotAMember);
-        world.take_kind(Event::MATCH_CANCELLED);
+        world.take_heard();
         world.ok("t", Method::CANCEL_TICKET, lost("b"));
-        let heard = world.take_kind(Event::MATCH_CANCELLED);
+        let all = world.take_heard();
+        let heard: Vec<&Heard> = all.iter().filter(|heard| heard.kind == Event::MATCH_CANCELLED).collect();
         assert!(!heard.is_empty() && heard.iter().all(|heard| heard.str(2) == "disconnected"), "{shrinks}");
+        let told = tickets_told(&mut world, &all, &party);
+        let all_of_it = ["a", "b"].map(String::from).to_vec();
+        let expected = if shrinks {
+            vec![("s", "searching", vec!["a".to_owned()])]
+        } else {
+            vec![("s", "cancelled", all_of_it.clone()), ("t", "cancelled", all_of_it)]
+        };
+        assert_eq!(told, expected);
         let shown = world.get_ticket(&party);
         let expected = if shrinks { ("searching", "") } else { ("cancelled", "disconnected") };
         assert_eq!((&*shown.status, &*shown.reason), expected);
@@ -717,6 +726,87 @@ fn a_player_reported_as_lost_has_declined_nothing() {
         }
         let stats = world.ok("s", Method::GET_QUEUE_STATS, Writer::new().str(1, "fives"));
         assert_eq!(Reader::new(&stats).unwrap().last(7).map_or(0, |field| field.scalar), 0);
+    }
+}
+
+/// The notices about a ticket: server, state and players. The last one is of its present revision.
+fn tickets_told<'a>(world: &mut World, heard: &'a [Heard], id: &str) -> Vec<(&'a str, &'a str, Vec<String>)> {
+    let shown = world.ok("s", Method::GET_TICKET, Writer::new().str(1, id));
+    let now = Reader::new(&shown).unwrap().nested(1).unwrap().u64(9);
+    let mut rev = 0;
+    let mut told = Vec::new();
+    for heard in heard.iter().filter(|heard| heard.kind == Event::TICKET_UPDATE) {
+        let ticket = Reader::new(&heard.body).unwrap().nested(1).unwrap();
+        if ticket.str(1).unwrap() == id {
+            told.push((heard.server.as_str(), ticket.str(8).unwrap(), roles_in(&heard.body, 3)));
+            rev = ticket.u64(9);
+        }
+    }
+    assert_eq!(rev, now, "a notice that is outdated already");
+    told
+}
+
+/// Spec: D.2 rule 3.
+#[test]
+fn the_rest_of_a_ticket_is_told_that_it_searches_on_without_the_player_who_is_gone() {
+    let shrinks = r#""backfill": {"ack_s": 10}, "updates_s": 0, "on_member_lost": "shrink""#;
+    let threes = FIVES.replace(r#""min": 2, "max": 2"#, r#""min": 3, "max": 3"#);
+    let mut world = with(&threes.replace(r#""backfill": {"ack_s": 10}"#, shrinks));
+    let team = world.create_team("s", "a", 3, "");
+    world.join_team("t", "b", &team, "");
+    world.join_team("u", "c", &team, "");
+    for srv in ["s", "t", "u"] {
+        world.session(srv, true);
+    }
+    let queued = Writer::new().str(1, "fives").str(3, &team);
+    let party = world::shown(&world.ok("s", Method::CREATE_TICKET, queued)).id;
+    world.take_heard();
+    world.ok("t", Method::CANCEL_TICKET, Writer::new().str(1, &party).str(2, "b"));
+    let rest = ["a", "c"].map(String::from).to_vec();
+    let all = world.take_heard();
+    let expected = [("s", "searching", rest.clone()), ("u", "searching", rest)];
+    assert_eq!(tickets_told(&mut world, &all, &party), expected);
+    // The same of a server that is given up.
+    world.session("u", false);
+    world.pass(10_000);
+    let all = world.take_heard();
+    assert_eq!(tickets_told(&mut world, &all, &party), [("s", "searching", vec!["a".to_owned()])]);
+}
+
+/// Spec: A.3 and A.4, [T] `Reason`, and D.2 rule 4.
+#[test]
+fn the_others_are_told_that_a_player_is_gone_and_an_ended_ticket_says_how_to_give_up_a_seat() {
+    let mut world = duel();
+    let team = world.create_team("s", "a", 2, "");
+    world.join_team("s", "b", &team, "");
+    let ticket = world.solo("s", "duel", "a", 0.0);
+    world.solo("s", "duel", "c", 0.0);
+    world.pass(250);
+    let shown = world.get_ticket(&ticket);
+    assert_eq!(shown.status, "matched");
+    let lost = Writer::new().str(1, &ticket).str(2, "a");
+    let (status, why) = world.ask("s", Method::CANCEL_TICKET, lost);
+    assert_eq!(status, Status::TicketClosed);
+    assert!(String::from_utf8_lossy(&why).contains("`RoleLeaveRoom` gives up a seat"), "{why:?}");
+    let own = Writer::new().str(1, &ticket).str(3, "a");
+    assert_eq!(world.ask("s", Method::CANCEL_TICKET, own).0, Status::TicketClosed);
+
+    world.ok("s", Method::CLAIM_SEAT, Writer::new().str(1, &shown.room).str(2, "a"));
+    world.take_heard();
+    world.ok("s", Method::ROLE_LEAVE_ROOM, Writer::new().str(1, "a").str(2, &shown.room).u64(4, 1));
+    world.ok("s", Method::LEAVE_TEAM, Writer::new().str(1, "a").str(2, &team).u64(4, 1));
+    let heard = world.take_heard();
+    let why = |kind| heard.iter().find(|heard| heard.kind == kind).map(|heard| heard.str(22));
+    for kind in [Event::ROLE_LEAVE_ROOM, Event::LEAVE_TEAM] {
+        assert_eq!(why(kind).as_deref(), Some("disconnected"), "{kind}");
+    }
+
+    // A ticket that is cancelled already: again, by the player and as lost.
+    let ticket = world.solo("s", "duel", "b", 0.0);
+    for field in [3, 3, 2] {
+        let (status, answer) =
+            world.ask("s", Method::CANCEL_TICKET, Writer::new().str(1, &ticket).str(field, "b"));
+        assert_eq!((status, &*world::shown(&answer).reason), (Status::Ok, "cancelled"));
     }
 }
 

@@ -122,9 +122,14 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         self.call(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, role).str(2, room))
     }
 
-    /// Leaves a team.
-    fn leave_team(&self, role: &str, team: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
-        self.call(Method::LEAVE_TEAM, Writer::new().str(1, role).str(2, team))
+    /// Leaves a room in the name of a player who is gone.
+    fn lose_room(&self, role: &str, room: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        self.call(Method::ROLE_LEAVE_ROOM, Writer::new().str(1, role).str(2, room).u64(4, 1))
+    }
+
+    /// Leaves a team in the name of a player who is gone.
+    fn lose_team(&self, role: &str, team: &str) -> impl Future<Output = Result<Bytes, CallError>> + Send {
+        self.call(Method::LEAVE_TEAM, Writer::new().str(1, role).str(2, team).u64(4, 1))
     }
 
     /// Team and tickets of a role of a server. None if the role has another server by now, which
@@ -140,13 +145,11 @@ pub(super) trait Area: Clone + Send + Sync + 'static {
         }
     }
 
-    /// Leaves the team that a role of a server is in, if there is one.
-    fn leave_own_team(&self, role: &str, srv: &str) -> impl Future<Output = Result<(), CallError>> + Send {
+    /// Leaves the team that a player of a server was in, who is gone; if there is one.
+    fn lose_own_team(&self, role: &str, srv: &str) -> impl Future<Output = Result<(), CallError>> + Send {
         async move {
             match self.own_role(role, srv).await? {
-                Some(OwnRole { team, .. }) if !team.is_empty() => {
-                    self.leave_team(role, &team).await.map(drop)
-                }
+                Some(OwnRole { team, .. }) if !team.is_empty() => self.lose_team(role, &team).await.map(drop),
                 _ => Ok(()),
             }
         }

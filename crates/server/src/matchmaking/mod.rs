@@ -375,10 +375,10 @@ impl<A: Area> Link<A> {
                 let _ = matcher.call(Method::CANCEL_TICKET, lost_from(&ticket, &name)).await;
             }
             for room in rooms {
-                let _ = matcher.leave_room(&name, &room).await;
+                let _ = matcher.lose_room(&name, &room).await;
             }
             if !is_elsewhere && !role.team.is_empty() {
-                let _ = matcher.leave_team(&name, &role.team).await;
+                let _ = matcher.lose_team(&name, &role.team).await;
             }
         });
     }
@@ -446,7 +446,7 @@ impl<A: Area> Link<A> {
         let away = self.matches.take_away(Instant::now());
         for player in self.gone(away) {
             let (matcher, srv) = (self.matcher.clone(), self.srv.clone());
-            tokio::spawn(async move { persist(RETRY, || matcher.leave_own_team(&player, &srv)).await });
+            tokio::spawn(async move { persist(RETRY, || matcher.lose_own_team(&player, &srv)).await });
         }
     }
 
@@ -454,7 +454,7 @@ impl<A: Area> Link<A> {
     fn leave_for(&self, room: &str, roles: Vec<String>) {
         for player in self.gone(roles) {
             let (matcher, room) = (self.matcher.clone(), room.to_owned());
-            tokio::spawn(async move { matcher.leave_room(&player, &room).await.map(drop) });
+            tokio::spawn(async move { matcher.lose_room(&player, &room).await.map(drop) });
         }
     }
 
@@ -793,7 +793,7 @@ impl<A: Area> Link<A> {
                 for (team, roles) in teams {
                     for role in self.gone(roles).into_iter().filter(|role| !may_return.contains(&**role)) {
                         let (matcher, team) = (self.matcher.clone(), team.clone());
-                        tokio::spawn(async move { matcher.leave_team(&role, &team).await.map(drop) });
+                        tokio::spawn(async move { matcher.lose_team(&role, &team).await.map(drop) });
                     }
                 }
                 for (room, class) in assigning {

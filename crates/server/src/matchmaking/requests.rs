@@ -22,12 +22,12 @@ const ALLOWED: &[(u16, Role, &[u32])] = &[
     (Method::PING, Role::Nowhere, &[]),
     (Method::CREATE_TEAM, Role::Info(1), &[]),
     (Method::JOIN_TEAM, Role::Info(1), &[]),
-    // Not for another: no kicks.
-    (Method::LEAVE_TEAM, Role::Id(1), &[3]),
+    // Not for another: no kicks, and the player is not lost.
+    (Method::LEAVE_TEAM, Role::Id(1), &[3, 4]),
     (Method::ROLE_JOIN_RANDOM_ROOM, Role::Info(1), &[]),
     (Method::ROLE_CREATE_ROOM, Role::Info(1), &[]),
     (Method::ROLE_JOIN_ROOM, Role::Info(1), &[]),
-    (Method::ROLE_LEAVE_ROOM, Role::Id(1), &[3]),
+    (Method::ROLE_LEAVE_ROOM, Role::Id(1), &[3, 4]),
     (Method::GET_ROOM_LIST, Role::Nowhere, &[]),
     (Method::LIST_ROOMS, Role::Nowhere, &[]),
     // Without a priority. A team is queued only if the player leads it.
@@ -100,7 +100,8 @@ mod tests {
         assert_eq!(f64::from_bits(role.nested(4).unwrap().u64(2)), 5.0);
         assert_eq!(body.nested(2).unwrap().str(1).unwrap(), "2v2");
 
-        let kick = Writer::new().str(1, "other").str(2, "room").str(3, "actor").str(100, "a key of another");
+        let kick = Writer::new().str(1, "other").str(2, "room").str(3, "actor").u64(4, 1);
+        let kick = kick.str(100, "a key of another");
         let leave = asked(Method::ROLE_LEAVE_ROOM, kick).unwrap();
         assert_eq!(leave, Writer::new().str(2, "room").str(1, "me").into_bytes());
 

@@ -961,7 +961,8 @@ fn a_player_who_disconnects_leaves_its_team() {
         let [mut ann, mut bob] = [Player::connect(addr, "ann").await, Player::connect(addr, "bob").await];
         make_team([&mut ann, &mut bob]).await;
         ann.client.close().await;
-        assert_eq!(hears(&mut bob, "leaveTeamMsg").await.text(1), "ann");
+        let left = hears(&mut bob, "leaveTeamMsg").await;
+        assert_eq!((left.text(1), left.text(22)), ("ann", "disconnected"));
     });
 }
 
@@ -1121,10 +1122,9 @@ fn a_party_waits_on_without_a_player_who_is_gone_if_its_queue_says_so() {
         let queued = Writer::new().str(1, "ranked5").str(3, &team);
         let ticket = id_in(&ann.ask(Method::CREATE_TICKET, queued).await.unwrap());
         bob.client.close().await;
-        // The ticket ends before the team loses its member, if it does.
-        assert_eq!(hears(&mut ann, "leaveTeamMsg").await.text(1), "bob");
-        let answer = ann.ask(Method::GET_TICKET, Writer::new().str(1, &ticket)).await.unwrap();
-        let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+        let told = hears(&mut ann, "ticketUpdateMsg").await.body;
+        assert_eq!(id_in(&told), ticket);
+        let shown = Reader::new(&told).unwrap().nested(1).unwrap();
         let players: Vec<_> =
             shown.all(3).map(|player| Reader::new(player).unwrap().str(1).unwrap().to_owned()).collect();
         assert_eq!((shown.str(8).unwrap(), players), ("searching", vec!["ann".to_owned()]));
@@ -1146,6 +1146,7 @@ fn a_player_who_vanishes_leaves_its_room() {
                 && notice.name() == "roleLeaveRoomMsg"
             {
                 assert_eq!((notice.text(2), &notice.roles[..]), ("goes", &["stays".to_owned()][..]));
+                assert_eq!(notice.text(22), "disconnected");
                 break;
             }
         }
