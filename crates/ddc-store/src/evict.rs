@@ -18,7 +18,7 @@ use crate::error::StoreError;
 use crate::key::{self, Location, RefValue};
 use crate::locks::lock;
 use crate::marks::Marks;
-use crate::run::fingerprint;
+use crate::record::RecordPosition;
 use crate::space::EVICT_PART;
 use crate::store::{Kept, Store};
 
@@ -34,7 +34,8 @@ const AGAIN_PERCENT: u64 = 75;
 /// Precision of ages in bits: exact to the millisecond up to four seconds, then to one part in
 /// 4096. All refs of the last step that goes are removed together.
 const AGE_BITS: u32 = 12;
-/// Uses of the same age are split into so many steps, by name: a burst of uses does not go at once.
+/// Uses of the same age are split into so many steps: a burst of uses does not go at once. They go
+/// in the order of the log, which empties whole segments and leaves little to move.
 const SLICES: u64 = 32;
 /// Step of what is never removed.
 const NEVER: u32 = u32::MAX;
@@ -56,13 +57,32 @@ pub struct EvictOptions<'a> {
 }
 
 impl EvictOptions<'_> {
-    /// Step of a last use, which is not 0: later uses have larger ones.
-    fn step(&self, used: Timestamp, name: &[u8]) -> u32 {
+    /// Step of a last use, which is not 0: later uses have larger ones. `slice` divides those of
+    /// the same age.
+    fn step(&self, used: Timestamp, slice: u64) -> u32 {
         let age = self.now.since(used).as_millis() as u64;
         let spread = u64::BITS.saturating_sub(age.leading_zeros() + AGE_BITS + 1);
         let age_step = (u64::from(spread) << AGE_BITS) + (age >> spread);
-        let slice = (u128::from(fingerprint(name)) * u128::from(SLICES)) >> 64;
-        NEVER - 1 - (age_step * SLICES) as u32 - slice as u32
+        NEVER - SLICES as u32 - (age_step * SLICES) as u32 + slice as u32
+    }
+}
+
+/// The log at the start of an eviction, which is divided into slices.
+struct Slices {
+    /// Segments, and the bytes of those before each.
+    starts: Vec<(u64, u64)>,
+    /// Bytes of all.
+    len: u64,
+}
+
+impl Slices {
+    /// Slice of a record, below [`SLICES`]: later ones have larger ones. Records that were written
+    /// since are in the last.
+    fn of(&self, record: RecordPosition) -> u64 {
+        let at = self.starts.partition_point(|(segment, _)| *segment <= record.segment);
+        let start = at.checked_sub(1).map_or(0, |at| self.starts[at].1);
+        let place = u128::from(start + record.offset) * u128::from(SLICES) / u128::from(self.len.max(1));
+        u64::try_from(place).unwrap_or(SLICES).min(SLICES - 1)
     }
 }
 
@@ -159,6 +179,16 @@ impl Store {
         Ok(done)
     }
 
+    fn slices(&self) -> Slices {
+        let end = lock(&self.log).position();
+        let (mut starts, mut len) = (Vec::new(), 0);
+        for segment in self.segments.numbers().into_iter().filter(|segment| *segment <= end.segment) {
+            starts.push((segment, len));
+            len += if segment == end.segment { end.offset } else { self.segments.bytes_of(segment) };
+        }
+        Slices { starts, len }
+    }
+
     fn set_kept(&self, kept: Kept) {
         let mut now = self.kept.write().unwrap_or_else(PoisonError::into_inner);
         if kept.namespaces != now.namespaces && !kept.namespaces.is_empty() {
@@ -215,16 +245,20 @@ impl Store {
         done: &mut CollectReport,
     ) -> Result<Sizes, StoreError> {
         let namespaces = self.namespaces()?;
+        let slices = self.slices();
         let mut marks = Marks::new(self.index.entries(), true);
         if !options.copies {
             for namespace in &namespaces {
-                self.mark_uses(namespace, options, &mut marks)?;
+                self.mark_uses(namespace, options, &slices, &mut marks)?;
             }
         }
-        let used_at = |marks: &Marks, index_key: &[u8], hash: &IoHash, location: &Location| {
+        let used_at = |marks: &Marks, record: RecordPosition, hash: &IoHash, location: &Location| {
             // A ref's last use counts for what it reaches, however long ago that was put.
             match marks.last_use(hash) {
-                0 => options.step((options.last_use)(hash).unwrap_or_default().max(location.put), index_key),
+                0 => {
+                    let used = (options.last_use)(hash).unwrap_or_default().max(location.put);
+                    options.step(used, slices.of(record))
+                }
                 used => used,
             }
         };
@@ -249,22 +283,24 @@ impl Store {
         for namespace in &namespaces {
             let keeps = (options.keeps)(namespace);
             marks.begin_namespace(namespace);
-            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+            self.walk_entries(&key::in_namespace(b'b', namespace), &mut |index_key, entry| {
+                let stored = &*entry.value;
                 if let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
                 {
                     let keeps = keeps && is_kept(&marks, &hash, &location);
                     kept += if keeps { location.len } else { 0 };
-                    let used = if keeps { NEVER } else { used_at(&marks, index_key, &hash, &location) };
+                    let used = if keeps { NEVER } else { used_at(&marks, entry.record, &hash, &location) };
                     add(used, location.len, index_key);
                 }
                 Ok(())
             })?;
-            self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+            self.walk_entries(&key::in_namespace(b'r', namespace), &mut |index_key, entry| {
+                let stored = &*entry.value;
                 kept += if keeps { stored.len() as u64 } else { 0 };
                 let used = match (key::read_reference(index_key), RefValue::read(stored)) {
                     (Some((_, bucket, key)), Some(value)) if !keeps => {
                         let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
-                        options.step(used, index_key)
+                        options.step(used, slices.of(entry.record))
                     }
                     _ => NEVER,
                 };
@@ -291,14 +327,15 @@ impl Store {
             let mut is_out = false;
             marks.begin_namespace(namespace);
             // Before the blobs: no ref may stay without what it reaches.
-            self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+            self.walk_entries(&key::in_namespace(b'r', namespace), &mut |index_key, entry| {
+                let stored = &*entry.value;
                 let (Some((_, bucket, key)), Some(value), false) =
                     (key::read_reference(index_key), RefValue::read(stored), options.copies || keeps)
                 else {
                     return Ok(());
                 };
                 let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
-                if keeps || options.step(used, index_key) > limit {
+                if keeps || options.step(used, slices.of(entry.record)) > limit {
                     // It may have been used since it was marked, and stays with what it reaches.
                     // Noted uses are whole seconds.
                     if used.unix_ms() + 1_000 > options.now.unix_ms() {
@@ -319,13 +356,14 @@ impl Store {
             if is_out {
                 break;
             }
-            self.walk(&key::in_namespace(b'b', namespace), &mut |index_key, stored| {
+            self.walk_entries(&key::in_namespace(b'b', namespace), &mut |index_key, entry| {
+                let stored = &*entry.value;
                 let (Some((_, hash)), Some(location)) = (key::read_blob(index_key), Location::read(stored))
                 else {
                     return Ok(());
                 };
                 let keeps = keeps && is_kept(&marks, &hash, &location);
-                if room > 0 && !keeps && used_at(&marks, index_key, &hash, &location) <= limit {
+                if room > 0 && !keeps && used_at(&marks, entry.record, &hash, &location) <= limit {
                     room = room.saturating_sub(cost(index_key));
                     done.blobs += 1;
                     done.blob_bytes += location.len;
@@ -349,19 +387,23 @@ impl Store {
         &self,
         namespace: &Namespace,
         options: &EvictOptions<'_>,
+        slices: &Slices,
         marks: &mut Marks,
     ) -> Result<(), StoreError> {
         let keeps = (options.keeps)(namespace);
         marks.begin_namespace(namespace);
-        self.walk(&key::in_namespace(b'r', namespace), &mut |index_key, stored| {
+        self.walk_entries(&key::in_namespace(b'r', namespace), &mut |index_key, entry| {
             let (Some((_, bucket, key)), Some(value)) =
-                (key::read_reference(index_key), RefValue::read(stored))
+                (key::read_reference(index_key), RefValue::read(&entry.value))
             else {
                 return Ok(());
             };
             let used = match keeps {
                 true => NEVER,
-                false => options.step(self.ref_use(namespace, &bucket, &key, &value, options)?, index_key),
+                false => {
+                    let used = self.ref_use(namespace, &bucket, &key, &value, options)?;
+                    options.step(used, slices.of(entry.record))
+                }
             };
             marks.begin_ref(false);
             self.mark(namespace, &value, used, marks)

@@ -104,6 +104,26 @@ fn the_refs_that_were_unused_longest_go_first_with_what_only_they_reach() {
     assert!(store.has_blob(&namespace(), &shared).expect("readable"));
 }
 
+/// Uses of three years ago cannot be told apart: an order that has nothing to do with the place in
+/// the log would empty every segment by a part, and write the rest of each again.
+#[test]
+fn refs_of_one_age_go_in_the_order_of_the_log_so_that_little_is_moved() {
+    let options = Options { segment_bytes_max: 64 << 10, ..Options::default() };
+    let store = Store::open(Arc::new(disk()), options).expect("it opens");
+    for n in 0..2_000_u64 {
+        let own = put_blob(&store, &n.to_le_bytes().repeat(100));
+        put_ref(&store, n, &[own], n / 60);
+    }
+    let before = store.usage(&namespace()).expect("readable").blobs;
+    let three_years = 3 * 365 * 24 * 60;
+    let report = evict(&store, store.disk_bytes() / 4 * 3, three_years, None);
+    assert!(report.blobs > before / 8, "{report:?} of {before}");
+    assert!(report.moved < before / 10, "{report:?} of {before}");
+    let is_there = |n: &u64| store.reference(&namespace(), &bucket(), &key(*n)).expect("readable").is_some();
+    let oldest = (0..2_000).find(is_there).expect("some are left");
+    assert!((oldest..2_000).all(|n| is_there(&n)), "the first to be written go first");
+}
+
 #[test]
 fn a_folder_of_eight_segments_stays_below_its_limit() {
     const BYTES_MAX: u64 = 8 << 20;
@@ -1303,7 +1323,7 @@ fn an_eviction_leaves_the_open_segment_instead_of_evicting_everything() {
     evict(&store, bytes_max, 300, None);
     assert!(store.disk_bytes() <= bytes_max, "{} bytes of {bytes_max}", store.disk_bytes());
     let (refs, blobs) = counts(&store);
-    assert!(refs > 400 && blobs >= refs, "{refs} refs and {blobs} blobs are left of 2,000");
+    assert!(refs > 300 && blobs >= refs, "{refs} refs and {blobs} blobs are left of 2,000");
     put_blob(&store, &[7; 1_000]);
 }
 
