@@ -146,8 +146,9 @@ impl Store {
     /// last time; not while uploads are refused for want of space.
     pub(crate) fn pause_for(&self, took: Duration) {
         let asked = self.asked.load(Ordering::Relaxed);
-        let has_requests = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
-        if has_requests && !self.is_short_of_space() {
+        let has_uploads = self.asked_before.swap(asked, Ordering::Relaxed) != asked;
+        let has_reads = self.has_reads.swap(false, Ordering::Relaxed);
+        if (has_uploads || has_reads) && !self.is_short_of_space() {
             self.clock().sleep(took.min(PAUSE_MAX));
         }
     }

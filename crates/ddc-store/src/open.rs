@@ -187,6 +187,7 @@ impl Store {
             was_over_quota: AtomicBool::new(false),
             asked: AtomicU64::new(0),
             asked_before: AtomicU64::new(0),
+            has_reads: AtomicBool::new(false),
             own_changes: Mutex::default(),
             own_failure: Arc::default(),
             relied_on: Mutex::default(),

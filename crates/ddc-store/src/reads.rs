@@ -26,6 +26,19 @@ impl Store {
     /// As the system says. A blob whose file is gone is a miss from now on, so that the next upload
     /// is kept.
     pub fn blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
+        self.note_read();
+        self.find_blob(namespace, hash)
+    }
+
+    /// Has maintenance give way to reads. The flag is written once for each of its commits: threads
+    /// that read share its cache line otherwise.
+    fn note_read(&self) {
+        if !self.has_reads.load(Ordering::Relaxed) {
+            self.has_reads.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn find_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Blob>, StoreError> {
         let key = key::blob(namespace, hash);
         let Some(location) = self.location(&key)? else { return Ok(None) };
         if let Some(blob) = self.open_blob(&location)? {
@@ -119,6 +132,7 @@ impl Store {
         bucket: &Bucket,
         key: &Key,
     ) -> Result<Option<RefValue>, StoreError> {
+        self.note_read();
         let name = key::reference(namespace, bucket, key);
         Ok(self.index.read(&name, |_, value| RefValue::read(value))?.flatten())
     }
@@ -151,7 +165,7 @@ impl Store {
     /// # Errors
     /// As the system says.
     pub fn read_blob(&self, namespace: &Namespace, hash: &IoHash) -> Result<Option<Bytes>, StoreError> {
-        let Some(blob) = self.blob(namespace, hash)? else { return Ok(None) };
+        let Some(blob) = self.find_blob(namespace, hash)? else { return Ok(None) };
         match blob.read_sound(hash) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if is_damage(&error) => {

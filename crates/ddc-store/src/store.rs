@@ -192,6 +192,8 @@ pub struct Store {
     /// Changes of requests that were queued so far, and at the last commit of maintenance.
     pub(crate) asked: AtomicU64,
     pub(crate) asked_before: AtomicU64,
+    /// Requests have read blobs or refs since then.
+    pub(crate) has_reads: AtomicBool,
     /// Changes of the store's own that are to be committed together.
     pub(crate) own_changes: Mutex<Vec<Change>>,
     /// The last failure of a change of the store's own, for the maintenance that made it.

@@ -739,21 +739,26 @@ fn maintenance_leaves_the_log_to_requests_for_as_long_as_it_had_it() {
     let store =
         Store::open(Arc::new(disk()), Options { clock: Arc::<NotedSleeps>::clone(&clock), ..options() });
     let store = store.expect("the store opens");
-    let slept_by_a_collection = |number: u8, is_busy: bool| {
+    let slept_by_a_collection = |number: u8, request: &dyn Fn()| {
         for n in 0..100 {
             put_blob(&store, &[number, n]);
         }
         collect(&store, 0).expect("the disk works");
         clock.slept.lock().expect("no panic").clear();
-        if is_busy {
-            let bytes = Bytes::from(vec![number]);
-            store.put_blob(&namespace(), IoHash::of(&bytes), bytes, at(600), Box::new(|_| {}));
-        }
+        request();
         assert_eq!(collect(&store, 600).expect("the disk works").blobs, 100);
         clock.slept.lock().expect("no panic").clone()
     };
-    assert_eq!(slept_by_a_collection(1, false), []);
-    assert_eq!(slept_by_a_collection(2, true), [Duration::from_millis(1)]);
+    let bytes = Bytes::from(vec![9]);
+    let hash = IoHash::of(&bytes);
+    let put = || store.put_blob(&namespace(), hash, bytes.clone(), at(600), Box::new(|_| {}));
+    let read = || assert!(store.blob(&namespace(), &hash).expect("readable").is_some());
+    let look = || assert!(store.reference(&namespace(), &bucket(), &key(1)).expect("readable").is_none());
+    let requests: [(&dyn Fn(), usize); 4] = [(&|| {}, 0), (&put, 1), (&read, 1), (&look, 1)];
+    for (number, (request, pauses)) in requests.into_iter().enumerate() {
+        let slept = slept_by_a_collection(number as u8, request);
+        assert_eq!(slept, vec![Duration::from_millis(1); pauses], "request {number}");
+    }
 }
 
 /// A disk that notes which threads remove large files.
