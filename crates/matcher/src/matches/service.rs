@@ -355,7 +355,9 @@ impl Matcher {
 
     fn return_ticket(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) {
         self.queues.unmatch(ticket);
-        self.search_or_hold(turn, ticket);
+        if self.keep_rest_or_end(turn, ticket) {
+            self.search_or_hold(turn, ticket);
+        }
     }
 
     /// The match of a ticket got no place, by `reason`: the ticket is held back for a while, so
@@ -366,29 +368,36 @@ impl Matcher {
             return;
         }
         self.queues.unmatch(ticket);
-        if !self.keep_rest(ticket) {
-            let gone = self.queues[ticket].reason.clone();
-            let gone = String::from_utf8_lossy(&gone);
-            self.queues.count(self.queues[ticket].queue, |figures| &mut figures.cancelled);
-            return self.end_ticket(turn, ticket, State::Cancelled, &gone);
+        if !self.keep_rest_or_end(turn, ticket) {
+            return;
         }
         self.queues.hold(ticket, reason, self.now);
         self.schedule(self.queues[ticket].queue);
         self.tell_ticket(turn, ticket);
     }
 
-    /// Players of a ticket have gone while it was placed: the others go on, if its queue says so.
-    /// False if the ticket ends.
+    /// Players of a ticket may have gone while it was placed: it goes on without them, or ends.
+    /// Returns whether it goes on.
+    fn keep_rest_or_end(&mut self, turn: &mut Turn<'_>, ticket: TicketKey) -> bool {
+        if self.keep_rest(ticket) {
+            return true;
+        }
+        let gone = self.queues[ticket].reason.clone();
+        self.queues.count(self.queues[ticket].queue, |figures| &mut figures.cancelled);
+        self.end_ticket(turn, ticket, State::Cancelled, &String::from_utf8_lossy(&gone));
+        false
+    }
+
+    /// The others go on if the queue of the ticket says so. False if the ticket ends.
     fn keep_rest(&mut self, key: TicketKey) -> bool {
         let ticket = &self.queues[key];
         if ticket.reason.is_empty() {
             return true;
         }
         let shrinks = self.queues[ticket.queue].rules().set.on_member_lost == OnMemberLost::Shrink;
-        let is_gone = |player: &PlayerKey| !self.people[self.people[*player].server()].had_session();
-        let all = || ticket.players.iter().filter_map(|own| own.player);
-        let gone: Players = all().filter(is_gone).collect();
-        if !shrinks || gone.len() == all().count() || &*ticket.reason == GAVE_UP.as_bytes() {
+        let lost = ticket.players.iter().filter(|own| own.is_lost());
+        let gone: Players = lost.filter_map(|own| own.player).collect();
+        if !shrinks || gone.len() == ticket.players.len() || &*ticket.reason == GAVE_UP.as_bytes() {
             return false;
         }
         for player in gone {

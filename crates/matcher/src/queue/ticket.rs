@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
 use throng_wire::fields;
+use throng_wire::matcher::{write_bytes, write_u64};
 
 use super::{Compiled, Facts, Key, Kind, PlayerInput, number};
 use crate::id::Id;
@@ -125,7 +126,31 @@ pub(crate) struct TicketPlayer {
     pub(crate) body: Box<[u8]>,
 }
 
+/// Field of a ticket's player that was lost while its match was placed.
+const LOST: u32 = 7;
+
 impl TicketPlayer {
+    /// A player's request, with the server that the matcher knows.
+    pub(crate) fn body(asked: &[u8], server: &[u8]) -> Box<[u8]> {
+        let mut out = Vec::with_capacity(asked.len() + server.len() + 2);
+        for field in fields(asked).map_while(Result::ok).filter(|field| ![2, LOST].contains(&field.number)) {
+            out.extend_from_slice(field.raw);
+        }
+        write_bytes(&mut out, 2, server);
+        out.into_boxed_slice()
+    }
+
+    /// Returns whether the player was lost while its match was placed.
+    pub(crate) fn is_lost(&self) -> bool {
+        fields(&self.body).map_while(Result::ok).any(|field| field.number == LOST && field.scalar != 0)
+    }
+
+    pub(super) fn lose(&mut self) {
+        let mut body = std::mem::take(&mut self.body).into_vec();
+        write_u64(&mut body, LOST, 1);
+        self.body = body.into_boxed_slice();
+    }
+
     /// Its role and server.
     pub(crate) fn names(&self) -> (&[u8], &[u8]) {
         let named = |number| fields(&self.body).map_while(Result::ok).find(|field| field.number == number);

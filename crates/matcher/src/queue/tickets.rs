@@ -288,6 +288,13 @@ impl Queues {
         self.tickets[key].players.retain(|member| member.player != Some(player));
     }
 
+    /// A player of a ticket that is placed is lost. Returns whether that is news.
+    pub(crate) fn lose_player(&mut self, key: TicketKey, player: PlayerKey) -> bool {
+        let mut players = self.tickets[key].players.iter_mut();
+        let own = players.find(|own| own.player == Some(player) && !own.is_lost());
+        own.map(super::TicketPlayer::lose).is_some()
+    }
+
     /// A ticket searches with other facts.
     pub(crate) fn search_again(&mut self, key: TicketKey, facts: Facts, now: u64) {
         self.tickets[key].facts = facts;

@@ -55,7 +55,7 @@ impl Matcher {
             let entry = self.people.server_entry(server);
             let player = self.people.player_entry(input.role, entry);
             self.people.add_ticket(player, self.queues.next_ticket());
-            players.push(TicketPlayer { player: Some(player), body: with_server(body, server) });
+            players.push(TicketPlayer { player: Some(player), body: TicketPlayer::body(body, server) });
         }
         let index = self.insert_ticket(queue, &asked, facts, players);
         self.enter_pool(index);
@@ -344,14 +344,4 @@ fn check_size(players: &[&[u8]]) -> Outcome {
 
 fn not_in_ticket() -> Problem {
     Problem::new(Status::NotAMember, "the role is not in the ticket")
-}
-
-/// A player's body with the server that the matcher knows.
-fn with_server(body: &[u8], server: &[u8]) -> Box<[u8]> {
-    let mut out = Vec::with_capacity(body.len() + server.len() + 2);
-    for field in fields(body).map_while(Result::ok).filter(|field| field.number != 2) {
-        out.extend_from_slice(field.raw);
-    }
-    write_bytes(&mut out, 2, server);
-    out.into_boxed_slice()
 }

@@ -98,7 +98,10 @@ impl Matcher {
 
     /// Holds a ticket back that has left its pool, until its players can hear of a proposal again.
     pub(crate) fn hold_back(&mut self, index: TicketKey) {
-        self.queues.change_ticket(index, State::Searching, SERVER_LOST);
+        let ticket = &self.queues[index];
+        if ticket.state != State::Searching || &*ticket.reason != SERVER_LOST.as_bytes() {
+            self.queues.change_ticket(index, State::Searching, SERVER_LOST);
+        }
         self.queues.hold_until(index, self.now + OUT_OF_REACH_MS);
         self.schedule(self.queues[index].queue);
     }
@@ -169,7 +172,11 @@ impl Matcher {
             State::Searching => self.shrink(turn, index, player),
             State::Proposed => self.withdraw(turn, index, shrinks.then_some(player), reason),
             // The seat outlasts the connection. Without a server for the match the search ends.
-            State::Placing => self.queues.change_ticket(index, State::Placing, reason),
+            State::Placing => {
+                if self.queues.lose_player(index, player) {
+                    self.queues.change_ticket(index, State::Placing, reason);
+                }
+            }
             State::Matched | State::Cancelled | State::TimedOut | State::Failed => {}
         }
     }

@@ -111,6 +111,40 @@ fn the_rest_of_a_party_searches_on_when_its_match_gets_no_server() {
     assert_eq!(world.get_ticket(&ticket).status, "placing", "it meets the other one again");
 }
 
+/// The player was reported by its server, which is still there: it may be back by then.
+#[test]
+fn a_player_who_was_lost_while_its_match_was_placed_does_not_search_on_with_its_party() {
+    let mut world = World::new(Config::default());
+    let rules = RULES.replace("\"timeout_s\"", "\"on_member_lost\": \"shrink\", \"timeout_s\"");
+    assert_eq!(world.put_queue(&rules).0, Status::Ok);
+    let other = rules.replace("\"duel\"", "\"other\"");
+    assert_eq!(world.put_queue(&other).0, Status::Ok);
+    ["s", "t", "u"].into_iter().for_each(|srv| world.session(srv, true));
+    let team = world.create_team("s", "a", 2, "");
+    world.join_team("u", "gone", &team, "");
+    let asked = Writer::new().str(1, "duel").str(3, &team);
+    let ticket = world::shown(&world.ok("s", Method::CREATE_TICKET, asked)).id;
+    world.ticket("t", "duel", vec![player("b", &[]).u64(7, 1)]);
+    world.pass(100);
+    let lost = Writer::new().str(1, &ticket).str(2, "gone");
+    for _ in 0..2 {
+        let answer = world.ok("u", Method::CANCEL_TICKET, lost.clone());
+        let shown = Reader::new(&answer).unwrap().nested(1).unwrap();
+        let marks: Vec<u64> = shown.all(3).map(|player| Reader::new(player).unwrap().u64(7)).collect();
+        assert_eq!((shown.str(8).unwrap(), marks, shown.u64(9)), ("placing", vec![0, 1], 3));
+    }
+    let own = world.ticket("u", "other", vec![player("gone", &[])]);
+    world.take_heard();
+    world.pass(20_000);
+    for heard in world.take_kind(Event::TICKET_UPDATE).iter().filter(|heard| heard.server == "s") {
+        assert_eq!(world::roles_in(&heard.body, 3), ["a"]);
+    }
+    world.pass(1_100);
+    let found = world.get_ticket(&ticket);
+    assert_eq!(found.status, "placing", "it meets the other one again, who could not mark itself as lost");
+    assert_eq!(world.get_ticket(&own).status, "searching");
+}
+
 #[test]
 fn a_match_whose_room_was_deleted_gets_no_server_and_its_players_search_again() {
     for is_restarted in [false, true] {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use throng_client::{CallError, Notice, Role, Room};
 use throng_wire::matcher::{Event as Kind, Reader, Writer};
 
@@ -31,8 +32,26 @@ pub(super) struct Mine {
     pub(super) left_teams: Vec<(String, String, &'static str)>,
     /// Tickets that have ended, encoded.
     pub(super) ended: Vec<(String, Vec<u8>)>,
-    /// Notices of matches that are ready, to one player each, with the ticket that led there.
-    pub(super) ready: Vec<(String, Notice)>,
+    /// Matches that are ready, for each player of the tickets that led there.
+    pub(super) ready: Vec<Ready>,
+}
+
+/// A match that is ready for a player.
+pub(super) struct Ready {
+    /// The ticket that led there.
+    pub(super) ticket: String,
+    pub(super) room: String,
+    pub(super) role: String,
+    /// The player lives on this server and has not taken its seat.
+    pub(super) has_seat: bool,
+    body: Bytes,
+}
+
+impl Ready {
+    /// The notice to the player.
+    pub(super) fn notice(self) -> Notice {
+        Notice { roles: vec![self.role], kind: Kind::MATCH_READY, body: self.body }
+    }
 }
 
 /// State of a link before it reads from the matcher what concerns it.
@@ -89,13 +108,13 @@ pub(super) async fn read_mine<A: Area>(
         left_teams.extend(away.into_iter().map(|member| (team.clone(), member, why)));
     }
     for ticket in &known.tickets {
-        if let Some(shown) = tickets.get(ticket) {
-            let notices = ready_notices(shown, &rooms).unwrap_or_default();
-            ready.extend(notices.into_iter().map(|notice| (ticket.clone(), notice)));
-        } else {
+        if !tickets.contains_key(ticket) {
             let shown = matcher.ticket(ticket).await?;
             ended.push((ticket.clone(), shown.unwrap_or_else(|| cancelled(ticket))));
         }
+    }
+    for shown in tickets.values() {
+        ready.extend(ready_in(shown, &rooms, &known.srv).unwrap_or_default());
     }
     let (mut assigning, mut hosted) = (Vec::new(), Vec::new());
     for found in matches {
@@ -166,21 +185,24 @@ pub(super) fn left_team(team: &str, player: &str, why: &str) -> Notice {
     Notice { roles: vec![player.to_owned()], kind: Kind::LEAVE_TEAM, body: body.into() }
 }
 
-/// The notices to the players of a ticket that its match is ready; none if it is not matched.
-fn ready_notices(ticket: &[u8], rooms: &[Room]) -> Option<Vec<Notice>> {
+/// The match of a ticket for each of its players; none if it is not matched.
+fn ready_in(ticket: &[u8], rooms: &[Room], srv: &str) -> Option<Vec<Ready>> {
     let ticket = Reader::new(ticket).ok()?;
-    let (found, at) = (ticket.str(11).ok()?, ticket.str(12).ok()?);
+    let (id, found, at) = (ticket.str(1).ok()?, ticket.str(11).ok()?, ticket.str(12).ok()?);
     let room = rooms.iter().find(|room| room.id == at).filter(|_| ticket.str(8) == Ok("matched"))?;
     let same = place_of(room).str(MATCH, found).str(5, ticket.str(18).ok()?).str(7, ticket.str(2).ok()?);
     let same = same.into_bytes();
-    let notice = |player| {
-        let role = Reader::new(player).ok()?.str(1).ok()?.to_owned();
+    let ready = |player| {
+        let player = Reader::new(player).ok()?;
+        let role = player.str(1).ok()?.to_owned();
         let side = room.sides.iter().find(|(_, roles)| roles.contains(&role));
+        let is_own = player.str(2) == Ok(srv) && !room.is_partial;
+        let has_seat = is_own && side.is_some() && room.roles.iter().all(|member| member.id != role);
         let side = Writer::new().str(3, side.map_or("", |(name, _)| name)).into_bytes();
         let body = [&side[..], &same].concat().into();
-        Some(Notice { roles: vec![role], kind: Kind::MATCH_READY, body })
+        Some(Ready { ticket: id.to_owned(), room: at.to_owned(), role, has_seat, body })
     };
-    ticket.all(3).map(notice).collect()
+    ticket.all(3).map(ready).collect()
 }
 
 /// Fields of the notification that a match is ready: its place, as the data of its room say.

@@ -48,7 +48,7 @@ use tokio::time::Instant;
 
 use area::{Area, AreaNotices, RETRY, Remote, persist};
 use matches::Matches;
-use mine::{Known, Mine, left_room, left_team, place_of, read_mine};
+use mine::{Known, Mine, Ready, left_room, left_team, place_of, read_mine};
 use plan::{Plan, Target};
 
 pub(crate) use plan::{check_files, is_wanted, matcher_endpoints, plan};
@@ -128,6 +128,8 @@ struct Player {
     at: PlayerLocation,
     team: Option<String>,
     tickets: BTreeSet<String>,
+    /// Room of the last match that it has heard to be ready.
+    ready: Option<String>,
 }
 
 struct Link<A> {
@@ -312,7 +314,7 @@ impl<A: Area> Link<A> {
     fn ask(&mut self, name: &str, at: PlayerLocation, stub: u32, request: &[u8], slot: OwnedSemaphorePermit) {
         self.take_over(name, at);
         let player = self.players.entry(name.to_owned());
-        player.or_insert_with(|| Player { at, team: None, tickets: BTreeSet::new() });
+        player.or_insert_with(|| Player { at, team: None, tickets: BTreeSet::new(), ready: None });
         if let Some(proposal) = self.unheard.remove(name) {
             self.tell(at, 0, &MatchmakingEvent::Notice(proposal));
         }
@@ -423,6 +425,18 @@ impl<A: Area> Link<A> {
         }
     }
 
+    /// Has players who are gone leave a team, except those who may come back from the world of their
+    /// match. `in_worlds` are further ones that may be in one.
+    fn leave_team(&self, team: &str, roles: Vec<String>, in_worlds: &BTreeSet<&str>) {
+        let away: BTreeSet<&str> = self.matches.away().collect();
+        let may_return =
+            |role: &str| in_worlds.contains(role) || away.contains(role) || self.matches.is_in_world(role);
+        for role in self.gone(roles).into_iter().filter(|role| !may_return(role)) {
+            let (matcher, team) = (self.matcher.clone(), team.to_owned());
+            tokio::spawn(async move { matcher.lose_team(&role, &team).await.map(drop) });
+        }
+    }
+
     /// Returns whether a player is in a team, as far as is known here.
     fn is_in_team(&self, team: &str, player: &str) -> bool {
         self.players.get(player).is_some_and(|player| player.team.as_deref() == Some(team))
@@ -482,7 +496,16 @@ impl<A: Area> Link<A> {
             }
         }
         match notice.kind {
-            Kind::JOIN_TEAM => self.join_team(notice.text(TEAM), &notice.roles),
+            Kind::JOIN_TEAM => {
+                self.join_team(notice.text(TEAM), &notice.roles);
+                // A player was gone before the matcher let it in.
+                self.leave_team(notice.text(TEAM), notice.roles.clone(), &BTreeSet::new());
+            }
+            // The first news of it to members of a team that was queued at another gateway.
+            Kind::MATCH_PROPOSED => {
+                let (id, players) = (notice.text(4).to_owned(), notice.roles);
+                self.note_ticket(TicketNews { id, players, is_live: true });
+            }
             Kind::LEAVE_TEAM => {
                 if self.is_in_team(notice.text(TEAM), notice.text(1))
                     && let Some(player) = self.players.get_mut(notice.text(1))
@@ -542,6 +565,7 @@ impl<A: Area> Link<A> {
                     if let Some(player) = self.players.get_mut(role).filter(|_| is_of_tickets) {
                         // They have led here, and end well.
                         player.tickets.clear();
+                        player.ready = Some(room.clone());
                     }
                 }
                 let (here, gone): (Vec<_>, Vec<_>) =
@@ -778,10 +802,11 @@ impl<A: Area> Link<A> {
                 for notice in self.missed(left, left_teams, ended, ready) {
                     self.hear_matcher(notice);
                 }
-                for (ticket, roles) in waiting {
-                    for player in self.gone(roles) {
-                        self.leave_ticket(&ticket, &player);
+                for (id, players) in waiting {
+                    for player in self.gone(players.clone()) {
+                        self.leave_ticket(&id, &player);
                     }
+                    self.note_ticket(TicketNews { id, players, is_live: true });
                 }
                 for (room, roles) in seated {
                     self.leave_for(&room, roles);
@@ -789,12 +814,9 @@ impl<A: Area> Link<A> {
                 let in_worlds = rooms.iter().filter(|room| room.data.contains_key("World"));
                 let in_worlds = in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id);
                 teams.iter().for_each(|(team, roles)| self.join_team(team, roles));
-                let may_return: BTreeSet<&str> = in_worlds.chain(self.matches.away()).collect();
+                let in_worlds = in_worlds.collect();
                 for (team, roles) in teams {
-                    for role in self.gone(roles).into_iter().filter(|role| !may_return.contains(&**role)) {
-                        let (matcher, team) = (self.matcher.clone(), team.clone());
-                        tokio::spawn(async move { matcher.lose_team(&role, &team).await.map(drop) });
-                    }
+                    self.leave_team(&team, roles, &in_worlds);
                 }
                 for (room, class) in assigning {
                     if !self.hosted.contains_key(&room) {
@@ -832,7 +854,7 @@ impl<A: Area> Link<A> {
         left: Vec<(String, String, &'static str)>,
         left_teams: Vec<(String, String, &'static str)>,
         ended: Vec<(String, Vec<u8>)>,
-        ready: Vec<(String, Notice)>,
+        ready: Vec<Ready>,
     ) -> Vec<Notice> {
         let left = left.into_iter().filter(|(room, player, _)| self.matches.is_member(room, player));
         let left = left.map(|(room, player, why)| left_room(&room, &player, why));
@@ -844,14 +866,17 @@ impl<A: Area> Link<A> {
             let body = Writer::new().bytes(1, &shown).into_bytes().into();
             Notice { roles, kind: Kind::TICKET_UPDATE, body }
         });
-        // The notice itself ends that wait.
-        let waits = |role: &String, ticket: &str| {
-            self.players.get(role).is_some_and(|player| player.tickets.contains(ticket))
+        // The notice itself ends that wait, and takes the seat.
+        let waits = |ready: &Ready| {
+            let player = self.players.get(&ready.role);
+            let is_news = |player: &Player| player.ready.as_ref() != Some(&ready.room);
+            player.is_some_and(|player| {
+                player.tickets.contains(&ready.ticket) || ready.has_seat && is_news(player)
+            })
         };
-        let ready =
-            ready.into_iter().filter(|(ticket, notice)| notice.roles.iter().all(|role| waits(role, ticket)));
+        let ready = ready.into_iter().filter(waits);
         let ended = ended.filter(|notice| !notice.roles.is_empty());
-        left.chain(left_teams).chain(ended).chain(ready.map(|(_, notice)| notice)).collect()
+        left.chain(left_teams).chain(ended).chain(ready.map(Ready::notice)).collect()
     }
 
     /// Takes up the world of a match that an earlier life of this link has opened. The addresses of

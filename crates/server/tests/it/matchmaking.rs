@@ -995,6 +995,32 @@ fn a_player_who_is_gone_before_its_room_has_been_joined_does_not_stay_in_it() {
 }
 
 #[test]
+fn a_player_who_is_gone_before_it_was_let_into_a_team_does_not_stay_in_it() {
+    let world = World::start();
+    let addr = world.addr(Service::Clients);
+    world.run(async {
+        let mut stays = Player::connect(addr, "stays").await;
+        let many = Writer::new().nested(2, Writer::new().u64(3, 64 << 1));
+        let team = id_in(&ask_reached(&mut stays, Method::CREATE_TEAM, &many).await);
+        for name in ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"] {
+            let goes = Player::connect(addr, name).await;
+            let ask = MatchmakingRequest::new(Method::JOIN_TEAM, Writer::new().str(2, &team));
+            // It closes while the request is on its way.
+            tokio::select! {
+                biased;
+                _ = goes.client.matchmake(ask) => {}
+                () = tokio::task::yield_now() => {}
+            }
+            goes.client.close().await;
+        }
+        let mut left = BTreeSet::new();
+        while left.len() < 8 {
+            left.insert(hears(&mut stays, "leaveTeamMsg").await.text(1).to_owned());
+        }
+    });
+}
+
+#[test]
 fn a_gateway_that_starts_again_takes_up_the_matches_of_its_former_life() {
     let data = tempfile::tempdir().unwrap();
     let rules = data.path().join("modes.toml");
