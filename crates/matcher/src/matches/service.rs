@@ -240,8 +240,8 @@ impl Matcher {
         }
     }
 
-    /// A player of a proposed ticket is gone: the ticket ends, or searches on without `lost`, as the
-    /// other tickets do.
+    /// A player of a proposed ticket is gone: the ticket ends, or searches on without `lost`. The
+    /// other tickets search on.
     pub(crate) fn withdraw(
         &mut self,
         turn: &mut Turn<'_>,

@@ -425,7 +425,7 @@ impl<A: Area> Link<A> {
         }
     }
 
-    /// Has players who are gone leave a team, except those who may come back from the world of their
+    /// Has players who are gone leave a team, except those who may come back from the world of a
     /// match. `in_worlds` are further ones that may be in one.
     fn leave_team(&self, team: &str, roles: Vec<String>, in_worlds: &BTreeSet<&str>) {
         let away: BTreeSet<&str> = self.matches.away().collect();

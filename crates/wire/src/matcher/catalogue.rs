@@ -244,7 +244,7 @@ message!(Player {
     4 Latency Map(&F64), "latency by region, in ms";
     5 Roles List(&Str), "wanted positions, preferred first";
     6 Avoid List(&Str), "roles to avoid";
-    7 Lost Bool, "the player was lost while its match was placed: the ticket goes on without it if the match gets no server; ignored in requests";
+    7 Lost Bool, "the player was lost while its match was placed: without a server for the match, the ticket continues without this player; ignored in requests";
 });
 message!(Ticket {
     1 TicketID Str, "id, time-ordered and unguessable";
