@@ -37,7 +37,7 @@ pub(crate) struct Departure<'a> {
     pub(crate) place: &'a [u8],
     /// The role that kicks; empty if the role leaves.
     pub(crate) actor: &'a [u8],
-    /// The player is gone.
+    /// The player has disconnected.
     pub(crate) is_lost: bool,
 }
 
@@ -57,7 +57,7 @@ impl<'a> Departure<'a> {
         Ok(departure)
     }
 
-    /// The reason that the others are told.
+    /// Reason in the notification to the other members.
     pub(crate) fn reason(&self, is_kick: bool) -> &'static str {
         match (is_kick, self.is_lost) {
             (true, _) => "kicked",

@@ -181,7 +181,7 @@ impl Matcher {
         }
     }
 
-    /// A ticket that is in no match searches on without one of its players. The others are told.
+    /// Removes a player from a ticket that is in no match, and notifies the others.
     pub(crate) fn shrink(&mut self, turn: &mut Turn<'_>, index: TicketKey, player: PlayerKey) {
         self.queues.leave_pool(index);
         self.queues.drop_player(index, player);
