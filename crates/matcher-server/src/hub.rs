@@ -137,7 +137,7 @@ impl Hub {
         published: Arc<Mutex<Report>>,
         wall_start: u64,
     ) -> Hub {
-        Hub {
+        let mut hub = Hub {
             engine,
             gate: guard.gate.clone(),
             guard,
@@ -173,7 +173,9 @@ impl Hub {
             published,
             stop: false,
             wall_start,
-        }
+        };
+        hub.keep_for_return();
+        hub
     }
 
     /// Ends a batch: writes the journal, hands notices to sessions, and marks what may leave when.
@@ -701,14 +703,17 @@ mod tests {
 
     fn hub(config: Config) -> (Hub, Arc<Mutex<Vec<Post>>>) {
         let matcher = Matcher::new(config, [1; 32], throng_matcher::WallMs(0));
-        let policies = crate::Policies::default();
-        let (notices, trials) = (Notices::default(), crate::trials::Trials::default());
+        hub_of(matcher, Notices::default(), 1)
+    }
+
+    fn hub_of(matcher: Matcher, notices: Notices, epoch: u64) -> (Hub, Arc<Mutex<Vec<Post>>>) {
+        let (policies, trials) = (crate::Policies::default(), crate::trials::Trials::default());
         let engine = Engine { matcher, journal: None, notices, policies, trials };
         let inbox: Arc<Mutex<Vec<Post>>> = Arc::default();
         let (tokens, report) = (Tokens::default(), Arc::default());
         let (area, id) = (String::new(), String::new());
         let guard = Guard::new(Gate::default(), throng_stdx::Instant::ZERO);
-        let hub = Hub::new(engine, guard, tokens, area, id, 0, 1, Arc::clone(&inbox), report, 0);
+        let hub = Hub::new(engine, guard, tokens, area, id, 0, epoch, Arc::clone(&inbox), report, 0);
         (hub, inbox)
     }
 
@@ -755,6 +760,15 @@ mod tests {
         fn new() -> Stage {
             let (hub, inbox) = hub(Config { presence_grace_ms: 1_000, ..Config::default() });
             Stage { hub, inbox, now_ms: 0, read: Arc::default() }
+        }
+
+        /// Another life of the process, with the state that the journal has.
+        fn restart(&mut self) {
+            let (mut hub, _) = hub(Config::default());
+            std::mem::swap(&mut hub.engine.matcher, &mut self.hub.engine.matcher);
+            let (mut matcher, mut notices) = (hub.engine.matcher, Notices::default());
+            matcher.handle_recovered(throng_matcher::WallMs(self.now_ms), &mut notices);
+            (self.hub, self.inbox) = hub_of(matcher, notices, 1_000);
         }
 
         fn turn(&mut self, posts: impl IntoIterator<Item = Post>) {
@@ -840,6 +854,23 @@ mod tests {
             assert!(sent < 8 * MOST, "no bound");
         }
         assert!((MOST / 2..MOST).contains(&most), "{most} bytes");
+    }
+
+    #[test]
+    fn a_server_that_returns_after_a_restart_hears_what_it_missed() {
+        let mut stage = Stage::new();
+        stage.turn(["a", "b"].map(|srv| stage.subscribe(srv, None)));
+        // The server of `cat` reads no notifications, and nothing waits for it.
+        stage.turn([("a", "ann"), ("b", "bob"), ("c", "cat")].map(|(srv, role)| stage.join(srv, role)));
+        let before = stage.read_by("a").last().map(|(epoch, seq, _)| (*epoch, *seq));
+        stage.restart();
+        stage.read.lock().unwrap().clear();
+        stage.turn([stage.subscribe("b", None), stage.join("b", "bea")]);
+        assert_eq!(stage.hub.by_srv.keys().collect::<Vec<_>>(), ["a", "b"]);
+        stage.turn([stage.subscribe("a", before)]);
+        let read = stage.read_by("a");
+        let [(epoch, 0, false), (same, 1, true)] = read[..] else { panic!("{read:?}") };
+        assert!(epoch == same && before.is_some_and(|(old, _)| old != epoch), "a gap: {read:?}");
     }
 
     #[test]

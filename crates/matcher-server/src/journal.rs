@@ -187,6 +187,8 @@ pub(crate) struct Recovered {
     pub(crate) journal: Option<Journal>,
     /// Records that were replayed.
     pub(crate) replayed: u64,
+    /// The news of the restart.
+    pub(crate) notices: Notices,
 }
 
 /// Options of opening.
@@ -234,7 +236,7 @@ impl Journal {
         let OpenOptions { fs, durability, config, secret, now, salvage, wake } = options;
         let Some(fs) = fs.filter(|_| durability != Durability::None) else {
             let matcher = Matcher::new(config, secret, WallMs(now));
-            return Ok(Recovered { matcher, journal: None, replayed: 0 });
+            return Ok(Recovered { matcher, journal: None, replayed: 0, notices: Notices::default() });
         };
         make_folders(&*fs)?;
         let mut replay = Replay::begin(&*fs, salvage)?;
@@ -274,6 +276,7 @@ impl Journal {
             thread: Some(thread),
         };
         journal.append(now, Input::Rules { number: RULES, release: env!("CARGO_PKG_VERSION") });
+        let mut notices = Notices::default();
         let matcher = match matcher {
             Some(mut matcher) => {
                 // A replay of this log begins anew at the record of the rules, too.
@@ -284,8 +287,7 @@ impl Journal {
                 journal.append(now, Input::Configure(&config_json(&config)));
                 matcher.reconfigure(config);
                 journal.append(now, Input::Recovered);
-                // Nobody is there yet to hear of it.
-                matcher.handle_recovered(WallMs(now), &mut Notices::default());
+                matcher.handle_recovered(WallMs(now), &mut notices);
                 while matcher.poll_question().is_some() || matcher.poll_answered().is_some() {}
                 matcher
             }
@@ -295,7 +297,7 @@ impl Journal {
                 Matcher::new(config, secret, WallMs(now))
             }
         };
-        Ok(Recovered { matcher, journal: Some(journal), replayed })
+        Ok(Recovered { matcher, journal: Some(journal), replayed, notices })
     }
 
     /// Adds a record; it is written by the next [`commit`](Journal::commit).

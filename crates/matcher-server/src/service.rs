@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use throng_matcher::{Answered, Config, Counts, Matcher, Notices, Scope, Verdict, json};
+use throng_matcher::{Answered, Config, Counts, Matcher, Scope, Verdict, json};
 use throng_net::{Clock, CloseMode, EventLoop, Limits, ListenerSpec, TlsAcceptor, Transport, Waker};
 use throng_platform::{Folder, Fs};
 use throng_stdx::Instant;
@@ -473,7 +473,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     };
     let now = wall_ms();
     let open = OpenOptions { fs, durability, config, secret, now, salvage, wake };
-    let Recovered { matcher, mut journal, replayed } = Journal::open(open)?;
+    let Recovered { matcher, mut journal, replayed, notices } = Journal::open(open)?;
     let mut bound = None;
     if let Some(addr) = addr {
         let mut spec = ListenerSpec { tls, ..ListenerSpec::new(addr, Transport::Tcp) };
@@ -506,7 +506,7 @@ pub fn start(options: Options) -> Result<Service, StartError> {
     let wall_start = now.saturating_sub(clock.now().as_nanos() / 1_000_000);
     let policies = policies.answered_by(handle.clone());
     let trials = Trials::answered_by(handle.clone());
-    let engine = Engine { matcher, journal, notices: Notices::default(), policies, trials };
+    let engine = Engine { matcher, journal, notices, policies, trials };
     let mut hub =
         Hub::new(engine, guard, tokens, area, format!("{now:x}"), now, now << 11, inbox, report, wall_start);
     let ends = Ends(handle.clone());

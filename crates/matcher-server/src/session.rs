@@ -410,8 +410,12 @@ impl Session {
     }
 
     /// Goes on behind `seq` of `epoch` if all that follows is still here: appends the frames again.
-    /// Otherwise begins a new epoch.
+    /// Otherwise it is a gap, and the reader gets a stream from its first entry on: a new one, or
+    /// this one if it was never read and the reader comes from an earlier one (0: it is new).
     pub(crate) fn resume(&mut self, epoch: u64, seq: u64, out: &mut Vec<u8>) -> bool {
+        if epoch != 0 && epoch != self.epoch && self.next() == 1 {
+            return false;
+        }
         let whole_frames = seq == self.forgotten || self.sent.iter().any(|(last, ..)| *last == seq);
         let nothing_missed = seq.checked_add(1) == Some(self.next());
         if epoch != self.epoch || !(whole_frames || nothing_missed) {
@@ -495,6 +499,21 @@ mod tests {
         assert!(!session.resume(7, 1, &mut out), "acknowledged frames are gone: a gap");
         assert_eq!((session.epoch, session.next()), (8, 1));
         assert!(!session.resume(8, u64::MAX, &mut out), "nothing has that number");
+    }
+
+    #[test]
+    fn a_stream_that_was_never_read_is_kept_for_the_reader_of_an_earlier_one() {
+        for (epoch, kept) in [(6, true), (0, false)] {
+            let mut session = Session::new("s".into(), ServerNumber::default(), 7);
+            session.push(b"a", 0);
+            let mut out = Vec::new();
+            assert!(!session.resume(epoch, 3, &mut out), "it has missed something");
+            assert_eq!((session.epoch == 7, session.has_pending()), (kept, kept), "epoch {epoch}");
+            session.push(b"b", 0);
+            session.write_frame(0, 0, &mut out);
+            assert!(!session.resume(epoch, 3, &mut Vec::new()));
+            assert!(session.epoch > 7 && !session.has_pending(), "it was read since");
+        }
     }
 
     #[test]

@@ -230,6 +230,12 @@ impl Matcher {
         self.rooms.modes().busy(most)
     }
 
+    /// Servers that had a session and were not given up since, with their names.
+    pub fn servers_with_sessions(&self) -> impl Iterator<Item = (ServerNumber, &[u8])> {
+        let known = self.people.servers().filter(|(_, server)| server.had_session());
+        known.map(|(key, server)| (self.people.number(key), server.id().as_slice()))
+    }
+
     /// Name of a server that [`Notices`] mention.
     #[must_use]
     pub fn server_name(&self, server: ServerNumber) -> Option<&[u8]> {

@@ -175,6 +175,7 @@ pub(crate) struct ServerArgs {
         default_value_t = 0,
         hide_default_value = true,
         value_name = "N",
+        value_parser = threads,
         help_heading = "Load"
     )]
     pub(crate) threads: usize,
@@ -483,6 +484,11 @@ impl ServerArgs {
 pub(crate) fn count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| *count > 0);
     count.ok_or_else(|| "expected a whole number of at least 1".to_owned())
+}
+
+/// Reads a number of threads; 0 stands for the default.
+fn threads(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a whole number".to_owned())
 }
 
 /// Reads the padding of an update.

@@ -64,7 +64,7 @@ struct ReplicationArgs {
     #[arg(long, conflicts_with = "scaling")]
     smoke: bool,
     /// Threads of the connection stage
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = crate::bench::count)]
     threads: usize,
     /// Feed every packet to a receiver and compare all replicas; times are not meaningful then
     #[arg(long)]

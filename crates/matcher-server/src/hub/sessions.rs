@@ -3,7 +3,7 @@
 #[cfg(feature = "nats")]
 use std::path::Path;
 
-use throng_matcher::check_server_name;
+use throng_matcher::{ServerNumber, check_server_name};
 use throng_wire::matcher::{FrameSplit, PROTOCOL_VERSION, Reader as Body, Status, split};
 
 use super::{Conn, Hub, NOBODY, OUT_BYTES_NOTIFY};
@@ -138,6 +138,22 @@ impl Hub {
     /// The session of a server, made if there is none; the server counts as connected.
     fn session_of(&mut self, srv: &str) -> usize {
         let server = self.engine.session(self.now, srv, true);
+        self.session_at(srv, server)
+    }
+
+    /// After a restart: what servers miss until they come back waits for them, as after the loss of
+    /// a connection.
+    pub(super) fn keep_for_return(&mut self) {
+        let servers = self.engine.matcher.servers_with_sessions();
+        let servers = servers.filter_map(|(server, srv)| Some((server, std::str::from_utf8(srv).ok()?)));
+        let servers: Vec<_> = servers.map(|(server, srv)| (server, srv.to_owned())).collect();
+        for (server, srv) in servers {
+            self.session_at(&srv, server);
+        }
+    }
+
+    /// The session of a server with this number, made if there is none.
+    fn session_at(&mut self, srv: &str, server: ServerNumber) -> usize {
         let index = match self.by_srv.get(srv) {
             Some(index) => *index,
             None => {

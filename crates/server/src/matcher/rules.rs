@@ -52,8 +52,13 @@ pub(crate) fn load(file: &str) -> Result<Rules, Box<Problem>> {
 
 fn parse(file: &str, text: &str) -> Result<Rules, Box<Problem>> {
     let wrong = |span: Range<usize>, message: String| problem(file, text, span, message);
-    let read: File = toml::from_str(text)
-        .map_err(|error| wrong(error.span().unwrap_or(0..0), error.message().trim_end().to_owned()))?;
+    let read: File = toml::from_str(text).map_err(|error| {
+        let span = error.span().unwrap_or(0..0);
+        let is_queue = text.get(span.clone()).is_some_and(|found| found.starts_with("queues"));
+        let problem = wrong(span, error.message().trim_end().to_owned());
+        let note = "queues are a list: write `[[queues]]`, and the name of each as `name = \"NAME\"`";
+        if is_queue { problem.note(note) } else { problem }
+    })?;
     let mut config = Config::default();
     for (name, mode) in read.modes {
         let (span, rules) = (mode.span(), mode.into_inner());
@@ -139,6 +144,7 @@ mod tests {
         // text, line, words that must stand in the rendered problem
         let table: Vec<(String, usize, &[&str])> = vec![
             ("[modes.m]\ncapacty = 4\n".to_owned(), 2, &["unknown field `capacty`", "capacity"]),
+            ("[queues.duel]\nsides = []\n".to_owned(), 1, &["expected a sequence", "[[queues]]", "`name ="]),
             ("[modes.m\n".to_owned(), 1, &["rules.toml:1:"]),
             ("[modes.m]\ncapacity = 10001\n".to_owned(), 1, &["modes.m.capacity", "at most 10000"]),
             ("[modes.m]\nlinger_ms = 86400001\n".to_owned(), 1, &["modes.m.linger_ms", "a day"]),

@@ -265,7 +265,7 @@ impl<A: Area> Link<A> {
                     self.matches.end_waits(Instant::now());
                     self.close_empty();
                 }
-                () = reach(self.matches.next_return()) => self.leave_teams(),
+                () = reach(self.matches.next_return()) => self.lose_teams(),
                 () = reach(self.claimed_at()) => {
                     self.claim = Claim::Sole;
                     self.refetch();
@@ -410,7 +410,7 @@ impl<A: Area> Link<A> {
             players.into_iter().partition(|role| self.players.contains_key(role));
         // They may be in the world of their match.
         if !self.matches.has_world(room) {
-            self.leave_for(room, gone);
+            self.lose_room(room, gone);
         }
         self.matches.join(room, here, has_channel(shown));
         self.open(room);
@@ -427,7 +427,7 @@ impl<A: Area> Link<A> {
 
     /// Has players who are gone leave a team, except those who may come back from the world of a
     /// match. `in_worlds` are further ones that may be in one.
-    fn leave_team(&self, team: &str, roles: Vec<String>, in_worlds: &BTreeSet<&str>) {
+    fn lose_team(&self, team: &str, roles: Vec<String>, in_worlds: &BTreeSet<&str>) {
         let away: BTreeSet<&str> = self.matches.away().collect();
         let may_return =
             |role: &str| in_worlds.contains(role) || away.contains(role) || self.matches.is_in_world(role);
@@ -456,7 +456,7 @@ impl<A: Area> Link<A> {
     }
 
     /// Has players who did not come back from the world of a match leave their teams.
-    fn leave_teams(&mut self) {
+    fn lose_teams(&mut self) {
         let away = self.matches.take_away(Instant::now());
         for player in self.gone(away) {
             let (matcher, srv) = (self.matcher.clone(), self.srv.clone());
@@ -465,7 +465,7 @@ impl<A: Area> Link<A> {
     }
 
     /// Has players who are gone leave a room.
-    fn leave_for(&self, room: &str, roles: Vec<String>) {
+    fn lose_room(&self, room: &str, roles: Vec<String>) {
         for player in self.gone(roles) {
             let (matcher, room) = (self.matcher.clone(), room.to_owned());
             tokio::spawn(async move { matcher.lose_room(&player, &room).await.map(drop) });
@@ -473,7 +473,7 @@ impl<A: Area> Link<A> {
     }
 
     /// Has a player who is gone leave a ticket. The rules of its queue decide whether it ends.
-    fn leave_ticket(&self, ticket: &str, player: &str) {
+    fn lose_ticket(&self, ticket: &str, player: &str) {
         let (matcher, lost) = (self.matcher.clone(), lost_from(ticket, player));
         tokio::spawn(async move { matcher.call(Method::CANCEL_TICKET, lost).await.map(drop) });
     }
@@ -499,7 +499,7 @@ impl<A: Area> Link<A> {
             Kind::JOIN_TEAM => {
                 self.join_team(notice.text(TEAM), &notice.roles);
                 // A player was gone before the matcher let it in.
-                self.leave_team(notice.text(TEAM), notice.roles.clone(), &BTreeSet::new());
+                self.lose_team(notice.text(TEAM), notice.roles.clone(), &BTreeSet::new());
             }
             // The first news of it to members of a team that was queued at another gateway.
             Kind::MATCH_PROPOSED => {
@@ -550,7 +550,7 @@ impl<A: Area> Link<A> {
                 // A player was gone before its team was queued, or before its match got no server.
                 let roles = if ticket.is_live { notice.roles.clone() } else { Vec::new() };
                 for player in self.gone(roles) {
-                    self.leave_ticket(&ticket.id, &player);
+                    self.lose_ticket(&ticket.id, &player);
                 }
                 self.note_ticket(TicketNews { players: notice.roles, ..ticket });
             }
@@ -570,7 +570,7 @@ impl<A: Area> Link<A> {
                 }
                 let (here, gone): (Vec<_>, Vec<_>) =
                     notice.roles.into_iter().partition(|role| self.players.contains_key(role));
-                self.leave_for(&room, gone);
+                self.lose_room(&room, gone);
                 match world {
                     Some(world) => self.enter_world(&room, world, here.iter().cloned()),
                     None => self.matches.join(&room, [], true),
@@ -782,7 +782,7 @@ impl<A: Area> Link<A> {
                 }
                 if let Some(ticket) = live {
                     if !self.players.contains_key(&maker) {
-                        self.leave_ticket(&ticket.id, &maker);
+                        self.lose_ticket(&ticket.id, &maker);
                     }
                     self.note_ticket(ticket);
                 }
@@ -804,19 +804,19 @@ impl<A: Area> Link<A> {
                 }
                 for (id, players) in waiting {
                     for player in self.gone(players.clone()) {
-                        self.leave_ticket(&id, &player);
+                        self.lose_ticket(&id, &player);
                     }
                     self.note_ticket(TicketNews { id, players, is_live: true });
                 }
                 for (room, roles) in seated {
-                    self.leave_for(&room, roles);
+                    self.lose_room(&room, roles);
                 }
                 let in_worlds = rooms.iter().filter(|room| room.data.contains_key("World"));
                 let in_worlds = in_worlds.flat_map(|room| &room.roles).map(|role| &*role.id);
                 teams.iter().for_each(|(team, roles)| self.join_team(team, roles));
                 let in_worlds = in_worlds.collect();
                 for (team, roles) in teams {
-                    self.leave_team(&team, roles, &in_worlds);
+                    self.lose_team(&team, roles, &in_worlds);
                 }
                 for (room, class) in assigning {
                     if !self.hosted.contains_key(&room) {
