@@ -23,6 +23,7 @@ use crate::body::Body;
 use crate::entry::{CONTENTS, Entry, Kind, Sha256, ref_name};
 use crate::origin::Reach;
 use crate::preconditions::Preconditions;
+use crate::refs::Object;
 use crate::service::{ApiRequest, Service};
 use action::Digest;
 
@@ -93,7 +94,7 @@ impl Service {
         self.keep(&name.namespace, received).await?;
         let value =
             Value::object([("RawHash", Value::BinaryAttachment(hash)), ("RawSize", Value::Integer(len))]);
-        let object = Bytes::from(value.encode(Style::Separate));
+        let object = Object::of(value.encode(Style::Separate).into());
         match self.store_ref(name, object, true, &entry_preconditions(request)).await? {
             Ok(needs) if needs.is_empty() => Ok(empty(StatusCode::OK)),
             _ => {

@@ -37,6 +37,18 @@ use crate::upload::{Received, SMALL_BYTES_MAX, compressed_problem};
 const ATTEMPTS: usize = 4;
 /// Forms in which a ref is given, the preferred one first.
 const FORMS: [Media; 5] = [Media::CompactBinary, Media::Json, Media::Octets, Media::Inline, Media::Package];
+/// An object with the hash of its bytes.
+pub(crate) struct Object {
+    pub(crate) bytes: Bytes,
+    pub(crate) hash: IoHash,
+}
+
+impl Object {
+    pub(crate) fn of(bytes: Bytes) -> Object {
+        Object { hash: IoHash::of(&bytes), bytes }
+    }
+}
+
 /// Bytes of small blobs that a package holds in memory; further ones are read as they are sent.
 const PACKAGE_BYTES_MAX: u64 = SMALL_BYTES_MAX as u64;
 /// Attachments of a package for which memory is taken at a time, and the memory of each.
@@ -66,21 +78,21 @@ impl Service {
         };
         let overwrite = self.rules_of(&name.namespace).overwrite_refs
             || request.header(ALLOW_OVERWRITE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
-        let bytes = match kind {
+        let object = match kind {
             Media::CompactBinary => {
                 request.upload.limit(self.rules().object_bytes_max)?;
-                let bytes = request.upload.all().await?;
-                if claimed != Some(IoHash::of(&bytes)) {
+                let object = Object::of(request.upload.all().await?);
+                if claimed != Some(object.hash) {
                     return Err(Problem::hash_mismatch("the object does not hash to X-Jupiter-IoHash"));
                 }
-                bytes
+                object
             }
             Media::Package => {
-                let bytes = Box::pin(self.receive_package(request, &name.namespace)).await?;
-                if claimed.is_some_and(|claimed| claimed != IoHash::of(&bytes)) {
+                let object = Object::of(Box::pin(self.receive_package(request, &name.namespace)).await?);
+                if claimed.is_some_and(|claimed| claimed != object.hash) {
                     return Err(Problem::hash_mismatch("the root object does not hash to X-Jupiter-IoHash"));
                 }
-                bytes
+                object
             }
             _ => {
                 let received = self.receive_blob(request, &name.namespace, claimed).await?;
@@ -94,10 +106,10 @@ impl Service {
                     ("RawHash", Value::BinaryAttachment(hash)),
                     ("RawSize", Value::Integer(len)),
                 ]);
-                Bytes::from(value.encode(Style::Separate))
+                Object::of(value.encode(Style::Separate).into())
             }
         };
-        match self.store_ref(name, bytes, overwrite, &request.preconditions()).await? {
+        match self.store_ref(name, object, overwrite, &request.preconditions()).await? {
             Ok(needs) => Ok(needs_answer(needs, request.answer_media(suffix))),
             Err(existing) => {
                 let mut response = reply(StatusCode::CONFLICT, Media::CompactBinary.name(), existing);
@@ -111,11 +123,10 @@ impl Service {
     pub(crate) async fn store_ref(
         &self,
         name: &RefName,
-        bytes: Bytes,
+        Object { bytes, hash }: Object,
         overwrite: bool,
         when: &Preconditions,
     ) -> Result<Result<Vec<IoHash>, Bytes>, Problem> {
-        let hash = IoHash::of(&bytes);
         // Checked before anything is stored.
         Document::parse(&bytes).map_err(Problem::bad)?;
         let inline = bytes.len() <= self.store.inline_bytes_max();
@@ -772,10 +783,11 @@ impl Service {
             OpAction::Put { payload, hash } => {
                 check_bucket(&name)?;
                 let payload = payload.ok_or_else(|| Problem::bad("a PUT has no payload"))?;
-                if hash != Some(IoHash::of(&payload)) {
+                let object = Object::of(payload.into());
+                if hash != Some(object.hash) {
                     return Err(Problem::hash_mismatch("the payload does not hash to payloadHash"));
                 }
-                match self.store_ref(&name, payload.into(), overwrite, &Preconditions::default()).await? {
+                match self.store_ref(&name, object, overwrite, &Preconditions::default()).await? {
                     Ok(needs) => {
                         Ok((StatusCode::OK, document(&Value::object([("needs", Value::hashes(needs))]))))
                     }
@@ -886,7 +898,7 @@ mod tests {
         let lock = service.change_lock(&name);
         let mut turn = lock.try_write().expect("it is free");
         let when = Preconditions::default();
-        let mut upload = pin!(service.store_ref(&name, object, true, &when));
+        let mut upload = pin!(service.store_ref(&name, Object::of(object), true, &when));
         for attempt in 0.. {
             assert!(attempt < 100, "it still tries");
             put();
